@@ -21,6 +21,7 @@ from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, Bad, Decision, HotMessage, Message, Oom, State
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
+from tests.own_cgroups import removed_with_session
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Far longer than anything takes; only a hang reaches it.
@@ -90,7 +91,8 @@ class Hot:
         self.stats = SharedStats.create()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
-        self.config = dataclasses.replace(config, listen_port=self.port, listen_fd=self.listener.fileno())
+        own = {"listen_port": self.port, "listen_fd": self.listener.fileno(), "run_dir": config.state_dir}
+        self.config = dataclasses.replace(config, **own)
         self.log_path = log
         self.sock: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -182,6 +184,7 @@ class Hot:
 def test_cgroup(name: str) -> Iterator[Path]:
     """A memory cgroup of the test's own, removed afterwards with what is below it."""
     path = cgroupfs.detect().root / f"outrace-test-{name}-{os.getpid()}"
+    removed_with_session(path)
     cgroupfs.make(path)
     try:
         yield path
@@ -277,7 +280,7 @@ def metric(hot: Hot, name: str, **labels: str) -> float | None:
 
 
 def eventually(what: Callable[[], object]) -> None:
-    """Wait for something that only another process's answer can tell."""
+    """Wait for something that only another process's answer can show."""
     deadline = time.monotonic() + TIMEOUT_S
     while not what():
         assert time.monotonic() < deadline, "it never came true"

@@ -36,6 +36,7 @@ def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: A
             "enforce": False,
             "kills": False,
             "trigger": "user",
+            "two_steps": False,
         }
         | dict(config)
     )

@@ -26,7 +26,7 @@ CHANGED = "the capacity has changed; thresholds follow it"
 BLOCKS = Path("/sys/devices/system/memory")
 
 
-def test_the_call_says_what_the_file_says() -> None:
+def test_the_call_returns_what_the_file_holds() -> None:
     memory = meminfo.MemTotal()
     assert memory._by_call
     assert memory.now() == meminfo.mem_total()
@@ -44,17 +44,17 @@ def test_where_the_file_is_another_machines_it_is_read_again(tmp_path: Path) -> 
 def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the machine, whose memory nobody plugs in a test here; the guests do (below)."""
     thresholds = parse_thresholds({NODE_SIGNAL: "25%", KUBEPODS_SIGNAL: "50%"}, {}, {}, {}, ("pods",))
-    told: list[Any] = []
+    sent: list[Any] = []
     with live.cgroup("kubepods") as kubepods, live.Watching(attach=False) as watch:
         memory = [8 * GIB]
         monkeypatch.setattr(meminfo, "MemTotal", lambda: SimpleNamespace(now=lambda: memory[0]))
-        gauge = stand_ins.gauge(thresholds, send=told.append, config={"reserved": 1 * GIB}, table=watch.table)
+        gauge = stand_ins.gauge(thresholds, send=sent.append, config={"reserved": 1 * GIB}, table=watch.table)
         version = cgroupfs.detect().version
         (node,) = gauge.watches
         pods = make_watch(watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 7 * GIB, thresholds, version)
         gauge.watches.append(pods)
         gauge.take_capacities()
-        assert (gauge.recapped, told) == (False, [])
+        assert (gauge.recapped, sent) == (False, [])
         for now in (16 * GIB, 4 * GIB):
             memory[0] = now
             gauge.take_capacities()
@@ -65,10 +65,10 @@ def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch)
             gauge.arm_thresholds()
             assert not gauge.recapped
             assert -MIB < watch.table.room(node.index) - (now - now // 4 - watch.table.working_set(node.index)) < MIB
-            assert [record.fields["now"] for record in told] == [now, now - GIB]
+            assert [record.fields["now"] for record in sent] == [now, now - GIB]
             gauge.take_capacities()
-            assert len(told) == 2, "said once"
-            told.clear()
+            assert len(sent) == 2, "logged once"
+            sent.clear()
         cgroupfs.set_limit(kubepods, 2 * GIB)
         gauge.take_capacities()
         assert (node.capacity, pods.capacity) == (4 * GIB, 2 * GIB)
@@ -108,7 +108,7 @@ def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> No
 
 def test_oom_scores_follow_the_capacity(tmp_path: Path) -> None:
     """A Burstable container's value is a share of the node's memory."""
-    told: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
     with hot_node() as node:
         pod = node.add_pod("pod", "Burstable", request=64 * MIB)
         from monitor.pods.source import open_source
@@ -116,7 +116,7 @@ def test_oom_scores_follow_the_capacity(tmp_path: Path) -> None:
         source = open_source(f"manifests:{node.manifests}", cgroupfs.detect(), 1 * GIB)
         source.poll()
         (found,) = source.pods.values()
-        scores = OomScores(cgroupfs.detect(), 1 * GIB, False, lambda *_, **fields: told.append(fields))
+        scores = OomScores(cgroupfs.detect(), 1 * GIB, False, lambda *_, **fields: sent.append(fields))
         scores.set_pod(found)
         before = scores._pods[pod.uid].scores["c0"]
         scores.set_capacity(2 * GIB)
@@ -159,12 +159,12 @@ def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
             live.message(daemon, CHANGED, domain="node", now=meminfo.mem_total())
             live.ended(daemon)
             assert live.messages(daemon, "evicting") == []
-            assert len(live.messages(daemon, CHANGED)) <= 4, "two blocks come and two go, each is said once"
+            assert len(live.messages(daemon, CHANGED)) <= 4, "two blocks come and two go, each is logged once"
 
 
 @pytest.mark.once
 def test_a_node_that_was_removed_and_made_again_is_another_one() -> None:
-    """Its old descriptors tell nothing any more; by its name alone it would seem to be there."""
+    """Its old descriptors report nothing any more; by its name alone it would seem to be there."""
     with LabNode("test-again", 64 * MIB) as node:
         inner = cgroupfs.make(node.cgroup / "inner")
         cgroupfs.set_limit(inner, 32 * MIB)

@@ -1,4 +1,4 @@
-"""When the wall clock is set, or the machine was asleep, the record says from when on."""
+"""When the wall clock is set, or the machine was asleep, the record has from when on."""
 
 import json
 import time
@@ -27,7 +27,7 @@ def test_the_difference_of_the_clocks() -> None:
     assert abs(wall_offset_ns() - before) < S
 
 
-def test_only_a_step_is_told_and_from_the_last_look_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_step_is_reported_and_from_the_last_reading_on(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Clock] = []
     wall = WallClock(heard.append)
     for now, offset in (
@@ -42,7 +42,7 @@ def test_only_a_step_is_told_and_from_the_last_look_on(monkeypatch: pytest.Monke
     assert heard == [Clock(100, 5 * S), Clock(301, 9 * S)]
 
 
-def test_a_replay_of_a_run_in_which_the_clock_was_set_says_the_same(
+def test_a_replay_of_a_run_in_which_the_clock_was_set_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = RunConfig(eviction_hard={"memory.available": "100Mi"})

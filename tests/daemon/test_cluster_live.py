@@ -6,11 +6,13 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
+from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.hot_node import hard, hot_node
@@ -18,7 +20,7 @@ from tests.daemon.test_succession import crash
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 node = live.fixture(hot_node)
 KEY = ("pods", "shop", "hog")
@@ -111,6 +113,27 @@ def test_by_the_api_nobody_is_killed_and_the_incident_has_the_end(
         live.ended(daemon)
 
 
+def test_a_pod_that_a_budget_keeps_is_on_the_incident(node: LabNode, api: FakeApiServer, kubeconfig: Path) -> None:
+    hog = started_hog(node, api)
+    selects_all: dict[str, Any] = {"matchLabels": {}}
+    budget = {"metadata": {"name": "kept", "namespace": "shop"}, "spec": {"selector": selects_all}}
+    api.store.create("poddisruptionbudgets", budget)
+    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
+    with live.daemon(node, *options, "--evict-by", "api") as daemon:
+        live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
+        hog.go()
+        live.until(lambda: live.metric(daemon, 'cluster_evictions_total{outcome="budget"}') == 1, "the refusal")
+        hog.process.kill()
+        hog.wait()
+        logged = live.message(daemon, "incident", verdict="relieved")
+        shown = live.outrace("incidents", "show", logged["id"], "--state-dir", str(daemon.state_dir), "-o", "json")
+        found = json.loads(shown.stdout)
+        assert found["refused"] == ["shop/hog"]
+        steps = [step for step in found["steps"] if step["what"] == "refused"]
+        assert {(step["budget"], step["instead"]) for step in steps} == {(True, None)}  # asked again meanwhile, or not
+        live.ended(daemon)
+
+
 def test_by_the_api_nobody_goes_on_with_a_kill_that_a_daemon_before_began(
     node: LabNode, api: FakeApiServer, kubeconfig: Path
 ) -> None:
@@ -135,6 +158,17 @@ def test_by_the_api_nobody_goes_on_with_a_kill_that_a_daemon_before_began(
         live.ended(again)
 
 
+def kill_both(daemon: LabDaemon) -> None:
+    """SIGKILL to both processes; the side alone would see the other's end, and take the taint away."""
+    assert daemon.process is not None
+    (side,) = live.children(daemon.pid)
+    os.kill(side, signal.SIGSTOP)
+    daemon.process.kill()
+    daemon.process.wait()
+    os.kill(side, signal.SIGKILL)
+    live.ends(side)
+
+
 def test_a_taint_is_there_while_the_condition_holds_over_restarts_and_outlives_no_sigkill(
     node: LabNode, api: FakeApiServer, kubeconfig: Path
 ) -> None:
@@ -154,18 +188,35 @@ def test_a_taint_is_there_while_the_condition_holds_over_restarts_and_outlives_n
         live.ended(daemon)  # which has 2 s for it, and no more: on a slow machine the next start removes it
         daemon.start()
         live.until(lambda: taints() == [theirs, ours], "the taint")
-        assert daemon.process is not None
-        (side,) = live.children(daemon.pid)
-        os.kill(side, signal.SIGSTOP)  # it would see the other's end, and take the taint away
-        daemon.process.kill()
-        daemon.process.wait()
-        os.kill(side, signal.SIGKILL)
-        live.ends(side)
+        kill_both(daemon)
         assert taints() == [theirs, ours]
         hog.process.kill()
         hog.wait()
         daemon.start()
         live.until(lambda: taints() == [theirs], "the taint of the killed daemon removed")
+
+
+def test_a_taint_of_a_killed_daemon_is_removed_by_a_start_without_a_cluster(
+    node: LabNode, api: FakeApiServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    ours = {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}
+
+    def taints() -> object:
+        return api.store.get(("nodes", "", "node-1")).get("spec", {}).get("taints")
+
+    hog = started_hog(node, api)
+    cluster = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--node-taints", "own")
+    with live.daemon(node, *cluster, *hard(48), state_dir=tmp_path) as daemon:
+        hog.go()
+        live.until(lambda: taints() == [ours], "the taint")
+        kill_both(daemon)
+    hog.process.kill()
+    hog.wait()
+    assert taints() == [ours]
+    with live.daemon(node, "--pods", "cgroups", *hard(48), state_dir=tmp_path) as daemon:
+        live.until(lambda: taints() is None, "the taint of the killed daemon removed")
+        live.until(lambda: not list((tmp_path / "taints").iterdir()), "its record gone")
+        live.ended(daemon)
 
 
 def _conditions(api: FakeApiServer) -> list[dict[str, str]]:

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import ConfigError
+from monitor.pods.stores import CRI, PODMAN, Store, store_of
 from monitor.policy.old_releases import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
-from monitor.settings.options import KUBELET_SWITCH, SETTINGS, Option
+from monitor.settings.documented import shown_value
+from monitor.settings.options import SETTINGS, Option
 from monitor.settings.read import build
 from tests.daemon.config_files import KUBELET, write
 
@@ -32,7 +34,7 @@ def test_defaults_are_the_kubelets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "names", "says"),
+    ("flags", "names", "expected"),
     [
         ({"eviction-hard": "memory.free<1Gi"}, "--eviction-hard: memory.free", "signals are memory.available"),
         ({"eviction-hard": "memory.available<1x"}, "--eviction-hard: memory.available: 1x", "quantity such as 100Mi"),
@@ -56,7 +58,7 @@ def test_defaults_are_the_kubelets() -> None:
         ({"listen": "localhost:65536"}, "--listen", "HOST:PORT"),
         ({"pods": "manifests:/no/such/directory"}, "--pods", "not a directory"),
         ({"pods": "kubelet:localhost:10250"}, "--pods", "names no http or https URL"),
-        ({"pods": "docker"}, "--pods", "manifests:DIR or cgroups"),
+        ({"pods": "docker"}, "--pods", "manifests:DIR, services or cgroups"),
         ({"hooks": "uprobe"}, "--hooks", "memcg-tracepoint"),
         ({"trigger": "nobody"}, "--trigger", "user, kernel"),
         ({"step": "0"}, "--step", "1 to 4Ei"),
@@ -79,17 +81,23 @@ def test_defaults_are_the_kubelets() -> None:
         ({"reclaim-images": "crictl 'rmi"}, "--reclaim-images: ", "No closing quotation"),
         ({"reclaim-containers": "'' x"}, "--reclaim-containers: ", "no name"),
         ({"reclaim-containers": ["crictl", 5]}, "--reclaim-containers: ", "not a command"),
+        (
+            {"reclaim-containers": "cri:/run/x.sock"},
+            "--reclaim-containers: ",
+            "'cri:unix:///run/containerd/containerd.sock'",
+        ),
+        ({"reclaim-images": "cri:tcp://[::1]:1"}, "--reclaim-images: ", "is not a runtime's socket"),
         ({"local-storage-capacity-isolation": "maybe"}, "--local-storage-capacity-isolation: 'maybe'", "true or false"),
         ({"eviction-max-pod-grace-period": 2**31}, "--eviction-max-pod-grace-period: 2147483648", "beyond 32 bits"),
     ],
 )
-def test_bad_flag_is_one_line_with_option_and_remedy(flags: dict[str, str], names: str, says: str) -> None:
+def test_bad_flag_is_one_line_with_option_and_remedy(flags: dict[str, str], names: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(flags)
     line = str(caught.value)
     assert "\n" not in line
     assert line.startswith(names)
-    assert says in line
+    assert expected in line
     assert caught.value.exit_code == 2
 
 
@@ -115,7 +123,7 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
     assert config.origins["pods"] == "default"
 
 
-def test_a_flag_can_take_back_what_a_file_says(tmp_path: Path) -> None:
+def test_a_flag_can_take_back_what_a_file_sets(tmp_path: Path) -> None:
     own = write(tmp_path, "own.yaml", "enforce: true\n")
     assert build({}, own).enforce
     assert not build({"enforce": False}, own).enforce
@@ -159,6 +167,17 @@ def test_thresholds_follow_the_layout_of_the_disks() -> None:
 def test_compat_reaches_the_pass() -> None:
     assert build({}).pass_config().compat == "sane"
     assert build({"compat": "kubelet-1.36"}).pass_config().compat == "kubelet-1.36"
+
+
+def test_runtimes_to_clean_up() -> None:
+    config = build({"reclaim-containers": "podman", "reclaim-images": "cri:unix:///run/x.sock"})
+    assert store_of(config.reclaim_containers) == Store(PODMAN)
+    assert store_of(config.reclaim_images) == Store(CRI, "/run/x.sock")
+    assert str(store_of(config.reclaim_images)) == "cri:unix:///run/x.sock"
+    assert store_of(("cri",)) == Store(CRI)
+    # With arguments it is the command of that name.
+    assert store_of(("podman", "image", "prune", "-f")) is None
+    assert store_of(()) is None
 
 
 def test_commands_and_paths(tmp_path: Path) -> None:
@@ -258,22 +277,59 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown[0] == "memory.available<1500000Ki 5%"
 
 
-#: Defaults that no option can be given as: they are found at start, or depend on the machine.
-DESCRIBED = {
-    "those of the pod, or the kubelet's",
-    "the kubelet's",
-    "require the certificate in the kubelet's own directory",
-    "the root",
-    "found at start",
-    "that of images",
-    "none",
-    "6Gi for each CPU, at most 96Gi",
-}
+@pytest.mark.parametrize("option", [o for o in SETTINGS if o.example is None], ids=lambda o: o.name)
+def test_the_default_shown_is_the_default(option: Option) -> None:
+    """Others are found at start, depend on the machine, or are nothing: those have an example instead."""
+    default = ("127.0.0.1", 9469) if option.name == "listen" else getattr(RunConfig(), option.field)
+    assert option.parse(shown_value(option)) == default
+
+
+MODES = [
+    ({}, "observe", False, False, False),
+    ({"mode": "observe"}, "observe", False, False, False),
+    ({"enforce": True}, "enforce", True, False, False),
+    ({"mode": "enforce", "enforce": True}, "enforce", True, False, False),
+    ({"mode": "enforce", "hard-grace": "5s"}, "enforce", True, True, False),
+    ({"mode": "hold"}, "hold", True, True, False),
+    ({"mode": "hold", "never-kill": True}, "hold", False, True, False),
+    ({"mode": "hold", "evict-by": "api", "hold-brake": "freeze"}, "hold", False, True, True),
+]
+
+
+@pytest.mark.parametrize(("flags", "mode", "kills", "holds", "asks_api"), MODES)
+def test_modes(flags: dict[str, Any], mode: str, kills: bool, holds: bool, asks_api: bool) -> None:
+    config = build(flags)
+    assert (config.mode, config.kills, config.holds, config.asks_api) == (mode, kills, holds, asks_api)
+    assert RunConfig.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize(
-    "option", [o for o in SETTINGS if o.default and o.default not in DESCRIBED], ids=lambda o: o.name
+    ("flags", "expected"),
+    [
+        ({"mode": "hold", "enforce": True}, "--mode: hold differs from --enforce (--enforce); give one of them"),
+        ({"mode": "enforce", "enforce": False}, "--mode: enforce differs from --no-enforce (--enforce)"),
+        ({"never-kill": True}, "--never-kill: nothing is held in mode observe; give --mode hold too"),
+        ({"hold-limit": "1m", "enforce": True}, "--hold-limit: nothing is held in mode enforce"),
+        ({"hold-brake": "freeze"}, "--hold-brake: nothing is held in mode observe"),
+        ({"mode": "hold", "hold-limit": "0s"}, "--hold-limit: '0s' is not a duration above 0"),
+        ({"mode": "hold", "hold-limit": "25h"}, "--hold-limit: '25h' is not a duration above 0"),
+        ({"mode": "hold", "trigger": "kernel"}, "--trigger: kernel kills at the crossing"),
+        ({"mode": "hold", "hard-grace": "5s"}, "--hard-grace: no pod is killed at a hard threshold in mode hold"),
+        ({"enforce": True, "hard-grace": "1500ms"}, "--hard-grace: '1500ms' is not a number of whole seconds"),
+        ({"hard-grace": "5s"}, "--hard-grace: no pod is killed at a hard threshold in mode observe"),
+        ({"enforce": True, "hard-grace": "5s", "evict-by": "api"}, "--hard-grace: with --evict-by api"),
+        ({"enforce": True, "hard-grace": "5s", "trigger": "kernel"}, "--hard-grace: --trigger kernel kills without"),
+        ({"enforce": True, "hard-grace": "5s", "hold-brake": "freeze"}, "--hard-grace: a frozen pod cannot use its"),
+    ],
 )
-def test_the_default_shown_is_the_default(option: Option) -> None:
-    default = getattr(RunConfig(), option.field) if option.name != "listen" else ("127.0.0.1", 9469)
-    assert option.parse(option.default if option.kind != KUBELET_SWITCH else option.default == "true") == default
+def test_options_that_the_mode_has_no_use_for(flags: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(flags)
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_mode_in_the_own_file_and_a_flag_that_differs(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("mode: hold\n")
+    assert build({}, str(tmp_path / "c.yaml")).hold
+    with pytest.raises(ConfigError, match=r"c.yaml: mode: hold differs from --enforce"):
+        build({"enforce": True}, str(tmp_path / "c.yaml"))

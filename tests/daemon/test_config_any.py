@@ -1,4 +1,4 @@
-"""Whatever is written as an option or into a file: a configuration, or one line that says what is wrong with it."""
+"""Whatever is written as an option or into a file: a configuration, or one line that names what is wrong with it."""
 
 import json
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_a_nul_character_is_named_before_anything_is_done(tmp_path: Path, option
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (("run", "--no-such"), "No such option '--no-such'; see `outrace run --help`"),
         (("run", "--eviction-hard"), "Option '--eviction-hard' requires an argument; see --help"),
@@ -104,11 +104,11 @@ def test_a_nul_character_is_named_before_anything_is_done(tmp_path: Path, option
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_ends_with_2(
-    arguments: tuple[str, ...], says: str, capfd: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], expected: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("outrace: error: ")
-    assert says in err
+    assert expected in err
     assert err.count("\n") == 1

@@ -70,7 +70,7 @@ def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (KUBELET + "evictionHart: {}\n", "unknown key 'evictionHart'; did you mean 'evictionHard'?"),
         (KUBELET + "EvictionHard: {}\n", "did you mean 'evictionHard'?"),
@@ -107,13 +107,13 @@ def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path
         ("[" * 5000, "nested too deeply: more than 64 levels"),
     ],
 )
-def test_bad_kubelet_configuration(tmp_path: Path, text: str, says: str) -> None:
+def test_bad_kubelet_configuration(tmp_path: Path, text: str, expected: str) -> None:
     path = write(tmp_path, "kubelet.yaml", text)
     with pytest.raises(ConfigError) as caught:
         build({}, None, path)
     line = str(caught.value)
     assert line.startswith(path)
-    assert says in line
+    assert expected in line
     assert "\n" not in line
 
 

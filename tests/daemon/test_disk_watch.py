@@ -24,7 +24,7 @@ def signals(message: Message) -> list[str]:
 
 
 # --- thresholds ----------------------------------------------------------------------------------------------------
-def test_far_from_every_threshold_nothing_is_said(bench: Bench) -> None:
+def test_far_from_every_threshold_nothing_is_reported(bench: Bench) -> None:
     bench.add(pod("a"), MI)
     watch = bench.open({"nodefs.available": "10%", "memory.available": "100Mi"})
     bench.look()
@@ -77,7 +77,7 @@ def test_what_is_to_be_reclaimed_keeps_a_threshold_met(bench: Bench) -> None:
     assert bench.until(lambda m: m.orders).orders["nodefs.available"] == ["uid-a"]
 
 
-def test_a_soft_threshold_is_told_from_its_first_second(bench: Bench) -> None:
+def test_a_soft_threshold_is_reported_from_its_first_second(bench: Bench) -> None:
     bench.add(pod("a"), 4 * MI)
     bench.open(
         {},
@@ -148,7 +148,7 @@ def test_an_order_is_no_longer_than_a_pass_can_need(bench: Bench) -> None:
 
 # --- measuring takes its time --------------------------------------------------------------------------------------
 class Gate:
-    """Lets measurements of named pods through when it is told to; they are real, only later."""
+    """Lets measurements of named pods through when it is asked to; they are real, only later."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.closed = set(names)
@@ -224,7 +224,7 @@ def test_a_pod_is_measured_again_when_it_is_due_and_not_before(bench: Bench) -> 
     assert watch.pod_stats("uid-a") is None
 
 
-def test_problems_of_a_pod_are_told_once(bench: Bench) -> None:
+def test_problems_of_a_pod_are_reported_once(bench: Bench) -> None:
     bench.add(pod("a", annotations={"outrace/rootfs.c": "relative"}), 2 * MI)
     watch = bench.open({"nodefs.available": "7Mi"}, start=False)
     watch._turn()

@@ -44,7 +44,7 @@ LIMIT = {"ephemeral-storage": "1Mi"}
 OVER = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "
 
 
-def test_a_pod_over_its_limit_is_told_although_there_is_no_threshold(bench: Bench) -> None:
+def test_a_pod_over_its_limit_is_reported_although_there_is_no_threshold(bench: Bench) -> None:
     watch = bench.open({"memory.available": "100Mi"})
     for name, size in (("over", 2 * MI), ("under", MI // 2)):
         bench.add(pod(name, container(limits=LIMIT)), size)
@@ -96,7 +96,7 @@ def test_without_thresholds_and_limits_no_thread_wakes(bench: Bench) -> None:
 
 # --- clean-up ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("enforce", [True, False])
-def test_a_clean_up_is_told_with_the_disks_after_it(bench: Bench, enforce: bool) -> None:
+def test_a_clean_up_is_reported_with_the_disks_after_it(bench: Bench, enforce: bool) -> None:
     junk = bench.node / "junk"
     junk.write_bytes(bytes(4 * MI))
     watch = bench.open({"nodefs.available": "6Mi"}, enforce=enforce, reclaim_images=("rm", str(junk)))
@@ -112,7 +112,7 @@ def test_a_clean_up_is_told_with_the_disks_after_it(bench: Bench, enforce: bool)
 
 
 # --- trouble -------------------------------------------------------------------------------------------------------
-def test_a_disk_that_cannot_be_read_is_told_once_and_again_when_it_can(bench: Bench) -> None:
+def test_a_disk_that_cannot_be_read_is_reported_once_and_again_when_it_can(bench: Bench) -> None:
     images = bench.node / "images"
     images.mkdir()
     bench.disks = find_disks(bench.node, images)
@@ -124,9 +124,9 @@ def test_a_disk_that_cannot_be_read_is_told_once_and_again_when_it_can(bench: Be
     assert watch.observations["nodefs.available"][1] == SIZE
     images.mkdir()
     live.until(lambda: "imagefs.available" in watch.observations, "the return of the disk")
-    told = [line for line in bench.log.lines if "imagefs" in line[1] or "images" in line[1] or "again" in line[1]]
-    assert [level for level, _ in told] == ["error", "error", "info", "info"]  # imagefs, and containerfs on it
-    assert all("cannot measure the file system of" in text for level, text in told if level == "error")
+    logged = [line for line in bench.log.lines if "imagefs" in line[1] or "images" in line[1] or "again" in line[1]]
+    assert [level for level, _ in logged] == ["error", "error", "info", "info"]  # imagefs, and containerfs on it
+    assert all("cannot measure the file system of" in text for level, text in logged if level == "error")
 
 
 def test_what_a_thread_dies_of_is_raised_by_take(bench: Bench) -> None:

@@ -24,6 +24,7 @@ from monitor.side import event_builder as module
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
+from monitor.side.hold_costs import Cost
 from tests.daemon import harness
 
 S = 1_000_000_000
@@ -51,6 +52,7 @@ class Heard:
     ) -> None:
         self.events: list[Event] = []
         self.episodes: list[tuple[Episode, bool]] = []
+        self.passed_on: list[tuple[str, str]] = []  # evictions, to the hot process
         view: Any = SimpleNamespace(
             hierarchy=Hierarchy(1, node.parent),
             node_path=node.parent if is_machine else node,
@@ -64,7 +66,11 @@ class Heard:
             table=None,
             counted=dict,
             mem_total=1 << 30,
+            holds=SimpleNamespace(is_at_cap=lambda *_: False),
             cluster=SimpleNamespace(is_capped=lambda uid: uid == capped) if capped else None,
+            hold_costs=SimpleNamespace(of=lambda *_: Cost()),
+            kubelet_holds=SimpleNamespace(evicted=lambda *what: self.passed_on.append(what)),
+            log=SimpleNamespace(info=lambda *_, **__: None),
         )
         self.event_builder = EventBuilder(
             view, lambda e, final: self.episodes.append((e, final)), self.events.append, False
@@ -185,7 +191,7 @@ def test_a_cgroup_is_looked_for_once_and_one_that_is_gone_is_not_the_nodes(node:
     system = cgroup_id(node / "system")
     assert names.locate(system)
     (node / "system").rmdir()
-    assert names.locate(system), "remembered: it may be told of after it went"
+    assert names.locate(system), "remembered: it may be reported after it went"
     assert not names.locate(1 << 60)
 
 
@@ -203,7 +209,7 @@ def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: P
     assert clear.ts_ns >= now
 
 
-def test_no_time_is_told_while_late_records_come(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_time_is_reported_while_late_records_come(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000 * S]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
     heard = Heard(node)
@@ -240,8 +246,9 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, mo
 
 @pytest.fixture
 def forecaster() -> Forecaster:
+    view: Any = SimpleNamespace(stats={"armed": 1})
     nothing: Any = SimpleNamespace()
-    return Forecaster(nothing, nothing, lambda: ((), ()), lambda: None)
+    return Forecaster(view, nothing, lambda: ((), ()), lambda: None)
 
 
 def ahead(seconds: float | None, latest: float | None) -> DomainForecast:
@@ -254,14 +261,29 @@ def test_an_alert_waits_until_growth_has_lasted(forecaster: Forecaster) -> None:
         (0, 50.0, {}),
         (9, 50.0, {}),
         (10, 50.0, {"node": 20.0}),
-        (11, 70.0, {}),  # the slowest window does not see it within a minute
+        (11, 70.0, {}),  # the late end of the interval is beyond a minute
         (12, 50.0, {}),
         (22, 50.0, {"node": 20.0}),
         (23, None, {}),
     ):
         forecaster.forecasts = {"node": ahead(20.0, latest)}
         forecaster._note_alarms(now * S)
-        assert forecaster.alarms(now * S) == (expected, None)
+        soon, mismatch = forecaster.alarms(now * S)
+        assert ({name: (made.in_ns or 0) / S for name, made in soon.items()}, mismatch) == (expected, None)
+
+
+def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_alert(forecaster: Forecaster) -> None:
+    """It grew for 2 s, and nothing was sampled since."""
+    forecaster.forecasts, forecaster.mismatch = {"node": ahead(20.0, 50.0)}, {"kernel": "a"}
+    forecaster._note_alarms(0)
+    assert forecaster.outlook("oom") == {}  # no domain is watched
+    forecaster._facts = lambda: ((), [SimpleNamespace(domain="node")])
+    assert set(forecaster.outlook("oom")) == {"node"}
+    forecaster.view.stats["armed"] = 0
+    assert forecaster.alarms(60 * S) == ({}, None)
+    assert (forecaster.outlook("oom"), forecaster.report(), forecaster.pods()) == ({}, [], {})
+    forecaster.view.stats["armed"] = 1
+    assert set(forecaster.alarms(60 * S)[0]) == {"node"}
 
 
 def test_so_does_one_about_the_victim(forecaster: Forecaster) -> None:
@@ -273,8 +295,8 @@ def test_so_does_one_about_the_victim(forecaster: Forecaster) -> None:
     ):
         forecaster.mismatch = found
         forecaster._note_alarms(now * S)
-        told = forecaster.alarms(now * S)[1]
-        assert (told["kernel"] if told else None) == expected
+        alarm = forecaster.alarms(now * S)[1]
+        assert (alarm["kernel"] if alarm else None) == expected
 
 
 def test_what_pods_had_comes_with_a_crossing_and_once_for_those_at_a_time(node: Path) -> None:
@@ -286,9 +308,9 @@ def test_what_pods_had_comes_with_a_crossing_and_once_for_those_at_a_time(node: 
     heard.event_builder.pod_figures.note(now, {"u": 50 * MIB})
     heard.event_builder.handle(crossed(time.monotonic_ns()))
     heard.event_builder.handle(crossed(time.monotonic_ns()))
-    told = heard.of(WorkingSets)
-    assert told[0].pods == (PodPoints("u", False, ((now - 2 * S, MIB), (now, 50 * MIB))),)
-    assert len(told) == 1 or told[1].ts_ns - told[0].ts_ns >= module.FIGURES_NS
+    alarm = heard.of(WorkingSets)
+    assert alarm[0].pods == (PodPoints("u", False, ((now - 2 * S, MIB), (now, 50 * MIB))),)
+    assert len(alarm) == 1 or alarm[1].ts_ns - alarm[0].ts_ns >= module.FIGURES_NS
     heard.event_builder.end()
     (found,) = [e for e, final in heard.episodes if final]
-    assert told[0] in found.events
+    assert alarm[0] in found.events

@@ -24,7 +24,7 @@ NUMBER = 7
 
 
 class Bench:
-    """An evictor and what it is told of one pod, which holds ``held`` bytes."""
+    """An evictor and the messages about one pod, which holds ``held`` bytes."""
 
     def __init__(self, cgroup: Path) -> None:
         self.held = 64 * live.MIB
@@ -83,7 +83,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         assert (bench.sent[-1].gone_ns, bench.sent[-1].settled_ns, bench.sent[-1].freed) == (1, 2, held)
 
 
-def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:
+def test_a_stuck_pod_is_reported_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:
     with live.Puppet(pod) as first, live.Puppet(pod) as second, live.freezer() as freezer:
         for puppet in (first, second):
             live.freeze(freezer, puppet.pid)

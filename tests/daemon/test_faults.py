@@ -160,7 +160,7 @@ def test_whatever_fails_it_goes_on_and_evicts(node: LabNode, faults: Faults, cal
     ],
 )
 def test_a_pod_that_cannot_be_evicted_loses_its_turn(node: LabNode, faults: Faults, call: str, number: int) -> None:
-    """All that is about it fails for as long as it lives; the next pod is evicted, and it is told which and why."""
+    """All that is about it fails for as long as it lives; the next pod is evicted, and the log names which and why."""
     with live.daemon(node, *HARD) as daemon:
         sick, next_one = node.add_pod("sick"), node.add_pod("next")
         live.message(daemon, "pod found", uid=sick.uid)
@@ -178,8 +178,8 @@ def test_a_pod_that_cannot_be_evicted_loses_its_turn(node: LabNode, faults: Faul
         assert hogs[1].wait() == -signal.SIGKILL
         assert live.alive(hogs[0].pid)
         if number != errno.ENODEV:  # which says that the cgroup is gone
-            said = daemon.wait_for(lambda r: r.get("errno") == errno.errorcode[number] and r.get("pod") == name(sick))
-            assert said["level"] == "error"
+            logged = daemon.wait_for(lambda r: r.get("errno") == errno.errorcode[number] and r.get("pod") == name(sick))
+            assert logged["level"] == "error"
             live.until(lambda: errors(daemon) > 0, "the errors to be counted")
         goes_on(daemon, 0)
         faults.apply(daemon)
@@ -231,8 +231,8 @@ def test_a_pod_that_could_not_be_watched_is_tried_again(node: LabNode, faults: F
         late = cgroupfs.make(node.cgroup / "placeholder")
         faults.apply(daemon, call="stat", errno=errno.ENOMEM, times=2, path=str(node.cgroup / "pod"))
         pod = node.add_pod("late")
-        said = live.message(daemon, "a pod is not watched")
-        assert said["pod"] == "late"
+        logged = live.message(daemon, "a pod is not watched")
+        assert logged["pod"] == "late"
         over(node, pod, daemon, 0)
         assert daemon.metrics()['outrace_errors_total{call="pod"}'] == faults.hits
         late.rmdir()

@@ -1,7 +1,6 @@
-"""When a side hangs, and when it only has to wait: real processes in the states that tell them apart."""
+"""When a side hangs, and when it only has to wait: real processes in the states by which they differ."""
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -9,10 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from monitor.kernel.alarms import Timer
+from monitor.kernel.readable import readable
 from monitor.link import channel, heartbeat
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, STARTING, TURNING, Evidence, Heartbeat, HeartbeatWatch
@@ -49,28 +50,28 @@ def run(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
 
 
 def watched(stats: SharedStats, pid: int, seconds: float) -> str:
-    """What is said of a process that gives no heartbeat; "" if nothing in that time."""
-    timer = Timer()
-    begun = HeartbeatWatch(stats, timer)
-    begun.begin(time.monotonic_ns())
-    Heartbeat(stats, timer).enter(TURNING)
-    stats.set("side_start_cpu_ns", 0)  # what it noted is the CPU time of this whole session of tests
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        left = 60.0 if begun.next_ns is None else begun.next_ns / 1e9 - time.monotonic()
-        select.select([timer.fileno()], [], [], min(max(0.0, left), live.TIMEOUT_S))
-        if why := begun.look(time.monotonic_ns(), pid):
-            return why
-    return ""
+    """What is reported of a process that gives no heartbeat; "" if nothing in that time."""
+    with closing(Timer()) as timer:
+        begun = HeartbeatWatch(stats, timer)
+        begun.begin(time.monotonic_ns())
+        Heartbeat(stats, timer).enter(TURNING)
+        stats.set("side_start_cpu_ns", 0)  # what it noted is the CPU time of this whole session of tests
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            left = 60.0 if begun.next_ns is None else begun.next_ns / 1e9 - time.monotonic()
+            readable(timer.fileno(), min(left, live.TIMEOUT_S))
+            if why := begun.look(time.monotonic_ns(), pid):
+                return why
+        return ""
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "expected"),
     [(SLEEP, "sleeps in state S"), (SPIN, "of CPU time in one turn"), (GIL, "of CPU time in one turn")],
     indirect=["run"],
 )
-def test_one_that_hangs_is_noticed(stats: SharedStats, run: subprocess.Popen[str], said: str) -> None:
-    assert said in watched(stats, run.pid, live.TIMEOUT_S)
+def test_one_that_hangs_is_noticed(stats: SharedStats, run: subprocess.Popen[str], expected: str) -> None:
+    assert expected in watched(stats, run.pid, live.TIMEOUT_S)
 
 
 @pytest.mark.parametrize("run", [SLEEP, SPIN], indirect=True)
@@ -103,27 +104,28 @@ def test_one_that_turns_slowly_does_not_hang(stats: SharedStats, run: subprocess
 
 
 def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
-    timer = Timer()
-    watch, side = HeartbeatWatch(stats, timer), Heartbeat(stats, timer)
-    wound_ns = time.monotonic_ns()
-    watch.begin(wound_ns)
-    for _ in range(4):
-        assert watch.next_ns is None
-        ran_out = select.select([timer.fileno()], [], [], 0.3)[0]
-        assert not ran_out or time.monotonic_ns() - wound_ns > heartbeat.MISSED_NS, "before its time"
+    with closing(Timer()) as timer:
+        watch, side = HeartbeatWatch(stats, timer), Heartbeat(stats, timer)
         wound_ns = time.monotonic_ns()
-        side.ping()
-    assert watch.look(time.monotonic_ns(), -1) == ""
-    assert watch.next_ns is None
-    assert select.select([timer.fileno()], [], [], live.TIMEOUT_S)[0]
+        watch.begin(wound_ns)
+        for _ in range(4):
+            assert watch.next_ns is None
+            ran_out = readable(timer.fileno(), 0.3)
+            assert not ran_out or time.monotonic_ns() - wound_ns > heartbeat.MISSED_NS, "before its time"
+            wound_ns = time.monotonic_ns()
+            side.ping()
+        assert watch.look(time.monotonic_ns(), -1) == ""
+        assert watch.next_ns is None
+        assert readable(timer.fileno(), live.TIMEOUT_S)
 
 
 def looked(
     stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, seconds: float, cpu: float = 0
 ) -> float | None:
-    """Seconds without a heartbeat until it is said to hang, by this evidence; its CPU time grows by ``cpu``."""
+    """Seconds without a heartbeat until it is reported as hung, by this evidence; its CPU time grows by ``cpu``."""
     start = 1_000_000_000
-    watch = HeartbeatWatch(stats, Timer())
+    timer = Timer()
+    watch = HeartbeatWatch(stats, timer)
     watch.begin(start)
     stats.set("side_stage", stage)
     at = [start]
@@ -134,15 +136,16 @@ def looked(
         )
 
     monkeypatch.setattr(heartbeat, "examine", examine)
-    while at[0] < start + seconds * 1e9:
-        at[0] = watch.next_ns if watch.next_ns is not None else at[0] + heartbeat.MISSED_NS
-        if watch.look(at[0], 1):
-            return (at[0] - start) / 1e9
-    return None
+    with closing(timer):
+        while at[0] < start + seconds * 1e9:
+            at[0] = watch.next_ns if watch.next_ns is not None else at[0] + heartbeat.MISSED_NS
+            if watch.look(at[0], 1):
+                return (at[0] - start) / 1e9
+        return None
 
 
 @pytest.mark.parametrize(
-    ("stage", "seen", "cpu", "said"),
+    ("stage", "seen", "cpu", "expected"),
     [
         (TURNING, Evidence("T", 1, 0, None), 0, True),
         (TURNING, Evidence("t", 1, 0, None), 0, True),
@@ -151,24 +154,24 @@ def looked(
         (STARTING, Evidence("T", 1, 0, None), 0, True),
         (STARTING, Evidence("D", 1, 0, True), 0, True),
         (TURNING, Evidence("D", 1, 0, False), 0, False),  # it waits for a page of its own
-        (TURNING, Evidence("D", 1, 0, None), 0, False),  # nobody says where: then a guess does not kill
+        (TURNING, Evidence("D", 1, 0, None), 0, False),  # nothing shows where: then a guess does not kill
         (TURNING, Evidence("R", 1, 0, None), 0.1, False),  # a tenth of a CPU is all it gets
         (TURNING, Evidence("R", 1, 0, None), 0, False),
         (STARTING, Evidence("R", 1, 0, None), 1, False),  # it imports
         (ENDING, Evidence("S", 1, 0, True), 0, False),  # it stores incidents
-        (TURNING, Evidence("", 0, 0, None), 0, False),  # gone: its pidfd says so
+        (TURNING, Evidence("", 0, 0, None), 0, False),  # gone: its pidfd shows it
     ],
 )
 def test_what_is_evidence(
-    stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, cpu: float, said: bool
+    stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, cpu: float, expected: bool
 ) -> None:
     found = looked(stats, monkeypatch, stage, seen, 2.0, cpu)
-    assert (found is not None) == said
+    assert (found is not None) == expected
     assert found is None or found <= 2.0
 
 
 def test_a_slow_machine_has_more_cpu_time_in_a_turn(stats: SharedStats, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The side says how much its start took."""
+    """The side reports how much its start took."""
     stats.set("side_start_cpu_ns", 10_000_000_000)
     found = looked(stats, monkeypatch, TURNING, Evidence("R", 1, 0, None), 30.0, cpu=1)
     assert found is not None
@@ -204,13 +207,15 @@ def test_one_that_was_away_itself_gathers_its_evidence_first(
     stats: SharedStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hot process was stopped for a while, and the side with it (a frozen virtual machine)."""
-    watch = HeartbeatWatch(stats, Timer())
+    timer = Timer()
+    watch = HeartbeatWatch(stats, timer)
     watch.begin(0)
     stats.set("side_stage", TURNING)
     monkeypatch.setattr(heartbeat, "examine", lambda _: Evidence("S", 1, 0, True))
-    assert watch.look(60_000_000_000, 1) == ""
-    stats.set("side_heartbeat_ns", 60_200_000_000)
-    assert watch.look(60_250_000_000, 1) == ""
+    with closing(timer):
+        assert watch.look(60_000_000_000, 1) == ""
+        stats.set("side_heartbeat_ns", 60_200_000_000)
+        assert watch.look(60_250_000_000, 1) == ""
 
 
 def test_what_a_dead_side_did_not_read_is_there_for_the_next() -> None:
@@ -228,7 +233,7 @@ def test_what_a_dead_side_did_not_read_is_there_for_the_next() -> None:
         assert list(channel.leftover(side)) == []
 
 
-def test_what_is_told_to_nobody_fills_a_channel_and_blocks_nobody() -> None:
+def test_what_nobody_reads_fills_a_channel_and_blocks_nobody() -> None:
     hot, side = channel.pair()
     with hot, side:
         done = threading.Event()

@@ -15,7 +15,7 @@ from monitor.policy.eviction_brake import OBSERVE_NS
 from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node, passes, up_to
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.newest]
 #: In guests one test that nobody dies and one that the right one does: how growth is measured differs by rung, what
 #: follows from it does not (monitor/policy).
 ENFORCE = pytest.param(("--enforce",), id="enforce")
@@ -45,7 +45,7 @@ def small(node: LabNode, number: int = 5, mib: int = 3) -> list[Hog]:
 
 
 def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
-    """What a command says of the daemon's node."""
+    """What a command shows of the daemon's node."""
     node = daemon.node
     where = ("--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}", *hard(32))
     listen = ("--listen", daemon.address.removeprefix("http://"))
@@ -74,8 +74,8 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         passes(daemon)
         hog.go()
         assert live.message(daemon, HELD)["reason"] in ("outgrown", "not_covered")
-        said = live.message(daemon, HELD, reason="not_covered")
-        assert said["kubelet_would_evict"].startswith("lab/small-")
+        logged = live.message(daemon, HELD, reason="not_covered")
+        assert logged["kubelet_would_evict"].startswith("lab/small-")
         hog.expect("grown")
         live.until(lambda: braked(daemon), "the metric")
         taker = live.message(daemon, "what no eviction gives back is taken by")["takers"][0]
@@ -83,14 +83,14 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert "/system:" in taker
         assert armed() == 0
         survive(pods)
-        told = asked(daemon, "top", "--once")["braked"]
-        assert [told["reason"]] == braked(daemon)
-        assert told["takers"][0].startswith(taker.partition(": ")[0])
-        told = asked(daemon, "explain")
-        assert told["node"]["braked"]["takers"][0].startswith(taker.partition(": ")[0])
-        # Whom the kubelet would evict now stays the answer, and is said.
-        assert told["node"]["verdict"].endswith(f"{told['order'][0]['pod']} would be evicted now")
-        assert told["node"]["braked"]["name"].startswith("lab/small-")
+        shown = asked(daemon, "top", "--once")["braked"]
+        assert [shown["reason"]] == braked(daemon)
+        assert shown["takers"][0].startswith(taker.partition(": ")[0])
+        shown = asked(daemon, "explain")
+        assert shown["node"]["braked"]["takers"][0].startswith(taker.partition(": ")[0])
+        # Whom the kubelet would evict now stays the answer, and is shown.
+        assert shown["node"]["verdict"].endswith(f"{shown['order'][0]['pod']} would be evicted now")
+        assert shown["node"]["braked"]["name"].startswith("lab/small-")
         hog.free()
         live.message(daemon, OVER, why="the shortage is over")
         live.until(lambda: not braked(daemon), "the metric to be back")

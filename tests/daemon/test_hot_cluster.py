@@ -107,7 +107,7 @@ def test_a_pod_that_is_not_listed_is_never_evicted_and_counted(
 def test_a_pod_that_was_deleted_is_known_by_name_while_its_processes_live(
     node: LabNode, api: FakeApiServer, cluster: tuple[str, ...]
 ) -> None:
-    """By force, say: the API server knows nothing of it any more, and its incident names it all the same."""
+    """By force, for example: the API server knows nothing of it any more, and its incident names it all the same."""
     gone = a_pod("gone", priority=-10, memory="1Mi")
     api.store.create("pods", gone)
     process = hog(node, gone, 110)

@@ -14,7 +14,7 @@ from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
 from tests.daemon.hot_node import decided, evicted, hard, hot_node
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.newest]
 
 node = live.fixture(hot_node)
 
@@ -28,7 +28,7 @@ def evicted_with_cache(node: LabNode, pod: LabPod, mib: int, then: str = "") -> 
     if not then and multi_gen_lru():
         pytest.skip("reading twice activates nothing under the multi-gen LRU")
     reclaim = pod.cgroup / ("memory.reclaim" if cgroupfs.detect().version == 2 else "memory.force_empty")
-    covered = live.elsewhere(f"[ ! -e {reclaim} ] || mount --bind /dev/null {reclaim}")
+    covered = live.in_own_mounts(f"[ ! -e {reclaim} ] || mount --bind /dev/null {reclaim}")
     place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
     with place as files, live.daemon(node, "--enforce", *hard(80), wrapper=() if then else covered) as daemon:
         with live.Puppet(pod.containers["c0"]) as puppet:
@@ -61,17 +61,17 @@ def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> Non
         pytest.skip("memory.reclaim came with Linux 5.19")
     usage = pod.cgroup / ("memory.current" if cgroupfs.detect().version == 2 else "memory.usage_in_bytes")
     with evicted_with_cache(node, pod, 24, f"; {TWICE}") as (daemon, _):
-        told = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/left")
-        assert told["bytes"] > 20 * MIB
+        logged = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/left")
+        assert logged["bytes"] > 20 * MIB
         assert int(usage.read_text()) < 4 * MIB
-        assert live.metric(daemon, "given_back_bytes_total") == told["bytes"]
+        assert live.metric(daemon, "given_back_bytes_total") == logged["bytes"]
 
 
 def test_an_evicted_pod_whose_page_cache_others_use_stays_evicted(node: LabNode) -> None:
     """Its working set grows when that turns active; nobody runs in it, which v1 shows only when it is prepared."""
     pod = node.add_pod("left")
     with evicted_with_cache(node, pod, 24) as (daemon, file):
-        with live.cgroup("reader") as elsewhere, live.Puppet(elsewhere) as reader:
+        with live.cgroup("reader") as apart, live.Puppet(apart) as reader:
             reader.do(TWICE.format(file))
         active = 'memory_active_file_bytes{domain="node"}'
         live.until(lambda: live.metric(daemon, active) >= 20 * MIB, "the page cache to be active")
@@ -99,7 +99,7 @@ def test_an_evicted_pod_that_fills_memory_as_soon_as_it_runs_again_costs_no_othe
         assert neighbour.process.poll() is None
 
 
-def test_a_pod_that_goes_late_is_told_of_on_a_node_that_is_quiet_by_then(node: LabNode) -> None:
+def test_a_pod_that_goes_late_is_reported_on_a_node_that_is_quiet_by_then(node: LabNode) -> None:
     """Its memory was reaped, which was enough to detach the programs; its process is still there."""
     late, other = node.add_pod("late"), node.add_pod("other")
     with live.freezer() as freezer, live.daemon(node, "--enforce", "--max-fill-rate", "64Mi", *hard(32)) as daemon:

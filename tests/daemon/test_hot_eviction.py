@@ -1,4 +1,4 @@
-"""The daemon on a lab node of the live kernel: who is evicted, who is not, and what is said about it."""
+"""The daemon on a lab node of the live kernel: who is evicted, who is not, and what is logged."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ def soft(mib: int, grace: str) -> tuple[str, ...]:
 
 
 @pytest.mark.once
-def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -> None:
+def test_observing_logs_once_per_crossing_and_signals_nobody(node: LabNode) -> None:
     pod = node.add_pod("hog")
     with live.daemon(node, *hard(80)) as daemon:
         # 200 MiB/s: from one crossing to the next it takes far longer than the 20 ms after which one is news again.
@@ -41,7 +41,7 @@ def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -
             live.message(daemon, "would evict", id=i + 1)
             hog.expect("grown")
             hog.free()
-            # Without this, a daemon that gets no CPU meanwhile sees no end of it, and rightly says nothing new.
+            # Without this, a daemon that gets no CPU meanwhile sees no end of it, and rightly logs nothing new.
             live.until(lambda: live.metric(daemon, MET) == 0, "the threshold to be clear")
         assert hog.process.poll() is None
         records = live.messages(daemon, "would evict")
@@ -224,7 +224,7 @@ def test_beside_a_critical_pod_an_ordinary_one_goes_and_then_nobody(node: LabNod
         assert decided(daemon) == ["ordinary"]
 
 
-def test_the_kernel_wins_are_told_too(losing: LabNode) -> None:
+def test_the_kernel_wins_are_reported_too(losing: LabNode) -> None:
     """A pod at its own limit dies without the node ever being short."""
     node = losing
     pod = node.add_pod("limited", "Burstable", request=8 * MIB, limit=32 * MIB)
@@ -232,10 +232,10 @@ def test_the_kernel_wins_are_told_too(losing: LabNode) -> None:
         hog = node.start_hog(pod, mib=64)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
-        # By pid, because the ring tells of every OOM kill on the machine.
-        told = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
-        assert (told["pod"], told["while_away"]) == ("lab/limited", False)
-        assert told["oom_cgroup"] == cgroupfs.cgroup_id(pod.cgroup)
+        # By pid, because the ring reports every OOM kill on the machine.
+        logged = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
+        assert (logged["pod"], logged["while_away"]) == ("lab/limited", False)
+        assert logged["oom_cgroup"] == cgroupfs.cgroup_id(pod.cgroup)
         assert decided(daemon) == []
         assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') >= 1
         assert node.oom_kills() == 1
@@ -248,14 +248,14 @@ def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) ->
     with live.daemon(node, "--enforce", *options) as daemon:
         container = pod.containers["c0"]
         with live.Puppet(container) as deaf, live.Puppet(container) as obedient:
-            deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
+            deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))")
             deaf.tell("anon(56)")
             decision = live.message(daemon, "evicting")
             # On a slow CPU the signal comes before it is through with its memory.
-            assert sorted((deaf.answer(), deaf.answer())) == ["done", "told"]
+            assert sorted((deaf.answer(), deaf.answer())) == ["asked", "done"]
             assert obedient.wait() == -signal.SIGTERM
             assert deaf.wait() == -signal.SIGKILL
-            assert deaf.answer() == "", "told once"
+            assert deaf.answer() == "", "asked once"
             end = live.message(daemon, "evicted")
     assert (decision["kind"], decision["grace_s"]) == ("soft", 1)
     assert end["gone_ns"] - decision["signalled_ns"] >= 1_000_000_000, "killed before the grace was over"
@@ -277,7 +277,7 @@ def test_a_pod_that_recovers_in_the_grace_is_left_alone(node: LabNode) -> None:
         # The grace begins anew with the next crossing, and this time nobody recovers.
         hog.go()
         evicted(daemon, pod)
-        assert hog.wait() == -signal.SIGTERM, "at most 0 s unless it is told otherwise: it is asked, and has a second"
+        assert hog.wait() == -signal.SIGTERM, "at most 0 s unless configured otherwise: it is asked, and has a second"
 
 
 def test_nobody_is_evicted_because_page_cache_is_freed(node: LabNode) -> None:

@@ -53,7 +53,7 @@ def near(node: LabNode, line: int) -> None:
 
 
 @pytest.mark.parametrize("trigger", ["user", pytest.param("kernel", marks=pytest.mark.once)])
-@pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.newest) for end in ("killed", "left")])
+@pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.once) for end in ("killed", "left")])
 def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: LabNode, end: str, trigger: str) -> None:
     if end == "left" and release() < (6, 17):
         pytest.skip("before Linux 6.17 the end of a process is traced when its memory was freed already")
@@ -156,9 +156,9 @@ def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None
         hog.go()
         assert hog.wait() == -9
         _, end = evicted(daemon, slab)
-        told = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/slab")
+        logged = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/slab")
         live.ended(daemon)
         assert decided(daemon) == ["slab"]
         assert calm.process.poll() is None
-        assert told["bytes"] > 60 * MIB
-        assert end["freed"] > 60 * MIB
+        assert logged["bytes"] > 60 * MIB
+        assert end["freed"] > 32 * MIB  # where a CPU is slow, reported before all of it is taken back (49 MB once)

@@ -58,7 +58,7 @@ def test_a_stopped_side_delays_nothing(node: LabNode) -> None:
 
 @pytest.mark.once
 def test_a_side_that_hangs_is_replaced(node: LabNode) -> None:
-    """With all that it was told of an eviction meanwhile and did not read."""
+    """With all that it was sent about an eviction meanwhile and did not read."""
     pod = node.add_pod("hog")
     with live.daemon(node, "--enforce", *hard(64)) as daemon:
         side = side_of(daemon)
@@ -71,8 +71,8 @@ def test_a_side_that_hangs_is_replaced(node: LabNode) -> None:
         assert node.oom_kills() == 0
         live.ends(gone, fd=True)
         evicted(daemon, pod, since)
-        said = live.message(daemon, "the side process is stopped: it was killed and was started again", since)
-        assert said["level"] == "warning"
+        logged = live.message(daemon, "the side process is stopped: it was killed and was started again", since)
+        assert logged["level"] == "warning"
         live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
         assert side_of(daemon) != side
         assert (live.metric(daemon, "side_hangs_total"), live.metric(daemon, "side_starts_total")) == (1, 2)
@@ -88,8 +88,8 @@ def test_a_side_that_does_not_even_die_is_replaced(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(64)) as daemon, live.freezer() as frozen:
         side = side_of(daemon)
         live.freeze(frozen, side)
-        said = daemon.wait_for(lambda r: "does not end, and another was started" in str(r.get("msg")))
-        assert said is not None
+        logged = daemon.wait_for(lambda r: "does not end, and another was started" in str(r.get("msg")))
+        assert logged is not None
         live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
         assert live.alive(side)
         hog = node.start_hog(pod, mib=256, rate=RATE)
@@ -129,7 +129,7 @@ def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
         hog = node.start_hog(pod, mib=256, rate=RATE)
         side = side_of(daemon)
         since = len(daemon.log)
-        # Gone while the daemon has no side: forgotten when the next one tells what there is.
+        # Gone while the daemon has no side: forgotten when the next one reports what there is.
         os.kill(side, signal.SIGKILL)
         other.manifest.unlink()
         hog.go()
@@ -193,10 +193,10 @@ def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
 
 @pytest.mark.once
 def test_what_is_lost_is_shown(node: LabNode) -> None:
-    """A hot process that cannot run for a while: the ring fills up, and afterwards both sides say the same numbers."""
+    """A hot process that cannot run for a while: the ring fills up, and afterwards both sides have the same numbers."""
     pod = node.add_pod("noisy", containers=2)
     with live.daemon(node, "--step", "4096", *hard(4)) as daemon:
-        hogs = [node.start_hog(pod, c, mib=32, cycles=60) for c in pod.containers]
+        hogs = [node.start_hog(pod, c, mib=32, cycles=150) for c in pod.containers]
         before = live.until(lambda: read_out(daemon, "step"), "all records to be read")
         os.kill(daemon.pid, signal.SIGSTOP)
         try:

@@ -102,7 +102,7 @@ def of_pods(n: int) -> list[Episode]:
 
 
 @pytest.mark.parametrize("trouble", ["hangs", "refuses"])
-def test_what_the_end_leaves_unstored_is_said(
+def test_what_the_end_leaves_unstored_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trouble: str
 ) -> None:
     over = threading.Event()
@@ -120,15 +120,15 @@ def test_what_the_end_leaves_unstored_is_said(
     one.close(0.5)
     log = capfd.readouterr().err  # before its thread goes on to write
     over.set()
-    (said,) = [r for line in log.splitlines() if "ends" in (r := json.loads(line))["msg"]]
-    assert said["unjudged"] == 0
-    assert len(said["incidents"]) == len(found) == 3
+    (logged,) = [r for line in log.splitlines() if "ends" in (r := json.loads(line))["msg"]]
+    assert logged["unjudged"] == 0
+    assert len(logged["incidents"]) == len(found) == 3
 
 
 def test_a_disk_that_has_room_again_gets_the_last_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused, and told to end in the pause before the next try."""
+    """Refused, and asked to end in the pause before the next try."""
     full, refused = [True], threading.Event()
     record = IncidentStore.record
 

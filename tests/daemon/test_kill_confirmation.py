@@ -25,11 +25,11 @@ MIB = 1 << 20
 
 
 class Asked:
-    """A witness over plain directories that stand for cgroups, and what it said."""
+    """A kill confirmation over plain directories that stand for cgroups, and what it checked."""
 
     def __init__(self, root: Path, has_log: bool = False) -> None:
-        self.said: list[Checked] = []
-        self.confirmation = KillConfirmation(Hierarchy(1, root), has_log, self.said.append)
+        self.checked: list[Checked] = []
+        self.confirmation = KillConfirmation(Hierarchy(1, root), has_log, self.checked.append)
         self.root = root
 
     def count(self, name: str, kills: int) -> None:
@@ -44,7 +44,7 @@ class Asked:
 
     def answers(self) -> list[bool]:
         self.confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
-        return [one.agrees for one in self.said]
+        return [one.agrees for one in self.checked]
 
 
 def test_kills_before_it_was_watched_confirm_nothing(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_kills_before_it_was_watched_confirm_nothing(tmp_path: Path) -> None:
     asked.known("a")
     asked.confirmation.marked(1, asked.kill("a"))
     assert asked.answers() == [False], "it still counts 3"
-    assert asked.said[0].detail == "/a counts 3 OOM kills, 3 of them before it was watched, 1 were seen"
+    assert asked.checked[0].detail == "/a counts 3 OOM kills, 3 of them before it was watched, 1 were seen"
     asked.count("a", 5)
     asked.confirmation.marked(2, asked.kill("a"))
     assert asked.answers()[1:] == [True]
@@ -104,16 +104,16 @@ def test_the_logs_place_is_compared(
     late.confirmation.read(lines(5, logged, victim))
     late.confirmation.marked(5, kill)
     for found in (asked, late):
-        assert [(c.source, c.agrees) for c in found.said] == [("kmsg", True), (KMSG_PLACE, agrees)]
-        assert ("; the record: " in found.said[1].detail) is not agrees
+        assert [(c.source, c.agrees) for c in found.checked] == [("kmsg", True), (KMSG_PLACE, agrees)]
+        assert ("; the record: " in found.checked[1].detail) is not agrees
 
 
 def test_a_disagreement_about_the_place_is_shown_and_changes_nothing() -> None:
     events = (watched(), ranked(), mark(3), died(9))
     detail = "CONSTRAINT_MEMCG: limit of /m, victim in /n/a; the record: limit of /n, victim in /n/a"
-    said = Checked(ms(5), KMSG_PLACE, 4242, False, detail)
+    checked = Checked(ms(5), KMSG_PLACE, 4242, False, detail)
     denied = Checked(ms(6), "memory.events", 4242, False, "x")
-    plain, doubted = verdict(one(*events, End(ms(5000)))), verdict(one(*events, said, denied, End(ms(5000))))
+    plain, doubted = verdict(one(*events, End(ms(5000)))), verdict(one(*events, checked, denied, End(ms(5000))))
     assert doubted.verdict == plain.verdict
     assert len(doubted.oom_victims) == 1
     assert f"the kernel's log says otherwise ({detail})" in doubted.summary
@@ -130,19 +130,19 @@ def test_a_real_cgroup_with_kills_before(request: pytest.FixtureRequest) -> None
                 assert puppet.answer() == ""
 
         killed()
-        hierarchy, said = cgroupfs.detect(), list[Checked]()
-        confirmation = KillConfirmation(hierarchy, False, said.append)
+        hierarchy, checked = cgroupfs.detect(), list[Checked]()
+        confirmation = KillConfirmation(hierarchy, False, checked.append)
         at, name = cgroup_id(path), f"/{path.relative_to(hierarchy.root)}"
         confirmation.known(at, name)
         assert cgroupfs.oom_kills(hierarchy, path) == 1
         confirmation.marked(1, RecordedKill(time.monotonic_ns() + UNSURE_NS, at, name, name))
         confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
-        assert [one.agrees for one in said] == [False], "nobody was killed since"
+        assert [one.agrees for one in checked] == [False], "nobody was killed since"
         killed()
         confirmation.marked(2, RecordedKill(time.monotonic_ns() + UNSURE_NS, at, name, name))
         killed()
         confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
-        assert [one.agrees for one in said] == [False, True]
+        assert [one.agrees for one in checked] == [False, True]
 
 
 def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom:

@@ -149,7 +149,7 @@ def test_flags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.eviction_soft == {}
 
 
-def test_a_kubelet_that_says_nothing_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kubelet_without_settings_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = resolved(monkeypatch, KubeletProcess()).config
     assert resolved(monkeypatch, KubeletProcess(os.getpid())).config.eviction_hard == plain.eviction_hard
     empty = KubeletProcess(0, config_path=Path("/k.yaml"), config={})
@@ -173,7 +173,7 @@ def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyP
     assert read({"node-cgroup": "lab"}, ask_kubelet=True).config.node_cgroup == "lab"
 
 
-def test_what_was_given_wins_and_the_difference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_given_wins_and_the_difference_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     file = {"evictionHard": {"memory.available": "100Mi"}, "evictionMaxPodGracePeriod": 5, "cgroupRoot": "/"}
     kubelet = KubeletProcess(0, config_path=Path("/k.yaml"), config=file)
     config = resolved(
@@ -220,9 +220,9 @@ def test_a_kubelet_whose_thresholds_cannot_be_read(
     assert "/configz: " in config.kubelet_unread
     assert "403" in config.kubelet_unread
     _announce(RunConfig.from_json(config.to_json()), Choice("cgroups", "as given"), False, ())
-    said = capfd.readouterr().err
-    assert "the kubelet's configuration cannot be read" in said
-    assert "none.yaml: No such file or directory" in said
+    output = capfd.readouterr().err
+    assert "the kubelet's configuration cannot be read" in output
+    assert "none.yaml: No such file or directory" in output
     check_enforced(config)
     config = resolved(monkeypatch, kubelet, enforce=True, pods="apiserver").config
     with pytest.raises(
@@ -261,4 +261,4 @@ def test_why_a_file_cannot_be_read(text: str | None, tmp_path: Path, monkeypatch
     path.write_text("port: 4321\n")
     assert kubelet_process.find_kubelet().unread == ""
     monkeypatch.setattr(kubelet_process, "_running", lambda: (os.getpid(), []))
-    assert kubelet_process.find_kubelet().unread == ""  # it has the defaults, and says so
+    assert kubelet_process.find_kubelet().unread == ""  # it has the defaults, and reports them

@@ -1,4 +1,4 @@
-"""A daemon on a lab node whose pods have limits: what `outrace top` and /metrics say of them, on either hierarchy."""
+"""A daemon on a lab node whose pods have limits: what `outrace top` and /metrics show of them, on either hierarchy."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def top(node: LabNode, daemon: LabDaemon) -> tuple[dict[str, Any], dict[str, Any
     return frame["node"], {pod["name"]: pod for pod in frame["pods"]}
 
 
-def told(daemon: LabDaemon, pod: str) -> dict[str, float]:
+def reported(daemon: LabDaemon, pod: str) -> dict[str, float]:
     """Limit -> bytes, of a pod of /metrics."""
     start, end = 'outrace_pod_memory_limit_bytes{limit="', f'",namespace="lab",pod="{pod}"}}'
     return {
@@ -54,20 +54,20 @@ def test_limits_are_shown_and_followed(node: LabNode) -> None:
         assert set(pods["plain"]["limits"].values()) == {None}
         assert whole["limits"]["max"] == node.memory_bytes
         present = {name: value for name, value in wanted.named().items() if value is not None}
-        live.until(lambda: told(daemon, "limited") == present, "the limits in /metrics")
-        assert told(daemon, "plain") == {}
+        live.until(lambda: reported(daemon, "limited") == present, "the limits in /metrics")
+        assert reported(daemon, "plain") == {}
         assert live.metric(daemon, 'memory_limit_bytes{domain="node",limit="max"}') == node.memory_bytes
 
         # A limit changed by anybody is seen: what is shown is a second old at most, on whatever machine.
         again = limit(limited.cgroup, 40)
         present = {name: value for name, value in again.named().items() if value is not None}
-        live.until(lambda: told(daemon, "limited") == present, "the new limits in /metrics")
+        live.until(lambda: reported(daemon, "limited") == present, "the new limits in /metrics")
         assert top(node, daemon)[1]["limited"]["limits"] == again.named()
 
         swap = [series for series in daemon.metrics() if "memory_swap_bytes" in series]
         assert bool(swap) == (swap_accounted(limited.cgroup) and meminfo.read()["SwapTotal"] > 0)
         node.remove_pod(limited)
-        live.until(lambda: told(daemon, "limited") == {}, "the pod to be gone from /metrics")
+        live.until(lambda: reported(daemon, "limited") == {}, "the pod to be gone from /metrics")
         live.ended(daemon)
 
 

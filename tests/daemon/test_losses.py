@@ -1,5 +1,7 @@
 """What was dropped on the way to the side, and pods that cause more than the programs report one by one."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,16 +31,21 @@ def message(name: str) -> Any:
     return cls._make([None] * len(cls._fields))
 
 
+@pytest.fixture
+def stats() -> Iterator[SharedStats]:
+    made = SharedStats.create()
+    yield made
+    os.close(made.fd)
+
+
 @pytest.mark.parametrize("name", MESSAGES)
-def test_each_kind_is_counted_by_itself(name: str) -> None:
-    stats = SharedStats.create()
+def test_each_kind_is_counted_by_itself(stats: SharedStats, name: str) -> None:
     stats.dropped(message(name))
     assert [n for n in MESSAGES if stats.get(f"dropped_{n}")] == [name]
     assert stats.get("channel_dropped") == 1
 
 
-def test_what_is_not_known_is_counted_too() -> None:
-    stats = SharedStats.create()
+def test_what_is_not_known_is_counted_too(stats: SharedStats) -> None:
     stats.dropped(message("snapshot"))
     assert stats.get("dropped_other") == 1
 
@@ -62,8 +69,7 @@ def test_what_is_not_known_is_counted_too() -> None:
         ("reclaim", None),
     ],
 )
-def test_only_what_a_verdict_goes_by_is_lost_to_it(name: str, what: str | None) -> None:
-    stats = SharedStats.create()
+def test_only_what_a_verdict_goes_by_is_lost_to_it(stats: SharedStats, name: str, what: str | None) -> None:
     stats.dropped(message(name))  # before the first look
     view: Any = SimpleNamespace(stats=stats, counted=dict)
     losses = Losses(view, 5)
@@ -89,7 +95,7 @@ def found(name: str, *ids: int) -> FoundPod:
 
 
 class Side:
-    """A table that counts what the test says, and a clock set by hand. (The real one: tests/kernel/test_budgets.py.)"""
+    """A table that counts what the test sets, and a clock set by hand. (The real one: tests/kernel/test_budgets.py.)"""
 
     def __init__(self) -> None:
         self.counts: dict[int, dict[str, int]] = {}
@@ -121,7 +127,7 @@ def test_nothing_is_looked_at_while_nothing_comes() -> None:
     assert side.lines == side.looked == []
 
 
-def test_new_processes_are_looked_for_and_it_is_said_once_in_a_while() -> None:
+def test_new_processes_are_looked_for_and_that_is_logged_once_in_a_while() -> None:
     side = Side()
     side.over.records_came()
     for n in range(1, 10):
@@ -131,7 +137,7 @@ def test_new_processes_are_looked_for_and_it_is_said_once_in_a_while() -> None:
     (line,) = side.lines
     assert (line["pod"], line["uid"], line["kills"], line["processes"]) == ("ns/a", "a", 5, 100)
     assert line["level"] == "warning"
-    while side.over.due_ns() is not None:  # the storm is over: the rest is said when it is time
+    while side.over.due_ns() is not None:  # the storm is over: the rest is logged when it is due
         side.turn()
     assert [line["kills"] for line in side.lines] == [5, 40]
     assert side.now >= LOG_INTERVAL_NS

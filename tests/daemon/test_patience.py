@@ -68,7 +68,7 @@ class World:
         return [message for message in self.sent if NAMES[type(message)] == kind]
 
 
-def test_what_is_coming_and_who_grows_are_told_apart() -> None:
+def test_what_is_coming_and_who_grows_are_kept_apart() -> None:
     world = World()
     world.pod("dead", 100)
     world.pod("other", 20)
@@ -200,7 +200,7 @@ def test_a_look_right_after_another_takes_no_batch_for_a_jump() -> None:
     assert waits(seen, 16 * MIB, 64 * MIB)
 
 
-def test_what_keeps_coming_is_counted_on_and_told_in_the_end() -> None:
+def test_what_keeps_coming_is_counted_on_and_reported_in_the_end() -> None:
     """150 MiB of page tables took longer than 0.4 s on an emulated CPU."""
     world = World()
     world.pod("dead", 100)

@@ -18,7 +18,8 @@ from monitor.kernel.wire import PAGE
 from monitor.link.messages import LogLine
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.alarms import Alarms
-from monitor.sources.polled_table import Entry, PolledTable
+from monitor.sources.polled_entry import Entry
+from monitor.sources.polled_table import PolledTable
 from monitor.sources.watch import NODE_SIGNAL, Watch, make_watch
 from tests import live
 
@@ -35,14 +36,14 @@ class Aimed:
     """A watched cgroup with one ceiling, and its alarms in an epoll."""
 
     def __init__(self, path: Path, rung: str) -> None:
-        self.said: list[LogLine] = []
+        self.logged: list[LogLine] = []
         self.table = PolledTable(HIERARCHY)
         thresholds = parse_thresholds({"memory.available": "16Mi"})
         self.watch: Watch = make_watch(self.table, "node", NODE_SIGNAL, path, 64 * MIB, thresholds, HIERARCHY.version)
         self.table.set_ceilings(self.watch.index, [CEILING // PAGE])
         self.entry: Entry = self.table.entry(self.watch.index)
         self.epoll = select.epoll()
-        self.alarms = Alarms(rung, HIERARCHY.version, self.said.append)
+        self.alarms = Alarms(rung, HIERARCHY.version, self.logged.append)
         self.alarms.open(self.epoll)
         self.alarms.watch([self.watch])
 
@@ -73,13 +74,13 @@ class Aimed:
         self.epoll.close()
 
 
-place = live.fixture(live.cgroup, "aim")
+cgroup = live.fixture(live.cgroup, "aim")
 
 
 @v1
-def test_it_is_moved_as_page_cache_comes_and_goes(place: Path, tmp_path: Path) -> None:
-    aimed, cache = Aimed(place, EVENTFD), str(tmp_path / "cache")
-    with live.Puppet(place) as puppet:
+def test_it_is_moved_as_page_cache_comes_and_goes(cgroup: Path, tmp_path: Path) -> None:
+    aimed, cache = Aimed(cgroup, EVENTFD), str(tmp_path / "cache")
+    with live.Puppet(cgroup) as puppet:
         aimed.read()
         aimed.aim()
         assert aimed.threshold == CEILING + aimed.entry.inactive
@@ -102,12 +103,12 @@ def test_it_is_moved_as_page_cache_comes_and_goes(place: Path, tmp_path: Path) -
         puppet.do("anon(32)")
         assert aimed.rings(live.TIMEOUT_S), "52 MiB of memory: across"
     aimed.close()
-    assert aimed.said == []
+    assert aimed.logged == []
 
 
 @v1
-def test_nobody_looks_while_nothing_can_pass_unannounced(place: Path) -> None:
-    aimed = Aimed(place, EVENTFD)
+def test_nobody_looks_while_nothing_can_pass_unannounced(cgroup: Path) -> None:
+    aimed = Aimed(cgroup, EVENTFD)
     aimed.entry.inactive = 0
     assert aimed.wait_ns(10 * MIB) == bounds.wait_ns(10 * MIB, RATE, 0), "not registered yet: look"
     aimed.aim()
@@ -118,8 +119,8 @@ def test_nobody_looks_while_nothing_can_pass_unannounced(place: Path) -> None:
 
 
 @v1
-def test_above_every_ceiling_nothing_is_aimed_at(place: Path) -> None:
-    aimed = Aimed(place, EVENTFD)
+def test_above_every_ceiling_nothing_is_aimed_at(cgroup: Path) -> None:
+    aimed = Aimed(cgroup, EVENTFD)
     aimed.entry.crossed = 1
     aimed.alarms.aim(aimed.watch, aimed.entry)
     assert aimed.threshold is None
@@ -141,28 +142,28 @@ def test_above_every_ceiling_nothing_is_aimed_at(place: Path) -> None:
 )
 @pytest.mark.parametrize("call", ["open", "eventfd"])
 def test_an_alarm_that_cannot_be_had_has_a_remedy(
-    place: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, remedy: str
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, remedy: str
 ) -> None:
     """When it is opened, and when it is moved: descriptors may run out at either."""
 
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    aimed = None if call == "open" else Aimed(place, EVENTFD)
+    aimed = None if call == "open" else Aimed(cgroup, EVENTFD)
     with monkeypatch.context() as patch:
         if aimed is None:
             patch.setattr(UsageThreshold, "__init__", fail)
-            aimed = Aimed(place, EVENTFD)
+            aimed = Aimed(cgroup, EVENTFD)
         else:
             patch.setattr("monitor.kernel.alarms.os.eventfd", fail)
             aimed.alarms.aim(aimed.watch, aimed.entry)
             (alarm,) = aimed.alarms._aims.values()
             live.until(lambda: alarm.problem, "the thread to fail")
             aimed.alarms.aim(aimed.watch, aimed.entry)
-    (said,) = aimed.said
-    assert said.msg == "an alarm cannot be had: polling alone"
-    assert os.strerror(number) in said.fields["problem"]
-    assert remedy in said.fields["remedy"]
+    (logged,) = aimed.logged
+    assert logged.msg == "an alarm cannot be had: polling alone"
+    assert os.strerror(number) in logged.fields["problem"]
+    assert remedy in logged.fields["remedy"]
     if call == "eventfd":  # the thread lives on
         aimed.entry.inactive += MIB
         aimed.aim()
@@ -171,21 +172,21 @@ def test_an_alarm_that_cannot_be_had_has_a_remedy(
 
 
 @pytest.mark.parametrize("rung", [POLL, PSI])
-def test_other_rungs_always_look(place: Path, rung: str) -> None:
-    aimed = Aimed(place, rung)
+def test_other_rungs_always_look(cgroup: Path, rung: str) -> None:
+    aimed = Aimed(cgroup, rung)
     aimed.aim()
     assert not aimed.alarms.are_aimed
     assert aimed.wait_ns(10 * MIB) == bounds.wait_ns(10 * MIB, RATE, 0)
-    # A cgroup of v1 has no memory.pressure: that is said, and polling goes on.
+    # A cgroup of v1 has no memory.pressure: that is logged, and polling goes on.
     lacking = rung == PSI and HIERARCHY.version == 1
-    assert [one.msg for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if lacking else [])
-    assert all(one.fields["remedy"] and one.fields["remedy"] not in one.fields["problem"] for one in aimed.said)
+    assert [one.msg for one in aimed.logged] == (["an alarm cannot be had: polling alone"] * 2 if lacking else [])
+    assert all(one.fields["remedy"] and one.fields["remedy"] not in one.fields["problem"] for one in aimed.logged)
     aimed.close()
 
 
 @v2
-def test_psi_and_memory_events_ring_and_are_silent_when_the_cgroup_is_gone(place: Path, tmp_path: Path) -> None:
-    cgroup, cache = cgroupfs.make(place / "psi"), str(tmp_path / "cache")
+def test_psi_and_memory_events_ring_and_are_silent_when_the_cgroup_is_gone(cgroup: Path, tmp_path: Path) -> None:
+    cgroup, cache = cgroupfs.make(cgroup / "psi"), str(tmp_path / "cache")
     cgroupfs.set_limit(cgroup, 48 * MIB)
     aimed = Aimed(cgroup, PSI)
     rung: set[type] = set()
@@ -204,4 +205,4 @@ def test_psi_and_memory_events_ring_and_are_silent_when_the_cgroup_is_gone(place
     cgroupfs.remove(cgroup)
     live.until(lambda: not aimed.rings(0.05), "silence: what is removed is ready for ever")
     aimed.close()
-    assert aimed.said == []
+    assert aimed.logged == []

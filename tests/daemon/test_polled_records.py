@@ -1,4 +1,4 @@
-"""A look without BPF: what is read again before it is believed, and when a crossing is said to have happened."""
+"""A look without BPF: what is read again before it is believed, and the time that a crossing is given."""
 
 import time
 from pathlib import Path
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from monitor.hot.polled_records import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
+from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
-from monitor.sources.polled_table import Entry
+from monitor.sources.polled_entry import Entry
 from tests.daemon.stand_ins import polled
 
 MIB = 1 << 20
@@ -71,19 +72,21 @@ def test_far_from_it_they_are_read_now_and_then() -> None:
         (None, NOW - 2 * BACK_NS, NOW - BACK_NS),
     ],
 )
-def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
+def test_a_crossing_happened_after_the_last_poll_unless_the_kernel_dates_it(
     passed: int | None, looked_ns: int, at: int
 ) -> None:
-    said: list[Any] = []
+    sent: list[Any] = []
     passes: list[int] = []
     threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
-    watch: Any = SimpleNamespace(cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1)
-    table = SimpleNamespace(entry=lambda _: entry(MIB, 0), index=lambda _: None)
-    soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), send=said.append)
+    watch: Any = SimpleNamespace(
+        cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1, formula=0
+    )
+    table = SimpleNamespace(entry=lambda _: entry(MIB, 0), index=lambda _: None, reading=lambda _: Reading(0, 0, 0))
+    soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), send=sent.append)
     soft._looked_ns = looked_ns
     soft._pods = lambda _: None  # type: ignore[method-assign]
     soft._cross([(watch, 1)], NOW, passed)
-    assert (passes, [message.ts_ns for message in said]) == ([at], [at])
+    assert (passes, [message.ts_ns for message in sent]) == ([at], [at])
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:

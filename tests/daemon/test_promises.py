@@ -1,4 +1,4 @@
-"""What `outrace doctor` says and what `outrace run` does on the same state dir: the rung taken, and its bound."""
+"""What `outrace doctor` shows and what `outrace run` does on the same state dir: the rung taken, and its bound."""
 
 import json
 from pathlib import Path
@@ -54,25 +54,25 @@ def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Pa
     with LabDaemon(node, *options, state_dir=tmp_path, machine=True) as daemon:
         name = live.rung(daemon)
         assert name == (found["rung"] if rung == "auto" else rung)
-        (said,) = [one for one in found["rungs"] if one["name"] == name]
-        assert said["ok"]
+        (row,) = [one for one in found["rungs"] if one["name"] == name]
+        assert row["ok"]
         rate, slack = fastest_fill(), 1 + fastest_fill() / 1e9  # a byte for rounding, and a nanosecond
 
         def alike() -> bool:
             metrics = daemon.metrics()
             assert metrics["outrace_step_downs_total"] == 0
             unseen = metrics["outrace_unseen_bytes_bound"]
-            later_s = metrics["outrace_unseen_seconds_bound"] - said["unseen_ms"] / 1e3
+            later_s = metrics["outrace_unseen_seconds_bound"] - row["unseen_ms"] / 1e3
             if name not in SOFT_RUNGS:
                 # What hooks on charges do not see is read again as often as the CPU allows, and every 20 ms at least.
                 most = rate * bounds.REREAD_NS // 10**9 if name in BPF_RUNGS[1:] else 0
-                return -slack <= unseen - said["unseen_bytes"] <= most + slack and abs(later_s) < 1e-9
+                return -slack <= unseen - row["unseen_bytes"] <= most + slack and abs(later_s) < 1e-9
             # The next look is as near as the threshold, and as what a look costs, allow.
-            allowed = said["unseen_bytes"] + rate * later_s
+            allowed = row["unseen_bytes"] + rate * later_s
             # What page cache cannot hide comes off; the metric for that is another moment's: see below.
             return bool(unseen <= allowed + slack if name == EVENTFD else abs(unseen - allowed) <= slack)
 
-        live.until(alike, f"the metrics of {name} to say {said}")
+        live.until(alike, f"the metrics of {name} to be {row}")
 
 
 def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
         with live.Puppet(detect().root) as nobodys:
             while available_now() > threshold:
                 nobodys.do("anon(16)")
-            said = live.message(daemon, "would evict", pod="lab/small")
-        assert (said["signal"], said["domain"]) == ("memory.available", "node")
-        assert said["available"] < threshold
+            row = live.message(daemon, "would evict", pod="lab/small")
+        assert (row["signal"], row["domain"]) == ("memory.available", "node")
+        assert row["available"] < threshold
 
 
 @pytest.mark.parametrize("machine", [True, False])
@@ -110,9 +110,9 @@ def test_the_metric_of_a_usage_threshold_is_the_promise(machine: bool, hidden: i
     soft._cpus, soft._huge_page = seen.cpus, seen.huge_page
     for aimed, name in ((True, EVENTFD), (False, "poll")):
         soft._alarms = SimpleNamespace(are_aimed=aimed)  # type: ignore[assignment]
-        said = promise(seen, name, machine=machine, hidden=hidden)
-        soft._bound(said.unseen_ns, hidden)
-        assert (stats["bound_bytes"], stats["bound_ns"]) == said
+        row = promise(seen, name, machine=machine, hidden=hidden)
+        soft._bound(row.unseen_ns, hidden)
+        assert (stats["bound_bytes"], stats["bound_ns"]) == row
 
 
 @pytest.mark.once  # in the guests: tests/lab/test_lockdown.py
@@ -126,17 +126,17 @@ def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) 
         found = plan(used)
         assert found["rung"] == live.rung(daemon)
         assert found["rung"] in BPF_RUNGS
-        (said,) = [one for one in found["rungs"] if one["name"] == found["rung"]]
-        assert "pinned already" in said["detail"]
+        (row,) = [one for one in found["rungs"] if one["name"] == found["rung"]]
+        assert "pinned already" in row["detail"]
     bare.mkdir(mode=0o750)
     for hook, mark in loader.stamps().items():
         charging.remember_refused(bare, mark, f"the verifier refused {hook}")
     with LabDaemon(node, state_dir=bare) as daemon:
         found = plan(bare)
         assert found["rung"] == live.rung(daemon) == HERE
-        told = live.message(daemon, "better hooks cannot be used here")
+        logged = live.message(daemon, "better hooks cannot be used here")
         for one in found["rungs"][: len(BPF_RUNGS)]:
             assert not one["ok"]
-            assert f"{one['name']}: {one['detail']}" in told["problem"]
-            assert one["remedy"] in told["remedy"]
+            assert f"{one['name']}: {one['detail']}" in logged["problem"]
+            assert one["remedy"] in logged["remedy"]
         assert any("tries it again" in one["remedy"] for one in found["rungs"])

@@ -53,6 +53,15 @@ def test_a_process_deep_inside_a_container_is_its_pods(node: LabNode, tmp_path: 
         assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
 
 
+#: What a crossing was, by its forecast.
+OUTCOMES = ("inside", "sooner", "later", "none")
+
+
+def seen(daemon: LabDaemon, name: str) -> float:
+    """A metric that is absent while there is no forecast: 0 then."""
+    return daemon.metrics().get(f"outrace_{name}", 0)
+
+
 @pytest.mark.once
 def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -> None:
     pod = node.add_pod("leak")
@@ -60,18 +69,28 @@ def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -
         hog = node.start_hog(pod, mib=200, rate=10)
         hog.go()
         name = 'forecast_threshold_seconds{domain="node",signal="memory.available"}'
-        ahead = live.until(lambda: 0 < live.metric(daemon, name) < 60 and live.metric(daemon, name), "a forecast")
-        assert isinstance(ahead, float)
+        live.until(lambda: 0 < seen(daemon, name) < 60, "a forecast")
+        ends = [f'forecast_threshold_interval_seconds{{domain="node",end="{end}",signal="memory.available"}}'
+                for end in ("soonest", "latest")]  # fmt: skip
+        live.until(lambda: 0 < seen(daemon, ends[0]) <= seen(daemon, name) <= seen(daemon, ends[1]), "its interval")
+        summary = json.loads(daemon.get("/stats/summary")[1])["outrace"]["forecasts"]
+        assert [(one["domain"], one["of"], one["interval_holds"]) for one in summary] == [
+            ("node", "threshold", 0.8),
+            ("node", "oom", 0.8),
+        ]
         live.message(daemon, "would evict")
         hog.process.kill()
         hog.process.wait()
         live.until(lambda: live.metric(daemon, "forecast_error_seconds_count") == 1, "the forecast to be compared")
         if not live.emulated():
             assert live.metric(daemon, "forecast_error_seconds_sum") < 10
+        judged = {key: live.metric(daemon, f'forecasts_judged_total{{outcome="{key}"}}') for key in OUTCOMES}
+        assert sum(judged.values()) == 1
+        assert judged["none"] == 0
 
 
 @pytest.mark.once
-def test_it_is_told_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_path: Path) -> None:
+def test_it_is_reported_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_path: Path) -> None:
     large, small = node.add_pod("large"), node.add_pod("small")
     with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
         live.filled(node, large, 60)
@@ -129,7 +148,7 @@ def test_kills_on_the_rest_of_the_machine_are_counted_and_no_incidents(node: Lab
         assert {r["id"] for r in live.messages(daemon, "incident")} == {found["id"]}
 
 
-def test_places_tell_what_a_cgroup_is() -> None:
+def test_cgroup_names_give_what_a_cgroup_is() -> None:
     hierarchy = cgroupfs.detect()
     with live.cgroup("names") as top:
         node = cgroupfs.make(top / "node")
@@ -152,7 +171,7 @@ def test_places_tell_what_a_cgroup_is() -> None:
         assert names.of_cgroup(12345, "u").kind == "container"  # somewhere inside that pod
         assert names.of_cgroup(ids[other]) == NamedCgroup(f"#{ids[other]}", "outside")
         assert set(names.ids()) == {ids[node], ids[slice_], ids[pod]}
-        names.update({}, slice_)  # a kill is told after its pod went
+        names.update({}, slice_)  # a kill is reported after its pod went
         assert names.of_cgroup(ids[container]).name == "ns/x"
 
 

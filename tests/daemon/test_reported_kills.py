@@ -5,6 +5,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,9 +25,9 @@ HARD = ("--eviction-hard", "memory.available<32Mi")
 
 
 def span(state_dir: Path, since_ns: int, *until_ns: int) -> None:
-    one = reported_kills.ReportedKills(state_dir)
-    for each in until_ns:
-        one.note(since_ns, each)
+    with closing(reported_kills.ReportedKills(state_dir)) as one:
+        for each in until_ns:
+            one.note(since_ns, each)
 
 
 def test_spans_are_taken_once(tmp_path: Path) -> None:
@@ -49,13 +50,13 @@ def test_spans_are_taken_once(tmp_path: Path) -> None:
 
 
 def test_what_was_lost_in_between_is_in_no_span(tmp_path: Path) -> None:
-    one = reported_kills.ReportedKills(tmp_path)
-    for since, until in ((5, 7), (5, 9), (20, 21), (20, 30)):
-        one.note(since, until)
+    with closing(reported_kills.ReportedKills(tmp_path)) as one:
+        for since, until in ((5, 7), (5, 9), (20, 21), (20, 30)):
+            one.note(since, until)
     assert reported_kills.spans(tmp_path) == [(5, 9), (20, 30)]
 
 
-def test_another_boot_and_a_broken_file_tell_nothing(tmp_path: Path) -> None:
+def test_another_boot_and_a_broken_file_report_nothing(tmp_path: Path) -> None:
     path = tmp_path / reported_kills.FILE_NAME
     path.write_bytes(b"00000000-0000-0000-0000-000000000000 1 2\n\xff\xfe\nx y\n" + b"z" * 30)
     span(tmp_path, 3, 4)
@@ -92,22 +93,22 @@ def test_what_was_reported_is_passed_over_step_by_step(tmp_path: Path) -> None:
 def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
     from monitor.hot import polled_kills
 
-    said: list[Any] = []
+    sent: list[Any] = []
     gauge: Any = SimpleNamespace(hierarchy=Hierarchy(1, Path("/")))
     other: Any = SimpleNamespace(index=lambda _: None)
-    soft = polled_kills.PolledKills(gauge, other, other, other, said.append)
+    soft = polled_kills.PolledKills(gauge, other, other, other, sent.append)
     now = time.monotonic_ns()
     lines = [b"6,1,%d,-;line\n" % (us,) for us in (1_000_000, 1_500_000, 2_000_000)]
     monkeypatch.setattr(polled_kills, "kmsg_records", lambda *_: (lines, 3 if last else 1))
     soft._fd, soft._since_ns = 0, 5
     soft._read()
-    assert [record.msg for record in said] == ["lines of the kernel's log were lost"]
+    assert [record.msg for record in sent] == ["lines of the kernel's log were lost"]
     # The last line is of now, the first one after the gap half a second before it.
     expected = now if last else now - 500_000_000
     assert expected <= soft._since_ns <= expected + 400_000_000
 
 
-node = live.fixture(LabNode, "test-told", 160 * MIB)
+node = live.fixture(LabNode, "test-reported", 160 * MIB)
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def victims(daemon: LabDaemon) -> list[int]:
 
 @pytest.mark.kernel
 @pytest.mark.once
-def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, state: Path) -> None:
+def test_every_kill_is_reported_once_through_a_step_down_and_back(node: LabNode, state: Path) -> None:
     if charging.missing_tracepoints():
         pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
     filler, pod = node.add_pod("filler"), node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB)
@@ -157,7 +158,7 @@ def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, sta
         again = first.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
         assert again is not None
         pids += [meanwhile.pid, killed(node, pod)]
-        live.until(lambda: len(victims(first)) >= len(pids), "told of every kill")
+        live.until(lambda: len(victims(first)) >= len(pids), "every kill reported")
         live.ended(first)
         assert victims(first) == pids
         # Whoever was killed while it stepped down, nobody saw coming.

@@ -1,4 +1,4 @@
-"""What the service manager is told: a real datagram socket stands for systemd's."""
+"""What the service manager is sent: a real datagram socket stands for systemd's."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
         yield sock
 
 
-def said(sock: socket.socket) -> list[str]:
+def received(sock: socket.socket) -> list[str]:
     found = []
     while True:
         try:
@@ -46,8 +46,8 @@ def test_ready_alive_stopping(manager: socket.socket) -> None:
     service.alive(114 * SECOND)  # not yet: half of 30 s
     service.alive(115 * SECOND)
     service.stopping()
-    service.alive(200 * SECOND)  # too late to say anything
-    assert said(manager) == ["WATCHDOG=1", "READY=1\nSTATUS=110 pods", "WATCHDOG=1", "STOPPING=1"]
+    service.alive(200 * SECOND)  # too late to send anything
+    assert received(manager) == ["WATCHDOG=1", "READY=1\nSTATUS=110 pods", "WATCHDOG=1", "STOPPING=1"]
     assert service.due_ns() == 130 * SECOND
 
 
@@ -65,9 +65,9 @@ def test_a_full_queue_is_tried_again(manager: socket.socket) -> None:
         due = service.due_ns()
         assert due is not None
         assert due <= 100 * SECOND
-        said(manager)
+        received(manager)
         service.alive(100 * SECOND + 1)
-        assert said(manager) == ["WATCHDOG=1"]
+        assert received(manager) == ["WATCHDOG=1"]
 
 
 def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NOTIFY_SOCKET", f"@outrace-test-{os.getpid()}")
         with closing(Service()) as service:
             service.ready("0 pods")
-        assert said(sock) == ["READY=1\nSTATUS=0 pods"]
+        assert received(sock) == ["READY=1\nSTATUS=0 pods"]
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere"}, {"WATCHDOG_USEC": "30000000"}])
@@ -97,12 +97,12 @@ def test_the_watchdog_of_another_process_is_not_ours(manager: socket.socket, mon
     monkeypatch.setenv("WATCHDOG_PID", "1")
     with closing(Service()) as service:
         service.alive(SECOND)
-    assert said(manager) == []
+    assert received(manager) == []
 
 
 @pytest.mark.once
 @pytest.mark.kernel
-def test_the_daemon_says_when_it_can_decide_and_that_its_loop_turns(
+def test_the_daemon_notifies_systemd_when_it_can_decide_and_while_its_loop_turns(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "400000")
@@ -110,7 +110,7 @@ def test_the_daemon_says_when_it_can_decide_and_that_its_loop_turns(
     found: list[str] = []
 
     def heard(text: str) -> bool:
-        found.extend(said(manager))
+        found.extend(received(manager))
         return any(one.startswith(text) for one in found)
 
     with LabNode("test-service", 64 * MIB) as node:

@@ -1,4 +1,4 @@
-"""The real side process and the pods: which ones it tells the hot process of, and what it does to their processes."""
+"""The real side process and the pods: which ones it reports to the hot process, and what it does to their processes."""
 
 import ctypes
 import json
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 node = pytest.fixture(harness.side_node)
 
 
-def test_pods_are_told_when_they_come_change_and_go(node: Node) -> None:
+def test_pods_are_reported_when_they_come_change_and_go(node: Node) -> None:
     cgroup = node.pod("a", memory="64Mi")
     hot = node.run()
     first, synced = hot.receive_until("synced")
@@ -56,8 +56,8 @@ def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
         harness.manifest(node.manifests, "itself", node.cgroup)
         node.pod("inside")
         hot = node.run()
-        told = hot.receive_until("synced")
-        assert [getattr(message, "uid", None) for message in told] == ["uid-inside", None]
+        received = hot.receive_until("synced")
+        assert [getattr(message, "uid", None) for message in received] == ["uid-inside", None]
         for file, cgroup in (("stranger", stranger), ("itself", node.cgroup)):
             line = hot.wait_for_log(f"{file}.json: document 1: metadata.annotations[outrace/cgroup]: ")
             assert f"cgroup '{cgroup.name}' is not below the node {node.cgroup}; name a cgroup below it" in line
@@ -83,7 +83,7 @@ def _carries_memory(line: str) -> bool:
     return "memory" in controllers.split(",") if cgroupfs.detect().version == 1 else not controllers
 
 
-def test_a_pod_whose_containers_do_not_fit_into_a_message_is_told_without_them(node: Node) -> None:
+def test_a_pod_whose_containers_do_not_fit_into_a_message_is_sent_without_them(node: Node) -> None:
     """Else whoever makes a pod with so many is out of the ranking."""
     cgroup = node.pod("big")
     node.pod("small")
@@ -99,8 +99,13 @@ def test_a_pod_whose_containers_do_not_fit_into_a_message_is_told_without_them(n
     manifest["metadata"]["annotations"] |= {f"outrace/cgroup.{name}": relative for name in names}
     (node.manifests / ".new").write_text(json.dumps(manifest))
     (node.manifests / ".new").rename(node.manifests / "big.json")
-    told = hot.receive("pod+")
-    assert (told.uid, told.containers, told.cgroup, told.request) == ("uid-big", {}, str(cgroup), 70 << 20)
+    received = hot.receive("pod+")
+    assert (received.uid, received.containers, received.cgroup, received.request) == (
+        "uid-big",
+        {},
+        str(cgroup),
+        70 << 20,
+    )
     node.pod("late")
     assert hot.receive("pod+").uid == "uid-late"
     eventually(lambda: metric(hot, "pods") == 3)

@@ -55,7 +55,7 @@ def test_termination_signal_ends_it_too(node: Node) -> None:
     assert hot.process.wait(harness.TIMEOUT_S) == 0
 
 
-def test_without_a_pod_source_it_says_why(tmp_path: Path) -> None:
+def test_without_a_pod_source_it_names_the_reason(tmp_path: Path) -> None:
     hot = harness.Hot(RunConfig(pods="apiserver", state_dir=str(tmp_path)), tmp_path / "log")
     try:
         hot.start()
@@ -84,7 +84,7 @@ print(os.nice(0))"""
     assert done.stdout.strip() == str(STARTING), done.stderr
 
 
-def test_observed_decision_is_logged_in_the_kubelets_words_and_writes_nothing(node: Node) -> None:
+def test_observed_decision_is_logged_as_the_kubelet_words_it_and_writes_nothing(node: Node) -> None:
     node.pod("a", memory="64Mi")
     hot = node.run()
     hot.receive("synced")
@@ -203,8 +203,8 @@ def test_a_pod_fills_no_log(node: Node, kind: str) -> None:
     assert hot.end() == 0
     lines = [line for line in hot.log().splitlines() if "pod=default/a" in line and "victim_pid" in line]
     assert 10 <= len(lines) <= 90
-    told = [line for line in hot.log().splitlines() if 'msg="more of the same"' in line and "pod=default/a" in line]
-    left_out = sum(int(line.partition(" lines=")[2].split()[0]) for line in told)
+    same = [line for line in hot.log().splitlines() if 'msg="more of the same"' in line and "pod=default/a" in line]
+    left_out = sum(int(line.partition(" lines=")[2].split()[0]) for line in same)
     assert len(lines) + left_out == 3000
     if kind == "mark":
         assert "pod=default/b" in hot.log()

@@ -80,7 +80,7 @@ def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evi
 
 @needs_kernel
 @pytest.mark.newest
-def test_a_pod_signalled_by_a_daemon_that_could_not_say_so_is_finished_and_told_of(node: LabNode) -> None:
+def test_a_pod_signalled_by_a_daemon_that_died_is_finished_and_reported(node: LabNode) -> None:
     pod, other = node.add_pod("half"), node.add_pod("other")
     hogs = [node.start_hog(pod, mib=46), node.start_hog(other, mib=64)]  # the policy would take the larger one now
     with live.daemon(node, "--enforce", *hard(24)) as daemon:
@@ -211,7 +211,7 @@ def test_a_note_is_of_one_pod() -> None:
     assert note.read() is None
 
 
-def test_a_new_side_is_told_what_the_old_one_had_not_stored() -> None:
+def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
     unstored, heard = UnstoredMessages(), []
 
     def take(message: HotMessage) -> bool:

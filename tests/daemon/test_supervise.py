@@ -1,7 +1,6 @@
 """The side process as the hot one starts, loses and ends it."""
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -13,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from monitor.errors import EXIT_CANNOT
 from monitor.hot import supervise
 from monitor.hot.supervise import Side
 from monitor.kernel.loader import package_path
-from monitor.link import channel
+from monitor.kernel.readable import readable
+from monitor.link import channel, upgrade
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, LogLine
 from monitor.settings.config import RunConfig
@@ -48,7 +49,7 @@ def hear(side: Side, kind: str) -> None:
     sock = side.sock
     assert sock is not None
     while True:
-        assert select.select([sock], [], [], live.TIMEOUT_S)[0], f"no {kind!r}"
+        assert readable(sock, live.TIMEOUT_S), f"no {kind!r}"
         for message in channel.drain(sock):
             assert message is not None, "the side closed the channel"
             if NAMES.get(type(message)) == kind:
@@ -74,7 +75,7 @@ def test_its_death_is_seen_and_it_starts_again(side: Side) -> None:
     hear(side, "synced")
     assert side.next_start_ns > begin
     os.kill(side.pid, signal.SIGKILL)
-    assert select.select([side.pidfd], [], [], live.TIMEOUT_S)[0]
+    assert readable(side.pidfd, live.TIMEOUT_S)
     status = side.reap()
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == signal.SIGKILL
@@ -113,25 +114,23 @@ def test_what_it_may_take_to_store_is_less_than_what_it_is_given() -> None:
     assert supervise._STOP_S > side_process._INCIDENTS_S + 5 * side_process._CLOSE_S
 
 
-def test_a_handled_signal_of_ours_is_not_ignored_in_it(side: Side) -> None:
-    """The hot process handles SIGTERM and ignores SIGHUP and SIGPIPE; the side starts with none of that."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+def test_a_signal_that_is_ignored_here_is_not_in_it(side: Side) -> None:
+    """But SIGHUP: that reaches a whole unit or terminal, and asks the hot process for a reload."""
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         side.start(time.monotonic_ns())
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
     hear(side, "synced")
     with open(f"/proc/{side.pid}/status") as file:
         ignored = next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn:"))
-    assert not ignored >> (signal.SIGHUP - 1) & 1
     assert not ignored >> (signal.SIGTERM - 1) & 1
+    assert ignored >> (signal.SIGHUP - 1) & 1
 
 
 def ended(side: Side) -> int:
-    assert select.select([side.pidfd], [], [], live.TIMEOUT_S)[0]
+    assert readable(side.pidfd, live.TIMEOUT_S)
     return side.reap()
 
 
@@ -156,11 +155,11 @@ def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
         os.close(write)
         os.close(saved)
     with open(read) as lines:
-        said = ""
-        while "to nobody" not in said:
-            assert select.select([lines], [], [], live.TIMEOUT_S)[0]
-            said += os.read(read, 65536).decode()
-        assert said.index("to the first") < said.index("to nobody")
+        output = ""
+        while "to nobody" not in output:
+            assert readable(lines, live.TIMEOUT_S)
+            output += os.read(read, 65536).decode()
+        assert output.index("to the first") < output.index("to nobody")
         live.until(lambda: side.forget_read() or not side._left, "nothing to be kept any more")
         side.stop()
 
@@ -206,7 +205,7 @@ def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
         assert live.alive(first)
         side.collect()
         assert live.alive(first), "it has not ended"
-    assert select.select([pidfd], [], [], live.TIMEOUT_S)[0]  # thawed
+    assert readable(pidfd, live.TIMEOUT_S)  # thawed
     side.collect()
     with pytest.raises(ChildProcessError):
         os.waitpid(first, 0)
@@ -226,3 +225,24 @@ def test_a_side_that_cannot_be_watched_is_not_left_alone(side: Side, monkeypatch
     with pytest.raises(ChildProcessError):
         os.waitpid(spawned[0], 0)
     monkeypatch.undo()
+
+
+def test_a_side_of_another_version_does_not_start(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules below the daemon were replaced by an upgrade; until its restart, the hot process goes on alone."""
+    monkeypatch.setattr(supervise, "MINE", "another file")
+    side.start(time.monotonic_ns())
+    assert readable(side.pidfd, live.TIMEOUT_S)
+    assert os.waitstatus_to_exitcode(os.waitpid(side.pid, 0)[1]) == EXIT_CANNOT
+
+
+def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = tmp_path / "__init__.py"
+    module.write_text("")
+    monkeypatch.setattr(upgrade.monitor, "__file__", str(module))
+    before = upgrade.identity()
+    assert upgrade.identity() == before != "none"
+    (tmp_path / "new").write_text("")
+    (tmp_path / "new").rename(module)
+    assert upgrade.identity() != before
+    module.unlink()
+    assert upgrade.identity() == "none"

@@ -111,7 +111,7 @@ def test_descriptors_go_to_their_handlers_before_what_is_due(loop: Loop, pipe: t
 
 
 def test_a_number_that_is_used_again_goes_to_whoever_registered_last(loop: Loop, pipe: tuple[int, int]) -> None:
-    """Closing takes a descriptor out of the epoll, and nobody says so."""
+    """Closing takes a descriptor out of the epoll without an event."""
     old: list[int] = []
     new: list[int] = []
     closed, write = os.pipe()
@@ -195,7 +195,7 @@ def test_a_signal_in_the_midst_of_the_start_is_not_forgotten() -> None:
     life.stop()
     life.advance(State.SYNCING)
     assert life.state is State.STOPPING
-    assert not life.is_ready, "the exit code says so"
+    assert not life.is_ready, "the exit code has it"
 
 
 class Deaf:
@@ -238,7 +238,7 @@ class Watched:
 
     def __init__(self, *, looks: bool) -> None:
         self.arming = SimpleNamespace(looks=looks, next_look_ns=0)
-        self.watches = [SimpleNamespace(index=0, thresholds=("hard",))]
+        self.watches = [SimpleNamespace(index=0, thresholds=("hard",), compared=False, formula=0)]
         self.table = SimpleNamespace(room=lambda _: NEAR_BYTES - 1)
         self.steps, self.is_calm, self.looked = 1, True, 0
         self.busy_poll = BusyPoll(self, self, self.consume, self.look)  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def test_a_look_that_is_due_does_not_wait_for_pods_to_rest() -> None:
     assert watched.looked == 2, "it went on after the first, and ended with the second"
 
 
-def test_where_every_change_is_told_nobody_looks_meanwhile() -> None:
+def test_where_every_change_is_reported_nobody_polls_meanwhile() -> None:
     watched = Watched(looks=False)
     watched.busy_poll.spin(0)
     assert watched.looked == 0

@@ -60,3 +60,21 @@ def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path)
             trigger.prepare()
             assert bool(word[0]) == (not is_spared)
             trigger.forget("uid")
+
+
+def test_the_pod_that_the_kernel_has_begun_to_kill_is_finished_before_the_pass(pod: Path) -> None:
+    """Its other processes need no decision any more; a pod that the kernel was not armed for needs one."""
+    entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=7)
+    registry: Any = SimpleNamespace(first=lambda: entry, by_uid={"uid": entry})
+    word = memoryview(bytearray(32)).cast("Q")
+    with live.Puppet(pod) as other:
+        trigger = Trigger(word, registry, 1, in_kernel=True)
+        trigger.prepare()
+        assert trigger.ready("uid") is None  # armed: nobody was signalled
+        word[3], word[0] = word[0], 0  # as `pull` in bpf/pressure.c does
+        assert trigger.ready("another") is None
+        victim = trigger.ready("uid")
+        assert victim is not None
+        victim.kill()
+        assert other.wait() == -9
+        victim.close()

@@ -1,4 +1,4 @@
-"""The unit in deploy/systemd: what it says; and under a real systemd, with its privileges and sandbox, what it does."""
+"""The unit in deploy/systemd: its settings; and under a real systemd, with its privileges and sandbox, what it does."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from monitor.kernel import cgroupfs, loader
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from monitor.settings.config import RunConfig
 from tests import live
 from tests.commands import run
 
@@ -35,18 +36,20 @@ class Service:
     def __init__(self, node: LabNode, port: int) -> None:
         self.name = f"outrace-test-{os.getpid()}"
         self.state = Path("/var/lib", self.name)
+        self.run = Path("/run", self.name)
         self.daemon = LabDaemon(node, state_dir=self.state)  # never started: to ask what systemd started
         self.daemon.address = f"http://127.0.0.1:{port}"
         relative = node.cgroup.relative_to(node.hierarchy.root)
         command = [sys.executable, "-P", "-m", "monitor.cli.main", "run", "--state-dir", self.state]
         command += ["--pods", f"manifests:{node.manifests}", "--node-cgroup", relative, "--listen", f"127.0.0.1:{port}"]
-        command += ["--eviction-hard", "memory.available<32Mi", "--enforce"]
+        command += ["--eviction-hard", "memory.available<32Mi", "--enforce", "--run-dir", self.run]
         self.command = " ".join(map(str, command))
         changed = [
             "[Service]",
             "EnvironmentFile=",
             f"Environment=PYTHONPATH={loader.package_path()}",
             f"StateDirectory=\nStateDirectory={self.name}",
+            f"RuntimeDirectory=\nRuntimeDirectory={self.name}",
             f"ExecStart=\nExecStart={self.command}",
             "WatchdogSec=10",
         ]
@@ -85,8 +88,8 @@ class Service:
         return done.stdout.strip()
 
     def journal(self) -> str:
-        said = ["journalctl", "--no-pager", "--lines=60", f"--unit={self.name}"]
-        return run(*said).stdout
+        command = ["journalctl", "--no-pager", "--lines=60", f"--unit={self.name}"]
+        return run(*command).stdout
 
     def shows(self, what: str) -> str:
         return self.systemctl("show", "--value", f"--property={what}")
@@ -105,28 +108,31 @@ class Service:
         subprocess.run(["systemctl", "daemon-reload"], check=False)
         loader.unload(loader.instance_directory(self.state))
         shutil.rmtree(self.state, ignore_errors=True)
+        shutil.rmtree(self.run, ignore_errors=True)
 
 
-def said(name: str) -> list[str]:
+def values(name: str) -> list[str]:
     """Every value that the unit gives to a setting."""
     return [line.partition("=")[2] for line in UNIT.read_text().splitlines() if line.startswith(f"{name}=")]
 
 
-# Without systemd: what the file says.
+# Without systemd: what the file has.
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not there: the package systemd has it")
     copy = tmp_path / "outrace.service"
-    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE))
+    copy.write_text(
+        re.sub(r"^Exec(Start|StopPost|Reload)=(-?)\S+", r"Exec\1=\2/bin/true", UNIT.read_text(), flags=re.MULTILINE)
+    )
     done = run(analyze, "verify", copy)
     about = [line for line in done.stderr.splitlines() if "outrace" in line]
     assert (done.returncode, about) == (0, [])
 
 
 def test_what_trying_again_does_not_mend_is_not_tried_again() -> None:
-    assert said("Restart") == ["always"]
-    assert set(said("RestartPreventExitStatus")[0].split()) == {str(EXIT_USAGE), str(EXIT_CANNOT)}
+    assert values("Restart") == ["always"]
+    assert set(values("RestartPreventExitStatus")[0].split()) == {str(EXIT_USAGE), str(EXIT_CANNOT)}
 
 
 def test_nothing_closes_the_kernels_log() -> None:
@@ -139,19 +145,24 @@ def test_nothing_closes_the_kernels_log() -> None:
         "DeviceAllow",
         "RootDirectory",
     ):
-        assert said(closes) == []
-    assert "CAP_SYSLOG" in said("CapabilityBoundingSet")[0]
-    assert "CAP_SYS_TIME" not in said("CapabilityBoundingSet")[0]  # which is what ProtectClock= is about
+        assert values(closes) == []
+    assert "CAP_SYSLOG" in values("CapabilityBoundingSet")[0]
+    assert "CAP_SYS_TIME" not in values("CapabilityBoundingSet")[0]  # which is what ProtectClock= is about
 
 
 def test_the_kubelet_does_not_wait_for_it() -> None:
-    assert said("Before") == []
-    assert said("Wants") == said("Requires") == []
+    assert values("Before") == []
+    assert values("Wants") == values("Requires") == []
 
 
 def test_its_memory_is_kept_although_no_slice_keeps_any() -> None:
-    assert (said("Slice"), said("MemoryMin")) == (["-.slice"], ["64M"])
-    assert (said("OOMPolicy"), said("OOMScoreAdjust")) == (["continue"], ["-999"])
+    assert (values("Slice"), values("MemoryMin")) == (["-.slice"], ["64M"])
+    assert (values("OOMPolicy"), values("OOMScoreAdjust")) == (["continue"], ["-999"])
+
+
+def test_commands_find_its_socket_and_a_stop_removes_no_other_daemons() -> None:
+    assert [f"/run/{name}" for name in values("RuntimeDirectory")] == [RunConfig().run_dir]
+    assert (values("RuntimeDirectoryMode"), values("RuntimeDirectoryPreserve")) == (["0700"], ["yes"])
 
 
 # Under systemd.
@@ -174,12 +185,13 @@ def service() -> Iterator[Service]:
 def test_it_starts_evicts_and_is_started_again_when_it_dies_or_hangs(service: Service) -> None:
     node = service.daemon.node
     hog = node.start_hog(node.add_pod("hog"), mib=400, rate=100)
-    service.systemctl("start")  # returns when it says that it can decide
+    service.systemctl("start")  # returns when it reports that it can decide
     assert service.shows("ActiveState") == "active"
     assert service.shows("StatusText") != ""
     first = service.pid
     assert Path(f"/proc/{first}/oom_score_adj").read_text().strip() == "-999"
     assert os.sched_getscheduler(first) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+    live.until(lambda: len(list(service.run.glob("*.sock"))) == 1, "the socket for commands")
     metrics = service.daemon.metrics()
     assert sum(metrics[f'outrace_hook_rung{{rung="{name}"}}'] for name in BPF_RUNGS) == 1, service.journal()
     hog.go()
@@ -195,13 +207,13 @@ def test_it_starts_evicts_and_is_started_again_when_it_dies_or_hangs(service: Se
     live.until(lambda: service.restarted(2), "systemd's watchdog")
     assert service.pid not in (first, second)
     # systemd hears it from the hot process, HTTP is served by the side, which starts at the same time.
-    live.until(lambda: service.daemon.get("/readyz")[0] == 200, "/readyz to say what systemd was told")
+    live.until(lambda: service.daemon.get("/readyz")[0] == 200, "/readyz to report what systemd was sent")
 
     service.systemctl("stop")
     assert (service.shows("ActiveState"), service.shows("Result")) == ("inactive", "success")
 
 
-def test_a_wrong_option_is_said_once_and_not_tried_again(service: Service) -> None:
+def test_a_wrong_option_is_reported_once_and_not_tried_again(service: Service) -> None:
     service.set(f"ExecStart=\nExecStart={service.command} --eviction-hrad memory.available<1Mi")
     started = subprocess.run(["systemctl", "start", service.name], capture_output=True, check=False, timeout=300)
     assert started.returncode != 0

@@ -1,4 +1,4 @@
-"""The domains with thresholds: their capacity, their ceilings, and when the kernel says that one is crossed."""
+"""The domains with thresholds: their capacity, their ceilings, and when the kernel reports that one is crossed."""
 
 import os
 from types import SimpleNamespace
@@ -85,7 +85,7 @@ def test_the_next_threshold_of_the_machine_and_that_one_more_is_met() -> None:
         {"memory.available": "10%"}, {"memory.available": "64Mi"}, {"memory.available": "1s"}, {}, ("pods",)
     )
     lines = tuple(t.quantity(320 * MIB) for t in thresholds)
-    gauge.watches = [SimpleNamespace(machine=True, index=0, capacity=320 * MIB, lines=lines)]
+    gauge.watches = [SimpleNamespace(machine=True, formula=0, index=0, capacity=320 * MIB, lines=lines)]
     for available, ahead, crossed in (
         (100, 36, False),
         (65, 1, False),
@@ -127,7 +127,9 @@ def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available:
     hard = parse_thresholds({"memory.available": "64Mi"}, {}, {}, {}, ("pods",))
     lines = (64 * MIB,)
     gauge.watches = [
-        SimpleNamespace(machine=True, index=0, capacity=2048 * MIB, thresholds=hard, lines=lines, floor=lines[0])
+        SimpleNamespace(
+            machine=True, formula=0, index=0, capacity=2048 * MIB, thresholds=hard, lines=lines, floor=lines[0]
+        )
     ]
     assert not gauge.look(5, lambda: True)
     assert gauge.headroom == (available - 64) * MIB
