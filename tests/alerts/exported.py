@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from prometheus_client.core import Metric
 
-from monitor.actions.oomadj import OomScores
 from monitor.cli.evicted_metrics import EvictedMetrics
 from monitor.evicted.controller import Controller
 from monitor.evicted.election import LeaderElector, Timing
@@ -24,7 +23,9 @@ from monitor.side.cluster.cluster import Cluster
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.export.metrics import Metrics
+from monitor.side.process_watch import ProcessWatch
 from monitor.side.races import Races
+from monitor.side.reload import Reloader
 from monitor.side.worker import Worker
 from tests.side.views import view as side_view
 
@@ -58,9 +59,10 @@ def exported_names(state_dir: Path) -> set[str]:
     view = side_view(config, hierarchy, total, mem_total=total, thresholds=config.thresholds())
     view.disks = DiskWatch(config, find_disks(), dict, lambda: None, log)
     view.races = Races(view)
+    view.reloader = Reloader(view)
     worker = Worker("none")
     view.cluster = Cluster(_SERVER, "node-1", state_dir, worker, log)
-    metrics = Metrics(view, OomScores(hierarchy, view.capacity, False, log), worker, worker, cast(Any, _NoServer()))
+    metrics = Metrics(view, ProcessWatch(view), worker, worker, cast(Any, _NoServer()))
     try:
         families = [*metrics.collect(), *_of_controller()]
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}

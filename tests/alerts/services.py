@@ -135,7 +135,7 @@ class Alertmanager:
         fetch(f"{self.url}/api/v2/silences", {"matchers": matchers, "startsAt": now, "endsAt": until_, **more})
 
 
-# What a webhook receiver is: it says its port, takes POSTs, prints each body as a line; the status is its argument.
+# What a webhook receiver is: it prints its port, takes POSTs, prints each body as a line; the status is its argument.
 _WEBHOOK = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -198,7 +198,7 @@ class LogLines(Log):
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
         self.lines.append((level, message, fields))
 
-    def said(self, text: str) -> list[dict[str, Any]]:
+    def matching(self, text: str) -> list[dict[str, Any]]:
         return [fields for _, message, fields in self.lines if text in message]
 
 
@@ -219,7 +219,7 @@ def sender(
         assert made.close(10)
 
 
-# Our side as a process of its own, to be killed: it fires what it reads, one alert a line, and says so.
+# Our side as a process of its own, to be killed: it fires what it reads, one alert a line, and prints that.
 _CHILD = """
 import json, sys
 from pathlib import Path

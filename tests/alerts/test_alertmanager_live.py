@@ -117,9 +117,9 @@ def test_what_was_raised_while_it_was_down_arrives(tmp_path: Path) -> None:
             until(lambda: sending.counters[name]["waiting"] == 0, "all acknowledged")
             assert {alert["startsAt"] for alert in alertmanager.alerts(OOM_KILL)} == {rfc3339(now - 120)[:23] + "Z"}
     assert (sending.counters[name]["sent"], sending.counters[name]["dropped"]) == (3, 0)
-    (failure,) = log.said("cannot be delivered")  # said once, not at every try
+    (failure,) = log.matching("cannot be delivered")  # logged once, not at every try
     assert "refused" in failure["problem"]
-    assert log.said("delivered again")
+    assert log.matching("delivered again")
 
 
 def written(state: Path) -> int:
@@ -169,7 +169,7 @@ def test_one_bad_alert_does_not_hold_up_the_others(tmp_path: Path) -> None:
             until(lambda: alertmanager.alerts(PRESSURE), "the good one arrives")
             until(lambda: sending.counters[name]["dropped"] == 1, "the bad one is given up")
             until(lambda: sending.counters[name]["waiting"] == 0, "nothing waits")
-    (refused,) = log.said("refused")
+    (refused,) = log.matching("refused")
     assert refused["alert"] == "OutraceBad"
     assert "HTTP 400" in refused["problem"]
 
@@ -214,7 +214,7 @@ def test_down_for_thirty_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 print(f"\n  {fired} alerts of 30 s arrived {time.monotonic() - back:.2f} s after it was back")
 
 
-def test_the_api_says_what_it_is(tmp_path: Path) -> None:
+def test_the_address_checked_is_the_one_that_answers(tmp_path: Path) -> None:
     """The address `check_url` asks for is the one whose /api/v2/alerts answers."""
     alertmanager = Alertmanager(tmp_path)
     with alertmanager.running():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import ConfigError, MonitorError
+from monitor.race.forecast import Forecast
 from monitor.settings.urls import check_url
 from monitor.side.alerts import rules
 from monitor.side.alerts.http_post import address
@@ -122,7 +123,11 @@ def test_alerts_of_the_state() -> None:
             {"signal": "pid.available", "kind": "soft"},
         ],
         mismatch={"kernel": "a/b", "policy": "c/d", "reason": None},
-        oom_in_s={"node": 12.34, "kubepods": None, "x": float("inf"), "y": 60.0},
+        oom_ahead={
+            "node": Forecast(0, 1, 1.0, 12_340_000_000, 9_900_000_000, 15_100_000_000),
+            "kubepods": Forecast(0, 1, 1.0, None, None, None, "growth too uneven"),
+            "y": Forecast(0, 1, 1.0, 60_000_000_000, 50_000_000_000, 70_000_000_000),
+        },
         lost={"channel": 3, "decode": 0},
         not_ready="the pods are not known yet",
         not_ready_s=31.0,
@@ -154,6 +159,25 @@ def test_alerts_of_the_state() -> None:
     assert found[3].annotations["kernel"] == "a/b"
     assert found[4].labels["domain"] == "node"
     assert "12 s from an OOM kill" in found[4].annotations["summary"]
+    assert "(80% of such crossings come after 10 to 15 s)" in found[4].annotations["summary"]
+    interval = {key: found[4].annotations[key] for key in ("seconds", "soonest_s", "latest_s", "interval_holds")}
+    assert interval == {"seconds": "12.3", "soonest_s": "9.9", "latest_s": "15.1", "interval_holds": "0.8"}
+
+
+def test_a_pod_that_is_held_too_long() -> None:
+    held = {"pod": "shop/hog", "reason": "grows", "brake": "limit", "signal": "memory.available", "left_s": 70.0}
+    assert alerts_for_state("n", 1000.0, held=[held | {"held_s": 45.0}]) == []
+    (alert,) = alerts_for_state("n", 1000.0, held=[held | {"held_s": 50.0}])
+    assert (alert.name, alert.labels["namespace"], alert.labels["pod"]) == (rules.POD_HELD_TOO_LONG, "shop", "hog")
+    assert "held for 50 s" in alert.annotations["summary"]
+    assert alert.annotations["left_s"] == "70.0"
+
+
+def test_a_hold_that_the_kubelet_did_not_answer() -> None:
+    held = [{"pod": "shop/hog", "why": "other_pod"}, {"pod": "shop/cart", "why": "clear"}]
+    incident = {**OOM_DURING_GRACE, "verdict": "relieved", "oom_victims": [], "flags": ["held", "hold_unanswered"]}
+    (alert,) = alerts_for({**incident, "holds": held}, "n")
+    assert (alert.name, alert.labels["namespace"], alert.labels["pod"]) == (rules.HOLD_UNANSWERED, "shop", "hog")
 
 
 def test_a_quiet_state_gives_none() -> None:
@@ -222,7 +246,7 @@ def test_urls(option: str, url: str, used: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "url", "says"),
+    ("option", "url", "expected"),
     [
         ("--alertmanager", "localhost:9093", "does not begin with http:// or https://; write http://HOST:PORT"),
         ("--alertmanager", "", "does not begin with"),
@@ -241,12 +265,12 @@ def test_urls(option: str, url: str, used: str) -> None:
         ("--webhook", "http://bücher.example/", "not printable ASCII"),
     ],
 )
-def test_bad_urls(option: str, url: str, says: str) -> None:
+def test_bad_urls(option: str, url: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_url(url, option)
     text = str(caught.value)
     assert text.startswith(f"{option}: ")
-    assert says in text
+    assert expected in text
     assert "\n" not in text
 
 

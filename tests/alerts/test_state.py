@@ -31,7 +31,7 @@ def test_the_state_is_private_and_no_link_is_followed(tmp_path: Path) -> None:
     path.symlink_to(victim)
     log = LogLines()
     with sender(tmp_path, [URL], log=log) as sending:
-        assert "symbolic links" in log.said("cannot be read")[0]["problem"]
+        assert "symbolic links" in log.matching("cannot be read")[0]["problem"]
         sending.fire(alert())
     assert victim.read_text() == "precious"
     assert not path.is_symlink()
@@ -62,7 +62,7 @@ def test_any_garbage_is_survived_and_logged(tmp_path: Path, content: bytes) -> N
     assert list(AlertSender(tmp_path, [URL], [], log, "n").counters.values()) == [
         {"sent": 0, "failed": 0, "dropped": 0, "waiting": 0}
     ]
-    assert len(log.said("alerts from before the restart")) == 1
+    assert len(log.matching("alerts from before the restart")) == 1
 
 
 def test_a_state_dir_that_cannot_be_written_stops_no_alert(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_state_dir_that_cannot_be_written_stops_no_alert(tmp_path: Path) -> No
     sending.fire(alert("A", time.time()))
     (name,) = sending.counters
     until(lambda: sending.counters[name]["failed"] >= 3, "it is tried all the same")
-    assert len(log.said("would not survive a restart")) == 1
+    assert len(log.matching("would not survive a restart")) == 1
     (tmp_path / "missing").mkdir()
     until(lambda: any((tmp_path / "missing").iterdir()), "written as soon as that is possible")
     assert sending.close(10)
@@ -88,7 +88,7 @@ def test_a_receiver_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> N
     with sender(tmp_path, [URL], log=log):
         pass
     assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 1
-    assert log.said("configured no more") == [{"receivers": 1}]
+    assert log.matching("configured no more") == [{"receivers": 1}]
 
 
 def test_the_state_holds_no_secrets(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode, tmp_path: Path
     assert lost == [], found.lost
 
 
-def test_the_bench_says_to_whom_it_measured() -> None:
+def test_the_bench_names_the_receiver_it_measured() -> None:
     done = live.outrace("bench", "alerts", "--pods", "3", "--seconds", "1", "-o", "json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["results"]
@@ -57,7 +57,7 @@ def test_the_bench_says_to_whom_it_measured() -> None:
     live.one_line(live.outrace("bench", "alerts", "--alertmanager-binary", "/nowhere"), 1, "/nowhere is no program")
 
 
-def test_an_alertmanager_that_does_not_start_is_said_with_its_words(tmp_path: Path) -> None:
+def test_an_alertmanager_that_does_not_start_is_reported_with_its_last_line(tmp_path: Path) -> None:
     broken = tmp_path / "alertmanager"
     broken.write_text("#!/bin/sh\necho no luck today\nexit 1\n")
     broken.chmod(0o755)

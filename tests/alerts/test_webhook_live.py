@@ -119,9 +119,14 @@ def test_a_receiver_that_errs_is_tried_again(tmp_path: Path) -> None:
     log = LogLines()
     with sender(tmp_path, webhooks=[hook.url], log=log) as sending:
         sending.fire(event(0, time.time()))
-        for status, says in ((500, "HTTP 500"), (404, "HTTP 404"), (302, "redirects are not followed")):
+        for status, expected in ((500, "HTTP 500"), (404, "HTTP 404"), (302, "redirects are not followed")):
             with hook.running(status):
-                until(lambda says=says: any(says in f["problem"] for f in log.said("cannot be delivered")), says)
+                until(
+                    lambda expected=expected: any(
+                        expected in f["problem"] for f in log.matching("cannot be delivered")
+                    ),
+                    expected,
+                )
         assert hook.paths() == {"/hook/secret"}  # never /elsewhere
         with hook.running():
             until(lambda: counts(sending)["sent"] == 1, "taken at last")
@@ -138,7 +143,7 @@ def test_what_is_refused_does_not_block_the_rest(tmp_path: Path) -> None:
         with hook.running():
             sending.fire(event(1, time.time()))
             until(lambda: counts(sending)["sent"] == 1, "the next one is taken")
-    assert log.said("refused")[0]["problem"] == "HTTP 422"
+    assert log.matching("refused")[0]["problem"] == "HTTP 422"
 
 
 @contextmanager

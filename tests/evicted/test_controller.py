@@ -18,7 +18,7 @@ from tests.evicted.test_selection import pod
 
 
 class Elector:
-    """Has the lease for as long as the test wants: ``terms`` says how each renewal ends."""
+    """Has the lease for as long as the test wants: ``terms`` is how each renewal ends."""
 
     def __init__(self, stop: threading.Event, *terms: Callable[[], None]) -> None:
         self.stop = stop
@@ -77,7 +77,7 @@ class Sweeps:
 
 
 def controller(sweeps: Sweeps, *terms: Callable[[], None]) -> tuple[Controller, Elector, list[str]]:
-    stop, said = threading.Event(), []
+    stop, logged = threading.Event(), []
     elector = Elector(stop, *terms)
     made = Controller(
         elector,  # type: ignore[arg-type]  # as far as it is used
@@ -85,12 +85,12 @@ def controller(sweeps: Sweeps, *terms: Callable[[], None]) -> tuple[Controller, 
         Criteria(),
         300.0,
         stop,
-        log_line=said.append,
-        failed=said.append,
+        log_line=logged.append,
+        failed=logged.append,
         now=lambda: 1e6,
         clock=lambda: 0.0,
     )
-    return made, elector, said
+    return made, elector, logged
 
 
 def test_a_term_that_ends_ends_the_sweep_before_the_lease_is_released() -> None:
@@ -100,10 +100,10 @@ def test_a_term_that_ends_ends_the_sweep_before_the_lease_is_released() -> None:
         assert sweeps.done.wait(30)
         elector.stop.set()
 
-    made, elector, said = controller(sweeps, over)
+    made, elector, logged = controller(sweeps, over)
     made.run()
     assert elector.calls == ["acquire", "lost", "release", "forget"]
-    assert said == ["1 of 1: 1 deleted (1 evicted pods found)"]
+    assert logged == ["1 of 1: 1 deleted (1 evicted pods found)"]
     counters = made.counters
     assert (counters.found, counters.chosen, counters.others, counters.swept_at) == (1, 1, 2, 1e6)
     assert (counters.outcomes["deleted"], counters.sweeps["ok"], sweeps.closed) == (1, 1, 1)
@@ -134,7 +134,7 @@ def test_a_lease_that_was_lost_is_sought_again_and_not_released() -> None:
         (Cancelled("stopped"), "ended", "ended after 1 pods: the lease is not held any more, or the process ends"),
     ],
 )
-def test_a_sweep_that_fails_is_counted_and_said(error: MonitorError, result: str, line: str) -> None:
+def test_a_sweep_that_fails_is_counted_and_logged(error: MonitorError, result: str, line: str) -> None:
     def fail() -> None:
         raise error
 
@@ -144,9 +144,9 @@ def test_a_sweep_that_fails_is_counted_and_said(error: MonitorError, result: str
         assert sweeps.done.wait(30)
         elector.stop.set()
 
-    made, elector, said = controller(sweeps, over)
+    made, elector, logged = controller(sweeps, over)
     made.run()
-    assert said == [line]
+    assert logged == [line]
     assert (made.counters.sweeps[result], made.counters.outcomes["deleted"], made.counters.swept_at) == (1, 1, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Two real processes of `outrace evicted run` against the fake API server; one is killed, stopped, or told to end."""
+"""Two real processes of `outrace evicted run` against the fake API server; one is killed, stopped, or asked to end."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_10000_pods_2000_to_go_two_controllers_one_killed_half_way(api: FakeApiS
     assert (other.terminate(), holder(api)) == (0, "")
 
 
-def test_told_to_end_it_gives_the_lease_to_the_other_one(api: FakeApiServer, start: Start) -> None:
+def test_asked_to_end_it_gives_the_lease_to_the_other_one(api: FakeApiServer, start: Start) -> None:
     put(api, *(evicted(f"a{number:03}") for number in range(300)))
     options = ("--interval", "1s", "--rate", "50")
     leader, other = leader_of(api, start("one", *options), start("two", *options))
@@ -138,7 +138,7 @@ def test_away_for_long_the_server_finds_it_at_work_again(api: FakeApiServer, sta
     assert one.terminate() == 0
 
 
-def test_without_rights_it_says_so_and_waits(api: FakeApiServer, start: Start) -> None:
+def test_without_rights_it_logs_that_and_waits(api: FakeApiServer, start: Start) -> None:
     put(api, evicted("a"))
     api.forbidden = {("delete", "pods")}
     one = start("one", "--interval", "1s")

@@ -22,11 +22,11 @@ KEY = ("leases", "outrace", "evicted")
 
 
 class Candidate:
-    """An elector whose waits move its clock; after ``turns`` of them it is told to stop."""
+    """An elector whose waits move its clock; after ``turns`` of them it is asked to stop."""
 
     def __init__(self, client: ApiClient, name: str, skew_s: float = 0.0) -> None:
         self.clock = WaitedClock()
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.stop = threading.Event()
         self.turns = 1000
         self.elector = LeaderElector(
@@ -34,8 +34,8 @@ class Candidate:
             name,
             Timing(),
             self.stop,
-            log_line=self.said.append,
-            failed=self.said.append,
+            log_line=self.logged.append,
+            failed=self.logged.append,
             clock=self.clock,
             now=lambda: 1.7e9 + skew_s + self.clock.now,
             wait=self.wait,
@@ -73,7 +73,7 @@ def test_the_first_one_makes_the_lease(api: FakeApiServer, candidate: Make) -> N
     assert one.elector.is_leader
     assert one.elector.may_act()
     assert lease(api) == Record("one", 15, micro_time(1.7e9), micro_time(1.7e9), 0)
-    assert one.said == ["waiting for the lease outrace/evicted", "the lease outrace/evicted is held by this one"]
+    assert one.logged == ["waiting for the lease outrace/evicted", "the lease outrace/evicted is held by this one"]
 
 
 def test_a_renewal_is_one_request_and_keeps_the_time_of_acquisition(api: FakeApiServer, candidate: Make) -> None:
@@ -90,7 +90,7 @@ def test_a_renewal_is_one_request_and_keeps_the_time_of_acquisition(api: FakeApi
 def test_another_one_waits_for_a_whole_lease_since_the_last_change_it_saw(
     api: FakeApiServer, candidate: Make, skew_s: float
 ) -> None:
-    """Whatever the clocks say."""
+    """Whatever the clocks show."""
     one, two = candidate("one"), candidate("two", skew_s)
     one.tries()
     assert not two.tries()
@@ -146,8 +146,8 @@ def test_a_leader_that_cannot_renew_stops_before_another_one_begins(api: FakeApi
     api.fail(faults.status(500, "InternalError", "no quorum"), times=10_000)
     one.elector.renew()
     assert 8.0 <= one.clock.now <= 10.0
-    assert one.said[-1] == "lost the lease outrace/evicted: not renewed for 10 s"
-    assert sum("no quorum" in line for line in one.said) == 1
+    assert one.logged[-1] == "lost the lease outrace/evicted: not renewed for 10 s"
+    assert sum("no quorum" in line for line in one.logged) == 1
     one.elector.forget()
     assert not one.elector.is_leader
 
@@ -203,12 +203,12 @@ def test_nobody_releases_what_another_one_holds(api: FakeApiServer, candidate: M
     assert lease(api).holder == "two"
 
 
-def test_a_release_that_fails_is_said(api: FakeApiServer, candidate: Make) -> None:
+def test_a_release_that_fails_is_logged(api: FakeApiServer, candidate: Make) -> None:
     one = candidate("one")
     one.tries()
     api.fail(faults.status(503, "ServiceUnavailable"), times=9)
     assert not one.elector.release()
-    assert "was not released, and ends by itself" in one.said[-1]
+    assert "was not released, and ends by itself" in one.logged[-1]
 
 
 def test_the_rule_that_is_missing_is_named(api: FakeApiServer, candidate: Make) -> None:
@@ -216,8 +216,8 @@ def test_the_rule_that_is_missing_is_named(api: FakeApiServer, candidate: Make) 
     api.forbidden.add(("create", "leases"))
     one.turns = 3
     assert not one.elector.acquire()
-    assert '{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["create"]}' in one.said[1]
-    assert len(one.said) == 2  # the same is said once
+    assert '{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["create"]}' in one.logged[1]
+    assert len(one.logged) == 2  # the same is logged once
 
 
 def test_waits_are_spread(candidate: Make) -> None:

@@ -63,7 +63,7 @@ def test_list_as_json(cluster: FakeApiServer, outrace: Outrace) -> None:
     assert 25 <= last["age_s"] < 3600
 
 
-def test_a_check_says_it_in_its_exit_code(cluster: FakeApiServer, outrace: Outrace) -> None:
+def test_a_check_reports_in_its_exit_code(cluster: FakeApiServer, outrace: Outrace) -> None:
     assert outrace("list", "--check").code == 4
     assert outrace("list", "--check", "--older-than", "100d").code == 0
     assert outrace("list").code == 0
@@ -109,7 +109,7 @@ def test_a_failure_is_exit_code_1_with_the_rule(cluster: FakeApiServer, outrace:
     assert done.err.startswith("outrace: error: list pods: HTTP 403")
 
 
-def test_ended_early_says_how_far_it_was(cluster: FakeApiServer, outrace: Outrace) -> None:
+def test_ended_early_it_reports_how_far_it_was(cluster: FakeApiServer, outrace: Outrace) -> None:
     cluster.fail(faults.status(401, "Unauthorized"), times=9, method="DELETE", path="db-0")
     done = outrace("delete", "--yes")
     assert done.code == 1
@@ -129,6 +129,8 @@ def test_ended_early_says_how_far_it_was(cluster: FakeApiServer, outrace: Outrac
         ("--older-than", "soon"),
         ("--keep", "-1"),
         ("--rate", "0"),
+        ("--rate", "nan"),
+        ("--rate", "inf"),
         ("--retry", "x"),
     ],
 )

@@ -22,7 +22,7 @@ Object = dict[str, Any]
 
 
 class Cluster:
-    """A namespace in which pods end as the test says."""
+    """A namespace in which pods end as the test wants."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self.client = client

@@ -92,7 +92,7 @@ def test_owners(metadata: dict[str, Any], owner: str) -> None:
     assert decoded(evicted("web-1", **metadata)).owner == owner
 
 
-def test_what_owners_do_is_told() -> None:
+def test_what_owners_do_is_reported() -> None:
     for kind in ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "none", "Node"):
         assert after(kind) == AFTER[kind]
     assert "backoffLimit" in after("Job")

@@ -63,7 +63,7 @@ def test_by_owner_kind() -> None:
     assert going(pods, owner_kinds=frozenset({"None", "Deployment"})) == ["bare", "d"]
 
 
-def test_what_is_held_stays_and_says_why() -> None:
+def test_what_is_held_stays_with_a_reason() -> None:
     pods = [pod("h", 50, held="container x is still running"), *FIVE[:2]]
     choices = choose(pods, Criteria(), NOW)
     assert [(choice.pod.name, choice.stays) for choice in choices] == [

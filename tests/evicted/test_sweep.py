@@ -210,7 +210,7 @@ def test_without_the_right_to_delete_a_namespace_is_asked_once(api: FakeApiServe
 
 
 def test_a_refusal_of_one_pod_is_its_own(api: FakeApiServer, make: Callable[..., Sweep]) -> None:
-    """An admission webhook says no in its own words, and 403."""
+    """An admission webhook refuses in its own words, with 403."""
     put(api, *(evicted(name) for name in "abc"))
     api.fail(faults.status(403, "Forbidden", 'admission webhook "keep" denied the request'), times=99, path="pods/b")
     progress = swept(make())
@@ -286,7 +286,7 @@ def test_it_ends_between_two_deletes(api: FakeApiServer, make: Callable[..., Swe
         make(stop=stop).find()
 
 
-def test_a_bad_selector_is_said(api: FakeApiServer, make: Callable[..., Sweep]) -> None:
+def test_a_bad_selector_is_reported(api: FakeApiServer, make: Callable[..., Sweep]) -> None:
     api.fail(faults.status(400, "BadRequest", "unable to parse requirement"), method="GET")
     with pytest.raises(ApiError, match="unable to parse requirement"):
         make(Criteria(label_selector="((")).find()

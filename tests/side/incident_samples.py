@@ -76,8 +76,22 @@ EVICTION_WON: Incident = {
         "beyond": 0,
         "rate": 52428800.5,
         "most": [[1, 52428], [12500, 655360000]],
+        "outside": None,
+        "reserved": None,
+    },
+    "forecast": {
+        "before_ms": 11_800.0,
+        "in_ms": 12_100.0,
+        "soonest_ms": 9_900.0,
+        "latest_ms": 15_200.0,
+        "interval_holds": 0.8,
+        "inside": True,
+        "no": "",
     },
     "reported_evicted": [],
+    "refused": [],
+    "holds": [],
+    "memory": None,
     "counterfactual": [
         {
             "mode": "poll",
@@ -194,7 +208,11 @@ DURING_GRACE: Incident = {
     "missing": [],
     "counterfactual": [],
     "burst": None,
+    "forecast": None,
     "reported_evicted": [],
+    "refused": [],
+    "holds": [],
+    "memory": None,
 }
 
 #: A container at its own limit: no race.
@@ -245,7 +263,11 @@ OWN_LIMIT: Incident = {
     "missing": [],
     "counterfactual": [],
     "burst": None,
+    "forecast": None,
     "reported_evicted": [],
+    "refused": [],
+    "holds": [],
+    "memory": None,
 }
 SAMPLES = (EVICTION_WON, DURING_GRACE, OWN_LIMIT)
 #: A moment after all of them, in Unix seconds.

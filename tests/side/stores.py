@@ -67,9 +67,9 @@ def size_on_disk(path: Path) -> int:
 
 
 # what must not be written to
-def refused(path: Path, says: str) -> None:
+def refused(path: Path, expected: str) -> None:
     store = store_at(path)
-    with pytest.raises(MonitorError, match=says):
+    with pytest.raises(MonitorError, match=expected):
         store.add(EVICTION_WON)
     assert store.failing
     assert damaged_files(path) == []

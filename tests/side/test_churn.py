@@ -32,8 +32,8 @@ from tests.side import views
 S = 1_000_000_000
 
 
-class Told(PodFeed):
-    """A cluster that says what the test has it say."""
+class ScriptedFeed(PodFeed):
+    """A cluster that reports what the test scripts."""
 
     def _run(self) -> None:
         self.stop.wait()
@@ -60,7 +60,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.now_s = 1000.0
         self.root = root
-        self.feed = Told("the cluster", clock=lambda: self.now_s)
+        self.feed = ScriptedFeed("the cluster", clock=lambda: self.now_s)
         self.feed.replace_all({})
         self.table = Figures()
         self.make_cgroup(root / "kubepods" / "burstable")
@@ -212,16 +212,43 @@ def test_one_that_came_and_went_between_two_turns_too(side: Node) -> None:
     assert not side.scores._pods
 
 
-def test_samples_are_kept_as_long_as_a_forecast_looks_back(tmp_path: Path) -> None:
-    view: Any = SimpleNamespace(table=Figures(cgroup_id(tmp_path)))
-    names = CgroupNames(Hierarchy(1, tmp_path), tmp_path)
+def sampled(directory: Path) -> tuple[Sampler, dict[str, int], list[Any]]:
+    """A sampler of a node without pods, the daemon's counters, and what was fed."""
+    stats: dict[str, int] = {"armed": 1}
+    view: Any = SimpleNamespace(table=Figures(cgroup_id(directory)), stats=stats)
+    names = CgroupNames(Hierarchy(1, directory), directory)
     names.update({}, None)
     fed: list[Any] = []
-    sampler = Sampler(view, names, fed.append)
+    return Sampler(view, names, fed.append), stats, fed
+
+
+def test_samples_are_kept_as_long_as_a_forecast_looks_back(tmp_path: Path) -> None:
+    sampler, _, fed = sampled(tmp_path)
     for second in range(100, 400):
         sampler.sample(second * S)
     assert len(fed) == 300
     assert [one.ts_ns for one in sampler.samples] == [second * S for second in range(369, 400)]
+
+
+def test_no_forecast_is_made_from_counters_that_stand_still(tmp_path: Path) -> None:
+    """Detached, they are those of the last sweep; attached anew, they are exact from the second look on."""
+    sampler, stats, fed = sampled(tmp_path)
+    for second, armed in ((100, 0), (110, 0), (111, 1), (112, 1), (113, 1), (114, 0), (124, 0)):
+        stats["armed"] = armed
+        sampler.sample(second * S)
+    assert [one.ts_ns // S for one in fed] == [100, 110, 111, 112, 113, 114, 124]
+    assert [one.ts_ns // S for one in sampler.samples] == [112, 113]
+
+
+def test_forecasts_need_no_step_of_every_mebibyte_and_none_that_comes_late(tmp_path: Path) -> None:
+    sampler, _, fed = sampled(tmp_path)
+    sampler.sample(100 * S)
+    sampler.sample(101 * S)
+    node = sampler.names.of_cgroup(cgroup_id(tmp_path))
+    for ms in (100_500, 101_050, 101_100, 101_150, 101_199, 101_200):
+        sampler.take(ms * S // 1000, node, 1, 0, 0)
+    assert len(fed) == 8
+    assert [one.ts_ns * 1000 // S for one in sampler.samples] == [101_000, 101_100, 101_200]
 
 
 def test_a_name_that_stays_is_kept_once(tmp_path: Path) -> None:

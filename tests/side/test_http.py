@@ -150,9 +150,9 @@ def test_requests_over_the_limit_of_a_route_are_refused_at_once_and_others_serve
 def test_idle_and_slow_clients_by_the_hundred_do_not_keep_a_probe_out(running: Running) -> None:
     threads = threading.active_count()
     silent = [socket.create_connection(running.address, timeout=TIMEOUT_S) for _ in range(2 * MAX_CONNECTIONS)]
-    slow = [socket.create_connection(running.address, timeout=TIMEOUT_S) for _ in range(MAX_CONNECTIONS)]
+    slow_clients = [socket.create_connection(running.address, timeout=TIMEOUT_S) for _ in range(MAX_CONNECTIONS)]
     try:
-        for client in slow:
+        for client in slow_clients:
             with contextlib.suppress(ConnectionError):  # it had to go already
                 client.sendall(b"GET /good HTTP/1.1\r\nX-A: b\r\n")
         for _ in range(20):
@@ -164,7 +164,7 @@ def test_idle_and_slow_clients_by_the_hundred_do_not_keep_a_probe_out(running: R
         assert running.server.cut >= 2 * MAX_CONNECTIONS
         assert threading.active_count() <= threads + 3  # one for each route that was asked
     finally:
-        for client in (*silent, *slow):
+        for client in (*silent, *slow_clients):
             client.close()
     live.until(lambda: running.server.connections == 0, "the server to see them gone")
 

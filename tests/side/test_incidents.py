@@ -134,7 +134,7 @@ def test_an_infinite_forecast_is_stored_as_json_knows_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "expected"),
     [
         ({"id": ""}, "id and verdict must be text"),
         ({"id": "a\nb"}, "id and verdict must be text"),
@@ -145,12 +145,12 @@ def test_an_infinite_forecast_is_stored_as_json_knows_it(path: Path) -> None:
         ({"steps": ["x" * 64 + str(n) for n in random.Random(1).sample(range(10**12), 60_000)]}, "too large"),
     ],
 )
-def test_what_cannot_be_stored_is_said_and_does_not_end_the_worker(
-    path: Path, change: dict[str, Any], says: str
+def test_what_cannot_be_stored_is_reported_and_does_not_end_the_worker(
+    path: Path, change: dict[str, Any], expected: str
 ) -> None:
     store = store_at(path, max_bytes=MIN_BYTES)
     store.add(OWN_LIMIT)
-    with pytest.raises(MonitorError, match=says):
+    with pytest.raises(MonitorError, match=expected):
         store.add(EVICTION_WON | change)
     store.record(EVICTION_WON | change)
     assert store.lost == 1
@@ -215,7 +215,7 @@ def test_setting_the_clock_ages_nothing(path: Path, monkeypatch: pytest.MonkeyPa
     assert store.stored == 2
 
 
-def test_the_number_kept_is_bounded_whatever_the_clock_says(path: Path) -> None:
+def test_the_number_kept_is_bounded_whatever_the_clock_shows(path: Path) -> None:
     store = store_at(path, keep=5, max_age_s=1e12)
     for number in range(12):
         store.add(variant(number, start=float(-number), end=0.0))  # a clock that runs backwards

@@ -48,11 +48,17 @@ def whole() -> Whole:
         return Whole(content, {each["id"]: each for each in IncidentReader(path).all()})
 
 
+def but_counters(content: bytes) -> bytes:
+    """Without what SQLite counts in the header (https://sqlite.org/fileformat.html): changes, pages, version."""
+    return content[:24] + content[32:92] + content[100:]
+
+
 KINDS = ("bytes", "page", "half a page", "zeros", "truncated", "longer")
 
 
 @given(kind=st.sampled_from(KINDS), place=st.integers(0, 2**20), seed=st.integers(0, 2**32))
 @example(kind="bytes", place=3402, seed=0)  # in the schema: SQLite's message quotes bytes that are no UTF-8
+@example(kind="bytes", place=24, seed=0)  # in the header: SQLite counts its changes there before it sees the damage
 @settings(max_examples=100)
 def test_damaged_bytes_anywhere(whole: Whole, kind: str, place: int, seed: int) -> None:
     """Storing goes on, in the file or in a new one; nothing that is shown was altered."""
@@ -71,7 +77,7 @@ def test_damaged_bytes_anywhere(whole: Whole, kind: str, place: int, seed: int) 
     with tempfile.TemporaryDirectory(dir=FAST) as directory:
         path = Path(directory) / "incidents.db"
         path.write_bytes(damaged)
-        with contextlib.suppress(MonitorError):  # all that a reader may say of it
+        with contextlib.suppress(MonitorError):  # all that a reader may report of it
             for each in IncidentReader(path).list():
                 assert {**each, "steps": known[each["id"]]["steps"]} == known[each["id"]]
         store = store_at(path)
@@ -81,7 +87,7 @@ def test_damaged_bytes_anywhere(whole: Whole, kind: str, place: int, seed: int) 
         assert found.pop(OWN_LIMIT["id"]) == OWN_LIMIT
         assert found == {key: known[key] for key in found}, "an incident was changed"
         if aside := damaged_files(path):
-            assert [each.read_bytes() for each in aside] == [damaged]
+            assert [but_counters(each.read_bytes()) for each in aside] == [but_counters(damaged)]
             assert intact(path) == [OWN_LIMIT["id"]]
         else:
             assert len(found) + store.unreadable == len(known)
@@ -147,7 +153,10 @@ def test_a_damaged_incident_costs_itself(path: Path) -> None:
     for number in range(30):
         store.add(variant(number))
     content = bytearray(path.read_bytes())
-    at = content.rindex(file.encode(variant(17))["head"][:64])
+    ours = file.encode(variant(17))["head"]
+    while content.count(ours) != 1:  # it may go on in another page, and others may begin alike
+        ours = ours[:-1]
+    at = content.rindex(ours)
     content[at + 20] ^= 0xFF  # inside the compressed JSON, where SQLite sees nothing wrong
     path.write_bytes(content)
     reader = IncidentReader(path)

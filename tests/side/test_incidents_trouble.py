@@ -309,7 +309,7 @@ def test_a_link_is_refused(path: Path, tmp_path: Path, suffix: str, make: Callab
     assert target.read_text() == "precious"
 
 
-def test_a_directory_is_refused_and_reading_it_says_so(path: Path) -> None:
+def test_a_directory_is_refused_and_reading_it_names_that(path: Path) -> None:
     path.mkdir(parents=True)
     refused(path, "not a regular file")
     with pytest.raises(OSError, match="not a regular file"):

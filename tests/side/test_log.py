@@ -100,7 +100,7 @@ def test_text_that_is_not_unicode_does_not_stop_the_log() -> None:
         os.close(write_end)
 
 
-class Said:
+class Logged:
     """A log, and a clock that is set by hand."""
 
     def __init__(self) -> None:
@@ -113,55 +113,55 @@ class Said:
 
 
 def test_the_first_are_written_and_the_rest_is_one_line() -> None:
-    said = Said()
+    logged = Logged()
     for n in range(1000):
-        said.budget("warning", "killed", pod="ns/a", pid=n)
-    assert said.lines == [("warning", "killed", {"pod": "ns/a", "pid": n}) for n in range(BURST)]
-    assert said.budget.left_out == {"ns/a": 1000 - BURST}
-    due = said.budget.due_ns()
-    assert due == said.now + INTERVAL_NS
-    said.budget.flush()  # not yet
-    assert len(said.lines) == BURST
-    said.now = due
-    said.budget.flush()
+        logged.budget("warning", "killed", pod="ns/a", pid=n)
+    assert logged.lines == [("warning", "killed", {"pod": "ns/a", "pid": n}) for n in range(BURST)]
+    assert logged.budget.left_out == {"ns/a": 1000 - BURST}
+    due = logged.budget.due_ns()
+    assert due == logged.now + INTERVAL_NS
+    logged.budget.flush()  # not yet
+    assert len(logged.lines) == BURST
+    logged.now = due
+    logged.budget.flush()
     summary = {"pod": "ns/a", "of": "killed", "lines": 1000 - BURST, "seconds": 10.0}
-    assert said.lines[BURST:] == [("warning", "more of the same", summary)]
-    assert said.budget.due_ns() is None
-    said.budget("warning", "killed", pod="ns/a", pid=0)  # and it begins anew
-    assert said.lines[-1][1] == "killed"
+    assert logged.lines[BURST:] == [("warning", "more of the same", summary)]
+    assert logged.budget.due_ns() is None
+    logged.budget("warning", "killed", pod="ns/a", pid=0)  # and it begins anew
+    assert logged.lines[-1][1] == "killed"
 
 
-def test_a_new_interval_tells_of_the_last_one_first() -> None:
-    said = Said()
+def test_a_new_interval_reports_the_last_one_first() -> None:
+    logged = Logged()
     for _ in range(BURST + 1):
-        said.budget("info", "gone", pod="ns/a")
-    said.now += INTERVAL_NS
-    said.budget("info", "gone", pod="ns/a")
-    assert [line[1] for line in said.lines[BURST:]] == ["more of the same", "gone"]
+        logged.budget("info", "gone", pod="ns/a")
+    logged.now += INTERVAL_NS
+    logged.budget("info", "gone", pod="ns/a")
+    assert [line[1] for line in logged.lines[BURST:]] == ["more of the same", "gone"]
 
 
 def test_each_pod_and_each_kind_has_its_own() -> None:
-    said = Said()
+    logged = Logged()
     for _ in range(2 * BURST):
-        said.budget("info", "gone", pod="ns/noisy")
-        said.budget("info", "gone", pod=None, about="cgroup 7")
-    said.budget("info", "gone", pod="ns/b")
-    said.budget("info", "killed", pod="ns/noisy")
-    said.budget("info", "gone", pod=None, about="cgroup 8")
-    assert len(said.lines) == 2 * BURST + 3
-    assert "about" not in said.lines[1][2]
-    said.budget.flush(at_once=True)
-    assert [line[2]["pod"] for line in said.lines[-2:]] == ["ns/noisy", "cgroup 7"]
-    said.budget.forget("ns/noisy")
-    assert not said.budget.left_out
+        logged.budget("info", "gone", pod="ns/noisy")
+        logged.budget("info", "gone", pod=None, about="cgroup 7")
+    logged.budget("info", "gone", pod="ns/b")
+    logged.budget("info", "killed", pod="ns/noisy")
+    logged.budget("info", "gone", pod=None, about="cgroup 8")
+    assert len(logged.lines) == 2 * BURST + 3
+    assert "about" not in logged.lines[1][2]
+    logged.budget.flush(at_once=True)
+    assert [line[2]["pod"] for line in logged.lines[-2:]] == ["ns/noisy", "cgroup 7"]
+    logged.budget.forget("ns/noisy")
+    assert not logged.budget.left_out
 
 
 def test_what_is_kept_has_an_end() -> None:
-    said = Said()
+    logged = Logged()
     for n in range(3 * _MOST):
-        said.budget("info", "gone", pod=None, about=f"cgroup {n}")
-    assert len(said.budget._kinds) <= _MOST + 1
-    assert len(said.lines) <= _MOST + BURST
+        logged.budget("info", "gone", pod=None, about=f"cgroup {n}")
+    assert len(logged.budget._kinds) <= _MOST + 1
+    assert len(logged.lines) <= _MOST + BURST
 
 
 JOURNALD = Path("/lib/systemd/systemd-journald")

@@ -24,21 +24,21 @@ S = 1_000_000_000
 MIB = 1 << 20
 
 
-def told(figures: PodFigures, now_s: float) -> WorkingSets:
-    found = figures.told(round(now_s * S))
+def reported(figures: PodFigures, now_s: float) -> WorkingSets:
+    found = figures.report(round(now_s * S))
     assert found is not None
     return found
 
 
 def test_before_the_first_look_nothing_is_known() -> None:
-    assert PodFigures().told(5 * S) is None
+    assert PodFigures().report(5 * S) is None
 
 
-def test_pods_that_moved_are_told_with_their_moves() -> None:
+def test_pods_that_moved_are_reported_with_their_moves() -> None:
     figures = PodFigures()
     for second, hog in enumerate([10, 10, 50, 50, 90], start=1):
         figures.note(second * S, {"hog": hog * MIB, "cart": 100 * MIB})
-    found = told(figures, 5)
+    found = reported(figures, 5)
     assert (found.ts_ns, found.since_ns) == (5 * S, 1 * S)
     assert found.pods == (PodPoints("hog", False, ((1 * S, 10 * MIB), (3 * S, 50 * MIB), (5 * S, 90 * MIB))),)
 
@@ -47,19 +47,19 @@ def test_less_than_a_batch_of_the_counters_is_no_move() -> None:
     figures = PodFigures()
     for second in range(1, 6):
         figures.note(second * S, {"slow": second * (STEP // 8)})
-    assert told(figures, 6).pods == ()
+    assert reported(figures, 6).pods == ()
     figures.note(6 * S, {"slow": STEP // 8 + STEP})
-    assert told(figures, 6).pods == (PodPoints("slow", False, ((S, STEP // 8), (6 * S, STEP // 8 + STEP))),)
+    assert reported(figures, 6).pods == (PodPoints("slow", False, ((S, STEP // 8), (6 * S, STEP // 8 + STEP))),)
 
 
 def test_a_pod_that_came_is_new_also_where_it_stands_still() -> None:
     figures = PodFigures()
     figures.note(1 * S, {"old": MIB})
     figures.note(2 * S, {"old": MIB, "new": 5 * MIB})
-    assert told(figures, 2).pods == (PodPoints("new", True, ((2 * S, 5 * MIB),)),)
+    assert reported(figures, 2).pods == (PodPoints("new", True, ((2 * S, 5 * MIB),)),)
     for second in range(3, 60):
         figures.note(second * S, {"old": MIB, "new": 5 * MIB})
-    assert told(figures, 60).pods == ()
+    assert reported(figures, 60).pods == ()
 
 
 def test_one_that_could_not_be_read_keeps_its_figure_and_one_that_went_is_forgotten() -> None:
@@ -67,32 +67,32 @@ def test_one_that_could_not_be_read_keeps_its_figure_and_one_that_went_is_forgot
     figures.note(1 * S, {"a": MIB, "b": MIB})
     figures.note(2 * S, {"a": None, "b": None})
     figures.note(3 * S, {"a": 9 * MIB})
-    assert told(figures, 3).pods == (PodPoints("a", False, ((1 * S, MIB), (3 * S, 9 * MIB))),)
+    assert reported(figures, 3).pods == (PodPoints("a", False, ((1 * S, MIB), (3 * S, 9 * MIB))),)
 
 
-def test_old_looks_are_not_told() -> None:
+def test_old_figures_are_not_reported() -> None:
     figures = PodFigures()
     for second in range(1, 50):
         figures.note(second * S, {"hog": second * MIB})
-    found = told(figures, 49)
+    found = reported(figures, 49)
     assert found.since_ns == 24 * S
     assert [ts for ts, _ in found.pods[0].points] == [second * S for second in range(24, 50)]
-    assert figures.told(900 * S) is None
+    assert figures.report(900 * S) is None
 
 
 def test_two_threads_may_look_at_the_same_time() -> None:
     figures = PodFigures()
     figures.note(2 * S, {"a": MIB})
     figures.note(1 * S, {"a": 9 * MIB})  # began before, and came later
-    assert told(figures, 2).since_ns == 2 * S
+    assert reported(figures, 2).since_ns == 2 * S
 
 
-def test_what_is_told_has_a_budget_and_begins_with_those_that_moved_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reported_has_a_budget_and_begins_with_those_that_moved_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POINTS", 5)
     figures = PodFigures()
     for second in (1, 2):
         figures.note(second * S, {f"p{i}": MIB + second * i * MIB for i in range(10)})
-    assert [one.pod for one in told(figures, 2).pods] == ["p9", "p8"]
+    assert [one.pod for one in reported(figures, 2).pods] == ["p9", "p8"]
 
 
 def test_memory_is_flat_with_500_pods_that_come_and_go() -> None:
@@ -123,7 +123,7 @@ def test_pods_beyond_the_budget_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @given(st.lists(st.lists(st.none() | st.integers(0, 1 << 40), min_size=3, max_size=3), max_size=50))
-def test_a_figure_told_was_seen_and_none_is_farther_off_than_a_batch(looks: list[list[int | None]]) -> None:
+def test_a_reported_figure_was_seen_and_none_is_farther_off_than_a_batch(looks: list[list[int | None]]) -> None:
     figures = PodFigures()
     last: list[int | None] = [None] * 3
     seen: list[dict[str, int | None]] = []
@@ -131,7 +131,7 @@ def test_a_figure_told_was_seen_and_none_is_farther_off_than_a_batch(looks: list
         figures.note(second * S, {f"p{i}": size for i, size in enumerate(sizes)})
         last = [old if size is None else size for old, size in zip(last, sizes, strict=True)]
         seen.append({f"p{i}": size for i, size in enumerate(last)})
-    found = figures.told(len(looks) * S)
+    found = figures.report(len(looks) * S)
     for one in found.pods if found is not None else ():
         for ts, size in one.points:
             assert seen[ts // S - 1][one.pod] == size
@@ -177,7 +177,7 @@ def test_files_of_a_pod_that_did_not_move_are_read_whole_now_and_then(
     assert set(reader._known) == set()
 
 
-def test_the_real_files_say_what_the_kernel_counts() -> None:
+def test_the_real_files_hold_what_the_kernel_counts() -> None:
     from tests import live
 
     with live.cgroup("figures") as cgroup, live.Puppet(cgroup) as puppet:
@@ -205,7 +205,7 @@ def test_the_thread_looks_while_the_counters_stand_still_alone(tmp_path: Path) -
     assert set(figures._rows) == {"u"}
 
 
-def test_the_thread_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_the_thread_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     write(tmp_path / "a", 100 * MIB)
     view: Any = SimpleNamespace(
         hierarchy=Hierarchy(1, tmp_path), stats=SimpleNamespace(get={}.get), pods={"u": found_in(tmp_path / "a")}

@@ -36,9 +36,9 @@ def test_full_queue_drops_and_counts_without_waiting() -> None:
     assert ran == [0, 1]
 
 
-def test_a_failed_job_is_tried_again_before_the_next_and_told_once_per_errno() -> None:
+def test_a_failed_job_is_tried_again_before_the_next_and_reported_once_per_errno() -> None:
     errors = [errno.ENOSPC, errno.ENOSPC, errno.EROFS]
-    told: list[int | None] = []
+    reported: list[int | None] = []
     order: list[str] = []
     recovered = threading.Event()
 
@@ -47,13 +47,15 @@ def test_a_failed_job_is_tried_again_before_the_next_and_told_once_per_errno() -
             raise OSError(errors.pop(0), "cannot")
         order.append("first")
 
-    worker = Worker("test", retry_s=0.001, on_error=lambda error: told.append(error.errno), on_recovered=recovered.set)
+    worker = Worker(
+        "test", retry_s=0.001, on_error=lambda error: reported.append(error.errno), on_recovered=recovered.set
+    )
     worker.submit(write)
     worker.submit(lambda: order.append("second"))
     assert recovered.wait(TIMEOUT_S)
     assert worker.close(TIMEOUT_S)
     assert order == ["first", "second"]
-    assert told == [errno.ENOSPC, errno.EROFS]
+    assert reported == [errno.ENOSPC, errno.EROFS]
     assert (worker.failures, worker.failing, worker.dropped) == (3, None, 0)
 
 
