@@ -80,11 +80,12 @@ def test_bench_footprint_measures_starts_memory_and_idle_cpu(tmp_path: Path) -> 
 @pytest.mark.kernel
 @pytest.mark.once
 def test_bench_latency_measures_the_monitor_and_the_floor_in_turns(tmp_path: Path) -> None:
-    code, rows = run_bench(tmp_path, "latency", "--floor-only", "--kills", "2", "--turns", "1", "--pods", "4")
+    code, rows = run_bench(tmp_path, "latency", "--floor-only", "--kills", "3", "--turns", "1", "--pods", "4")
     assert code == 0
     for label in ("quiet", "beside_compilers", "with_churn"):
         floor, ours = rows[f"floor_to_sigkill_{label}"], rows[f"crossing_to_sigkill_{label}"]
-        assert floor["n"] == ours["n"] == 2
+        assert floor["n"] == 3
+        assert 0 < ours["n"] <= 3  # a kill that a pass decided before the crossing's record was read is not timed
         assert 0 < rows[f"floor_to_seen_{label}"]["p50"] < floor["p50"]
         assert 0 < rows[f"crossing_to_decision_{label}"]["p50"] < ours["p50"]
         assert rows[f"sigkill_to_floor_{label}"]["unit"] == "ratio"
@@ -158,7 +159,7 @@ def test_bench_giveback_sees_page_tables_come_back_late_and_dentries_stay(tmp_pa
     for state in ("quiet", "busy"):
         for kind in ("anon", "tables"):
             assert rows[f"{kind}, {state}: exit to memory back"]["unit"] == "us"
-        asked = rows.get(f"dentries, {state}: kept when asked for", {"p50": 0})  # less than 1 MiB is not told
+        asked = rows.get(f"dentries, {state}: kept when asked for", {"p50": 0})  # less than 1 MiB is not reported
         assert asked["p50"] < rows[f"dentries, {state}: kept"]["p50"]
 
 

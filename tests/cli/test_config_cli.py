@@ -19,20 +19,20 @@ from monitor.cli.run import run
 from monitor.kernel import disks, meminfo
 from monitor.policy.findings import Node
 from monitor.policy.layout import DiskLayout
-from monitor.settings.options import SETTINGS
+from monitor.settings.options import SETTINGS, TABLE
 from monitor.settings.read import read
 from tests import live
 from tests.daemon.config_files import KUBELET, write
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = main(["config", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    code, out, err = said(capsys, "show", "-o", "json", *arguments)
+    code, out, err = output_of(capsys, "show", "-o", "json", *arguments)
     assert (code, err) == (0, "")
     data = json.loads(out)
     assert list(data) == ["thresholds", "settings", "warnings"]
@@ -42,13 +42,18 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 
 def test_the_commands_read_what_run_reads() -> None:
     names = {parameter.name for parameter in run.params}
-    for command in (show, check):
-        assert {parameter.name for parameter in command.params} == names | {"output"}
-    assert {s.name.replace("-", "_") for s in SETTINGS} == names - {"config", "kubelet_config", "kubelet_config_dir"}
+    for command, more in ((show, {"daemon", "no_daemon"}), (check, set())):
+        assert {parameter.name for parameter in command.params} == names | {"output"} | more
+    assert {s.name.replace("-", "_") for s in SETTINGS if s.kind != TABLE} == names - {
+        "config",
+        "kubelet_config",
+        "kubelet_config_dir",
+    }
 
 
 def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    data = shown(capsys)
+    # Without services: there what the kernel keeps is on top (tests/daemon/test_kernels_share.py).
+    data = shown(capsys, "--pods", "cgroups")
     assert data["warnings"] == []
     total = meminfo.mem_total()
     assert data["thresholds"][:2] == [
@@ -73,7 +78,8 @@ def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         *(None, None),  # not measured, as no path was given
     )
     assert data["thresholds"][-1]["signal"] == "containerfs.inodesFree"
-    assert {s["origin"] for s in data["settings"]} == {"default"}
+    given = ("pods", "run-dir")  # the second is this session's
+    assert {s["origin"] for s in data["settings"] if s["name"] not in given} == {"default"}
 
 
 def test_origins_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,35 +125,37 @@ def test_origins_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert all(line.startswith(start) for line, start in zip(data["warnings"], starts, strict=True))
 
     # The same as text, and the same warnings from `check`.
-    code, out, err = said(capsys, "show", *files)
+    code, out, err = output_of(capsys, "show", *files)
     assert (code, err) == (0, "")
     assert f"{main_file}: evictionHard" in out.splitlines()[1]
     assert out.splitlines()[2].split()[:3] == ["memory.available", "soft", "3%"]
-    code, out, err = said(capsys, "check", *files)
+    code, out, err = output_of(capsys, "check", *files)
     assert (code, err) == (4, "")
     assert [line.removeprefix("warning: ") for line in out.splitlines()] == data["warnings"][:-1]
     assert str(drop_in) not in out
 
 
 def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "check") == (0, "", "")
-    assert said(capsys, "check", "-o", "json") == (0, '{"warnings": []}\n', "")
+    assert output_of(capsys, "check") == (0, "", "")
+    assert output_of(capsys, "check", "-o", "json") == (0, '{"warnings": []}\n', "")
     bad = write(tmp_path, "kubelet.yaml", KUBELET + "evictionHart: {}\n")
-    code, out, err = said(capsys, "check", "--kubelet-config", bad)
+    code, out, err = output_of(capsys, "check", "--kubelet-config", bad)
     assert (code, out) == (2, "")
     assert err == f"outrace: error: {bad}: unknown key 'evictionHart'; did you mean 'evictionHard'?\n"
-    code, out, err = said(capsys, "check", "--kernel-memcg-notification")
+    code, out, err = output_of(capsys, "check", "--kernel-memcg-notification")
     assert (code, err) == (4, "")
     assert out.startswith("warning: --kernel-memcg-notification: true changes nothing")
 
 
 def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str]) -> None:
     enforced = ("--enforce", "--enforce-unknown-specs")
-    code, out, _ = said(capsys, "check", "--reclaim-images", "no-such-command-here --prune", *enforced)
+    code, out, _ = output_of(capsys, "check", "--reclaim-images", "no-such-command-here --prune", *enforced)
     assert (code, out.count("\n")) == (4, 1)
     assert "no-such-command-here: no such command here" in out
-    assert said(capsys, "check", "--reclaim-images", "true", *enforced)[0] == 0
-    assert "takes effect with --enforce" in said(capsys, "check", "--reclaim-images", "true")[1]
+    assert output_of(capsys, "check", "--reclaim-images", "true", *enforced)[0] == 0
+    assert "takes effect with --enforce" in output_of(capsys, "check", "--reclaim-images", "true")[1]
+    _, out, _ = output_of(capsys, "check", "--reclaim-images", "cri:unix:///no/such.sock", *enforced)
+    assert "--reclaim-images: cri:unix:///no/such.sock: no such socket here" in out
 
 
 @pytest.fixture
@@ -171,7 +179,8 @@ def second_disk(tmp_path: Path) -> Any:
 def test_capacity_of_disks_that_are_named(
     tmp_path: Path, second_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = shown(capsys, "--nodefs", str(tmp_path), "--imagefs", str(second_disk))
+    plain = ("--pods", "cgroups")
+    data = shown(capsys, *plain, "--nodefs", str(tmp_path), "--imagefs", str(second_disk))
     rows = {t["signal"]: t for t in data["thresholds"]}
     assert (rows["imagefs.available"]["capacity"], rows["imagefs.inodesFree"]["capacity"]) == (8 << 20, 100)
     assert (rows["imagefs.available"]["quantity"], rows["imagefs.inodesFree"]["quantity"]) == (1258291, 5)
@@ -181,16 +190,15 @@ def test_capacity_of_disks_that_are_named(
     assert rows["containerfs.available"]["origin"] == "overlay: copy of imagefs.available (default)"
     assert rows["containerfs.available"]["capacity"] == 8 << 20
     # Only what is named is measured.
-    rows = {t["signal"]: t for t in shown(capsys, "--imagefs", str(second_disk))["thresholds"]}
+    rows = {t["signal"]: t for t in shown(capsys, *plain, "--imagefs", str(second_disk))["thresholds"]}
     assert (rows["imagefs.available"]["capacity"], rows["nodefs.available"]["capacity"]) == (8 << 20, None)
-    split = shown(capsys, "--nodefs", str(tmp_path), "--imagefs", str(second_disk), "--containerfs", str(tmp_path))[
-        "thresholds"
-    ]
+    disks = ("--nodefs", str(tmp_path), "--imagefs", str(second_disk), "--containerfs", str(tmp_path))
+    split = shown(capsys, *plain, *disks)["thresholds"]
     assert split[-1]["origin"] == "overlay: copy of nodefs.inodesFree (default)"
-    code, _, err = said(capsys, "check", "--imagefs", str(second_disk / "missing"))
+    code, _, err = output_of(capsys, "check", "--imagefs", str(second_disk / "missing"))
     assert code == 2
     assert "--imagefs" in err
-    code, out, _ = said(capsys, "check", "--imagefs", str(second_disk), "--eviction-hard",
+    code, out, _ = output_of(capsys, "check", "--imagefs", str(second_disk), "--eviction-hard",
                         "memory.available<1Mi,nodefs.available<1%,nodefs.inodesFree<1%,imagefs.inodesFree<1%,"
                         "imagefs.available<8Mi")  # fmt: skip
     assert code == 4
@@ -209,7 +217,7 @@ def test_node_cgroup(capsys: pytest.CaptureFixture[str]) -> None:
         met = [line for line in data["warnings"] if "is always met" in line]
         assert len(met) == 2  # the default of 100Mi, and its copy
         assert any("a kubelet would not start" in line for line in data["warnings"])
-    code, out, err = said(capsys, "show", "--node-cgroup", "outrace-test-missing")
+    code, out, err = output_of(capsys, "show", "--node-cgroup", "outrace-test-missing")
     assert (code, out) == (2, "")
     assert "outrace-test-missing" in err
 
@@ -236,14 +244,14 @@ def test_what_is_shown_is_what_run_has(flags: dict[str, str]) -> None:
     """Signal, kind, value and order, for every layout of the disks."""
     resolved = read(flags)
     for layout in (DiskLayout(), DiskLayout(True), DiskLayout(True, True)):
-        told = dataclasses.replace(
+        given = dataclasses.replace(
             resolved.config, layout_image_fs=layout.image_fs, layout_container_fs=layout.container_fs
         )
-        # A capacity at which percentages and quantities can all be told apart.
-        node = Node(dict.fromkeys((t.signal for t in told.thresholds()), 123456789), layout=layout)
-        rows = list(_thresholds(resolved._replace(config=told), node))
+        # A capacity at which percentages and quantities all differ.
+        node = Node(dict.fromkeys((t.signal for t in given.thresholds()), 123456789), layout=layout)
+        rows = list(_thresholds(resolved._replace(config=given), node))
         assert [(r["signal"], r["kind"], r["quantity"], r["grace_s"] * 10**9) for r in rows] == [
-            (t.signal, "hard" if t.hard else "soft", t.quantity(123456789), t.grace_ns) for t in told.thresholds()
+            (t.signal, "hard" if t.hard else "soft", t.quantity(123456789), t.grace_ns) for t in given.thresholds()
         ]
 
 
@@ -254,7 +262,7 @@ def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         *("--image-gc-high-threshold", "85", "--maximum-dead-containers=3", "--system-reserved=memory=500Mi,cpu=100m"),
         *("--outofdisk-transition-frequency=1m", "--enforce-node-allocatable=pods", "--kernel-memcg-notification"),
     )
-    code, text, notes = said(capsys, "translate", "--", *flags)
+    code, text, notes = output_of(capsys, "translate", "--", *flags)
     assert code == 0
     configuration = yaml.safe_load(text)
     assert configuration["evictionHard"] == {
@@ -268,7 +276,7 @@ def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["note:", "--image-gc-high-threshold"],
         ["note:", "--outofdisk-transition-frequency"],
     ]
-    code, out, err = said(capsys, "translate", "-o", "json", "--", *flags)
+    code, out, err = output_of(capsys, "translate", "-o", "json", "--", *flags)
     assert (code, err) == (0, "")
     data = json.loads(out)
     assert data["configuration"] == configuration
@@ -291,7 +299,7 @@ def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         (("--evicton-hard=x",), "--evicton-hard: is not known here; did you mean --eviction-hard?"),
         (("--eviction-hard=memory.free<1Gi",), "--eviction-hard: memory.free: 1Gi: unsupported eviction signal"),
@@ -299,15 +307,17 @@ def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--system-reserved=ram=1Gi",), "--system-reserved: ram: 1Gi: cannot be reserved"),
     ],
 )
-def test_flags_that_cannot_be_translated(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], says: str) -> None:
-    code, out, err = said(capsys, "translate", "--", *flags)
+def test_flags_that_cannot_be_translated(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], expected: str
+) -> None:
+    code, out, err = output_of(capsys, "translate", "--", *flags)
     assert (code, out) == (2, "")
-    assert err.startswith(f"outrace: error: {says}")
+    assert err.startswith(f"outrace: error: {expected}")
     assert err.count("\n") == 1
 
 
 def test_translate_without_flags_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "translate")[0] == 2
+    assert output_of(capsys, "translate")[0] == 2
 
 
 def test_booleans_as_the_kubelets_flags_write_them() -> None:

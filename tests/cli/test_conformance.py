@@ -55,7 +55,7 @@ def test_the_projects_own_cases_pass(capsys: pytest.CaptureFixture[str]) -> None
     assert [line.split(":")[0] for line in err.splitlines()] == [Path(f).name for f in files]
 
 
-def test_a_difference_is_told_and_exits_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_difference_is_shown_and_exits_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "-o", "json", written(tmp_path / "cases.json", GOOD, BAD)]) == 4
     out, err = capsys.readouterr()
     assert json.loads(out) == {

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs, pins
+from monitor.kernel.readable import readable
 from tests import live
 from tests.pin_instances import state_directory
 
@@ -109,14 +109,14 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
     if number != signal.SIGKILL:
         assert "Traceback" not in err
     for fd in watched:
-        assert select.select([fd], [], [], live.TIMEOUT_S)[0], "a process of the demo is still there"
+        assert readable(fd, live.TIMEOUT_S), "a process of the demo is still there"
         os.close(fd)
     live.until(lambda: not traces(process.pid), "the demo's cgroups and manifests to go")
     live.until(lambda: not mine.exists(), "the demo's pins to go")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "expected"),
     [
         (("--margin", "2Mx"), 2, "2Mx"),
         (("--margin", "-1Mi"), 2, "must be more than 0"),
@@ -125,8 +125,8 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         (("--runs", "0"), 2, "--runs"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_made(arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_bad_input_is_refused_before_anything_is_made(arguments: tuple[str, ...], code: int, expected: str) -> None:
     done = live.outrace("demo", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
-    assert says in done.stderr.strip().splitlines()[-1]
+    assert expected in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -31,11 +31,11 @@ def node() -> Iterator[LabNode]:
 def test_a_real_pod(node: LabNode) -> None:
     limit(node.pods["limited"].containers["c0"], 64)
     facts = explain(node, "limited")["pod"]["memory_limits"]
-    said = [(fact["name"], fact["of"], fact["value"]) for fact in facts]
+    named = [(fact["name"], fact["of"], fact["value"]) for fact in facts]
     if cgroupfs.detect().version == 1:
-        assert said == [("memory.soft_limit_in_bytes", "container c0", 32 * MIB)]
+        assert named == [("memory.soft_limit_in_bytes", "container c0", 32 * MIB)]
     else:
-        assert said == [
+        assert named == [
             ("memory.min", "container c0", 8 * MIB),
             ("memory.low", "container c0", 16 * MIB),
             ("memory.high", "container c0", 32 * MIB),
@@ -48,7 +48,7 @@ def test_a_real_pod(node: LabNode) -> None:
     assert explain(node, "plain")["pod"]["memory_limits"] == []
 
 
-def said(root: Path, files: dict[str, int | str], version: int = 2, **containers: dict[str, int | str]) -> list[str]:
+def named(root: Path, files: dict[str, int | str], version: int = 2, **containers: dict[str, int | str]) -> list[str]:
     """The lines about a pod with these files, below a kubepods that protects 2 MiB."""
     kubepods = write(root / "kubepods", {"memory.min": 2 * MIB, "memory.low": 0})
     path = write(kubepods / "pod", files)
@@ -60,35 +60,35 @@ def said(root: Path, files: dict[str, int | str], version: int = 2, **containers
 
 
 def test_high_is_where_throttling_begins(tmp_path: Path) -> None:
-    (line,) = said(tmp_path, {"memory.high": 54 * MIB, "memory.max": 64 * MIB})
+    (line,) = named(tmp_path, {"memory.high": 54 * MIB, "memory.max": 64 * MIB})
     assert line.startswith("memory.high 54.0Mi (the pod): reclaim and throttling begin there, 10.0Mi below the limit; ")
     assert "neither counts as eviction" in line
     for without in ({"memory.max": "max"}, {"memory.max": 54 * MIB}):  # there is nothing between it and the limit
-        (line,) = said(tmp_path, {"memory.high": 54 * MIB, **without})
+        (line,) = named(tmp_path, {"memory.high": 54 * MIB, **without})
         assert "below the limit" not in line
 
 
 def test_protection_is_none_from_eviction_and_no_more_than_is_granted(tmp_path: Path) -> None:
-    least, low = said(tmp_path, {"memory.min": 8 * MIB, "memory.low": "max"})
+    least, low = named(tmp_path, {"memory.min": 8 * MIB, "memory.low": "max"})
     assert least.startswith("memory.min 8.0Mi (the pod): ")
     assert low.startswith("memory.low everything (the pod): ")
     for line, granted in ((least, "2.0Mi"), (low, "0")):
         assert "no protection from eviction or from the OOM killer" in line
         assert line.endswith(f"; when what is short lies above kubepods, only the {granted} that has count")
-    (line,) = said(tmp_path, {"memory.min": 2 * MIB, "memory.low": 0})
+    (line,) = named(tmp_path, {"memory.min": 2 * MIB, "memory.low": 0})
     assert line.endswith("from the OOM killer")  # all of it is granted
 
 
-def test_swap_in_use_is_said_once_and_not_at_all_without(tmp_path: Path) -> None:
+def test_swap_in_use_is_shown_once_and_not_at_all_without(tmp_path: Path) -> None:
     swapped: dict[str, int | str] = {"memory.swap.current": 3 * MIB}
-    (line,) = said(tmp_path, swapped, c0=swapped)
+    (line,) = named(tmp_path, swapped, c0=swapped)
     assert line.startswith("swap in use 3.0Mi (the pod): no part of the working set: ")
     assert "badness does" in line
-    assert said(tmp_path, {"memory.swap.current": 0, "memory.max": MIB}) == []
+    assert named(tmp_path, {"memory.swap.current": 0, "memory.max": MIB}) == []
 
 
 def test_a_soft_limit_protects_nothing(tmp_path: Path) -> None:
-    (line,) = said(tmp_path, {"memory.soft_limit_in_bytes": MIB}, version=1)
+    (line,) = named(tmp_path, {"memory.soft_limit_in_bytes": MIB}, version=1)
     assert line.endswith("is reclaimed first; it protects nothing below it")
 
 

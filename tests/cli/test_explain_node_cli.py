@@ -40,7 +40,7 @@ def test_thresholds_of_a_quiet_node(node: LabNode) -> None:
     assert [row["signal"] for row in rows.values() if row["first"]] == [min(shares, key=lambda name: shares[name])]
 
 
-def test_a_starved_node_says_who_would_go(node: LabNode) -> None:
+def test_a_starved_node_shows_who_would_go(node: LabNode) -> None:
     answer = explain(node, "lab/burstable", "--eviction-hard", "memory.available<99%")
     found = answer["node"]
     assert found["starved"] == {"signal": MEMORY, "threshold": "memory.available<99%"}
@@ -48,7 +48,7 @@ def test_a_starved_node_says_who_would_go(node: LabNode) -> None:
     assert found["conditions"] == ["MemoryPressure"]
     (eviction,) = found["evictions"]
     assert (eviction["pod"], eviction["grace_s"]) == ("lab/burstable", 1)
-    # What the pod itself is said to be told is what the pass would tell it.
+    # The message shown for the pod is that of the pass.
     assert answer["pod"]["eviction"]["message"] == eviction["message"]
     assert "Container c0 was using" in eviction["message"]
     assert [row["signal"] for row in found["thresholds"] if row["first"]] == [MEMORY]
@@ -145,11 +145,11 @@ def test_pods_known_by_their_cgroups_alone() -> None:
                 ] * 2
 
 
-# ---- what is wrong is said in one line
+# ---- what is wrong is reported in one line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "expected"),
     [
         (["lab/burstible"], 1, ("no pod 'lab/burstible'", "did you mean lab/burstable")),
         (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
@@ -161,8 +161,8 @@ def test_pods_known_by_their_cgroups_alone() -> None:
         (["--config", "/nowhere"], 2, ("/nowhere",)),
     ],
 )
-def test_mistakes(node: LabNode, arguments: list[str], code: int, says: tuple[str, ...]) -> None:
-    one_line(outrace("explain", *options(node), *arguments), code, *says)
+def test_mistakes(node: LabNode, arguments: list[str], code: int, expected: tuple[str, ...]) -> None:
+    one_line(outrace("explain", *options(node), *arguments), code, *expected)
 
 
 def test_a_name_two_pods_have(node: LabNode) -> None:
@@ -194,11 +194,11 @@ def test_exact_figures_from_the_daemon() -> None:
             filled(node, pod, 16)
             listen = ("--listen", running.address.removeprefix("http://"))
 
-            def told() -> dict[str, Any] | None:
+            def conditions() -> dict[str, Any] | None:
                 answer = explain(node, "hog", *listen)
                 return answer if answer["node"]["held_conditions"] and answer["order"][0]["usage"] else None
 
-            answer = until(told, "the daemon's conditions")
+            answer = until(conditions, "the daemon's conditions")
             assert answer["source"] == f"daemon at {listen[1]}"
             assert answer["node"]["held_conditions"] == ["MemoryPressure"]
             # Its own thresholds here are not met: the node is under pressure all the same, because the daemon says so.

@@ -86,12 +86,12 @@ def test_scores_wanted_and_real(node: LabNode) -> None:
     pages = (own["rss"] + own["swap"] + own["page_tables"]) // 4096
     assert own["points"] == pages + 1000 * (65536 // 1000)
     assert found["badness"]["node"] == own
-    # The kernel would take it, the policy would not: that is said.
+    # The kernel would take it, the policy would not: that is shown.
     assert "the policy would evict lab/burstable first" in found["badness"]["differs"]
     assert "every process has what it should" in text(node, "besteffort")
 
 
-def test_the_kernel_kills_whom_it_says() -> None:
+def test_the_kernel_kills_whom_it_names() -> None:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
     with LabNode("test-explain-oom", 192 * MIB) as node:

@@ -1,4 +1,4 @@
-"""What `outrace incidents show` says of a kubelet's old figures of pods."""
+"""What `outrace incidents show` prints about a kubelet's old figures of pods."""
 
 import dataclasses
 from typing import Any
@@ -46,7 +46,7 @@ def test_figures_that_change_nothing() -> None:
     assert text(by_age=same).endswith("Each pod's figure has an age of its own: shop/db could be taken too.")
 
 
-def test_what_is_not_known_is_not_said_to_be_the_same() -> None:
+def test_what_is_not_known_is_not_shown_as_the_same() -> None:
     short = (OfAge("shop/batch", 0, 2.5, 1.0),)
     assert text(known_s=2.5, by_age=short, could=("shop/batch",)) == (
         "Figures of pods up to 2.5 s old change nothing: shop/batch is taken. What they had before is not known."
@@ -64,8 +64,8 @@ def test_explain_ranks_the_pods_of_this_moment_by_what_they_had() -> None:
     pods = (pod("hog", 500 * MI), pod("cart", 200 * MI), pod("still", 90 * MI))
     hog = PodPoints("uid-hog", False, ((ms(-20_000), 10 * MI), (ms(-4000), 300 * MI)))
     gone = PodPoints("uid-gone", False, ((ms(-20_000), 900 * MI), (ms(-1000), 800 * MI)))
-    told = WorkingSets(ms(500), ms(-20_000), (hog, gone)).to_json()
-    found = kubelets_choice(told, pods, era("kubelet-1.36"))
+    sets = WorkingSets(ms(500), ms(-20_000), (hog, gone)).to_json()
+    found = kubelets_choice(sets, pods, era("kubelet-1.36"))
     assert found is not None
     assert (found.fresh, [(span.pod, span.to_s) for span in found.by_age]) == (
         "shop/hog",
@@ -75,7 +75,7 @@ def test_explain_ranks_the_pods_of_this_moment_by_what_they_had() -> None:
 
 
 @pytest.mark.parametrize("data", [None, {}, {"event": "workingsets", "ts_ns": 1, "of": "another version"}])
-def test_explain_says_nothing_where_the_daemon_does_not(data: dict[str, Any] | None) -> None:
+def test_explain_shows_nothing_where_the_daemon_does_not(data: dict[str, Any] | None) -> None:
     assert kubelets_choice(data, (pod("hog", MI),), era("kubelet-1.36")) is None
 
 

@@ -1,8 +1,10 @@
-"""The lab's daemon: what it says when it does not start, and what it leaves behind."""
+"""The lab's daemon: its error when it does not start, and what it leaves behind."""
 
 import os
 import signal
 import socket
+import subprocess
+import threading
 
 import pytest
 
@@ -35,14 +37,47 @@ def test_it_is_ready_serves_and_stops(node: LabNode) -> None:
 def test_why_it_does_not_start(node: LabNode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for option, says in (
+        for option, expected in (
             (("--eviction-hard", "memory.free<1Mi"), "unsupported eviction signal memory.free"),
             (("--listen", f"127.0.0.1:{port}"), "Address already in use"),
         ):
             daemon = LabDaemon(node, *option, state_dir=live.state_dir(), keep_pins=True)
-            with pytest.raises(MonitorError, match=says):
+            with pytest.raises(MonitorError, match=expected):
                 daemon.start()
             assert daemon.process.wait(live.TIMEOUT_S) > 0
+
+
+def test_one_that_neither_starts_nor_ends_is_an_error(node: LabNode) -> None:
+    daemon = LabDaemon(node, state_dir=live.state_dir(), keep_pins=True, wrapper=("sh", "-c", "exec sleep 1000"))
+    with pytest.raises(MonitorError, match=r"did not start within 0\.2 s"):
+        daemon.start(0.1)
+    daemon.process.kill()
+    assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
+
+
+def test_the_end_of_an_earlier_process_is_not_the_end_of_the_next(
+    node: LabNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log was read to the end between two lines of `start`: a wait of 240 s for a daemon that was ready in one."""
+    daemon = LabDaemon(node, state_dir=live.state_dir(), keep_pins=True, wrapper=("sh", "-c", "exec sleep 1000"))
+    before = set(threading.enumerate())
+    with pytest.raises(MonitorError, match=r"did not start within 0\.2 s"):
+        daemon.start(0.1)
+    earlier, (reader,) = daemon.process, set(threading.enumerate()) - before
+
+    def popen(*args: object, **kwargs: object) -> subprocess.Popen[bytes]:
+        earlier.kill()
+        earlier.wait(live.TIMEOUT_S)
+        reader.join(live.TIMEOUT_S)
+        assert not reader.is_alive()
+        return real(*args, **kwargs)
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(daemon, "_wrapper", ())
+    with daemon:
+        assert daemon.get("/readyz")[0] == 200
+    loader.unload(loader.instance_directory(daemon.state_dir))
 
 
 def test_its_own_state_dir_and_pins_go_with_it(node: LabNode) -> None:

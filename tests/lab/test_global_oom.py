@@ -90,15 +90,15 @@ def watching(node: LabNode, threshold: str, *options: str) -> LabDaemon:
     return live.daemon(node, "--eviction-hard", threshold, *options, machine=True)
 
 
-def test_observing_it_lives_through_it_and_says_who_won(node: LabNode) -> None:
+def test_observing_it_lives_through_it_and_reports_who_won(node: LabNode) -> None:
     began, pod = stored(), node.add_pod("hog")
     with watching(node, below_now(130)) as daemon:
         pids = [daemon.pid, *live.children(daemon.pid)]
         victim = hog(node, pod)
         victim.go()
         assert victim.wait(PATIENCE_S) == -signal.SIGKILL
-        told = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=victim.pid)
-        assert (told["pod"], told["oom_score_adj"]) == ("lab/hog", 1000)
+        logged = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=victim.pid)
+        assert (logged["pod"], logged["oom_score_adj"]) == ("lab/hog", 1000)
         assert daemon.metrics()['outrace_oom_kills_total{scope="global"}'] == 1
         assert [daemon.pid, *live.children(daemon.pid)] == pids
         assert all(live.alive(pid) for pid in pids)

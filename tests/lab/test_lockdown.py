@@ -73,10 +73,10 @@ def test_begun_under_lockdown_it_is_a_rung_without_bpf(node: LabNode, tmp_path: 
     assert loaded
     assert "[confidentiality]" in LOCKDOWN.read_text(), "the first test did not come so far"
     with daemon_of(node, tmp_path / "state") as daemon:
-        said = live.message(daemon, "better hooks cannot be used here")
+        logged = live.message(daemon, "better hooks cannot be used here")
         assert live.rung(daemon) in SOFT_RUNGS
-        assert "lockdown" in f"{said['problem']} {said['remedy']}"
+        assert "lockdown" in f"{logged['problem']} {logged['remedy']}"
         wins(node, daemon, "later")
     shown = live.outrace("doctor")
     assert "[confidentiality]" in shown.stdout
-    assert f"hook plan: {said['hooks']}" in shown.stdout
+    assert f"hook plan: {logged['hooks']}" in shown.stdout

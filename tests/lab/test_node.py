@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -14,8 +13,10 @@ import pytest
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs
+from monitor.kernel.readable import readable
 from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 pytestmark = pytest.mark.kernel
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ def test_a_pod_is_cgroups_and_a_manifest(node: LabNode) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"pages": "thp"}, {"kind": "shmem"}, {"kind": "file"}, {"rate": 400}])
-def test_a_hog_takes_what_it_was_told_and_gives_it_back(node: LabNode, options: dict[str, str | int]) -> None:
+def test_a_hog_takes_what_it_was_given_and_gives_it_back(node: LabNode, options: dict[str, str | int]) -> None:
     hog = node.start_hog(node.add_pod("hog"), mib=24, **options)
     before = node.usage()
     assert before < 8 * MIB, "a hog that waits should hold next to nothing"
@@ -169,12 +170,35 @@ def test_an_owner_that_is_killed_leaves_nothing(sig: signal.Signals) -> None:
     assert owner.wait(PATIENCE_S) == (130 if sig == signal.SIGINT else -sig)
     try:
         for fd, who in zip(watched, ("janitor", "hog", "stray", "helper"), strict=True):
-            assert select.select([fd], [], [], PATIENCE_S)[0], f"the {who} is still there"
+            assert readable(fd, PATIENCE_S), f"the {who} is still there"
     finally:
         for fd in watched:
             os.close(fd)
         owner.stdout.close()
     assert [path for path in paths if path.exists()] == []
+
+
+SESSION = """
+import signal, sys
+from tests.puppet import Puppet, cgroup
+with cgroup("killed-session") as path, Puppet(path) as puppet:
+    (path / "below").mkdir()
+    print(puppet.pid, path, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.once
+def test_a_session_of_tests_that_is_killed_leaves_no_cgroup() -> None:
+    session = subprocess.Popen(
+        [sys.executable, "-c", SESSION], stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    pid, path = session.stdout.readline().decode().split()
+    assert Path(path, "below").exists()
+    session.kill()
+    session.wait()
+    session.stdout.close()
+    live.until(lambda: not Path(path).exists() and not Path(f"/proc/{pid}").exists(), "the janitor to be done")
 
 
 def test_a_process_outside_the_node_is_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""Everyday load for a moment: nothing to say about it. (For an hour: `outrace bench soak`.)"""
+"""Everyday load for a moment: nothing to report. (For an hour: `outrace bench soak`.)"""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ def test_no_such_load() -> None:
     assert str(result.exception).startswith("--load copy,fish: 'fish' is no kind of load; name some of copy, build, ")
 
 
-def test_a_directory_without_room_is_told_before_anything_begins(tmp_path: Path) -> None:
+def test_a_directory_without_room_is_refused_before_anything_begins(tmp_path: Path) -> None:
     full = CliRunner().invoke(soak, ["--directory", "/proc"])
     assert isinstance(full.exception, CannotError)
     assert str(full.exception).startswith("--directory /proc: 0 are free, and the files take 1.3Gi; name another ")
@@ -37,10 +37,10 @@ def test_the_receiver_counts_by_path() -> None:
     assert [post[1:] for post in receiver.posts] == [("/node", {"name": "node"}), ("/machine", {"name": "machine"})]
 
 
-@pytest.mark.parametrize("said", [{"decisions": 1}, {"lost": {"x": 1}}, {"alerts": [{}]}, {"incidents": [{}]}])
-def test_anything_said_is_not_quiet(said: dict[str, object]) -> None:
+@pytest.mark.parametrize("found", [{"decisions": 1}, {"lost": {"x": 1}}, {"alerts": [{}]}, {"incidents": [{}]}])
+def test_anything_reported_is_not_quiet(found: dict[str, object]) -> None:
     assert Watched("node", foreign_incidents=3, foreign_alerts=3).quiet
-    assert not Watched("node", **said).quiet  # type: ignore[arg-type]
+    assert not Watched("node", **found).quiet  # type: ignore[arg-type]
 
 
 @pytest.mark.kernel

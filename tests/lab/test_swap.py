@@ -53,7 +53,7 @@ def test_swapped_memory_is_no_working_set_until_it_comes_back(node: LabNode) -> 
         taken_ns = time.monotonic_ns()
         puppet.do("sum(kept[0][::4096])")
         first = live.message(daemon, "would evict", pod="lab/sleeper")
-        # Not by what the log says until then: the daemon may be late.
+        # Not by the log until then: the daemon may be late.
         assert first["crossed_ns"] > taken_ns, "memory that was swapped out counted as if it were there"
         assert first["available"] < 70 * MIB
     assert node.oom_kills() == 0

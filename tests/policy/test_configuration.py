@@ -1,4 +1,4 @@
-"""Which settings are in force and where each came from: defaults, file, drop-ins, what was said to outrace, copies."""
+"""Which settings are in force and where each came from: defaults, file, drop-ins, options of outrace, copies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +22,10 @@ NO_OVERLAY = DiskLayout(False, True)
 def shown(
     file: Source | None = None,
     *drop_ins: Source,
-    said: Mapping[str, dict[str, str]] | None = None,
+    own: Mapping[str, dict[str, str]] | None = None,
     layout: DiskLayout = NO_OVERLAY,
 ) -> list[str]:
-    given_maps = {key: Given(value, f"--{key}") for key, value in (said or {}).items()}
+    given_maps = {key: Given(value, f"--{key}") for key, value in (own or {}).items()}
     settings = in_force(file, drop_ins, {"enforceNodeAllocatable": Given([], "--x"), **given_maps})
     return [f"{e.threshold}: {e.origin}" for e in settings.thresholds(layout=layout)]
 
@@ -48,7 +48,7 @@ def test_all_or_none_of_the_defaults() -> None:
     assert shown(config(evictionHard={})) == []
     assert shown(config(evictionHard={"memory.available": "1Gi"})) == ["memory.available<1Gi: file: evictionHard"]
     soft = {"evictionSoft": {"memory.available": "2Gi"}, "evictionSoftGracePeriod": {"memory.available": "1m"}}
-    assert shown(said=soft) == [DEFAULTS[0], "memory.available<2Gi for 60s: --evictionSoft", *DEFAULTS[1:]]
+    assert shown(own=soft) == [DEFAULTS[0], "memory.available<2Gi for 60s: --evictionSoft", *DEFAULTS[1:]]
 
 
 def test_merged_defaults() -> None:
@@ -71,15 +71,15 @@ def test_drop_ins_come_after_the_defaults() -> None:
     ]
 
 
-def test_what_is_said_to_outrace_replaces_its_map() -> None:
-    assert shown(config(), said={HARD: {"pid.available": "5%"}}) == ["pid.available<5%: --evictionHard"]
-    assert shown(config(), said={HARD: {}}) == []
+def test_an_option_of_outrace_replaces_its_map() -> None:
+    assert shown(config(), own={HARD: {"pid.available": "5%"}}) == ["pid.available<5%: --evictionHard"]
+    assert shown(config(), own={HARD: {}}) == []
 
 
 def test_defaults_switched_off_by_naming_others() -> None:
-    def off(*sources: Source, said: dict[str, str] | None = None) -> dict[str, str]:
+    def off(*sources: Source, own: dict[str, str] | None = None) -> dict[str, str]:
         file, *drop_ins = sources or (None,)
-        flags = {} if said is None else {HARD: Given(said, "--flag")}
+        flags = {} if own is None else {HARD: Given(own, "--flag")}
         return dict(in_force(file, drop_ins, flags).switched_off)
 
     assert off() == off(config()) == {}
@@ -90,8 +90,8 @@ def test_defaults_switched_off_by_naming_others() -> None:
     assert "nodefs.available" not in off(one, config("d", evictionHard={"nodefs.available": "1%"}))
     assert off(config("f", **one.content, mergeDefaultEvictionSettings=True)) == {}
     assert off(config(), config("d", evictionHard=dict.fromkeys(DEFAULT_HARD))) == {}  # taken away on purpose
-    assert off(one, said=dict(DEFAULT_HARD)) == {}
-    assert set(off(said={"pid.available": "1%"})) == set(DEFAULT_HARD)
+    assert off(one, own=dict(DEFAULT_HARD)) == {}
+    assert set(off(own={"pid.available": "1%"})) == set(DEFAULT_HARD)
 
 
 def test_copies_name_what_they_are_copies_of() -> None:
@@ -203,7 +203,7 @@ def test_drop_ins_may_be_put_together_beforehand_in_any_grouping(
 
 
 @given(files, st.lists(patches, max_size=3), hard_maps)
-def test_a_flag_replaces_whatever_files_say(
+def test_a_flag_replaces_whatever_files_set(
     file: dict[str, Any], drop_ins: list[dict[str, Any]], flag: dict[str, str]
 ) -> None:
     sources = [Source(f"d{i}", content) for i, content in enumerate(drop_ins)]
@@ -214,7 +214,7 @@ def test_a_flag_replaces_whatever_files_say(
 
 
 @given(files, st.lists(patches, max_size=3))
-def test_every_entry_is_found_where_its_origin_says(file: dict[str, Any], drop_ins: list[dict[str, Any]]) -> None:
+def test_every_entry_is_found_where_its_origin_points(file: dict[str, Any], drop_ins: list[dict[str, Any]]) -> None:
     sources = {f"d{i}": Source(f"d{i}", content) for i, content in enumerate(drop_ins)}
     made = in_force(Source("f", file), sources.values())
     sources["f"] = Source("f", file)
@@ -224,8 +224,8 @@ def test_every_entry_is_found_where_its_origin_says(file: dict[str, Any], drop_i
                 assert key == HARD
                 assert text == DEFAULT_HARD[name]
             else:
-                where, _, said = origin.partition(": ")
-                assert said == key
+                where, _, own = origin.partition(": ")
+                assert own == key
                 assert sources[where].content[key][name] == text
 
 

@@ -146,7 +146,7 @@ def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_onc
     now: Mapping[str, int],
     candidates: list[Candidate],
 ) -> None:
-    """A prepared victim is signalled before the pass that says so: whatever came before, the pass has to say so."""
+    """A prepared victim is signalled before the pass: whatever came before, the pass has to decide the same."""
     thresholds = parse_thresholds(hard, soft, dict.fromkeys(soft, "30s"), reclaim)
     config = PassConfig(thresholds, 5, max_pod_grace_s=7, compat=compat, kill_at_once=True)
     eviction_order = EvictionOrder()

@@ -6,8 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.explain import Change, changes, why_class, why_request
+from monitor.policy.explain import Change, changes
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
+from monitor.policy.pod_reasons import why_class, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.quantity import Quantity
@@ -38,7 +39,7 @@ def test_what_would_have_a_pod_passed_over() -> None:
     ]
 
 
-def test_equal_pods_are_said_to_be_equal() -> None:
+def test_equal_pods_are_shown_as_equal() -> None:
     first, second = ranked([pod("b", container(memory="1")), pod("a")], [stats("b", 5), stats("a", 2)])
     assert first.pod.name == "b"
     assert texts(first, second)[0] == (

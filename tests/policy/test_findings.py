@@ -22,7 +22,7 @@ def found(node: Node = MACHINE, drop_ins: tuple[Source, ...] = (), compat: str =
     return findings(in_force(Source("file", content), drop_ins), drop_ins, node, compat=compat)
 
 
-def test_nothing_to_say() -> None:
+def test_no_findings() -> None:
     assert (found(), found(evictionHard=ALL)) == ([], [])
     assert findings(in_force(), (), Node()) == []
     for name in ("kubelet-1.17", "kubelet-1.8"):
@@ -30,7 +30,7 @@ def test_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "begins", "says"),
+    ("content", "begins", "expected"),
     [
         (
             {"evictionHard": {"memory.available": "1Gi", "nodefs.available": "0%"}},
@@ -64,17 +64,17 @@ def test_nothing_to_say() -> None:
         ),
     ],
 )
-def test_one_finding_each(content: dict[str, Any], begins: str, says: str) -> None:
+def test_one_finding_each(content: dict[str, Any], begins: str, expected: str) -> None:
     (one,) = found(**content)
     assert one.startswith(begins)
-    assert says in one
+    assert expected in one
     assert "\n" not in one
 
 
 def test_merging_defaults_is_advised_where_it_works() -> None:
     (by_file,) = found(evictionHard={"memory.available": "1Gi"})
     assert by_file.endswith("or set mergeDefaultEvictionSettings: true")
-    flag = in_force(said={"evictionHard": Given({"memory.available": "1Gi"}, "--eviction-hard")})
+    flag = in_force(own={"evictionHard": Given({"memory.available": "1Gi"}, "--eviction-hard")})
     (by_flag,) = findings(flag, (), MACHINE)
     assert "mergeDefaultEvictionSettings" not in by_flag
     drop_in = Source("d.conf", {"mergeDefaultEvictionSettings": True})
@@ -151,7 +151,7 @@ def test_the_disk_whose_threshold_is_copied() -> None:
     assert line.endswith("set imagefs.inodesFree instead")
 
 
-def test_a_negative_grace_means_what_compat_says() -> None:
+def test_a_negative_grace_means_what_compat_defines() -> None:
     (line,) = found(evictionMaxPodGracePeriod=-1, compat=KUBELET)
     assert "kills the pod at once" in line
     assert found(evictionMaxPodGracePeriod=0) == []

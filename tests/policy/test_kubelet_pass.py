@@ -100,7 +100,7 @@ def test_a_memory_eviction_in_full() -> None:
     assert (result.reclaimed, result.summary_reads) == ((), 1)
 
 
-def test_a_pod_without_stats_goes_first_and_is_told_little() -> None:
+def test_a_pod_without_stats_goes_first_and_its_message_is_short() -> None:
     (result,) = run(config({"memory.available": "1Gi"}), [*PODS, pod("unknown")], low(1, memory=0))
     (eviction,) = result.evictions
     assert (eviction.pod.name, eviction.annotations) == ("unknown", {})
@@ -111,7 +111,7 @@ def test_one_pod_per_pass_and_never_a_critical_one() -> None:
     assert names(result) == ["big"]
     (result,) = run(config({"memory.available": "1Gi"}), PODS[2:], low(1, memory=0))
     assert names(result) == []
-    assert result.warning == "Attempting to reclaim memory"  # said although nobody is evicted
+    assert result.warning == "Attempting to reclaim memory"  # logged although nobody is evicted
 
 
 def test_memory_comes_before_disk() -> None:

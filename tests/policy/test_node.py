@@ -43,7 +43,7 @@ def test_who_is_admitted(
         assert (answer.reason == "Evicted") is not answer.admitted
 
 
-def test_what_a_refused_pod_is_told() -> None:
+def test_the_message_of_a_refused_pod() -> None:
     assert admit(pod("a"), {PIDS, DISK, MEMORY}).message == (
         "The node had condition: [DiskPressure MemoryPressure PIDPressure]. "
     )

@@ -158,6 +158,7 @@ def both(cpu: str, memory: str) -> dict[str, Any]:
     [
         ({}, "BestEffort"),
         ({"requests": both("0", "0")}, "BestEffort"),
+        ({"requests": {"ephemeral-storage": "1Gi"}, "limits": {"vendor/gpu": "1"}}, "BestEffort"),
         ({"requests": {"memory": "1"}}, "Burstable"),
         ({"limits": both("1", "1Gi")}, "Burstable"),  # the kubelet does not fill in requests
         ({"requests": both("1", "1Gi"), "limits": both("1", "1024Mi")}, "Guaranteed"),

@@ -219,7 +219,7 @@ def test_likeliest_preference_of_the_kubelet() -> None:
     assert (outcome.starved.signal, str(outcome.starved.value)) == (MEMORY, "100")
 
 
-def test_what_the_kubelet_cannot_tell_apart_is_one_threshold() -> None:
+def test_what_the_kubelet_holds_equal_is_one_threshold() -> None:
     twice = parse_thresholds({MEMORY: "10%"}, {MEMORY: "10%"}, {MEMORY: "0s"}, in_order=True)
     assert len(EvictionConfig(twice, S, compat=KUBELET).rules) == 1
     by_address = parse_thresholds({MEMORY: "10"}, {MEMORY: "10"}, {MEMORY: "0s"}, in_order=True)
