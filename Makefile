@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test mutation lint setup clean distclean test-vm test-vagrant image
+.PHONY: help run demo bench test mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,7 +33,7 @@ lint: setup ## Check format, style and types
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 
-setup: ## Install what is missing: python3-bpfcc, libbpf, kernel headers (apt), .venv
+setup: ## Install what is missing: python3-bpfcc, libbpf (apt), .venv
 	@scripts/setup.sh
 
 test-vm: setup ## Run the kernel tests on Linux 6.1, 6.12 and 7.2 in virtual machines (ARGS="--kernel 6.1 -- -k oom")
@@ -44,6 +44,17 @@ test-vagrant: setup ## Run the kernel tests in a Vagrant machine, made here and 
 
 image: setup ## Build the container image (BASE=mmdebstrap where no registry of images is reached)
 	@scripts/image.sh
+
+pictures: setup ## Draw the pictures of the documents; screenshots where chromium is installed
+	@$(BIN)/python scripts/picture.py
+	@$(BIN)/python scripts/screenshots.py
+
+deb: setup ## Build a Debian package in dist/ (Debian 12 and later, Ubuntu 24.04 and later)
+	@$(BIN)/python scripts/deb.py $(ARGS)
+
+dist: deb ## Build wheel and source distribution there as well
+	@$(BIN)/python -m build --outdir dist >/dev/null
+	@ls -l dist
 
 clean: ## Remove .venv and everything built but the guests' images
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

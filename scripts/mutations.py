@@ -158,8 +158,8 @@ MUTATIONS = (
     Mutation(
         "the allocatable copy is made of hard thresholds only",
         "thresholds.py",
-        "if t.signal == MEMORY and t.hard]",
-        "if t.signal == MEMORY]",
+        "if t.signal in ALLOCATABLE_OF and t.hard\n",
+        "if t.signal in ALLOCATABLE_OF\n",
     ),
     Mutation("100% switches a threshold off", "thresholds.py", 'text in ("0%", "100%")', 'text in ("0%",)'),
     Mutation(

@@ -4,6 +4,7 @@ And what no test may leave behind: programs pinned under bpffs, which stay attac
 """
 
 import ctypes
+import gc
 import hashlib
 import importlib.util
 import json
@@ -12,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.filesystems import Mounts
 
-# A shared machine is sometimes slow: how long an example takes says nothing about whether the code is right.
+# A shared machine is sometimes slow: how long an example takes shows nothing about whether the code is right.
 settings.register_profile("outrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrace")
 
@@ -69,7 +71,7 @@ def kernel_obstacle() -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """In a guest, what a failure says is printed at once: a guest that dies later has no summary."""
+    """In a guest, the text of a failure is printed at once: a guest that dies later has no summary."""
     report = yield
     if report.failed and item.config.getoption("--require-kernel"):
         terminal = item.config.pluginmanager.get_plugin("terminalreporter")
@@ -89,7 +91,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def expected_rungs(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """BPF rungs that must load on this machine, best first; () where nobody says (`live.rungs_expected`)."""
+    """BPF rungs that must load on this machine, best first; () where it is not given (`live.rungs_expected`)."""
     from tests import live  # only for who asks: it takes an emulated guest a second
 
     words, required = Path("/proc/cmdline").read_text(), request.config.getoption("--require-kernel")
@@ -122,7 +124,7 @@ class Pinned:
             self.first_seen.setdefault(name, test)
 
     def known(self) -> dict[str, str]:
-        """What is there now, with pins or without: instance -> state dir, as the instances themselves say."""
+        """What is there now, with pins or without: instance -> state dir, as the instances themselves have it."""
         try:
             found = {path.name: self._owner(path) for path in self.ROOT.iterdir()}
         except OSError:
@@ -130,7 +132,7 @@ class Pinned:
         return {name: state for name, state in found.items() if self._is_ours(state)}
 
     def left(self) -> dict[str, str]:
-        """The same at the end of all, also where an instance does not say whose it is: by the names that state dirs in
+        """The same at the end of all, also where an instance does not name its owner: by the names that state dirs in
         our directories have.
         """
         found = self.known()
@@ -145,7 +147,7 @@ class Pinned:
                     found[name] = directory
         return found
 
-    def said(self, left: dict[str, str]) -> list[str]:
+    def report(self, left: dict[str, str]) -> list[str]:
         """A line for each."""
         return [
             f"{self.first_seen.get(name, 'a test')} left programs pinned in {self.ROOT / name} "
@@ -174,19 +176,23 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     own.chmod(0o1777)  # some tests are somebody else
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = tempfile.tempdir = str(own)
+    os.environ["OUTRACE_RUN_DIR"] = str(own / "run")  # a daemon of this machine is none of any test's
     _pinned.directories = [base, own]
     yield
     tempfile.tempdir = None
     os.environ.pop("TMPDIR")
+    os.environ.pop("OUTRACE_RUN_DIR")
     if before is not None:
         os.environ["TMPDIR"] = before
     if "tests.live" in sys.modules:
         sys.modules["tests.live"].unload_shared()
+    if "tests.own_cgroups" in sys.modules:
+        sys.modules["tests.own_cgroups"].end_session()
     _pinned.look("a test")  # before the names of its state dirs go
     left = _pinned.left()
     shutil.rmtree(own, ignore_errors=True)
     if left:
-        pytest.fail("\n".join(_pinned.said(left)), pytrace=False)
+        pytest.fail("\n".join(_pinned.report(left)), pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -200,7 +206,32 @@ def _nothing_left_pinned() -> Iterator[None]:
         if name not in before and not Path(state).name.startswith(Pinned.SHARED)
     }
     if left:
-        pytest.fail("\n".join(_pinned.said(left)), pytrace=False)
+        pytest.fail("\n".join(_pinned.report(left)), pytrace=False)
+
+
+#: What a module of tests may leave open: what the session shares, and threads of fake servers that end later.
+DESCRIPTORS = 24
+
+
+def _descriptors() -> dict[str, str]:
+    """Number -> what it is of."""
+    found = dict[str, str]()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the directory itself
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _descriptors_closed() -> Iterator[None]:
+    """A module whose tests leave many descriptors open has failed: select(2) takes no number of 1,024 and more."""
+    before = _descriptors()
+    yield
+    if len(_descriptors()) > len(before) + DESCRIPTORS:
+        gc.collect()  # 0.2 s: not for every module
+        left = sorted(kind for fd, kind in _descriptors().items() if fd not in before)
+        if len(left) > DESCRIPTORS:
+            pytest.fail(f"the tests of this module leave {len(left)} descriptors open: {left}", pytrace=False)
 
 
 @pytest.hookimpl(trylast=True)
@@ -210,9 +241,9 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A session that left programs pinned has failed, and says after which test they were there."""
-    for line in _pinned.said(_pinned.left()):
+    """A session that left programs pinned has failed, and prints after which test they were there."""
+    for line in _pinned.report(_pinned.left()):
         print(f"\nERROR: {line}")
         session.exitstatus = LEFT_PINNED
-    if session.config.option.xmlpath:  # make turns every exit code into 2, and junit says nothing of an interruption
+    if session.config.option.xmlpath:  # make turns every exit code into 2, and junit has nothing of an interruption
         Path(session.config.option.xmlpath).with_suffix(".code").write_text(f"{int(session.exitstatus)}\n")

@@ -69,13 +69,13 @@ def lend_pins(state: Path) -> None:
 
 
 def rungs_expected(words: str, release: str, required: bool) -> tuple[str, ...]:
-    """BPF rungs that must load, best first; () where nobody says. ``words``: the kernel's command line, on which
+    """BPF rungs that must load, best first; () where it is not given. ``words``: the kernel's command line, on which
     scripts/vm/guest.py writes them. Else, where kernel tests are ``required``, what came with Linux 6.13: by its
     release (`uname -r`), because the tracepoint's own absence is what has to be noticed.
     """
-    said = [word.removeprefix(RUNGS) for word in words.split() if word.startswith(RUNGS)]
-    if said:
-        return tuple(name for name in said[-1].split(",") if name)
+    rungs = [word.removeprefix(RUNGS) for word in words.split() if word.startswith(RUNGS)]
+    if rungs:
+        return tuple(name for name in rungs[-1].split(",") if name)
     major, minor = (int(number) for number in release.split(".")[:2])
     return (TRACEPOINT,) if required and (major, minor) >= (6, 13) else ()
 
@@ -97,19 +97,19 @@ def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     return run(*command, env=environment(), cwd="/", **options)
 
 
-def elsewhere(script: str, *then: str) -> tuple[str, ...]:
-    """A command that runs another one where file systems are mounted as ``script`` says, seen by nobody else."""
+def in_own_mounts(script: str, *then: str) -> tuple[str, ...]:
+    """A command that runs another one where file systems are mounted by ``script``, seen by nobody else."""
     return ("unshare", "--mount", "sh", "-ec", f'{script}\nexec "$@"', "sh", *then)
 
 
-def one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
+def one_line(result: subprocess.CompletedProcess[str], code: int, *expected: str) -> None:
     """The command ended with ``code`` and one line on stderr that has all of these words."""
     lines = result.stderr.strip().splitlines()
     assert result.returncode == code, result.stderr
     assert result.stdout == ""
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("outrace: error: ")
-    for text in says:
+    for text in expected:
         assert text in lines[0]
 
 
@@ -129,8 +129,8 @@ class Event:
 class Watching:
     """Context manager: the pinned programs used as the hot process does, with the records in lists."""
 
-    def __init__(self, attach: bool = True, hook: str = loader.AUTO) -> None:
-        self.pins = Pins.open(pin_dir(hook))
+    def __init__(self, attach: bool = True, hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> None:
+        self.pins = Pins.open(pin_dir(hook, signals))
         #: Whether the hook sees charges only: not what becomes of page cache afterwards.
         self.partial = self.pins.hook != TRACEPOINT
         self.table = DomainTable(self.pins)
@@ -183,7 +183,7 @@ class Watching:
         return {name: n - self.before[name] for name, n in counts(self.pins).items()}
 
     def agree(self, *paths: Path) -> list[Reading]:
-        """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says.
+        """Wait until memory.stat has settled, which the kernel does every 2 s, and has what the table has.
 
         First without a sweep: the programs alone must have kept the file pages to within what their gate holds back, 64
         pages on each CPU. Then after one: everything, exactly.
@@ -292,12 +292,12 @@ def message(daemon: LabDaemon, msg: str, since: int = 0, **fields: object) -> Re
         lambda r: r.get("msg") == msg and all(r.get(key) == value for key, value in fields.items()), TIMEOUT_S, since
     )
     if found is None:
-        pytest.fail(f"the daemon never said {msg!r} {fields}:\n" + "\n".join(str(r) for r in daemon.log[since:]))
+        pytest.fail(f"the daemon never logged {msg!r} {fields}:\n" + "\n".join(str(r) for r in daemon.log[since:]))
     return found
 
 
 def ended(daemon: LabDaemon) -> None:
-    """Stop it and take in its log to the last line, so that what is not there was never said."""
+    """Stop it and take in its log to the last line, so that what is not there was never logged."""
     assert daemon.stop() == 0
     assert daemon.wait_for(lambda _: False, TIMEOUT_S) is None
 

@@ -1,7 +1,6 @@
-"""A process that does as it is told, and a memory cgroup to put it in: for tests of the live kernel."""
+"""A process that runs what a test sends it, and a memory cgroup to put it in: for tests of the live kernel."""
 
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from monitor.kernel import cgroupfs
+from monitor.kernel.readable import readable
 from monitor.lab import janitor
+from tests.own_cgroups import removed_with_session
 
 #: Far longer than anything takes, also in an emulated guest, where compiling the programs takes half a minute; only a
 #: hang reaches it.
@@ -40,6 +41,10 @@ def read(path):
 def attend(path):
     with open(path, "rb") as file:
         kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+def pinned(path):
+    kept.append(mmap.mmap(os.open(path, os.O_RDWR), 0))  # writable, or ctypes does not say where it is
+    size = ctypes.c_size_t(len(kept[-1]))
+    assert ctypes.CDLL(None).mlock(ctypes.byref(ctypes.c_char.from_buffer(kept[-1])), size) == 0
 def look():
     return sum(kept[-1][::4096])
 def drop(path):
@@ -57,7 +62,8 @@ for line in sys.stdin:
 
 class Puppet:
     """A process in a cgroup that runs the lines of Python it is given, with `anon(MIB)`, `write(PATH, MIB)`,
-    `read(PATH)`, `attend(PATH)` (map it), `look()` (at every page) and `drop(PATH)` (from the page cache) at hand.
+    `read(PATH)`, `attend(PATH)` (map it), `pinned(PATH)` (mlock it), `look()` (at every page) and `drop(PATH)` (from
+    the page cache) at hand.
     """
 
     def __init__(self, cgroup: Path) -> None:
@@ -84,7 +90,7 @@ class Puppet:
         """The next line it prints; "" when it ended instead."""
         out = self.process.stdout.fileno()
         while b"\n" not in self._buffer:
-            assert select.select([out], [], [], TIMEOUT_S)[0], "no answer"
+            assert readable(out, TIMEOUT_S), "no answer"
             data = os.read(out, 4096)
             if not data:
                 return ""
@@ -124,6 +130,7 @@ class Puppet:
 def cgroup(name: str, limit: int | None = None) -> Iterator[Path]:
     """A memory cgroup of the test's own; afterwards its processes are killed and it is removed with what is below."""
     path = cgroupfs.detect().root / f"outrace-test-{name}-{os.getpid()}"
+    removed_with_session(path)
     cgroupfs.make(path)
     try:
         if limit is not None:

@@ -34,7 +34,7 @@ def _state_dir(_: str) -> Path:
 
 @cache
 def _watcher() -> subprocess.Popen[bytes]:
-    """Removes what it is told of when this process has ended, also after kill -9."""
+    """Removes what it is given when this process has ended, also after kill -9."""
     watcher = subprocess.Popen(
         [sys.executable, "-S", "-E", janitor.__file__, "outrace-test-no-cgroup"],
         stdin=subprocess.PIPE,
@@ -67,10 +67,12 @@ def unload_shared() -> None:
     _shared.close()
 
 
-def pin_dir(hook: str = loader.AUTO) -> Path:
+def pin_dir(hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> Path:
     """The pins of `state_dir`, loaded if they are not there. Those of the best hook are not compiled a second time for
-    whoever calls it by its name.
+    whoever calls it by its name. ``signals``: with the formulas of outrace's own, in a state dir of its own.
     """
+    if signals:
+        return loader.ensure_loaded(state_dir(f"{hook}-{signals}"), hook, signals)[0]
     if hook != loader.AUTO and hook in loader.pinned(state_dir()):
         return pin_dir()
     return loader.ensure_loaded(state_dir(hook), hook)[0]

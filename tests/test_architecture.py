@@ -1,7 +1,7 @@
 """docs/architecture.md leads through the code: each step is there, and leads to the next one.
 
 A step is ``N. `file: name` text``, with ``Class.method`` for a method. Its source names the next step's function.
-Otherwise it says what connects the two: ``(by `word`)`` is a name that both files use (a ring, a map, the socket);
+Otherwise it names what connects the two: ``(by `word`)`` is a name that both files use (a ring, a map, the socket);
 ``(wired in `file`)`` has both of them; ``(from N)`` goes on from an earlier step.
 """
 

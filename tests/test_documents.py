@@ -75,7 +75,7 @@ def manifest_line(path: Path) -> str:
 def test_a_malicious_file_is_one_line_and_little_memory(
     tmp_path: Path, case: str, reader: Callable[[Path], str]
 ) -> None:
-    text, says = MALICIOUS[case]
+    text, expected = MALICIOUS[case]
     path = tmp_path / "x.yaml"
     path.write_text(text)
     reader(path)  # imports
@@ -86,7 +86,7 @@ def test_a_malicious_file_is_one_line_and_little_memory(
     finally:
         tracemalloc.stop()
     assert line.startswith(str(path))
-    assert re.search(says, line), line
+    assert re.search(expected, line), line
     assert "\n" not in line
     assert len(line) < len(str(path)) + 300
     assert peak < 4 << 20
@@ -98,7 +98,7 @@ def test_a_file_of_many_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ('{"a": ' * 100 + "1" + "}" * 100, r"document 1: nested too deeply: more than 64 levels.*\(line 1\)"),
         ('{"kind": "Pod",\n"kind": "Pod"}', "document 1: key 'kind' is given twice; remove one"),
@@ -108,11 +108,11 @@ def test_a_file_of_many_values() -> None:
         ('{"a": NaN}', "kind: not a v1 Pod"),
     ],
 )
-def test_malicious_json(text: str, says: str) -> None:
+def test_malicious_json(text: str, expected: str) -> None:
     parsed = manifest_files.parse("x.json", text.encode())
     assert parsed.manifests == ()
     [problem] = parsed.problems
-    assert re.search(says, problem), problem
+    assert re.search(expected, problem), problem
     assert len(problem) < 300
 
 
@@ -158,10 +158,10 @@ def test_what_pyyaml_writes_is_read_as_it_was(value: Any) -> None:
     assert list(documents.from_yaml(text)) == [value]
 
 
-@pytest.mark.parametrize("name", ["/dev/zero", "/dev/full", "/"])
-def test_a_configuration_that_is_no_file(name: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("/dev/zero", "FIFO"), ("/dev/full", "FIFO"), ("/", "directory")])
+def test_a_configuration_that_is_no_file(name: str, kind: str) -> None:
     for flag in ((name, None), (None, name)):
-        with pytest.raises(ConfigError, match=f"^{name}: not a regular file but .*; name a file"):
+        with pytest.raises(ConfigError, match=f"^{name}: not a regular file but a {kind}.*; name a file"):
             build({}, *flag)
 
 

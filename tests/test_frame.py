@@ -25,11 +25,15 @@ from tests.seccomp import refusing_netlink
 
 ROOT = Path(__file__).resolve().parents[1]
 CLI = (sys.executable, "-m", "monitor.cli.main")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def environment() -> dict[str, str]:
+    """Of this moment: the session's own run directory is in it."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return run(*options.pop("wrapper", ()), *CLI, *arguments, cwd=ROOT, env=ENVIRONMENT, **options)
+    return run(*options.pop("wrapper", ()), *CLI, *arguments, cwd=ROOT, env=environment(), **options)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -39,7 +43,7 @@ def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_command_and_imports_none(flag: str) -> None:
     listing = "[name for name in sys.modules if name.startswith('monitor.')]"
     script = f"import json, sys; from monitor.cli.main import main; main(['{flag}']); print(json.dumps({listing}))"
-    done = run(sys.executable, "-c", script, cwd=ROOT, env=ENVIRONMENT)
+    done = run(sys.executable, "-c", script, cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stderr
     shown, loaded = done.stdout.rsplit("\n", 2)[:2]
     for name in main.COMMANDS:
@@ -116,7 +120,7 @@ def test_a_reader_that_stops_early_gets_no_traceback() -> None:
     os.close(read)
     try:
         done = subprocess.run(
-            [*CLI, "--help"], cwd=ROOT, env=ENVIRONMENT, stdout=write, stderr=subprocess.PIPE, timeout=240
+            [*CLI, "--help"], cwd=ROOT, env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=240
         )
     finally:
         os.close(write)
@@ -176,7 +180,7 @@ def test_the_doctors_json_is_the_contracts() -> None:
     assert len(names) == len(set(names))
     for check in answer["checks"]:
         assert set(check) == {"name", "ok", "detail", "remedy"}
-        assert check["ok"] or check["remedy"], f"{check['name']} says no without a remedy"
+        assert check["ok"] or check["remedy"], f"{check['name']} fails without a remedy"
         assert check["detail"]
     plan = answer["hook_plan"]
     assert set(plan) == {"rung", "rungs"}
@@ -190,7 +194,7 @@ def test_the_doctors_json_is_the_contracts() -> None:
     ]
     for rung in plan["rungs"]:
         assert set(rung) == {"name", "ok", "detail", "remedy", "unseen_bytes", "unseen_ms"}
-        assert rung["ok"] or rung["remedy"], f"{rung['name']} says no without a remedy"
+        assert rung["ok"] or rung["remedy"], f"{rung['name']} fails without a remedy"
         assert rung["unseen_bytes"] > 0
     assert plan["rung"] in {None, *(rung["name"] for rung in plan["rungs"] if rung["ok"])}
     assert done.returncode == (0 if plan["rung"] else 3)
@@ -198,7 +202,7 @@ def test_the_doctors_json_is_the_contracts() -> None:
 
 @pytest.mark.kernel
 @pytest.mark.once
-def test_the_doctor_says_yes_where_the_monitor_can_run() -> None:
+def test_the_doctor_passes_where_the_monitor_can_run() -> None:
     done = outrace("doctor")
     assert done.returncode == 0, done.stdout
     plan = json.loads(outrace("doctor", "-o", "json").stdout)["hook_plan"]
@@ -223,7 +227,7 @@ def test_without_bpf_the_doctor_names_the_rung_below_and_why() -> None:
 
 @pytest.mark.kernel
 @pytest.mark.once
-def test_the_doctor_says_why_new_processes_cannot_be_heard_of() -> None:
+def test_the_doctor_names_why_new_processes_cannot_be_reported() -> None:
     done = outrace("doctor", "-o", "json", wrapper=refusing_netlink(errno.EAFNOSUPPORT))
     assert done.returncode == 0, done.stderr
     (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "process-connector"]
@@ -234,7 +238,7 @@ def test_the_doctor_says_why_new_processes_cannot_be_heard_of() -> None:
 
 @pytest.mark.kernel
 @pytest.mark.once
-def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
+def test_the_doctor_fails_without_privileges_and_names_the_remedy() -> None:
     setpriv = shutil.which("setpriv")
     assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
     wrapper = (setpriv, "--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
@@ -248,12 +252,12 @@ def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
     assert "CAP_BPF" in failed["CAP_BPF"]
 
 
-def test_pypis_bcc_is_told_from_the_real_one(tmp_path: Path) -> None:
+def test_pypis_bcc_is_not_taken_for_the_real_one(tmp_path: Path) -> None:
     impostor = tmp_path / "bcc"
     impostor.mkdir()
     (impostor / "__init__.py").write_text('__version__ = "0.1.10"\n')
     script = "from monitor.cli import checks; print(checks.bcc_version(), *checks._bcc())"
-    done = run(sys.executable, "-c", script, env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    done = run(sys.executable, "-c", script, env={**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert done.stdout.startswith("None Check(name='bcc', ok=False"), done.stderr
     assert "pip uninstall bcc" in done.stdout
 
@@ -280,7 +284,7 @@ def test_the_wrong_bcc_is_not_a_dependency() -> None:
     assert project["scripts"] == {"outrace": "monitor.cli.main:main"}
 
 
-def test_every_rule_that_make_mutation_breaks_is_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_that_make_mutation_breaks_is_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     mutate = importlib.import_module("mutate")
     assert [why for mutation in mutate.MUTATIONS if (why := mutate.misplaced(mutation, ROOT))] == []

@@ -178,3 +178,11 @@ def test_only_the_loader_imports_bcc() -> None:
         if any(module.partition(".")[0] == "bcc" for module in imported(path.read_text()))
     }
     assert users == {"monitor/kernel/loader.py"}
+
+
+def test_no_file_is_longer_than_one_can_hold_in_the_head() -> None:
+    """350 lines: what is longer has two subjects."""
+    files = [path for part in ("monitor", "tests", "scripts") for path in (ROOT / part).rglob("*.py")]
+    assert len(files) > 700
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert {path: lines for path, lines in lengths.items() if lines > 350} == {}

@@ -1,4 +1,4 @@
-"""docs/seeds.md: every row has its code and its test, or says plainly that it has none."""
+"""docs/seeds.md: every row has its code and its test, or plainly has none."""
 
 import re
 from pathlib import Path

@@ -50,14 +50,14 @@ def session(directory: Path, *modules: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_test_that_leaves_programs_pinned_is_named(tmp_path: Path) -> None:
     done = session(tmp_path, LEAK, "def test_of_another_module(): pass")
-    said = [line for line in done.stdout.splitlines() if "left programs pinned in" in line]
+    lines = [line for line in done.stdout.splitlines() if "left programs pinned in" in line]
     try:
-        assert said, done.stdout
-        assert all("test_m0.py::test_leaks left programs pinned in /sys/fs/bpf/outrace/" in line for line in said)
+        assert lines, done.stdout
+        assert all("test_m0.py::test_leaks left programs pinned in /sys/fs/bpf/outrace/" in line for line in lines)
         assert "ERROR at teardown of test_last" in done.stdout
         assert done.returncode == 6
     finally:
-        for line in said[:1]:
+        for line in lines[:1]:
             instances.remove(Path(line.split(" left programs pinned in ")[1].split(" ")[0]))
 
 

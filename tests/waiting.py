@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @cache
 def emulated() -> bool:
-    """Whether QEMU emulates this CPU: then a second says nothing about what happens in one."""
+    """Whether QEMU emulates this CPU: then a second shows nothing about what happens in one."""
     if "QEMU TCG" in Path("/proc/cpuinfo").read_text():
         return True
     detect = shutil.which("systemd-detect-virt")  # any other model (libvirt's qemu64) is called alike with KVM

@@ -16,10 +16,11 @@ from pathlib import Path
 from commands import VmError, run
 from images import PACKAGES, Builder, Family, Image
 
-#: For systemd, for Vagrant (ssh to rsync), and for the initrd: virtio disks are modules in Debian's cloud kernels.
+#: For systemd, for Vagrant (ssh to rsync), for the initrd (virtio disks are modules in Debian's cloud kernels), for the
+#: package of `make deb`, for what the tests put beside it: a user's own manager and bus, podman's containers and pods.
 BOX_PACKAGES = (
     "systemd-sysv", "udev", "dbus", "libpam-systemd", "openssh-server", "sudo", "rsync", "qemu-guest-agent",
-    "initramfs-tools", "zstd",
+    "initramfs-tools", "zstd", "python3-psutil", "python3-yaml", "dbus-user-session", "podman", "crun", "catatonit",
 )  # fmt: skip
 NETWORK = "[Match]\nType=ether\n\n[Network]\nDHCP=ipv4\n"
 

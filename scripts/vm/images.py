@@ -37,7 +37,7 @@ PACKAGES = (
     "ca-certificates", "strace",
 )  # fmt: skip
 #: Development tools of pyproject.toml that run nothing in a guest.
-NOT_IN_GUESTS = ("mypy", "ruff", "types-")
+NOT_IN_GUESTS = ("build", "mypy", "ruff", "types-")
 
 
 @dataclass(frozen=True)

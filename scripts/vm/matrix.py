@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import table
 from commands import VmError, say, stop_building
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
 from images import ROOT, Builder, Family, Image, choose, install_tools
-from report import Row, counts, failures, lines, unproven
+from report import MOST_UNKNOWN_IN_A_GUEST, Row, counts, failures, lines, unproven
 from suites import Suite, guest_command, suites
 
 CACHE = Path(os.environ.get("OUTRACE_VM_CACHE", ROOT / ".vm"))
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
     made.add_argument("--build-only", action="store_true", help="build the images that are missing and stop")
     made.add_argument("--rebuild", action="store_true", help="build images anew, with today's packages")
-    made.add_argument("--readme", action="store_true", help="write the table in README.md from the results")
+    made.add_argument("--table", action="store_true", help="write the table in docs/measurements.md from the results")
     made.add_argument("pytest", nargs="*", help=argparse.SUPPRESS)
     return made
 
@@ -127,7 +128,7 @@ def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, 
     )
     if outcome.code is None:
         explain(name, outcome, place)
-    why = unproven(place) if outcome.code == 0 and not options.command else outcome.why
+    why = unproven(place, MOST_UNKNOWN_IN_A_GUEST) if outcome.code == 0 and not options.command else outcome.why
     return row(outcome.code, why, outcome.seconds)
 
 
@@ -241,7 +242,7 @@ def matrix(options: argparse.Namespace) -> int:
     if not options.command:
         sums = [sum(getattr(row, what) for row in rows) for what in ("passed", "again", "failed", "skipped")]
         print("{} passed, {} of them flaky, {} failed, {} skipped, in {:.0f} s".format(*sums, seconds))
-    if options.readme:
+    if options.table:
         try:
             table.update(results / "matrix.json")
         except VmError as error:
@@ -251,7 +252,7 @@ def matrix(options: argparse.Namespace) -> int:
 
 
 def is_whole(options: argparse.Namespace) -> bool:
-    """Whether this is the matrix that the README tells of."""
+    """Whether this is the matrix that docs/measurements.md shows."""
     usual = parser().parse_args([])
     names = ("kernel", "cgroup", "memory", "cpus", "append", "command", "before", "all", "pytest", "build_only")
     return all(getattr(options, name) == getattr(usual, name) for name in names)
@@ -265,20 +266,25 @@ def others_files(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}; {remedy}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    if options.readme and not is_whole(options):
-        parser().error("--readme is for the whole matrix: without options that choose or change guests or tests")
+def exit_code(name: str, work: Callable[[], int]) -> int:
+    """What ``work`` returns; 3 with a line for what it cannot do, 130 and 143 where it is interrupted or ended."""
     try:
         with stopping():
-            return matrix(options)
+            return work()
     except (VmError, PermissionError) as error:
-        print(f"outrace: error: test-vm: {others_files(error)}", file=sys.stderr)
+        print(f"outrace: error: {name}: {others_files(error)}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         return 130
     except Stopped:
         return 143
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    if options.table and not is_whole(options):
+        parser().error("--table is for the whole matrix: without options that choose or change guests or tests")
+    return exit_code("test-vm", partial(matrix, options))
 
 
 if __name__ == "__main__":

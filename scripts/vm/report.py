@@ -19,6 +19,9 @@ FLAKY = "FLAKY (failed, then passed):"
 #: The tests that may be flaky: `[[test]]` with `name` (without parameters: with any), `reason` and `since`.
 KNOWN = Path(__file__).resolve().parents[2] / "tests/flaky.toml"
 MOST_KNOWN = 3
+#: So many of a guest's tests may be flaky without being listed: named, counted and to be mended, but no reason to hold
+#: back what 550 others agree with. Its CPU is emulated, beside others. Where the CPU is real there is no such excuse.
+MOST_UNKNOWN_IN_A_GUEST = 1
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,25 @@ class Row:
         return self.why or ("ok" if self.good else f"exit code {self.code}")
 
 
-def unproven(place: Path) -> str:
+def unproven(place: Path, most_unknown: int = 0) -> str:
     """Why an exit code of 0 is no success by a guest's results ("" if it is one): the second run of what failed may
-    have skipped it, pytest is content with nothing but skips, and a flaky test has to be a known one.
+    have skipped it, pytest is content with nothing but skips, and a flaky test has to be a known one (or one of
+    ``most_unknown``).
     """
     passed, _, failed, _ = counts(place)
     if failed:
         return f"{failed} failed, and did not pass the second time"
-    return unknown(place) if passed else "no test passed"
+    return unknown(place, most=most_unknown) if passed else "no test passed"
 
 
-def unknown(place: Path, known: Iterable[str] | None = None) -> str:
-    """The flaky tests that are not ``known`` (tests/flaky.toml), and what to do about them; "" if there are none."""
+def unknown(place: Path, known: Iterable[str] | None = None, most: int = 0) -> str:
+    """The flaky tests that are not ``known`` (tests/flaky.toml), and what to do about them; "" if they are no more
+    than ``most``.
+    """
     allowed = set(known_flaky() if known is None else known)
     flaky = dict.fromkeys(name for what, name, _ in failures(place) if what == FLAKY)
     names = [name for name in flaky if not {name, name.partition("[")[0]} & allowed]
-    if not names:
+    if len(names) <= most:
         return ""
     return f"flaky, and not in tests/flaky.toml: {', '.join(names)}; mend it, or add it there with the reason"
 

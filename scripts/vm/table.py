@@ -1,6 +1,6 @@
-"""The table of kernels in README.md, written from what the last whole `make test-vm` found.
+"""The table of kernels in docs/measurements.md, written from what the last whole `make test-vm` found.
 
-    python3 scripts/vm/table.py [.vm/results/matrix.json]      the same as make test-vm ARGS=--readme does in the end
+    python3 scripts/vm/table.py [.vm/results/matrix.json]      the same as make test-vm ARGS=--table does in the end
 
 The results are kept beside the tests, in tests/data/vm/matrix.json, so that a test can hold the table against them.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from commands import VmError
 from images import ROOT
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/measurements.md"
 RECORD = ROOT / "tests/data/vm/matrix.json"
 BEGIN = "<!-- kernels: written by scripts/vm/table.py from tests/data/vm/matrix.json -->"
 END = "<!-- kernels: end -->"
@@ -61,17 +61,19 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def written(readme: str, record: Mapping[str, Any]) -> str:
-    """``readme`` with the table of ``record`` between its two marks. Raises VmError where a mark is missing."""
-    before, begin, rest = readme.partition(BEGIN)
+def written(page: str, record: Mapping[str, Any]) -> str:
+    """``page`` with the table of ``record`` between its two marks. Raises VmError where a mark is missing."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise VmError(f"README.md has no lines {BEGIN!r} and {END!r}: put them where the table of kernels belongs")
+        raise VmError(
+            f"docs/measurements.md has no lines {BEGIN!r} and {END!r}: put them where the table of kernels belongs"
+        )
     return f"{before}{BEGIN}\n{render(record)}\n{END}{after}"
 
 
-def update(results: Path, readme: Path = README, kept: Path = RECORD) -> None:
-    """Keep the results of a whole run as the record and write the README's table. Raises VmError for a partial run."""
+def update(results: Path, page: Path = PAGE, kept: Path = RECORD) -> None:
+    """Keep the results of a whole run as the record and write the table. Raises VmError for a partial run."""
     try:
         record = json.loads(results.read_text())
     except (FileNotFoundError, ValueError) as error:
@@ -80,11 +82,11 @@ def update(results: Path, readme: Path = README, kept: Path = RECORD) -> None:
         raise VmError(
             f"{results} is of a part of the matrix, or a guest gave no result: run make test-vm without other options"
         )
-    new = written(readme.read_text(), record)
+    new = written(page.read_text(), record)
     kept.parent.mkdir(parents=True, exist_ok=True)
     if results.resolve() != kept.resolve():
         shutil.copyfile(results, kept)
-    readme.write_text(new)
+    page.write_text(new)
 
 
 if __name__ == "__main__":

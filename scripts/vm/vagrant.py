@@ -18,13 +18,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from box import Box, BoxBuilder
-from commands import VmError, say
-from guest import TAIL_LINES, Stopped, expected, project_files, stopping, usable_acceleration
+from commands import VmError, run, say
+from guest import TAIL_LINES, expected, project_files, usable_acceleration
 from images import ROOT, TOOLS, choose, install_tools
-from matrix import CACHE, others_files
+from matrix import CACHE, exit_code
 from report import counts
 from suites import SUITES, pytest_command
 
@@ -42,6 +43,8 @@ VAGRANT_FILES = {
     "/usr/share/vagrant-plugins/plugins.d/vagrant-libvirt.json": "vagrant-libvirt",
     "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so": "libvirt-daemon-driver-qemu",
 }
+#: Variables of the caller's that the tests in the machine read.
+HANDED_IN = ("OUTRACE_RACES",)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,6 +81,9 @@ class Session:
             target = self.project / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target, follow_symlinks=False)
+        for version in ("9.0+a", "9.0+b"):  # tests/deploy/test_deb_live.py installs one, and upgrades it to the other
+            command = [ROOT / ".venv/bin/python", ROOT / "scripts/deb.py", "--out", self.project / "packages"]
+            run(*command, "--package-version", version)
         shutil.copy(ROOT / "vagrant/offline/Vagrantfile", home / "m/Vagrantfile")
         for source, boot_file in ((box.vmlinuz, "vmlinuz"), (box.initrd, "initrd")):
             shutil.copyfile(source, home / boot_file)
@@ -161,6 +167,11 @@ def end(pid: int, home: Path) -> None:
         os.close(handle)
 
 
+def handed_in() -> list[str]:
+    """What the caller's environment says to the tests, as words for `env`."""
+    return [f"{name}={os.environ[name]}" for name in HANDED_IN if name in os.environ]
+
+
 def some_device() -> str:
     """A network device of this machine that vagrant-libvirt accepts the name of; it is named and never used."""
     refused = ("lo", "docker", "macvtap", "virbr", "vnet")
@@ -222,8 +233,9 @@ def test(options: argparse.Namespace) -> int:
             raise VmError("`vagrant up` failed (see above)")
         took("up")
         left, suite = machine.deadline - time.monotonic(), SUITES[0].on(families[0])
-        inside = f"cd /vagrant && {options.command or pytest_command(options, '/tmp/junit.xml', suite, left)}"
-        code = machine.vagrant("ssh", "-c", f"sudo bash -c {shlex.quote(inside)}")
+        command = options.command or pytest_command(options, "/tmp/junit.xml", suite, left)
+        inside = f"cd /vagrant && {command}"
+        code = machine.vagrant("ssh", "-c", f"sudo env {shlex.join([*handed_in(), 'bash', '-c', inside])}")
         took(f"the command ended with exit code {code}")
         if not options.command:
             machine.vagrant("ssh", "-c", "sudo cat /tmp/junit.xml", into=results / "junit.xml")
@@ -238,16 +250,7 @@ def test(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    try:
-        with stopping():
-            return test(options)
-    except (VmError, PermissionError) as error:
-        print(f"outrace: error: test-vagrant: {others_files(error)}", file=sys.stderr)
-        return 3
-    except KeyboardInterrupt:
-        return 130
-    except Stopped:
-        return 143
+    return exit_code("test-vagrant", partial(test, options))
 
 
 if __name__ == "__main__":

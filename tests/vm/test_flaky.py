@@ -64,6 +64,18 @@ def test_a_known_one_is_forgiven_with_any_parameters_or_these(tmp_path: Path, kn
     assert report.unknown(tmp_path, ["tests/b.py::test_ba", "tests/b.py::test_bad[a: 2]"]) == UNKNOWN
 
 
+def test_a_guest_is_forgiven_one_that_is_unknown_and_no_two(tmp_path: Path) -> None:
+    most = report.MOST_UNKNOWN_IN_A_GUEST
+    results(tmp_path, "")
+    assert (report.unproven(tmp_path), report.unproven(tmp_path, most)) == (UNKNOWN, "")
+    other = BAD.replace("test_bad", "test_worse")
+    for name, inside in (("junit.xml", FAILURE), ("again.xml", "")):
+        text = (tmp_path / name).read_text().replace("</testsuite>", other.format(inside) + "</testsuite>")
+        (tmp_path / name).write_text(text.replace('tests="2" failures="1"', 'tests="3" failures="2"'))
+    assert report.counts(tmp_path) == (3, 2, 0, 0)
+    assert report.unproven(tmp_path, most) == UNKNOWN.replace(NAME, f"{NAME}, {NAME.replace('bad', 'worse')}")
+
+
 @pytest.mark.parametrize("code", ["1\n", "2\n", None])
 def test_what_ci_does_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str | None
@@ -108,13 +120,13 @@ def listed(**changed: str) -> str:
 
 def test_the_list_is_short_and_gives_reasons() -> None:
     assert report.known_flaky(3 * listed()) == ["tests/a.py::test_a"] * 3
-    for text, says in (
+    for text, expected in (
         (4 * listed(), "4 tests; at most 3 may be flaky: mend one"),
         (listed(reason=""), "tests/a.py::test_a has no reason"),
         (listed(since=""), "tests/a.py::test_a has no since"),
         (listed(name=""), "a test has no name"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=expected):
             report.known_flaky(text)
 
 

@@ -68,7 +68,7 @@ def test_a_guest_that_hangs_is_killed_at_its_deadline() -> None:
     assert seconds >= 1.0
 
 
-def test_a_qemu_that_cannot_start_says_why_on_the_console() -> None:
+def test_a_qemu_that_cannot_start_prints_why_on_the_console() -> None:
     lines: list[str] = []
     why, _ = guest.watch([*guest.machine("tcg", 32, 1), "-kernel", "/nowhere"], TIMEOUT_S, lines.append)
     assert why == "QEMU ended with exit code 1"
@@ -76,10 +76,10 @@ def test_a_qemu_that_cannot_start_says_why_on_the_console() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "says"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Stopped"), (signal.SIGKILL, "")]
+    ("number", "expected"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Stopped"), (signal.SIGKILL, "")]
 )
 @pytest.mark.parametrize(("script", "guests"), [(WATCH, 1), (MATRIX, 2)], ids=["one", "several"])
-def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str, script: str, guests: int) -> None:
+def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, expected: str, script: str, guests: int) -> None:
     address = tmp_path / "qmp"
     listener = socket.socket(socket.AF_UNIX)
     listener.settimeout(TIMEOUT_S)
@@ -90,7 +90,7 @@ def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str,
     try:
         running = []
         for _ in range(guests):
-            connection = listener.accept()[0]  # QEMU calls when it is up; the socket tells its pid
+            connection = listener.accept()[0]  # QEMU calls when it is up; the socket has its pid
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             running.append((connection, os.pidfd_open(struct.unpack("3i", credentials)[0])))
         runner.send_signal(number)
@@ -99,7 +99,7 @@ def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str,
             os.close(qemu)
             connection.close()
         assert runner.wait(TIMEOUT_S) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
-        assert runner.stdout.read().strip().endswith(says)
+        assert runner.stdout.read().strip().endswith(expected)
     finally:
         listener.close()
         runner.kill()

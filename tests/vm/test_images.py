@@ -69,7 +69,7 @@ def test_an_unknown_guest_is_one_line_that_lists_the_known() -> None:
         images.choose(["5.4"])
 
 
-def test_a_family_is_told_from_one_whose_number_begins_alike() -> None:
+def test_a_family_is_not_one_whose_number_begins_alike() -> None:
     six_one = images.choose(["6.1"])[0]
     assert six_one.matches("6.1.0")
     assert not six_one.matches("6.12.1")
@@ -83,7 +83,7 @@ def test_guests_get_what_the_project_needs_and_no_tools() -> None:
         assert name not in wanted
 
 
-def test_what_a_failed_command_said_is_in_the_error() -> None:
+def test_the_last_line_of_a_failed_command_is_in_the_error() -> None:
     with pytest.raises(commands.VmError, match=r"^`ls /nowhere` failed with exit code 2: .*No such file"):
         commands.run("ls", "/nowhere")
 
@@ -114,7 +114,7 @@ def test_an_image_made_from_something_else_is_not_used(tmp_path: Path) -> None:
     assert builder.cached() is None
 
 
-def test_each_kernel_is_told_the_rungs_that_it_must_have() -> None:
+def test_each_kernel_is_given_the_rungs_that_it_must_have() -> None:
     assert set(guest.RUNGS) == {family.kernel for family in (*images.OLDER, *images.FAMILIES)}
     assert all(rungs and list(rungs) == [name for name in HOOKS if name in rungs] for rungs in guest.RUNGS.values())
     six_one, seven_two = images.choose(["6.1", "7.2"])
@@ -124,14 +124,14 @@ def test_each_kernel_is_told_the_rungs_that_it_must_have() -> None:
 
 
 def test_the_word_goes_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a guest before the caller's own words, which may say otherwise; and of Vagrant's machine."""
-    said: list[str] = []
-    monkeypatch.setattr(guest, "watch", lambda command, *_: said.append(command[-1]) or (None, 1.0))
+    """Of a guest before the caller's own words, which may set others; and of Vagrant's machine."""
+    ran: list[str] = []
+    monkeypatch.setattr(guest, "watch", lambda command, *_: ran.append(command[-1]) or (None, 1.0))
     monkeypatch.setattr(guest, "RESULTS_SIZE", images.MIB)  # nothing comes back
     image = images.Image(images.choose(["6.12"])[0], tmp_path / "disk.img", tmp_path / "vmlinuz", "6.12.1")
     for append in ("", "outrace.rungs=kprobe"):
         guest.boot(image, "true", guest.Options(append=append, accel="tcg"), tmp_path / "results", lambda _: None)
-    plain, other = (words.split() for words in said)
+    plain, other = (words.split() for words in ran)
     assert [word for word in plain if "rungs" in word] == ["outrace.rungs=fentry,kprobe"]
     assert [word for word in other if "rungs" in word] == ["outrace.rungs=", "outrace.rungs=kprobe"]
     assert '#{ENV.fetch("OUTRACE_WORDS")}"' in (ROOT / "vagrant/offline/Vagrantfile").read_text()

@@ -45,9 +45,9 @@ def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert [family.kernel for family in matrix.possible(options("--cgroup", "v1"))] == ["6.1"]
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for kernel in ("6.12", "7.2"):
-        assert f"{kernel} is left out: Debian's Linux {kernel} has no memory controller for cgroup v1" in said
+        assert f"{kernel} is left out: Debian's Linux {kernel} has no memory controller for cgroup v1" in output
     with pytest.raises(
         commands.VmError, match=r"Linux 7\.2 has no memory controller for cgroup v1: --cgroup v1 is for"
     ):
@@ -67,7 +67,10 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     assert others == [small]
     # What cannot be taken back is the last thing a guest does.
     last = "tests/lab/test_global_oom.py tests/lab/test_swap.py tests/lab/test_lockdown.py\ncode=$?\n"
-    assert f"-m expendable tests/daemon/test_capacity.py {last}" in suites.guest_command(options(), small)
+    assert (
+        f"-m expendable tests/actions/test_hold_swap.py tests/daemon/test_capacity.py {last}"
+        in suites.guest_command(options(), small)
+    )
     assert (kernel.memory_mib, small.memory_mib) == (None, 512)
     named = set(kernel.selection.split())
     assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
@@ -120,10 +123,10 @@ def test_a_kernel_without_an_image_costs_the_others_nothing(
             matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)
         return
     rows = matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)
-    said = [(row.name, row.result) for row in rows]
+    output = [(row.name, row.result) for row in rows]
     ran = 2 * len(suites.SUITES)
-    assert said[:ran] == [(kernel + suite.suffix, "ok") for kernel in ("6.1", "6.12") for suite in suites.SUITES]
-    assert said[ran:] == [("7.2" + suite.suffix, "sid has Linux 7.3 now") for suite in suites.SUITES]
+    assert output[:ran] == [(kernel + suite.suffix, "ok") for kernel in ("6.1", "6.12") for suite in suites.SUITES]
+    assert output[ran:] == [("7.2" + suite.suffix, "sid has Linux 7.3 now") for suite in suites.SUITES]
     only = options("--build-only")
     assert [row.kernel for row in matrix.guests(only, families, tmp_path, 0.0)] == ["7.2"] * len(suites.SUITES)
 
@@ -153,7 +156,7 @@ def test_a_guest_in_which_no_test_passed_is_not_good(
     ("first", "second", "code", "tried"), [(0, 0, 0, 1), (1, 0, 0, 2), (1, 1, 1, 2), (2, 0, 2, 1), (5, 0, 5, 1)]
 )
 def test_what_failed_is_run_once_more(tmp_path: Path, first: int, second: int, code: int, tried: int) -> None:
-    """The guest's own script, with a pytest that ends as it is told to."""
+    """The guest's own script, with a pytest that ends as the test wants."""
     impostor = tmp_path / "python3"
     impostor.write_text(f"""#!/bin/sh
 echo "$*" >> {tmp_path}/runs
@@ -172,13 +175,13 @@ exit {first}
 
 
 @pytest.mark.parametrize("more", [("--all",), ("--kernel", "6.1"), ("--cpus", "4"), ("--", "-k", "oom")])
-def test_the_readme_is_not_written_from_anything_else_than_the_whole(
+def test_the_table_is_not_written_from_anything_else_than_the_whole(
     capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        matrix.main(["--readme", *more])
+        matrix.main(["--table", *more])
     assert ended.value.code == 2
-    assert "--readme is for the whole matrix" in capsys.readouterr().err
+    assert "--table is for the whole matrix" in capsys.readouterr().err
 
 
 def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:

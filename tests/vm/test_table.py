@@ -1,4 +1,4 @@
-"""README's table of kernels: what the last whole run of `make test-vm` found, and nothing else."""
+"""The table of kernels in docs/measurements.md: what the last whole run of `make test-vm` found, and nothing else."""
 
 import json
 import shutil
@@ -26,16 +26,18 @@ def record(*rows: dict[str, Any], whole: bool = True) -> dict[str, Any]:
     return {"whole": whole, "seconds": 1, "rows": list(rows)}
 
 
-def test_the_readme_has_the_table_of_the_kept_results() -> None:
-    readme = table.README.read_text()
+def test_the_page_has_the_table_of_the_kept_results() -> None:
+    page = table.PAGE.read_text()
     if not table.RECORD.exists():
-        assert f"{table.BEGIN}\n{table.END}" in readme, "a table without results"
+        assert f"{table.BEGIN}\n{table.END}" in page, "a table without results"
         return
     kept = json.loads(table.RECORD.read_text())
     assert kept["whole"], "the record is of a part of the matrix"
     assert kept["commit"], "nobody knows of which code it is"
     assert kept["dirty"] is False, "it is of code that was never committed"
-    assert table.written(readme, kept) == readme, "README.md was edited by hand: python3 scripts/vm/table.py RESULTS"
+    assert table.written(page, kept) == page, (
+        "docs/measurements.md was edited by hand: python3 scripts/vm/table.py RESULTS"
+    )
     assert {r["kernel"] for r in kept["rows"]} <= {family.kernel for family in images.FAMILIES}
 
 
@@ -56,7 +58,7 @@ def test_a_line_for_each_kernel_and_a_column_for_each_suite() -> None:
     ]
 
 
-def test_the_commit_that_ran_is_told_where_it_is_known() -> None:
+def test_the_commit_that_ran_is_named_where_it_is_known() -> None:
     plain = table.render(record(row("6.1")))
     assert "commit" not in plain
     assert (
@@ -90,37 +92,37 @@ def test_what_ran_is_the_commit_and_whether_anything_differs(tmp_path: Path, mon
     assert matrix.revision(tmp_path) == {}, "no git"
 
 
-def test_the_results_say_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"commit": "786f738", "dirty": True}
-    monkeypatch.setattr(matrix, "revision", lambda: said)
+def test_the_results_list_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revision = {"commit": "786f738", "dirty": True}
+    monkeypatch.setattr(matrix, "revision", lambda: revision)
     monkeypatch.setattr(matrix, "install_tools", lambda: None)
     monkeypatch.setattr(matrix, "guests", lambda *_: [])
     assert matrix.main(["--results", str(tmp_path)]) == 0
-    assert said.items() <= json.loads((tmp_path / "matrix.json").read_text()).items()
+    assert revision.items() <= json.loads((tmp_path / "matrix.json").read_text()).items()
 
 
 def test_only_what_is_between_the_marks_changes_and_results_are_kept(tmp_path: Path) -> None:
-    readme, kept, results = (tmp_path / name for name in ("README.md", "data/matrix.json", "matrix.json"))
-    readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    page, kept, results = (tmp_path / name for name in ("measurements.md", "data/matrix.json", "matrix.json"))
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     results.write_text(json.dumps(record(row("6.1"))))
-    table.update(results, readme, kept)
-    assert readme.read_text() == f"before\n{table.BEGIN}\n{table.render(record(row('6.1')))}\n{table.END}\nafter\n"
+    table.update(results, page, kept)
+    assert page.read_text() == f"before\n{table.BEGIN}\n{table.render(record(row('6.1')))}\n{table.END}\nafter\n"
     assert kept.read_text() == results.read_text()
-    table.update(kept, readme, kept)  # again, from what is kept
+    table.update(kept, page, kept)  # again, from what is kept
 
 
 @pytest.mark.parametrize(
-    ("results", "readme", "says"),
+    ("results", "page", "expected"),
     [
         (json.dumps(record(whole=False)), f"{table.BEGIN}{table.END}", "is of a part of the matrix"),
         ("nonsense", f"{table.BEGIN}{table.END}", "run make test-vm first"),
-        (json.dumps(record()), "no marks", "README.md has no lines '<!-- kernels: written"),
+        (json.dumps(record()), "no marks", "docs/measurements.md has no lines '<!-- kernels: written"),
     ],
 )
-def test_what_cannot_be_a_table_changes_nothing(tmp_path: Path, results: str, readme: str, says: str) -> None:
-    for name, text in (("README.md", readme), ("matrix.json", results)):
+def test_what_cannot_be_a_table_changes_nothing(tmp_path: Path, results: str, page: str, expected: str) -> None:
+    for name, text in (("measurements.md", page), ("matrix.json", results)):
         (tmp_path / name).write_text(text)
-    with pytest.raises(commands.VmError, match=says):
-        table.update(tmp_path / "matrix.json", tmp_path / "README.md", tmp_path / "kept.json")
-    assert (tmp_path / "README.md").read_text() == readme
+    with pytest.raises(commands.VmError, match=expected):
+        table.update(tmp_path / "matrix.json", tmp_path / "measurements.md", tmp_path / "kept.json")
+    assert (tmp_path / "measurements.md").read_text() == page
     assert not (tmp_path / "kept.json").exists()

@@ -14,7 +14,7 @@ needs_vagrant = pytest.mark.skipif(shutil.which("vagrant") is None, reason="no v
 
 
 def vagrant(tmp_path: Path, *arguments: str, **environment: str) -> str:
-    """What vagrant says of the Vagrantfile; nothing of this user's is read, and nothing is left beside the file."""
+    """What vagrant makes of the Vagrantfile; nothing of this user's is read, and nothing is left beside the file."""
     ours = {"VAGRANT_HOME": "home", "VAGRANT_DOTFILE_PATH": "dot"}
     env = {name: text for name, text in os.environ.items() if not name.startswith(("OUTRACE_", "VAGRANT_"))}
     env |= {name: str(tmp_path / place) for name, place in ours.items()}
@@ -46,8 +46,8 @@ def test_the_machines_there_are(tmp_path: Path, provider: str) -> None:
     if provider == "virtualbox" and shutil.which("VBoxManage") is None:
         pytest.skip("no VirtualBox: Vagrant reads a Vagrantfile for it only where it is installed")
     assert "validated successfully" in vagrant(tmp_path, "validate", VAGRANT_DEFAULT_PROVIDER=provider)
-    said = vagrant(tmp_path, "status", "--machine-readable", VAGRANT_DEFAULT_PROVIDER=provider)
-    rows = [line.split(",", 4)[1:] for line in said.splitlines()]
+    output = vagrant(tmp_path, "status", "--machine-readable", VAGRANT_DEFAULT_PROVIDER=provider)
+    rows = [line.split(",", 4)[1:] for line in output.splitlines()]
     assert tuple(row[0] for row in rows if row[1] == "state") == MACHINES, "the first is the default"
     assert {tuple(row[1:]) for row in rows if row[1] == "provider-name"} == {("provider-name", provider)}
     assert {row[2] for row in rows if row[1] == "state"} == {"not_created"}
