@@ -149,7 +149,7 @@ class MessageHandler:
             self.view.capacity = node["capacity"]
             self.view.mem_total = meminfo.mem_total()
             self.on_capacity(self.view.capacity)
-        if message.conditions != before:
+        if tuple(message.conditions) != tuple(before):  # a list as it comes over the socket
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
     def _on_decision(self, message: messages.Decision) -> None:

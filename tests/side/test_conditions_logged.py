@@ -1,0 +1,27 @@
+"""The log says that node conditions changed, and nothing where none did."""
+
+from pathlib import Path
+
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.settings.config import RunConfig
+from monitor.side.message_handler import MessageHandler
+from monitor.side.worker import Worker
+from tests.daemon.harness import STATE
+from tests.side.views import view
+
+
+def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
+    """As the messages come over the socket: with lists."""
+    known = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
+    files, warned = Worker("files"), list[tuple[str, object, object]]()
+    handler = MessageHandler(known, files, lambda _: None, lambda _: None)
+    handler.log = type(
+        "Log", (), {"warning": lambda _, text, conditions, before: warned.append((text, conditions, before))}
+    )()
+    for conditions in ([], [], ["MemoryPressure"], ["MemoryPressure"], []):
+        assert handler.handle(STATE._replace(conditions=conditions))
+    assert warned == [
+        ("node conditions changed", ["MemoryPressure"], []),
+        ("node conditions changed", [], ["MemoryPressure"]),
+    ]
+    files.close(5.0)
