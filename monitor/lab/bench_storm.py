@@ -2,6 +2,7 @@
 
 For each kind of event: crossing to SIGKILL in the storm against quiet, in turns in the same run; races lost; and how
 long a daemon that is started in the midst of it takes to be ready. `spin` makes no events and takes the CPUs alone.
+With `--floor` also against the bare loop (`monitor.lab.floor`) in the same storm: what that takes is the kernel's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from monitor.lab.bench import (
     state_dir,
     summary,
 )
+from monitor.lab.bench_latency import at_floor
 from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
@@ -125,23 +127,27 @@ def starts(node: LabNode, directory: Path, n: int) -> Iterator[float]:
                 daemon.process.wait()
 
 
-def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pods: int) -> list[Row]:
+def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pods: int, with_floor: bool) -> list[Row]:
     """The rows of one kind of storm."""
-    quiet, stormy, rate = Samples(), Samples(), Rate()
+    quiet, stormy, floor, rate = Samples(), Samples(), Samples(), Rate()
     with LabNode("storm", NODE_BYTES) as node:
         fill_pods(node, n_pods)
         victim = node.add_pod("victim", grace_s=0)
         pod = node.add_pod(f"storm-{kind}", priority=STORM_PRIORITY)
         if kind == "reclaim":
             cgroupfs.set_limit(pod.containers["c0"], RECLAIM_LIMIT)
-        with LabDaemon(node, *options(kind), state_dir=directory, keep_pins=True) as daemon:
-            races(daemon, node, victim, 2)  # nobody counts what is done for the first time
-            for share in shares(n, turns):
-                quiet.add(races(daemon, node, victim, share))
-                with blinding(node, pod, kind, rate):
-                    stormy.add(races(daemon, node, victim, share))
-            if lost := daemon.lost():
-                progress(f"{kind}: events lost: {lost}")
+        for shared in shares(n, turns) if with_floor else (n,):
+            with LabDaemon(node, *options(kind), state_dir=directory, keep_pins=True) as daemon:
+                races(daemon, node, victim, 2)  # nobody counts what is done for the first time
+                for share in shares(shared, 1 if with_floor else turns):
+                    quiet.add(races(daemon, node, victim, share))
+                    with blinding(node, pod, kind, rate):
+                        stormy.add(races(daemon, node, victim, share))
+                if lost := daemon.lost():
+                    progress(f"{kind}: events lost: {lost}")
+            if with_floor:
+                with blinding(node, pod, kind, Rate()):
+                    floor.add(at_floor(directory, node, victim, MARGIN, shared, NODE_BYTES // MIB))
         with blinding(node, pod, kind, Rate()):
             ready = list(starts(node, directory, n_starts))
     reap_sleepers()
@@ -153,6 +159,10 @@ def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pod
     during["events_per_s"] = round(rate.events / rate.seconds)
     rows = [before, during, ratio(f"storm_to_quiet_{kind}", during, before)]
     progress(f"{kind}: p99 {rows[2]['p99']:.2f} x quiet, {stormy.lost} of {n} lost")
+    if with_floor:
+        bare = summary(f"crossing_to_sigkill_floor_{kind}", floor.signalled)
+        rows += [bare, ratio(f"storm_to_floor_{kind}", during, bare)]
+        progress(f"{kind}: p99 {rows[-1]['p99']:.2f} x the bare loop in the same storm")
     return [*rows, summary(f"start_to_ready_{kind}", ready, "ms")] if ready else rows
 
 
@@ -162,7 +172,8 @@ def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pod
 @number("--turns", 5, "How often quiet and storm alternate.")
 @number("--starts", 5, "Starts of the daemon in each storm.", 0)
 @number("--pods", 20, "Other pods on the node.", 0)
-def storm(kinds: tuple[str, ...], races: int, turns: int, starts: int, pods: int) -> list[Row]:
+@click.option("--floor", is_flag=True, help="Also the bare loop in each storm, in turns.")
+def storm(kinds: tuple[str, ...], races: int, turns: int, starts: int, pods: int, floor: bool) -> list[Row]:
     """Measure crossing to SIGKILL in storms of events against quiet, races lost, and starts in the midst of them.
 
     Four processes of one pod make events of one kind as fast as they can: SIGKILLs to a zombie or to live children,
@@ -171,5 +182,7 @@ def storm(kinds: tuple[str, ...], races: int, turns: int, starts: int, pods: int
     """
     with state_dir() as directory:
         return [
-            row for kind in kinds or KINDS for row in measure(kind, directory, races, min(turns, races), starts, pods)
+            row
+            for kind in kinds or KINDS
+            for row in measure(kind, directory, races, min(turns, races), starts, pods, floor)
         ]
