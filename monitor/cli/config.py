@@ -14,10 +14,11 @@ import click
 
 from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, daemon_options
 from monitor.cli.kubelet_files import translated_words
-from monitor.cli.options import configuration_options, resolve_here, with_disks
+from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from monitor.policy.configuration import TEXT_MAPS, Effective, Given, Source
+from monitor.pods.spec import SERVICES
+from monitor.policy.configuration import DEFAULT, HARD, SOFT, TEXT_MAPS, Effective, Given, Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
@@ -37,6 +38,7 @@ from monitor.policy.signals import (
     RESOURCE,
 )
 from monitor.settings.config import RunConfig
+from monitor.settings.inputs import from_inputs
 from monitor.settings.options import SETTINGS
 from monitor.settings.read import Resolved, check_enforced, resolved_again
 from monitor.settings.read import resolve as resolve_settings
@@ -222,7 +224,10 @@ def _memory(run_config: RunConfig) -> dict[str, int]:
 
 
 def _effective(resolved: Resolved, node: Node) -> Sequence[Effective]:
-    return resolved.settings.thresholds(era(resolved.config.policy), node.layout)
+    """The thresholds that are compared: where services are pods, not those of disks."""
+    acted_on = {threshold.signal for threshold in as_settled(resolved.config).thresholds()}
+    found = resolved.settings.thresholds(era(resolved.config.policy), node.layout)
+    return [each for each in found if each.threshold.signal in acted_on]
 
 
 def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:
@@ -281,7 +286,19 @@ def _shown(value: Any) -> str:
 def _warnings(resolved: Resolved, node: Node) -> list[str]:
     run_config = resolved.config
     found = findings(resolved.settings, resolved.drop_ins, node, era(run_config.policy), run_config.compat)
-    return [*found, *_commands(run_config)]
+    return [*found, *_without_effect(resolved, node), *_commands(run_config)]
+
+
+def _without_effect(resolved: Resolved, node: Node) -> Iterator[str]:
+    """Thresholds that somebody gave and that nothing acts on: of disks, where services are pods."""
+    if as_settled(resolved.config).pods != SERVICES:
+        return
+    acted_on = {each.threshold.signal for each in _effective(resolved, node)}
+    own, _, _ = from_inputs(resolved.config.inputs)  # what a kubelet's file says is for the kubelet
+    for kind in (HARD, SOFT):
+        for signal, entry in resolved.settings.maps[kind].items() if kind in own else ():
+            if signal not in acted_on and not entry.origin.startswith(DEFAULT):
+                yield f"{entry.origin}: {signal}: has no effect: no service is killed for a disk, its files would stay"
 
 
 def _commands(run_config: RunConfig) -> Iterator[str]:

@@ -15,7 +15,7 @@ from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_pod import about, label
 from monitor.cli.explain_text import lines
-from monitor.cli.options import configuration_options, resolve_here
+from monitor.cli.options import as_settled, configuration_options, resolve_here
 from monitor.cli.output import emit, output_option
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
@@ -76,7 +76,7 @@ def explain(
         # `all` begins with the one in force, which the files may name.
         in_force = names[0] if names and not (policies or "").strip().startswith("all") else None
         resolved = resolve_here({**settings, "policy": in_force})
-    config = resolved.config
+    config = as_settled(resolved.config)
     names = list(dict.fromkeys((config.policy, *names)))
     eras = [era(name) for name in names]
     if signal is not None and signal not in (*eras[0].signals, *OWN_SIGNALS):

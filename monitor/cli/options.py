@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from monitor.pods.spec import SERVICES
 from monitor.policy.translate import BOOLEANS
 from monitor.settings.options import KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TABLE, TEXTS, Option
 
@@ -86,9 +87,15 @@ def resolve_here(options: Mapping[str, Any]) -> Resolved:
 def with_default_threshold(config: RunConfig) -> RunConfig:
     """With the default threshold that `outrace run` has on this machine (`settings.kernels_share`)."""
     from monitor.kernel import meminfo
-    from monitor.pods.source import is_services
     from monitor.settings.kernels_share import over_the_kernels_share
 
-    if config.node_cgroup is not None or not is_services(config):
+    if config.node_cgroup is not None or as_settled(config).pods != SERVICES:
         return config
     return over_the_kernels_share(config, meminfo.kernels_share())
+
+
+def as_settled(config: RunConfig) -> RunConfig:
+    """With ``--pods services`` where `auto` comes to that on this machine: there nobody is evicted for a disk."""
+    from monitor.pods.source import is_services
+
+    return dataclasses.replace(config, pods=SERVICES) if is_services(config) else config

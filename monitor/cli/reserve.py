@@ -94,15 +94,17 @@ def reserve(model: str, output: str, **options: Any) -> None:
     from monitor.cli.growth import growth_json, growth_lines
 
     memory = next(sizing for sizing in sizings if sizing.resource == MEMORY_RESOURCE)
+    kernels = _kernels_share() if options["this_node"] and options["memory"] is None else 0
     if output == "json":
-        print_json(_json(model, node, options, sizings, made, notes) | {"growth": growth_json(memory, wanted)})
+        growth = growth_json(memory, wanted, kernels)
+        print_json(_json(model, node, options, sizings, made, notes) | {"growth": growth})
         return
     if output == "kubelet-config":
         import yaml
 
         click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
     else:
-        for line in (*_lines(sizings, node), "", *growth_lines(memory, wanted)):
+        for line in (*_lines(sizings, node), "", *growth_lines(memory, wanted, kernels)):
             click.echo(line)
     for note in notes:
         click.echo(f"note: {note}", err=True)
@@ -234,6 +236,12 @@ def _this_node(model: str) -> dict[str, tuple[int, str]]:
         path = disks.find_disks().nodefs
         found[DISK] = (disks.file_system(path).capacity, f"the file system of {path}")
     return found
+
+
+def _kernels_share() -> int:
+    from monitor.kernel import meminfo
+
+    return meminfo.kernels_share()
 
 
 def _amount(option: str, text: str | None, milli: bool = False) -> int | None:

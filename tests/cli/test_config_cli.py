@@ -93,7 +93,7 @@ def test_origins_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "conf.d").mkdir()
     drop_in = write(tmp_path, "conf.d/10.conf", KUBELET + "evictionMinimumReclaim: {memory.available: 64Mi}\n")
     files = ("--kubelet-config", main_file, "--kubelet-config-dir", str(tmp_path / "conf.d"))
-    data = shown(capsys, *files, "--eviction-max-pod-grace-period", "-1")
+    data = shown(capsys, *files, "--pods", "cgroups", "--eviction-max-pod-grace-period", "-1")
     rows = {(t["signal"], t["kind"]): t for t in data["thresholds"]}
     assert list(rows) == [
         ("memory.available", "hard"),
@@ -198,7 +198,7 @@ def test_capacity_of_disks_that_are_named(
     code, _, err = output_of(capsys, "check", "--imagefs", str(second_disk / "missing"))
     assert code == 2
     assert "--imagefs" in err
-    code, out, _ = output_of(capsys, "check", "--imagefs", str(second_disk), "--eviction-hard",
+    code, out, _ = output_of(capsys, "check", *plain, "--imagefs", str(second_disk), "--eviction-hard",
                         "memory.available<1Mi,nodefs.available<1%,nodefs.inodesFree<1%,imagefs.inodesFree<1%,"
                         "imagefs.available<8Mi")  # fmt: skip
     assert code == 4
@@ -238,11 +238,12 @@ def test_node_cgroup(capsys: pytest.CaptureFixture[str]) -> None:
         },
         {"eviction-hard": "", "eviction-soft": "pid.available<5", "eviction-soft-grace-period": "pid.available=1m"},
         {"enforce-node-allocatable": "none", "eviction-minimum-reclaim": "memory.available=1Mi"},
+        {"pods": "services"},
     ],
 )  # fmt: skip
 def test_what_is_shown_is_what_run_has(flags: dict[str, str]) -> None:
     """Signal, kind, value and order, for every layout of the disks."""
-    resolved = read(flags)
+    resolved = read({"pods": "cgroups", **flags})
     for layout in (DiskLayout(), DiskLayout(True), DiskLayout(True, True)):
         given = dataclasses.replace(
             resolved.config, layout_image_fs=layout.image_fs, layout_container_fs=layout.container_fs
@@ -253,6 +254,29 @@ def test_what_is_shown_is_what_run_has(flags: dict[str, str]) -> None:
         assert [(r["signal"], r["kind"], r["quantity"], r["grace_s"] * 10**9) for r in rows] == [
             (t.signal, "hard" if t.hard else "soft", t.quantity(123456789), t.grace_ns) for t in given.thresholds()
         ]
+
+
+def test_where_services_are_pods_no_disk_evicts(capsys: pytest.CaptureFixture[str]) -> None:
+    """A threshold that nothing acts on is not shown as one in force, and who gave it is told."""
+    data = shown(capsys, "--pods", "services")
+    assert [row["signal"] for row in data["thresholds"]] == ["memory.available"]
+    assert data["warnings"] == []
+    given = ("--pods", "services", "--eviction-hard", "memory.available<300Mi,nodefs.available<10%,pid.available<9")
+    data = shown(capsys, *given)
+    assert [row["signal"] for row in data["thresholds"]] == ["memory.available", "pid.available"]
+    found = [line for line in data["warnings"] if "no effect" in line]
+    assert found == [
+        "--eviction-hard: nodefs.available: has no effect: no service is killed for a disk, its files would stay"
+    ]
+
+
+def test_auto_is_shown_as_what_it_comes_to_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)
+    data = shown(capsys)
+    assert [row["signal"] for row in data["thresholds"]] == ["memory.available"]
+    assert {row["name"]: row["value"] for row in data["settings"]}["pods"] == "auto"
 
 
 def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

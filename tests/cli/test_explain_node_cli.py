@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from monitor.cli.main import main
 from monitor.kernel import cgroupfs
 from monitor.lab.node import LabNode
 from monitor.policy.releases import ERAS
@@ -205,3 +206,13 @@ def test_exact_figures_from_the_daemon() -> None:
             assert answer["node"]["conditions"] == []
             assert answer["pod"]["admission"]["admitted"] is False
             assert answer["order"][0]["usage"] >= 16 * MIB
+
+
+def test_a_full_disk_evicts_no_service(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--pods` on a machine without a kubelet; it named a service that would go for the disk."""
+    monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)
+    full = "memory.available<1Mi,nodefs.available<100%,imagefs.available<100%"
+    assert main(["explain", "--no-daemon", "--eviction-hard", full, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["node"]
+    assert [row["signal"] for row in found["thresholds"]] == ["memory.available"]
+    assert (found["verdict"], found["conditions"]) == (NOTHING, [])

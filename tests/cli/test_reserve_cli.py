@@ -34,6 +34,22 @@ def sized(reserve):
     return call
 
 
+def test_what_the_kernel_keeps_is_no_room_on_this_node(sized, reserve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100Mi of which the kernel keeps 64: anything slower than 36 MiB in 5 ms is survived; with 135 nothing is."""
+    monkeypatch.setattr(meminfo, "huge_pages", lambda: 0)
+    of_outrace = {}
+    for kept in (0, 64 * MIB, 135 * MIB):
+        monkeypatch.setattr(meminfo, "kernels_share", lambda kept=kept: kept)
+        growth = sized("--this-node", "--eviction-hard", "memory.available<100Mi")["growth"]
+        assert growth["kernel_keeps_bytes"] == kept
+        of_outrace[kept] = next(r["always_bytes_per_s"] for r in growth["survives"] if r["reaction"] == "enforce")
+    assert of_outrace == {0: 100 * MIB * 200 - 1, 64 * MIB: 36 * MIB * 200 - 1, 135 * MIB: None}
+    _, out, _ = reserve("--this-node", "--eviction-hard", "memory.available<100Mi")
+    assert "(135Mi that the kernel keeps count as available, and pods cannot grow into them.)" in out
+    # Of a node that is described nothing is known.
+    assert sized("--this-node", "--memory", "16Gi")["growth"]["kernel_keeps_bytes"] == 0
+
+
 def test_cce_v1(sized) -> None:
     """16 GiB, 110 pods, 5 cores, 100 GiB; the sums are worked in tests/policy/test_cce.py."""
     node = ("--memory", "16Gi", "--cpu", "5", "--max-pods", "110", "--data-disk", "100Gi", "--runtime", "docker")
