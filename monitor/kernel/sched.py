@@ -17,6 +17,9 @@ from pathlib import Path
 
 _CAP_KILL, _CAP_SYS_NICE = 5, 23
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
+_MADV_POPULATE_READ = 22
+#: Files that are mapped whole and read in part: the texts of all languages.
+_LOCALES = "/locale-archive"
 #: One above "never kill me" (-1000), which the kernel's OOM killer would honour even when only we are left.
 OOM_SCORE_ADJ = -999
 #: The nice value of threads between a kill and its alert: ten times the weight of an ordinary one.
@@ -97,6 +100,20 @@ def lock_memory() -> tuple[bool, str]:
     )
 
 
+def touch_files() -> None:
+    """Read in every page of the program and its libraries, which `lock_memory` then keeps. Nothing before Linux 5.14.
+
+    Of 14 MiB no code has used 4 when a daemon is ready, and the first decision needs 60 pages of them. The kernel drops
+    such page cache before memory is short, and then each page waits for a disk and for memory that nobody has.
+    """
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, rights, _, _, _, *path = line.split(maxsplit=5)
+        if path and path[0].startswith("/") and rights[0] + rights[3] == "rp" and not path[0].endswith(_LOCALES):
+            begin, end = (int(address, 16) for address in span.split("-"))
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_POPULATE_READ)
+
+
 def set_oom_score_adj() -> tuple[int, str]:
     """Lower this process's OOM score: (the value in force, note or "")."""
     path = Path("/proc/self/oom_score_adj")
@@ -118,6 +135,7 @@ def protect() -> Protection:
     gc.collect()
     gc.freeze()
     mlocked, no_lock = lock_memory()
+    touch_files()
     adj, no_adj = set_oom_score_adj()
     return Protection(scheduler, mlocked, adj, [note for note in (no_realtime, no_lock, no_adj) if note])
 

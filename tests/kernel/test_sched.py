@@ -115,3 +115,28 @@ def test_without_privileges_each_refusal_is_explained() -> None:
 def test_a_thread_that_is_started_while_they_are_put_back_is_too() -> None:
     """The thread of the HTTP server started the one of a route after it was listed: a side stayed at nice -20."""
     assert set(run(RELAY)) == {0}
+
+
+#: Bytes of the program and its libraries that are not in memory, by file.
+ABSENT = """
+import json
+import monitor.hot.main
+from monitor.kernel import sched
+sched.protect()
+absent, path = {}, ""
+for line in open("/proc/self/smaps"):
+    words = line.split()
+    if not words[0].endswith(":"):
+        path = words[5] if len(words) > 5 and words[1][0] + words[1][3] == "rp" else ""
+    elif path.startswith("/") and words[0] in ("Size:", "Rss:"):
+        absent[path] = absent.get(path, 0) + (1 if words[0] == "Size:" else -1) * int(words[1])
+print(json.dumps({path: kib for path, kib in absent.items() if kib and "/locale" not in path}))
+"""
+
+
+def test_no_page_of_the_program_has_to_be_read_in_the_shortage() -> None:
+    """A library that was never used to its end is page cache like any other; the first decision met 60 such pages."""
+    if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (5, 14):
+        pytest.skip("madvise(MADV_POPULATE_READ) is of Linux 5.14")
+    done = run_command(sys.executable, "-c", ABSENT, cwd=ROOT)
+    assert json.loads(done.stdout) == {}, done.stderr
