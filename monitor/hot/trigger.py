@@ -49,12 +49,13 @@ class Trigger:
         if victim is None:
             self._prepared[entry.uid] = self._make(entry)
         elif now - victim.prepared_ns > (
-            victim.rest_ns if victim.is_partial else _REFRESH_NS if victim.pidfds else _EMPTY_NS
+            min(victim.rest_ns, _REFRESH_NS) if victim.is_partial else _REFRESH_NS if victim.pidfds else _EMPTY_NS
         ):
             victim.refresh()
         # Two that overtake each other are not prepared anew each time; but nobody is killed by a list that is old.
-        for uid in [u for u, v in self._prepared.items() if now - v.prepared_ns > _REFRESH_NS]:
-            self._prepared.pop(uid).close()
+        for uid, other in list(self._prepared.items()):
+            if uid != entry.uid and now - other.prepared_ns > _REFRESH_NS:
+                self._prepared.pop(uid).close()
         if self._word[_FIRED] and not self._record_is_lost(now):
             return  # pulled a moment ago; the record of that is still to be read
         if self._prepared[entry.uid].spared:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.actions.victim import SPARED
-from monitor.hot.trigger import _EMPTY_NS, Trigger
+from monitor.hot.trigger import _EMPTY_NS, _REFRESH_NS, Trigger
 from tests import live
 
 pytestmark = pytest.mark.kernel
@@ -45,6 +45,17 @@ def test_a_kill_that_would_reach_nobody_is_looked_at_again(pod: Path) -> None:
         victim.kill()
         assert late.wait() == -9
         victim.close()
+
+
+def test_a_victim_that_takes_long_to_look_at_stays_prepared(pod: Path) -> None:
+    """A part of a look that took 250 ms (a lock, an emulated CPU) rests for a second; its victim was closed then."""
+    trigger, _ = ready(pod, 1)
+    (victim,) = trigger._prepared.values()
+    victim.unfinished, victim.rest_ns, victim.prepared_ns = True, 4 * _REFRESH_NS, victim.prepared_ns - _REFRESH_NS - 1
+    trigger.prepare()
+    assert list(trigger._prepared.values()) == [victim]
+    assert time.monotonic_ns() - victim.prepared_ns < _REFRESH_NS
+    victim.close()
 
 
 def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path) -> None:
