@@ -58,7 +58,9 @@ class Ration:
     def spend(self, began_ns: int) -> bool:
         """Time since ``began_ns`` was spent. False if that was more than there was: `until_ns` is when to go on."""
         now = self._clock()
-        self._credit_ns = min(SAVED_NS, self._credit_ns + (now - self._seen_ns) // SHARE) - (now - began_ns)
+        saved = min(SAVED_NS, self._credit_ns + (now - self._seen_ns) // SHARE)
+        # Time without a CPU counts too, but is no reason to rest: 2 s of it were 10 s in which nothing was read.
+        self._credit_ns = max(-SAVED_NS, saved - (now - began_ns))
         self._seen_ns = now
         if self._credit_ns < 0:
             self.until_ns = now - SHARE * self._credit_ns

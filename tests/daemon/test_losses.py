@@ -189,6 +189,15 @@ def test_less_than_the_share_never_rests() -> None:
         assert ration.spend(now[0] - MS + 1)
 
 
+def test_a_time_without_a_cpu_is_not_paid_back() -> None:
+    """2 s of it, in the midst of a read, were 10 s in which no step and no OOM kill was read."""
+    now = [0]
+    ration = Ration(lambda: now[0])
+    now[0] += 2000 * MS
+    assert not ration.spend(0)
+    assert ration.until_ns - now[0] == SHARE * SAVED_NS
+
+
 def test_over_a_long_time_it_is_the_share() -> None:
     now, spent = [0], 0
     ration = Ration(lambda: now[0])
