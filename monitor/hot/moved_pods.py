@@ -52,11 +52,14 @@ class MovedPods:
         self._shrunk.clear()
 
     def rank(self) -> None:
-        """Give the pods that moved their new places."""
+        """Give the pods that moved their new places, by what they have now: where many records wait, one may be of a
+        second ago, and the pod that grows would stay behind one that does not.
+        """
+        table = self._gauge.table
         for index, working_set in self.moved.items():
             entry = self._registry.by_index.get(index)
             if entry is not None:
-                self._registry.move(entry, working_set)
+                self._registry.move(entry, table.working_set(index) if entry.counted else working_set)
         self.moved.clear()
         self.take_back(at_leisure=False)
 

@@ -162,3 +162,14 @@ def test_a_pod_that_gave_memory_back_is_counted_again_soon(make: Make) -> None:
     world.table.sets[entry.index] = 7
     decider.reread()
     assert (entry.usage, decider.reread_due_ns(), decider.moved) == (7, None, {})
+
+
+def test_a_record_that_waited_ranks_nobody_by_what_he_had(make: Make) -> None:
+    """The pod that grows fills its ring; by a record of a second ago it stayed behind one that does not grow."""
+    world = make()
+    decider, entry = world.decider, world.registry.by_uid[PODS[1]]
+    world.table.sets[entry.index] = now = 900 << 20
+    world.registry.move(entry, now)
+    decider.step(entry.index, 10)
+    decider.rank_moved()
+    assert entry.usage == now
