@@ -74,7 +74,9 @@ def parser() -> argparse.ArgumentParser:
         "--command", metavar="SH", help="run this in the guest, in the project's directory, instead of pytest"
     )
     made.add_argument("--before", metavar="SH", help="run this in the guest before pytest")
-    made.add_argument("--all", action="store_true", help="with those alike on every kernel (`once`, `newest`)")
+    made.add_argument(
+        "--all", action="store_true", help="with those alike on every kernel (`once`, `newest`, `previous`)"
+    )
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
     made.add_argument("--build-only", action="store_true", help="build the images that are missing and stop")
     made.add_argument("--rebuild", action="store_true", help="build images anew, with today's packages")

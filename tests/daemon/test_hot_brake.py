@@ -15,7 +15,7 @@ from monitor.policy.eviction_brake import OBSERVE_NS
 from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node, passes, up_to
 
-pytestmark = [pytest.mark.kernel, pytest.mark.newest]
+pytestmark = [pytest.mark.kernel, pytest.mark.previous]
 #: In guests one test that nobody dies and one that the right one does: how growth is measured differs by rung, what
 #: follows from it does not (monitor/policy).
 ENFORCE = pytest.param(("--enforce",), id="enforce")

@@ -18,7 +18,7 @@ from tests.daemon.test_cluster_live import api as api
 from tests.daemon.test_cluster_live import kubeconfig as kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
 
-pytestmark = [pytest.mark.kernel, pytest.mark.newest]
+pytestmark = [pytest.mark.kernel, pytest.mark.previous]
 
 node = live.fixture(hot_node)
 FILE = "memory.max" if cgroupfs.detect().version == 2 else "memory.limit_in_bytes"
