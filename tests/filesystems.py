@@ -63,6 +63,13 @@ class Mounts:
         self._mounted.append(point)
         return point
 
+    def cgroup2(self, name: str) -> Path:
+        """The unified hierarchy of cgroups, with the memory controller where that is not in use by cgroup v1."""
+        point = self._point(name)
+        _mount("-t", "cgroup2", "outrace-test", point)
+        self._mounted.append(point)
+        return point
+
     def overlay(self, name: str, lower: Path, upper: Path, work: Path) -> Path:
         """An overlay, as a container runtime makes one for a container."""
         point = self._point(name)

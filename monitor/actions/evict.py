@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Self
 
 from monitor.actions.victim import REST, Victim
-from monitor.kernel.cgroup_procs import populated
 from monitor.kernel.pidfd_info import wait_status
 from monitor.kernel.procfs import wants_cpu
 
@@ -91,7 +90,7 @@ class Eviction:
         if self.kill_at_ns is not None and now_ns >= self.kill_at_ns:
             self._kill()
         self._forked = False
-        runs = populated(self.victim.cgroup)
+        runs = self.victim.populated()
         if runs is False and not self.victim.alive():
             return True
         self.victim.refresh(forget=False)

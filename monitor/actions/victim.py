@@ -16,7 +16,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.kernel.cgroup_procs import pids_in, walk
+from monitor.kernel.cgroup_procs import KeptProcesses
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, is_kernel_thread, with_ancestors
 from monitor.kernel.troubles import TROUBLES
@@ -62,6 +62,7 @@ class Victim:
         self.found = 0  # processes that the last look had not known
         self.nobody = False  # whether the last look, when it was complete, found no process at all
         self.rest_ns = 0  # the pause before the next part of a look that is not urgent
+        self._cgroups = KeptProcesses(cgroup, version)
         self._walk: Generator[tuple[str, set[int]]] | None = None  # a look that is not complete
         self._seen: set[int] = set()  # by it
         self._left = False  # it found some that there was no descriptor for
@@ -82,7 +83,7 @@ class Victim:
         """
         began = time.monotonic_ns()
         if self._walk is None:
-            self._walk, self._seen, self._left = walk(self.cgroup), set(), False
+            self._walk, self._seen, self._left = self._cgroups.walk(), set(), False
         self.found = opened = 0
         try:
             for number, (directory, pids) in enumerate(self._walk, 1):
@@ -152,7 +153,7 @@ class Victim:
 
     def _still_in(self, directory: str) -> set[int]:
         try:
-            return pids_in(directory)
+            return self._cgroups.pids_in(directory)
         except OSError as error:
             TROUBLES.note("cgroup", error, self.uid)
             return set()
@@ -191,6 +192,10 @@ class Victim:
     def is_blind(self) -> bool:
         """Whether there is nothing to kill by: no process was there when it was prepared, and no cgroup.kill."""
         return not self.pidfds and self._kill_fd < 0
+
+    def populated(self) -> bool | None:
+        """Whether anybody runs in the pod's cgroup or below it; None where the kernel does not say (cgroup v1)."""
+        return self._cgroups.populated()
 
     def kill(self) -> None:
         """SIGKILL everything. Reads no file, but for a pod that is not looked through yet."""
@@ -248,6 +253,7 @@ class Victim:
         for pid in list(self.pidfds):
             self._forget(pid)
         self._close_kill()
+        self._cgroups.close()
 
     def _close_kill(self) -> None:
         if self._kill_fd >= 0:

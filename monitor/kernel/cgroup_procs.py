@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import GONE, failure
@@ -12,6 +13,8 @@ from monitor.kernel.cgroupfs import GONE, failure
 #: The kernel refuses a path longer than 4,095 bytes (ENAMETOOLONG), but cgroups can be nested deeper than that: beyond
 #: this length they are reached by a descriptor. (A name has 255 bytes at most.)
 _LONG = 3000
+#: Cgroups of one pod that a descriptor is kept of: a pod has a handful. One with more is walked.
+_KEPT = 64
 
 
 def pids_below(path: Path) -> set[int]:
@@ -58,6 +61,97 @@ def pids_in(directory: str) -> set[int]:
         if e.errno not in (*GONE, errno.ENOTDIR):
             raise
         return set()
+
+
+class KeptProcesses:
+    """The processes of one pod, on cgroup v2 without looking up a path again: every look-up and every list of a
+    directory there waits for whoever makes or removes a cgroup (kernfs_rwsem), and he for who lists one and has to
+    reclaim for it. On a machine without memory that is as long as the shortage.
+
+    One thread uses it. Descriptors: two of the pod, one of each of its cgroups, `_KEPT` of these at most.
+    """
+
+    def __init__(self, path: Path, version: int) -> None:
+        self._path, self._version = path, version
+        self._events = self._stat = -1
+        self._files: dict[str, int] = {}
+        self._counted = -1  # cgroups below it when they were opened
+        if version == 2:
+            with suppress(OSError):
+                self._events = os.open(path / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+                self._stat = os.open(path / "cgroup.stat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def walk(self) -> Generator[tuple[str, set[int]]]:
+        """As `walk`. Raises OSError."""
+        if self._files and self._below() == self._counted:
+            try:
+                for directory, file in self._files.items():
+                    yield directory, _kept(file)
+                return
+            except OSError as e:
+                if e.errno not in GONE:
+                    raise  # else one was removed, and another was made
+        self._close_files()
+        below = self._below()
+        for number, (directory, pids) in enumerate(walk(self._path)):
+            if below >= 0 and number <= _KEPT and not directory.startswith("/proc/"):
+                with suppress(OSError):  # no descriptor is left for it, or it was removed
+                    self._files[directory] = os.open(f"{directory}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+            yield directory, pids
+        if below != len(self._files) - 1:  # more than are kept, or they changed meanwhile
+            self._close_files()
+        self._counted = below
+
+    def pids_in(self, directory: str) -> set[int]:
+        """As `pids_in`. Raises OSError."""
+        file = self._files.get(directory)
+        if file is None:
+            return pids_in(directory)
+        try:
+            return _kept(file)
+        except OSError as e:
+            if e.errno not in GONE:
+                raise
+            return set()
+
+    def populated(self) -> bool | None:
+        """As `populated`."""
+        if self._events < 0:
+            return populated(self._path)
+        try:
+            return b"populated 1" in os.pread(self._events, 4096, 0)
+        except OSError as e:
+            return False if e.errno in GONE else None
+
+    def close(self) -> None:
+        self._close_files()
+        for file in (self._events, self._stat):
+            if file >= 0:
+                os.close(file)
+        self._events = self._stat = -1
+
+    def _below(self) -> int:
+        """How many cgroups are below it; -1 where the kernel does not say."""
+        try:
+            return int(os.pread(self._stat, 4096, 0).split()[1]) if self._stat >= 0 else -1
+        except (OSError, ValueError, IndexError):
+            return -1
+
+    def _close_files(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+def _kept(file: int) -> set[int]:
+    """What a cgroup.procs says that is open already; nothing for a threaded cgroup. Raises OSError."""
+    text = b""
+    try:
+        while part := os.pread(file, 1 << 16, len(text)):
+            text += part
+    except OSError as e:
+        if e.errno != errno.EOPNOTSUPP:
+            raise
+    return {int(line) for line in text.split()} - {0}
 
 
 def anybody(path: Path, most: int = 1000) -> bool | None:

@@ -56,7 +56,7 @@ def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch)
     with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
         SPARED.add(side.pid)
         listed = {1, os.getpid(), os.getppid(), side.pid, puppet.pid}
-        monkeypatch.setattr("monitor.actions.victim.walk", lambda path: iter([(str(path), set(listed))]))
+        monkeypatch.setattr("monitor.kernel.cgroup_procs.walk", lambda path: iter([(str(path), set(listed))]))
         victim = Victim("uid", pod, VERSION)
         try:
             victim.refresh()
