@@ -94,7 +94,8 @@ def test_a_session_that_grows_takes_no_service_with_it(node: LabNode) -> None:
         assert live.messages(daemon, "evicting") == []
         answer = live.outrace("explain", "--node-cgroup", str(node.cgroup), *SERVICES, *hard(32), "-o", "json")
         assert answer.returncode == 0, answer.stderr
+    assert calm.process.poll() is None
     rows = {row["pod"]: row for row in json.loads(answer.stdout)["order"]}
+    assert {"user-1000/session-3.scope", "system/app.service"} <= rows.keys(), answer.stdout + answer.stderr
     assert rows["user-1000/session-3.scope"]["critical"]
     assert not rows["system/app.service"]["critical"]
-    assert calm.process.poll() is None
