@@ -30,7 +30,7 @@ def test_a_load_takes_what_it_was_told_and_has_what_it_wrote(node: LabNode, kind
     child.send("go")
     _, failed = child.expect("grown").split()
     assert failed == "0"
-    assert 28 * MIB <= node.usage() - before < 48 * MIB
+    assert 24 * MIB <= node.usage() - before < 48 * MIB  # a forked child costs 2.5 to 2.7 MiB, as the kernel is
     child.send("check")
     assert child.answer() == "right"
     child.close_stdin()
