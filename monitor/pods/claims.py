@@ -7,28 +7,16 @@ machine's own pid namespace, and runs the machine's own file.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from pathlib import Path
 
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import Process, is_kernel_thread
+from monitor.pods import machine
 from monitor.pods.owner import others
 
 #: Slices that hold others' units, and the cgroup of process 1.
 _OF_THE_SYSTEM = ("init.scope", "system.slice", "user.slice", "machine.slice")
-#: Units of systemd's own, and those that the node is reached and run by.
-_UNITS = re.compile(
-    r"(?:systemd-(?!nspawn@).*|dbus(?:-broker)?|sshd?(?:@.*)?|NetworkManager|kubelet|containerd|crio|cri-o|docker|cri-docker"
-    r"|k3s(?:-agent)?|rke2-.*|k0s.*|snap\.microk8s\..*|outrace.*)\.(?:service|socket|scope)"
-)
-#: Programs of the same.
-_PROGRAMS = re.compile(
-    r"systemd|dbus-(?:daemon|broker)|NetworkManager|sshd(?:-session)?|kubelet|kubelite|hyperkube"
-    r"|containerd|crio|dockerd|cri-dockerd|k3s(?:-server|-agent)?|rke2|k0s"
-    r"|systemd-(?:journald|logind|udevd|networkd|resolved)|udevd|elogind(?:-daemon)?|login|agetty|dhclient|dhcpcd"
-    r"|wpa_supplicant|connmand|iwd"
-)
 _DELETED = " (deleted)"  # the file was replaced, as an upgrade does, and the process runs on
 
 
@@ -38,7 +26,7 @@ def refused(root: Path, path: Path) -> str:
     if len(parts) == 1 and parts[0] in _OF_THE_SYSTEM:
         return "is systemd's own"
     unit = next((part for part in parts if not part.endswith(".slice")), "")
-    if unit == "init.scope" or _UNITS.fullmatch(unit):
+    if unit == "init.scope" or machine.lost_with(unit):
         return f"is of {unit}, which the machine runs on"
     return ""
 
@@ -60,7 +48,8 @@ def daemon(pid: int) -> str:
     with Process(pid) as process:
         exe = process.exe()
         name = (process.comm() or "") if exe is None else Path(exe.removesuffix(_DELETED)).name
-        if not _PROGRAMS.fullmatch(name) or process.users() != {0} or not process.shares_pids():
+        programs = machine.SHORT_PROGRAMS if exe is None else machine.PROGRAMS
+        if name not in programs or process.users() != {0} or not process.shares_pids():
             return ""
         if exe is None:
             return name  # without CAP_SYS_PTRACE its file is not readable; a wrong guess kills nothing

@@ -11,18 +11,11 @@ from pathlib import Path
 
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import Process
-from monitor.pods import claims
+from monitor.pods import claims, machine
 from monitor.pods.units import MONITOR, PLAIN, Place
 
-#: What the machine is started, reached and run by, and who may log in. (`monitor.pods.claims` has systemd's own units,
-#: D-Bus, sshd, NetworkManager and the runtimes.)
-_UNITS = re.compile(
-    r"(?:udev|eudev|elogind|polkit|getty@.*|serial-getty@.*|console-getty|container-getty@.*|display-manager|gdm3?|sddm"
-    r"|lightdm|lxdm|xdm|greetd|ly|rsyslog|syslog-ng|networking|network|ifup@.*|dhclient.*|dhcpcd.*|udhcpc.*|isc-dhclient.*"
-    r"|wpa_supplicant.*|iwd|connman.*|ModemManager|qemu-guest-agent|open-vm-tools|vmtoolsd|google-guest-agent|walinuxagent"
-    r"|amazon-ssm-agent|cloud-init.*|podman.*|conmon.*|buildkit|lxd|incus|libvirtd|virt[a-z]+d|user-runtime-dir@.*"
-    r"|user@.*|kubelite|outrace.*)\.(?:service|scope)"
-)
+#: A user's service manager with all that is below it: `classify` goes into it, so that it is seldom a pod itself.
+_MANAGER = re.compile(r"user@[^/]*\.service")
 _SESSION = re.compile(r"session-[^/]*\.scope")
 #: Names of processes that are about to become a service or a container: systemd's child before it executes, its
 #: helper, the runtimes' own. They have the runtime's oom_score_adj.
@@ -41,8 +34,10 @@ def by_place(root: Path, path: Path, place: Place) -> str:
         return ""
     if place.namespace.startswith("user") and _SESSION.fullmatch(place.name):
         return "a login session: its leader is in it"
-    if place.kind != PLAIN and _UNITS.fullmatch(place.name):
-        return f"the machine runs on {place.name}"
+    if place.kind != PLAIN and (lost := machine.lost_with(place.name)):
+        return f"the machine runs on {place.name} ({lost})"
+    if _MANAGER.fullmatch(place.name):
+        return f"the machine runs on {place.name} (a user's services)"
     why = claims.refused(root, path)
     return f"it {why}" if why else ""
 

@@ -101,6 +101,7 @@ def running(program: Path, cgroup: Path, user: int = 0, comm: str = "") -> Itera
         "system.slice/ssh.service",
         "system.slice/sshd.service",
         "system.slice/system-sshd.slice/sshd@3-1.2.3.4:22-5.6.7.8:50000.service",
+        "system.slice/dropbear.service",
         "system.slice/kubelet.service",
         "runtime.slice/containerd.service",
         "system.slice/crio.service",
@@ -150,7 +151,7 @@ def test_others_are_not(tmp_path: Path, folder: Path, path: str) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", ["sshd", "kubelet", "containerd", "crio", "dockerd"])
+@pytest.mark.parametrize("name", ["sshd", "dropbear", "kubelet", "containerd", "crio", "dockerd"])
 @pytest.mark.parametrize("where", ["itself", "below"])
 def test_a_cgroup_with_a_daemon_of_the_machines_is_refused(
     node: Path, folder: Path, programs: Path, name: str, where: str

@@ -1,0 +1,87 @@
+"""What a machine is started, reached and run by: by the names of root's units, and by root's programs.
+
+One table, with what is lost in each row. A name counts only where root gave it (`monitor.pods.protected`), a program
+only as root's own file (`monitor.pods.claims`). Whole names, or patterns for the instances of a unit and its helpers:
+what merely begins alike (``dropbear-exporter.service``) is anybody's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+#: What a unit's name ends with where it is looked for here.
+_KINDS = ("service", "scope", "socket")
+#: Bytes of a process's name (TASK_COMM_LEN without its end).
+_COMM = 15
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """``units`` are without their kind, in the patterns of a shell."""
+
+    lost: str
+    units: str
+    programs: str = ""
+
+
+_GROUPS = (
+    _Group(
+        "the service manager, its journal, devices and logins, D-Bus",
+        "systemd-* dbus dbus-broker udev eudev elogind user-runtime-dir@*",
+        "systemd systemd-journald systemd-logind systemd-udevd systemd-networkd systemd-resolved udevd elogind"
+        " elogind-daemon dbus-daemon dbus-broker",
+    ),
+    _Group(
+        "logins over the network, and the shells that are in its cgroup",
+        "ssh ssh@* sshd sshd@* sshd-vsock@* sshd-unix-local@* dropbear dropbear@* tinysshd tinysshd@*",
+        "sshd sshd-session sshd-auth dropbear dropbearmulti tinysshd",
+    ),
+    _Group(
+        "logins at the console and the screen",
+        "getty@* serial-getty@* console-getty container-getty@* display-manager gdm gdm3 sddm lightdm lxdm xdm greetd"
+        " ly polkit",
+        "login agetty",
+    ),
+    _Group("the record of what happened", "rsyslog syslog-ng"),
+    _Group(
+        "the network",
+        "networking network ifup@* NetworkManager ModemManager connman iwd wpa_supplicant wpa_supplicant@*"
+        " wpa_supplicant-*@* dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@*",
+        "NetworkManager connmand iwd wpa_supplicant dhclient dhcpcd",
+    ),
+    _Group(
+        "the cloud's agent, by which the machine gets keys and a console",
+        "cloud-init cloud-init-local qemu-guest-agent open-vm-tools vmtoolsd google-guest-agent walinuxagent"
+        " amazon-ssm-agent",
+    ),
+    _Group(
+        "containers and their runtime",
+        "kubelet kubelite containerd crio cri-o docker cri-docker k3s k3s-agent rke2-server rke2-agent k0s"
+        " k0scontroller k0sworker snap.microk8s.* buildkit lxd incus podman podman-auto-update podman-restart"
+        " podman-clean-transient podman-kube@* conmon conmon-*",
+        "kubelet kubelite hyperkube containerd crio dockerd cri-dockerd k3s k3s-server k3s-agent rke2 k0s",
+    ),
+    _Group(
+        "virtual machines and their manager",
+        "libvirtd virtqemud virtnetworkd virtlogd virtlockd virtstoraged virtnodedevd virtinterfaced virtsecretd"
+        " virtnwfilterd virtproxyd virtxend virtlxcd virtvboxd virtchd",
+    ),
+    _Group("outrace itself", "outrace outrace-* outrace@*"),
+)
+#: A container of systemd's: `systemd-*` would have it.
+_ANYBODYS = "systemd-nspawn@*"
+#: Programs of root's processes, as their files are called.
+PROGRAMS = frozenset(name for group in _GROUPS for name in group.programs.split())
+#: The same as the kernel has them where the file may not be read.
+SHORT_PROGRAMS = frozenset(name[:_COMM] for name in PROGRAMS)
+
+
+@lru_cache(maxsize=4096)
+def lost_with(unit: str) -> str:
+    """What a machine loses with a unit of this name; "" if it can do without it."""
+    stem, _, kind = unit.rpartition(".")
+    if kind not in _KINDS or fnmatchcase(stem, _ANYBODYS):
+        return ""
+    return next((g.lost for g in _GROUPS if any(fnmatchcase(stem, name) for name in g.units.split())), "")
