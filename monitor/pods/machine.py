@@ -40,28 +40,50 @@ _GROUPS = (
     ),
     _Group(
         "logins at the console and the screen",
-        "getty@* serial-getty@* console-getty container-getty@* display-manager gdm gdm3 sddm lightdm lxdm xdm greetd"
-        " ly polkit",
-        "login agetty",
+        "getty@* autovt@* serial-getty@* console-getty container-getty@* display-manager gdm gdm3 sddm lightdm lxdm xdm"
+        " greetd ly ly@* polkit emergency rescue debug-shell",
+        "login agetty mingetty sulogin",
+    ),
+    _Group(
+        "who may log in: users and groups of a directory",
+        "sssd sssd-autofs sssd-ifp sssd-kcm sssd-nss sssd-pac sssd-pam sssd-ssh sssd-sudo nslcd nscd winbind",
+        "sssd sssd_be sssd_nss sssd_pam nslcd winbindd",
     ),
     _Group("the record of what happened", "rsyslog syslog-ng"),
     _Group(
         "the network",
         "networking network ifup@* NetworkManager ModemManager connman iwd wpa_supplicant wpa_supplicant@*"
-        " wpa_supplicant-*@* dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@*",
-        "NetworkManager connmand iwd wpa_supplicant dhclient dhcpcd",
+        " wpa_supplicant-*@* hostapd hostapd@* wicked wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4 wickedd-dhcp6"
+        " pppd pppd@* ppp@* pppoe pppoe@* openvswitch-switch ovs-vswitchd ovsdb-server"
+        " dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@*",
+        "NetworkManager connmand iwd wpa_supplicant hostapd wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4"
+        " wickedd-dhcp6 pppd ovs-vswitchd ovsdb-server dhclient dhcpcd",
     ),
     _Group(
-        "the cloud's agent, by which the machine gets keys and a console",
-        "cloud-init cloud-init-local qemu-guest-agent open-vm-tools vmtoolsd google-guest-agent walinuxagent"
-        " amazon-ssm-agent",
+        "the private network by which the machine may be reached",
+        "tailscaled openvpn openvpn@* openvpn-client@* openvpn-server@* openvpnas wg-quick@* wireguard-go@*"
+        " strongswan strongswan-starter strongswan-swanctl ipsec zerotier-one netbird",
+        "tailscaled openvpn wireguard-go charon charon-systemd zerotier-one netbird",
+    ),
+    _Group(
+        "the cloud's or the hypervisor's agent, by which the machine gets keys, a console, commands",
+        "cloud-init cloud-init-local cloud-init-main cloud-init-network cloud-init-hotplugd cloud-config cloud-final"
+        " amazon-ssm-agent snap.amazon-ssm-agent.* google-guest-agent google-guest-agent-manager"
+        " google-guest-compat-manager walinuxagent waagent qemu-guest-agent qemu-ga open-vm-tools vmtoolsd vgauth"
+        " vgauthd hv-kvp-daemon hv-vss-daemon hv-fcopy-daemon hv_kvp_daemon hv_vss_daemon hv_fcopy_daemon"
+        " hyperv-daemons.hv-*-daemon hypervkvpd hypervvssd hypervfcopyd xe-daemon xe-linux-distribution",
+        "amazon-ssm-agent ssm-agent-worker ssm-session-worker google_guest_agent google_guest_agent_manager"
+        " google_guest_compat_manager qemu-ga vmtoolsd VGAuthService hv_kvp_daemon hv_vss_daemon hv_fcopy_daemon"
+        " hv_fcopy_uio_daemon hypervkvpd hypervvssd hypervfcopyd xe-daemon",
     ),
     _Group(
         "containers and their runtime",
         "kubelet kubelite containerd crio cri-o docker cri-docker k3s k3s-agent rke2-server rke2-agent k0s"
-        " k0scontroller k0sworker snap.microk8s.* buildkit lxd incus podman podman-auto-update podman-restart"
-        " podman-clean-transient podman-kube@* conmon conmon-*",
-        "kubelet kubelite hyperkube containerd crio dockerd cri-dockerd k3s k3s-server k3s-agent rke2 k0s",
+        " k0scontroller k0sworker snap.microk8s.* snap.docker.* buildkit podman podman-auto-update podman-restart"
+        " podman-clean-transient podman-kube@* conmon conmon-* lxd incus incusd lxcfs incus-lxcfs"
+        " snap.lxd.daemon",
+        "kubelet kubelite hyperkube containerd crio dockerd cri-dockerd k3s k3s-server k3s-agent rke2 k0s lxd incusd"
+        " lxcfs",
     ),
     _Group(
         "virtual machines and their manager",

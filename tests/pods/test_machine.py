@@ -21,19 +21,40 @@ def why(unit: str, above: str = "system.slice") -> str:
 
 
 NETWORK_LOGINS = "ssh sshd ssh@3-10.0.0.1:22-10.0.0.2:5000 sshd-unix-local@1 dropbear dropbear@0 tinysshd@1"
-OTHERS = """systemd-journald dbus getty@tty1 gdm rsyslog NetworkManager wpa_supplicant-wired@eth0 docker containerd
-    podman snap.microk8s.daemon-kubelite virtqemud cloud-init outrace"""
+CONSOLES = """getty@tty1 autovt@tty2 serial-getty@ttyS0 console-getty container-getty@0 gdm ly@tty2 emergency rescue
+    debug-shell"""
+DIRECTORIES = "sssd sssd-pam sssd-kcm nslcd nscd winbind"
+NETWORK = """NetworkManager wpa_supplicant-wired@eth0 wickedd wickedd-nanny pppd ppp@dsl ovs-vswitchd ovsdb-server
+    hostapd hostapd@wlan0 connman iwd"""
+PRIVATE_NETWORKS = "tailscaled openvpn openvpn@office openvpn-client@office openvpn-server@s wg-quick@wg0 strongswan"
+AGENTS = """amazon-ssm-agent snap.amazon-ssm-agent.amazon-ssm-agent google-guest-agent google-guest-agent-manager
+    waagent walinuxagent qemu-ga qemu-guest-agent open-vm-tools vmtoolsd vgauth vgauthd hv-kvp-daemon hypervkvpd
+    hv_vss_daemon hyperv-daemons.hv-kvp-daemon xe-daemon cloud-init cloud-init-local cloud-init-main cloud-config
+    cloud-final"""
+RUNTIMES = """docker containerd podman snap.microk8s.daemon-kubelite snap.docker.dockerd snap.lxd.daemon lxd lxcfs incus
+    virtqemud"""
+OTHERS = "systemd-journald dbus rsyslog outrace"
+PROGRAMS = """dropbear dropbearmulti sshd-session tinysshd sulogin agetty sssd nslcd winbindd wickedd wickedd-nanny pppd
+    ovs-vswitchd ovsdb-server hostapd tailscaled openvpn amazon-ssm-agent ssm-session-worker google_guest_agent
+    google_guest_agent_manager qemu-ga vmtoolsd VGAuthService hv_kvp_daemon hypervkvpd xe-daemon lxd lxcfs incusd"""
 SIMILAR = """sshd-exporter dropbear-exporter dropbears my-dropbear systemd-nspawn@box virtual podmanager
-    dhclient-exporter outraced connmand-exporter nginx @"""
+    dhclient-exporter outraced connmand-exporter nginx @ openvpn-exporter lxd-ui lxcfsd snap.lxd snap.lxd.daemon.evil
+    tailscaled-exporter google-guest-agents cloud-init-ui cloud-configurator pppdump rescue-me emergency-mailer
+    winbinder wickeder sssd-exporter"""
 
 
-@pytest.mark.parametrize("unit", f"{NETWORK_LOGINS} {OTHERS}".split())
+@pytest.mark.parametrize(
+    "unit",
+    " ".join(
+        (NETWORK_LOGINS, CONSOLES, DIRECTORIES, NETWORK, PRIVATE_NETWORKS, AGENTS, RUNTIMES, OTHERS),
+    ).split(),
+)
 def test_units_of_the_machines_own(unit: str) -> None:
     assert f"the machine runs on {unit}.service" in why(f"{unit}.service")
     assert f"the machine runs on {unit}.service" in why(f"system-x.slice/{unit}.service")
 
 
-@pytest.mark.parametrize("program", ["dropbear", "dropbearmulti", "sshd-session", "tinysshd"])
+@pytest.mark.parametrize("program", PROGRAMS.split())
 def test_programs_of_the_machines_own(program: str) -> None:
     assert program in machine.PROGRAMS
     assert program[:15] in machine.SHORT_PROGRAMS
@@ -45,5 +66,5 @@ def test_what_has_a_similar_name_is_not(unit: str) -> None:
 
 
 def test_a_name_in_a_users_manager_protects_nothing() -> None:
-    for unit in ("ssh.service", "dropbear.service", "dropbear@0.service", "dbus.service"):
+    for unit in ("ssh.service", "dropbear@0.service", "dbus.service", "sssd.service", "lxd.service", "rescue.service"):
         assert why(unit, "user.slice/user-1000.slice/user@1000.service/app.slice") == ""
