@@ -47,26 +47,55 @@ def daemon(pid: int) -> str:
     """The name of the machine's own daemon that a process is; "" if it is none."""
     with Process(pid) as process:
         exe = process.exe()
-        name = (process.comm() or "") if exe is None else Path(exe.removesuffix(_DELETED)).name
+        name = (process.comm() or "") if exe is None else _name(exe)
         programs = machine.SHORT_PROGRAMS if exe is None else machine.PROGRAMS
         if name not in programs or process.users() != {0} or not process.shares_pids():
             return ""
         if exe is None:
             return name  # without CAP_SYS_PTRACE its file is not readable; a wrong guess kills nothing
-        program, mounts = Path(exe.removesuffix(_DELETED)), process.namespace("mnt")
-        if mounts is not None and mounts in (_own("mnt"), _own("mnt", 1)):
-            known = exe.endswith(_DELETED) or _is_roots_file(program)
-            return name if known and _is_owned_by_root(program.parent) else ""
-        # Another mount namespace: a unit's own (PrivateTmp=) has the machine's files, a container's has others.
-        return name if _is_same_file(pid, program) else ""
+        return name if _runs_the_machines(process, exe) else ""
 
 
-def _is_owned_by_root(directory: Path) -> bool:
+def session_manager(path: Path) -> str:
+    """The session manager of a user's desktop that a cgroup was made for: its first process runs the machine's own file
+    of that name. "" if it does not. (What a user starts beside it, or under its name, makes it nothing.)
+    """
+    first, since = 0, 1 << 64
+    for pid in cgroup_procs.processes(path):
+        with Process(pid) as process:
+            if (started := process.started()) is not None and started < since:
+                first, since = pid, started
+    with Process(first) as process:
+        exe = process.exe()
+        if exe is None or _name(exe) not in machine.SESSION_PROGRAMS or not process.shares_pids():
+            return ""
+        return _name(exe) if _runs_the_machines(process, exe, shared=False) else ""
+
+
+def _name(exe: str) -> str:
+    return Path(exe.removesuffix(_DELETED)).name
+
+
+def _runs_the_machines(process: Process, exe: str, shared: bool = True) -> bool:
+    """Whether a program is the machine's own file, which root alone can have put there. ``shared``: also in a sticky
+    directory, where users make files of their own.
+    """
+    program, mounts = Path(exe.removesuffix(_DELETED)), process.namespace("mnt")
+    if not _is_owned_by_root(program.parent, shared):
+        return False
+    if mounts is not None and mounts in (_own("mnt"), _own("mnt", 1)):
+        return exe.endswith(_DELETED) or _is_roots_file(program)
+    # Another mount namespace: a unit's own (PrivateTmp=) has the machine's files, a container's has others.
+    return _is_same_file(process.pid, program)
+
+
+def _is_owned_by_root(directory: Path, shared: bool) -> bool:
     """Whether root alone can have put a program there. (In a sticky one, as /nix/store is, others replace nothing.)"""
     try:
         for path in (directory, *directory.parents):
             status = os.stat(_outside(path))
-            if status.st_uid not in (0, os.geteuid()) or (others(path, status) and not status.st_mode & stat.S_ISVTX):
+            sticky = shared and status.st_mode & stat.S_ISVTX
+            if status.st_uid not in (0, os.geteuid()) or (others(path, status) and not sticky):
                 return False
     except OSError:
         return False
@@ -102,7 +131,7 @@ def _is_same_file(pid: int, program: Path) -> bool:
     except OSError:
         return False
     same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
-    return same and not others(program, ours) and _is_owned_by_root(program.parent)
+    return same and not others(program, ours)
 
 
 class Owners:

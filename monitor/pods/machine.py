@@ -96,7 +96,12 @@ _GROUPS = (
 _ANYBODYS = "systemd-nspawn@*"
 #: Programs of root's processes, as their files are called.
 PROGRAMS = frozenset(name for group in _GROUPS for name in group.programs.split())
-#: The same as the kernel has them where the file may not be read.
+#: Programs of a user's that his desktop ends with. systemd has them in app.slice, with the applications (Ubuntu 24.04);
+#: what else a desktop cannot be without is in session.slice, Plasma's session manager too.
+SESSION_PROGRAMS = frozenset(
+    ("gnome-session-binary", "gnome-session-service", "gnome-session-init-worker", "gnome-session-ctl")
+)
+#: PROGRAMS as the kernel has them where the file may not be read.
 SHORT_PROGRAMS = frozenset(name[:_COMM] for name in PROGRAMS)
 
 

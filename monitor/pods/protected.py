@@ -1,7 +1,7 @@
 """Which services are never evicted: by the name of a unit that root made, and by whose processes are in it.
 
 A name in a user's own manager protects nothing, because users name their units; and a process there protects only as
-root's (`monitor.pods.claims.holds`).
+root's (`monitor.pods.claims.holds`), or as the session manager that the machine has (`by_session`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ def by_processes(path: Path) -> str:
     """Why a pod is never evicted, whatever its operator says; "" if no process protects it."""
     who = claims.holds(path)
     return f"it holds {who}" if who else ""
+
+
+def by_session(path: Path) -> str:
+    """Why a user's unit is never evicted unless `services:` says so; "" if it is no session manager's. Its name says
+    nothing: users name their units.
+    """
+    program = claims.session_manager(path)
+    return f"{program}: the desktop session ends with it" if program else ""
 
 
 def lowest_score(path: Path) -> tuple[int | None, bool]:

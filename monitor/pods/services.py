@@ -53,6 +53,7 @@ class _Look:
     score: int | None = None
     starting: bool = False
     vital: str = ""
+    session: str = ""
 
 
 class ServiceSource(PodSource):
@@ -109,7 +110,7 @@ class ServiceSource(PodSource):
             try:
                 scan.watch[path] = _UNIT_FILES
                 key = cgroupfs.cgroup_id(path)
-                looks[key] = look = self._look(path, key)
+                looks[key] = look = self._look(path, place, key)
                 if look.score is None:
                     scan.unsettled |= look.looked_s - look.first_s < _STARTING_S
                     continue  # nobody runs in it: there is nothing to evict
@@ -168,7 +169,7 @@ class ServiceSource(PodSource):
 
     # ---- what is known of one
 
-    def _look(self, path: Path, key: int) -> _Look:
+    def _look(self, path: Path, place: Place, key: int) -> _Look:
         """Its processes; again after a minute, and at once while it is being started."""
         now = time.monotonic()
         old = self._looks.get(key)
@@ -178,7 +179,9 @@ class ServiceSource(PodSource):
         score, starting = protected.lowest_score(path)
         if score == _MARKED_SCORE and old is not None and old.score is not None:
             score = old.score
-        return _Look(now, first, score, starting and now - first < _STARTING_S, protected.by_processes(path))
+        starting = starting and now - first < _STARTING_S
+        session = protected.by_session(path) if place.user is not None else ""
+        return _Look(now, first, score, starting, protected.by_processes(path), session)
 
     def _facts(self, path: Path, place: Place, look: _Look, who: str) -> Facts:
         name, aliases = printable(os.fsencode(place.name)), [unescaped(place.name)]
@@ -205,7 +208,7 @@ class ServiceSource(PodSource):
             labels=labels,
             aliases=tuple(dict.fromkeys(alias for alias in aliases if alias != name)),
             user=place.user is not None,
-            protected=protected.by_place(self.node, path, place),
+            protected=protected.by_place(self.node, path, place) or look.session,
             vital=vital,
         )
 

@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims
 from monitor.pods.source import Change, open_source
 from monitor.side.pod_watch import pod_message
+from tests.pods.programs import programs as programs
+from tests.pods.programs import running
 from tests.puppet import Puppet
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
@@ -22,15 +23,6 @@ GI = 1 << 30
 NOBODY = 65534
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
-
-
-@pytest.fixture
-def programs() -> Iterator[Path]:
-    """A directory that is root's with all above it, unlike /tmp."""
-    path = Path(f"/run/outrace-test-claims-{os.getpid()}")
-    path.mkdir(mode=0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def manifest(folder: Path, name: str, uid: str = "", **annotations: str) -> None:
@@ -63,28 +55,6 @@ def refused(folder: Path, change: Change, *expected: str) -> None:
     assert "\n" not in problem
     for text in expected:
         assert text in problem
-
-
-@contextmanager
-def running(program: Path, cgroup: Path, user: int = 0, comm: str = "") -> Iterator[int]:
-    """A process of this program in a cgroup."""
-    rename = f"printf '{comm}' > /proc/$$/comm; " if comm else ""
-    process = subprocess.Popen(
-        [program, "-c", f"{rename}echo; read line"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        user=user,
-        group=user,
-        extra_groups=[],
-    )
-    with process:
-        try:
-            assert process.stdout
-            process.stdout.readline()
-            (cgroup / "cgroup.procs").write_text(str(process.pid))
-            yield process.pid
-        finally:
-            process.kill()
 
 
 # ---- by path
