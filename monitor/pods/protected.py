@@ -7,6 +7,7 @@ root's (`monitor.pods.claims.holds`), or as the session manager that the machine
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.kernel import cgroup_procs
@@ -18,8 +19,8 @@ from monitor.pods.units import MONITOR, PLAIN, Place
 _MANAGER = re.compile(r"user@[^/]*\.service")
 _SESSION = re.compile(r"session-[^/]*\.scope")
 #: Names of processes that are about to become a service or a container: systemd's child before it executes, its
-#: helper, the runtimes' own. They have the runtime's oom_score_adj.
-_STARTING = ("(", "systemd-executo", "runc", "crun", "youki")
+#: helper, the runtimes' own; podman, until it has made the container's cgroup. They have the runtime's oom_score_adj.
+_STARTING = ("(", "systemd-executo", "runc", "crun", "youki", "podman")
 
 
 def by_place(root: Path, path: Path, place: Place) -> str:
@@ -56,13 +57,13 @@ def by_session(path: Path) -> str:
     return f"{program}: the desktop session ends with it" if program else ""
 
 
-def lowest_score(path: Path) -> tuple[int | None, bool]:
-    """The lowest oom_score_adj of the processes in a cgroup and below it (a process without privileges may raise its
+def lowest_score(paths: Iterable[Path]) -> tuple[int | None, bool]:
+    """The lowest oom_score_adj of the processes in cgroups and below them (a process without privileges may raise its
     own, not lower it), None without processes; and whether one is about to become another program.
     """
     lowest: int | None = None
     starting = False
-    for pid in cgroup_procs.processes(path):
+    for pid in (pid for path in paths for pid in cgroup_procs.processes(path)):
         with Process(pid) as process:
             score = process.oom_score_adj()
             if score is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -147,6 +147,19 @@ def with_pods(found: Mapping[str, Known]) -> dict[str, Known]:
         inherited = {label: pod.labels[label] for label in (PRIORITY, NEVER) if label in pod.labels}
         joined |= {one: replace(known, labels={**inherited, **known.labels}) for one, known in members.items()}
     return joined
+
+
+def common_labels(containers: Iterable[Known]) -> dict[str, str]:
+    """The labels of containers that go together: one that may never go keeps the others, and where they contradict each
+    other no value can be read, which forbids it too.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for known in containers:
+        for label, value in known.labels.items():
+            values.setdefault(label, {})[value] = None
+    joined = {label: " and ".join(all_of) for label, all_of in values.items()}
+    never = next((value for value in values.get(NEVER, ()) if value != "false"), None)
+    return joined if never is None else {**joined, NEVER: never}
 
 
 def ask(path: str, question: str) -> Any:

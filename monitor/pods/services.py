@@ -20,10 +20,22 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.wire import printable
 from monitor.pods import protected
 from monitor.pods.cgroup_tree import children, is_kubepods
-from monitor.pods.inotify import CHILDREN, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
+from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
 from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan
-from monitor.pods.runtimes import Runtimes
-from monitor.pods.units import CONTAINER, DESCEND, PODMAN_POD, SKIP, Place, classify, podman_container, unescaped
+from monitor.pods.runtimes import Runtimes, common_labels
+from monitor.pods.units import (
+    CONTAINER,
+    DESCEND,
+    PODMAN,
+    PODMAN_POD,
+    SKIP,
+    UNIT,
+    Place,
+    classify,
+    payload,
+    podman_container,
+    unescaped,
+)
 from monitor.policy.pods import stable_uid
 from monitor.policy.services import Facts, service_pod
 
@@ -54,6 +66,7 @@ class _Look:
     starting: bool = False
     vital: str = ""
     session: str = ""
+    inside: tuple[str, ...] = ()  # ids of its containers
 
 
 class ServiceSource(PodSource):
@@ -76,6 +89,7 @@ class ServiceSource(PodSource):
         self._coming: Mapping[str, Mapping[str, Any]] | None = None  # rules that the next poll goes by
         self._runtimes = runtimes or Runtimes()
         self._looks: dict[int, _Look] = {}  # by cgroup id
+        self._splitting: set[Path] = set()  # units that a container may come to be in
         self._scanned_s = 0.0
 
     def poll(self) -> Change:
@@ -90,16 +104,19 @@ class ServiceSource(PodSource):
         self._coming = rules
 
     def _concerns(self, event: Event) -> bool:
-        return event.directory is None or not event.mask & IN_MODIFY or event.name in _FILES
+        if event.mask & IN_MODIFY:
+            return event.name in _FILES
+        return not (event.mask & IN_CREATE and event.directory in self._splitting) or bool(payload(event.name))
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
         ours = {above: who for path, who in self._spared_cgroups().items() for above in (path, *path.parents)}
         places = list(self._places(scan))
+        self._splitting = {path for path, place in places if _may_split(path, place)}
+        inside = {path: self._containers(path, place) for path, place in places}
         wanted = {place.ident: place.runtime for _, place in places if place.ident}
-        for path, place in places:
-            if place.kind == PODMAN_POD:
-                wanted |= dict.fromkeys(_containers_of(path), place.runtime)
+        for containers in inside.values():
+            wanted |= dict.fromkeys(containers, PODMAN)
         self._runtimes.refresh(wanted)
         scan.problems.extend(self._runtimes.problems)
         scan.unsettled = self._runtimes.unsettled
@@ -108,9 +125,9 @@ class ServiceSource(PodSource):
         unaccounted: list[str] = []
         for path, place in places:
             try:
-                scan.watch[path] = _UNIT_FILES
+                scan.watch[path] = _UNIT_FILES | (IN_CREATE if path in self._splitting else 0)
                 key = cgroupfs.cgroup_id(path)
-                looks[key] = look = self._look(path, place, key)
+                looks[key] = look = self._look(path, place, inside[path], key)
                 if look.score is None:
                     scan.unsettled |= look.looked_s - look.first_s < _STARTING_S
                     continue  # nobody runs in it: there is nothing to evict
@@ -118,7 +135,7 @@ class ServiceSource(PodSource):
                     unaccounted.append(f"{place.namespace}/{place.name}")
                     continue
                 scan.unsettled |= look.starting
-                facts = self._facts(path, place, look, ours.get(path, ""))
+                facts = self._facts(path, place, inside[path], look, ours.get(path, ""))
                 facts = _with_a_name_of_its_own(facts, names)
                 scan.pods[facts.uid] = FoundPod(service_pod(facts, self._rules), path, {facts.name: path}, (key, key))
             except (cgroupfs.CgroupGone, FileNotFoundError):
@@ -169,21 +186,33 @@ class ServiceSource(PodSource):
 
     # ---- what is known of one
 
-    def _look(self, path: Path, place: Place, key: int) -> _Look:
+    def _containers(self, path: Path, place: Place) -> dict[str, Path]:
+        """The directories of the containers that a pod of podman or a unit has in it, by id."""
+        if place.kind != PODMAN_POD and path not in self._splitting:
+            return {}
+        read = podman_container if place.kind == PODMAN_POD else payload
+        return {ident: below for below in children(path) if (ident := read(below.name))}
+
+    def _look(self, path: Path, place: Place, inside: Mapping[str, Path], key: int) -> _Look:
         """Its processes; again after a minute, and at once while it is being started."""
-        now = time.monotonic()
+        now, containers = time.monotonic(), tuple(inside)
         old = self._looks.get(key)
+        if old is not None and old.inside != containers:
+            old = None
         if old is not None and old.score is not None and not old.starting and now - old.looked_s < RESCAN_S:
             return old
         first = now if old is None else old.first_s
-        score, starting = protected.lowest_score(path)
+        # Without the conmon that is beside a container: it gives itself -1000, and its container what was there before.
+        score, starting = protected.lowest_score(inside.values() or (path,))
+        if score is None and inside:
+            score, starting = protected.lowest_score((path,))[0], True
         if score == _MARKED_SCORE and old is not None and old.score is not None:
             score = old.score
         starting = starting and now - first < _STARTING_S
         session = protected.by_session(path) if place.user is not None else ""
-        return _Look(now, first, score, starting, protected.by_processes(path), session)
+        return _Look(now, first, score, starting, protected.by_processes(path), session, containers)
 
-    def _facts(self, path: Path, place: Place, look: _Look, who: str) -> Facts:
+    def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, who: str) -> Facts:
         name, aliases = printable(os.fsencode(place.name)), [unescaped(place.name)]
         labels: Mapping[str, str] | None = {}
         if place.kind in (CONTAINER, PODMAN_POD):
@@ -192,10 +221,15 @@ class ServiceSource(PodSource):
             if known is not None and known.name:
                 aliases.append(place.name)
                 name = printable(known.name.encode(errors="backslashreplace"))
+        elif inside:
+            # The unit is what systemd starts again, and what goes as a whole: it keeps its name, and has their labels.
+            found = [known for ident in inside if (known := self._runtimes.known(ident)) is not None]
+            labels = common_labels(found) if len(found) == len(inside) else None
+            aliases += [f"{PODMAN}/{known.name}" for known in found]
         where = "/".join(place.parts)
         request, limit = self._kept(path), cgroupfs.limit(path)
-        if place.kind == PODMAN_POD:
-            request, limit = self._sums(path, place, request, limit)
+        if inside:
+            request, limit = self._sums(place, inside, request, limit)
         vital = f"it holds {who}, which would be killed with it" if who else "" if look.starting else look.vital
         return Facts(
             uid=place.ident or stable_uid(place.namespace, printable(os.fsencode(where))),
@@ -212,11 +246,13 @@ class ServiceSource(PodSource):
             vital=vital,
         )
 
-    def _sums(self, path: Path, place: Place, request: int, limit: int | None) -> tuple[int, int | None]:
+    def _sums(
+        self, place: Place, inside: Mapping[str, Path], request: int, limit: int | None
+    ) -> tuple[int, int | None]:
         """Request and limit of a pod: its own, or its containers' together (`podman kube play` writes only those)."""
         known = self._runtimes.known(place.ident)
         infra = known.infra if known is not None else ""
-        members = [member for ident, member in _containers_of(path).items() if ident != infra]
+        members = [member for ident, member in inside.items() if ident != infra]
         limits = [cgroupfs.limit(member) for member in members]
         limited = [size for size in limits if size is not None]
         if limit is None and limited and len(limited) == len(limits):
@@ -238,9 +274,17 @@ class ServiceSource(PodSource):
         return 0
 
 
-def _containers_of(pod: Path) -> dict[str, Path]:
-    """The directories of a pod's containers, by id."""
-    return {ident: path for path in children(pod) if (ident := podman_container(path.name))}
+def _may_split(path: Path, place: Place) -> bool:
+    """Whether podman may have split a unit's cgroup into a container's and conmon's: root's podman, which is the one
+    that is asked. A user who owns the cgroup (of his manager, by Delegate= and User=) could make a directory of that
+    name, and stay for labels that nobody ever knows.
+    """
+    if place.kind != UNIT or not place.name.endswith(".service"):
+        return False
+    try:
+        return os.stat(path).st_uid in (0, os.geteuid())
+    except OSError:
+        return False
 
 
 def _protection(path: Path, version: int) -> tuple[int, int]:

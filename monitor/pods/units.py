@@ -3,7 +3,8 @@
 systemd's tree has slices within slices (``system.slice/system-getty.slice/getty@tty1.service``); a user's own manager
 (``user.slice/user-1000.slice/user@1000.service``) has slices of its own below it. Docker and podman put a container
 into a scope (``docker-ID.scope``, ``libpod-ID.scope``) or, with the cgroupfs driver, below ``/docker`` and
-``/libpod_parent``. All by name, and pure: what a name is worth says `monitor.pods.protected`.
+``/libpod_parent``; for Quadlet podman puts it into the unit itself (``web.service/libpod-payload-ID``). All by name,
+and pure: what a name is worth says `monitor.pods.protected`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _SCOPES = ((DOCKER, re.compile(rf"docker-({_ID})\.scope")), (PODMAN, re.compile(
 _DIRECTORIES = {"docker": (DOCKER, re.compile(rf"({_ID})")), "libpod_parent": (PODMAN, re.compile(rf"libpod-({_ID})"))}
 _POD_SLICE = re.compile(rf"(?:[^/]+-)?libpod_pod_({_ID})\.slice")
 _POD_DIRECTORY = re.compile(rf"({_ID})")
+#: A container in the cgroup of the unit that started it (``--cgroups=split``, as Quadlet does); conmon is beside it.
+_PAYLOAD = re.compile(rf"libpod-payload-({_ID})")
 #: conmon and its like, which watch a container and have a cgroup beside it.
 _MONITOR = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?|conmon|lxc\.monitor\..+")
 #: Units that run nothing of their own: systemd has cgroups for some of them all the same.
@@ -115,6 +118,12 @@ def _namespace(slices: Sequence[str], user: int | None) -> str:
 def podman_container(name: str) -> str:
     """The id of a container of podman by its directory, by either driver; "" if it is none."""
     found = re.fullmatch(rf"libpod-({_ID})(?:\.scope)?", name)
+    return found[1] if found else ""
+
+
+def payload(name: str) -> str:
+    """The id of a container of podman in a unit of its own, by its directory there; "" if it is none."""
+    found = _PAYLOAD.fullmatch(name)
     return found[1] if found else ""
 
 

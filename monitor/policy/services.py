@@ -40,7 +40,7 @@ class Facts:
     score: int | None = None  # the lowest oom_score_adj of its processes; None: not known yet
     preference: str = ""  # of ManagedOOMPreference=: avoid, omit
     labels: Mapping[str, str] | None = field(default_factory=dict)  # None: not known
-    aliases: tuple[str, ...] = ()  # other names that a pattern may have
+    aliases: tuple[str, ...] = ()  # other names that a pattern may have; one with a "/" has its namespace already
     user: bool = False  # a user's own manager made it
     protected: str = ""  # why it is never evicted unless its operator says otherwise
     vital: str = ""  # why it is never evicted, whatever anybody says
@@ -76,9 +76,10 @@ def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
 
 
 def _rule(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    names = [f"{facts.namespace}/{name}" for name in (facts.name, *facts.aliases)]
+    own = (facts.name, *facts.aliases)
+    names = [name if "/" in name else f"{facts.namespace}/{name}" for name in own]
     if not facts.user:  # a user names his units as he likes: `nginx.service` is the machine's
-        names += [facts.name, *facts.aliases]
+        names += own
     found = ((pattern, rule) for pattern, rule in rules.items() if any(fnmatchcase(name, pattern) for name in names))
     return next(found, ("", {}))
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,9 +52,11 @@ def podman(node: tuple[Hierarchy, Path], tmp_path_factory: pytest.TempPathFactor
     options = ["--root", str(base / "s"), "--runroot", str(base / "r"), "--storage-driver", "vfs", "--runtime", "runc"]
     command = ["podman", *options, "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, within: Sequence[Path] = ()) -> str:
+        """``within``: the directories of the cgroup to do it from."""
+        enter = ["sh", "-ec", 'for i in $0; do echo 0 > "$i/cgroup.procs"; done; exec "$@"', " ".join(map(str, within))]
         done = subprocess.run(
-            [*command, *arguments],
+            [*(enter if within else ()), *command, *arguments],
             env={**os.environ, "CONTAINERS_CONF": str(conf)},
             capture_output=True,
             text=True,
@@ -78,6 +80,23 @@ def podman(node: tuple[Hierarchy, Path], tmp_path_factory: pytest.TempPathFactor
         run("rm", "-af", "-t", "0")
         service.terminate()
         service.wait(live.TIMEOUT_S)
+
+
+def everywhere(hierarchy: Hierarchy, unit: Path) -> list[Path]:
+    """Makes a cgroup in every hierarchy, as systemd does; its directories."""
+    cgroupfs.make(unit)
+    if hierarchy.version == 2:
+        return [unit]
+    found = []
+    for root in sorted(hierarchy.root.parent.glob("*/")):
+        path = root
+        for part in unit.relative_to(hierarchy.root).parts:
+            above, path = path, path / part
+            path.mkdir(exist_ok=True)
+            for file in {"cpuset.cpus", "cpuset.mems"} & set(os.listdir(path)):  # nobody enters it without
+                (path / file).write_text((above / file).read_text())
+        found.append(path)
+    return found
 
 
 def test_podmans_containers_and_pods(node: tuple[Hierarchy, Path], podman: Podman) -> None:
@@ -113,3 +132,30 @@ def test_podmans_containers_and_pods(node: tuple[Hierarchy, Path], podman: Podma
     assert found["podman/shop"].containers[0].limits["memory"].value == 64 * MI  # without that of the infra container
     others = found.keys() - {"podman/web", "podman/kept", "podman/shop"}
     assert all(found[name].taken_critical == "it watches a container of a runtime" for name in others)
+
+
+def test_a_container_within_the_unit_that_started_it(node: tuple[Hierarchy, Path], podman: Podman) -> None:
+    """``--cgroups=split``, as Quadlet asks for: the unit is the pod, and has the container's labels."""
+    hierarchy, path = node
+    call, sock = podman
+    unit = everywhere(hierarchy, path / "system.slice/web.service")
+    run = ("run", "-d", "--network=host", "--cgroups=split", "--name=systemd-web", "--memory=64m")
+    web = call(*run, "--label=outrace/priority=5", "lab", "/pause", within=unit)
+    assert (path / f"system.slice/web.service/libpod-payload-{web}").exists()
+    rules = {"podman/systemd-web": {"request": 16 * MI}}
+    source = ServiceSource(hierarchy, 16 << 30, path, rules=rules, runtimes=Runtimes({"podman": str(sock)}))
+    try:
+
+        def settled() -> bool:
+            source.poll()
+            return any(p.pod.name == "web.service" and not p.pod.taken_critical for p in source.pods.values())
+
+        live.until(settled, "the container's own program")
+        assert source.problems == ()
+        (pod,) = (one.pod for one in source.pods.values() if one.pod.namespace == "system")
+    finally:
+        source.close()
+        call("rm", "-f", "-t", "0", "systemd-web")
+    assert (pod.name, pod.priority) == ("web.service", 5)
+    assert pod_request(pod, "memory").value == 16 * MI
+    assert pod.containers[0].limits["memory"].value == 64 * MI
