@@ -32,6 +32,7 @@ from monitor.pods.units import (
     UNIT,
     Place,
     classify,
+    managed_by,
     payload,
     podman_container,
     unescaped,
@@ -46,7 +47,8 @@ _FILES |= {"memory.limit_in_bytes", "memory.soft_limit_in_bytes"}
 _UNIT_FILES = IN_MODIFY | IN_DELETE_SELF | IN_ONLYDIR
 #: Slices within slices that are gone into.
 _MAX_DEPTH = 12
-#: Pods of one user's manager: users make as many scopes as they like, and may not fill the table of watched cgroups.
+#: Services, scopes and slices of one user's manager: users make as many as they like, and may neither fill the tables
+#: of watched cgroups nor make every look at them longer.
 _MOST_OF_USER = 200
 #: The least time between two scans: whoever makes cgroups in a loop costs a tenth of one CPU.
 _PAUSE_S = 0.1
@@ -161,28 +163,33 @@ class ServiceSource(PodSource):
     def _places(self, scan: Scan) -> Iterator[tuple[Path, Place]]:
         """Every cgroup that is a pod, in the order of their paths: the machine's units before a user's of that name."""
         of_user: dict[int, int] = {}
-        pending: list[tuple[Path, tuple[str, ...]]] = [(self.node, ())]
+        pending: list[tuple[Path, tuple[str, ...], int | None]] = [(self.node, (), None)]
         while pending:
-            parent, parts = pending.pop(0)
+            parent, parts, user = pending.pop(0)
             scan.watch[parent] = CHILDREN
-            for path in children(parent):
+            for path in children(parent, None if user is None else _MOST_OF_USER - of_user[user] + 1):
+                if user is not None:
+                    of_user[user] += 1
+                    if of_user[user] > _MOST_OF_USER:
+                        break
                 below = (*parts, path.name)
                 found = classify(below)
                 if isinstance(found, Place):
-                    if found.user is not None:
-                        of_user[found.user] = of_user.get(found.user, 0) + 1
-                        if of_user[found.user] > _MOST_OF_USER:
-                            continue
                     yield path, found
                 elif found == DESCEND and len(below) < _MAX_DEPTH:
-                    pending.append((path, below))
+                    whose = managed_by(below) if user is None else user
+                    if whose is not None:
+                        of_user.setdefault(whose, 0)
+                    pending.append((path, below, whose))
                 elif found == SKIP and is_kubepods(path.name):
                     scan.problems.append(
                         f"{path} holds the pods of a kubelet, which are not watched: start outrace again, --pods auto"
                     )
         for user, number in of_user.items():
             if number > _MOST_OF_USER:
-                scan.problems.append(f"user {user} has {number} services and scopes: {_MOST_OF_USER} are watched")
+                scan.problems.append(
+                    f"user {user} has more than {_MOST_OF_USER} services, scopes and slices: the others are not watched"
+                )
 
     # ---- what is known of one
 

@@ -127,6 +127,14 @@ def payload(name: str) -> str:
     return found[1] if found else ""
 
 
+def managed_by(parts: Sequence[str]) -> int | None:
+    """The user whose service manager this cgroup is (below it he makes what he likes); None if it is none. Its parents
+    were all DESCEND.
+    """
+    found = _MANAGER.fullmatch(unit_name(parts[-1])) if unit_name(parts[0]) == "user.slice" else None
+    return int(found[1]) if found else None
+
+
 def unit_name(part: str) -> str:
     """The unit of a directory: systemd writes ``_`` before a name that the kernel's own files might have."""
     return part[1:] if part.startswith("_") and len(part) > 1 else part

@@ -172,17 +172,51 @@ def test_who_holds_outrace_is_never_evicted(tree: tuple[Hierarchy, Path], start:
 def test_two_of_one_name_and_too_many_of_one_user(
     tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "_MOST_OF_USER", 2)
+    monkeypatch.setattr(services, "_MOST_OF_USER", 3)  # the slice is one
     start("user.slice/user-1000.slice/session-3.scope")
     for name in ("session-3.scope", "t.scope", "u.scope"):
         start(f"{MANAGER}/app.slice/{name}")
     with source(tree) as found:
         found.poll()
         known = pods(found)
-        assert found.problems == ("user 1000 has 3 services and scopes: 2 are watched",)
+        assert found.problems == ("user 1000 has more than 3 services, scopes and slices: the others are not watched",)
     assert known["user-1000/session-3.scope"].taken_critical
     assert known["user-1000/session-3.scope~2"].taken_critical == ""
     assert len(known) == 3
+
+
+@pytest.mark.parametrize("shape", ["side by side", "one in the other"])
+def test_a_users_slices_are_neither_walked_nor_watched_without_end(
+    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """10,000 of them were 10,000 watches, and half a second for every look at the machine."""
+    monkeypatch.setattr(services, "_MOST_OF_USER", 20)
+    start("system.slice/a.service")
+    start("user.slice/user-1001.slice/user@1001.service/app.slice/other.service")
+    for number in range(300):
+        cgroupfs.make(
+            tree[1]
+            / MANAGER
+            / (f"s{number}.slice" if shape == "side by side" else f"{number % 15}.slice/{number}.slice")
+        )
+    looked: list[tuple[str, ...]] = []
+    real = services.classify
+
+    def classify(parts: tuple[str, ...]) -> object:
+        looked.append(parts)
+        return real(parts)
+
+    monkeypatch.setattr(services, "classify", classify)
+    with source(tree) as found:
+        found.poll()
+        assert found.problems == ("user 1000 has more than 20 services, scopes and slices: the others are not watched",)
+        assert set(pods(found)) == {"system/a.service", "user-1001/other.service"}
+        assert found._watcher is not None
+        assert len([path for path in found._watcher._watches if "user@1000" in str(path)]) == 21  # with the manager
+        looked.clear()
+        found._next_scan = 0.0
+        found.poll()
+        assert len(looked) < 40
 
 
 def test_a_kubelet_that_came_later_is_reported(tree: tuple[Hierarchy, Path], start: Start) -> None:
