@@ -27,7 +27,7 @@ def by_place(root: Path, path: Path, place: Place) -> str:
     """Why a pod is never evicted unless `services:` says so; "" if its place does not protect it."""
     if place.kind == MONITOR:
         return "it watches a container of a runtime"
-    if place.name == "init.scope":
+    if place.parts[-1] == "init.scope" and (place.user is None or _MANAGER.fullmatch(place.parts[-2])):
         return "the service manager itself"
     if place.in_session_slice:
         return "in session.slice: a desktop session cannot be without it"

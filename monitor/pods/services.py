@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.wire import printable
 from monitor.pods import protected
@@ -26,6 +26,7 @@ from monitor.pods.runtimes import Runtimes, common_labels
 from monitor.pods.units import (
     CONTAINER,
     DESCEND,
+    MAX_DEPTH,
     PODMAN,
     PODMAN_POD,
     SKIP,
@@ -36,6 +37,7 @@ from monitor.pods.units import (
     payload,
     podman_container,
     unescaped,
+    whole,
 )
 from monitor.policy.pods import stable_uid
 from monitor.policy.services import Facts, service_pod
@@ -45,8 +47,6 @@ from monitor.policy.services import Facts, service_pod
 _FILES = {"cgroup.procs", "cgroup.events", "memory.min", "memory.low", "memory.max"}
 _FILES |= {"memory.limit_in_bytes", "memory.soft_limit_in_bytes"}
 _UNIT_FILES = IN_MODIFY | IN_DELETE_SELF | IN_ONLYDIR
-#: Slices within slices that are gone into.
-_MAX_DEPTH = 12
 #: Services, scopes and slices of one user's manager: users make as many as they like, and may neither fill the tables
 #: of watched cgroups nor make every look at them longer.
 _MOST_OF_USER = 200
@@ -176,7 +176,10 @@ class ServiceSource(PodSource):
                 found = classify(below)
                 if isinstance(found, Place):
                     yield path, found
-                elif found == DESCEND and len(below) < _MAX_DEPTH:
+                elif found == DESCEND and len(below) < MAX_DEPTH:
+                    if user is not None and cgroup_procs.pids_in(os.fspath(path)):
+                        yield path, whole(below, user)
+                        continue
                     whose = managed_by(below) if user is None else user
                     if whose is not None:
                         of_user.setdefault(whose, 0)

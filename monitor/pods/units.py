@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from monitor.pods.cgroup_tree import is_kubepods
 
+#: Slices within slices that are gone into; of a user's the last is one pod, with all that is in it.
+MAX_DEPTH = 12
 #: Of a directory: its children are looked at / neither it nor what is below it is a pod.
 DESCEND, SKIP = "descend", "skip"
 UNIT, CONTAINER, PODMAN_POD, MONITOR, PLAIN = "unit", "container", "podman pod", "monitor", "plain"
@@ -58,7 +60,10 @@ class Place:
 
 
 def classify(parts: Sequence[str]) -> Place | str:
-    """What the cgroup of this path below the node is: a `Place`, DESCEND or SKIP. Its parents were all DESCEND."""
+    """What the cgroup of this path below the node is: a `Place`, DESCEND or SKIP. Its parents were all DESCEND.
+
+    Nothing of a user's is passed over by its name, or because it lies deep: that would hide whatever he puts there.
+    """
     user: int | None = None
     slices: list[str] = []
     runtime = ""
@@ -66,7 +71,7 @@ def classify(parts: Sequence[str]) -> Place | str:
         last = depth == len(parts) - 1
         name = unit_name(part)
         manager = _MANAGER.fullmatch(name)
-        if is_kubepods(part):
+        if user is None and is_kubepods(part):
             return SKIP
         if manager and user is None and slices[:1] == ["user.slice"]:
             user, slices = int(manager[1]), [*slices, "user manager"]
@@ -76,7 +81,7 @@ def classify(parts: Sequence[str]) -> Place | str:
             slices = [part]
             continue
         pod = user is None and _POD_SLICE.fullmatch(name)
-        if name.endswith(".slice") and not pod:
+        if name.endswith(".slice") and not pod and not (user is not None and depth >= MAX_DEPTH - 1):
             slices.append(name)
             continue
         return _place(tuple(parts), name, slices, user, runtime) if last else SKIP
@@ -95,8 +100,8 @@ def _place(parts: tuple[str, ...], name: str, slices: Sequence[str], user: int |
         pod = _POD_DIRECTORY.fullmatch(name) if runtime == "libpod_parent" else _POD_SLICE.fullmatch(name)
         if pod:
             return Place(PODMAN_POD, PODMAN, pod[1][:12], parts, pod[1], PODMAN)
-    if name.endswith(_IDLE):
-        return SKIP
+        if name.endswith(_IDLE):
+            return SKIP
     if name == "init.scope" and not slices:
         return Place(UNIT, "system", name, parts)
     kind = UNIT if name.endswith((".service", ".scope")) else PLAIN
@@ -125,6 +130,11 @@ def payload(name: str) -> str:
     """The id of a container of podman in a unit of its own, by its directory there; "" if it is none."""
     found = _PAYLOAD.fullmatch(name)
     return found[1] if found else ""
+
+
+def whole(parts: tuple[str, ...], user: int) -> Place:
+    """A slice of a user's as one pod, with all that is in it: where he has put a process into the slice itself."""
+    return Place(PLAIN, f"user-{user}", unit_name(parts[-1]), parts, user=user)
 
 
 def managed_by(parts: Sequence[str]) -> int | None:

@@ -219,6 +219,24 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
         assert len(looked) < 40
 
 
+@pytest.mark.parametrize(
+    "hog",
+    [
+        *("kubepods", "kubepods.slice/hog.service", "app.slice/app-kubepods.slice/hog.service", "app.slice/hog.socket"),
+        *("hog.mount", "app.slice/init.scope", "_init.scope", "app.slice/hog.slice", 10 * "a.slice/" + "hog.service"),
+    ],
+)
+def test_a_user_hides_no_cgroup_by_a_name_that_is_passed_over(
+    tree: tuple[Hierarchy, Path], start: Start, hog: str
+) -> None:
+    """Nor in the depth: others would go for what it takes."""
+    start(f"{MANAGER}/{hog}")
+    with source(tree) as found:
+        assert found.poll().problems == []
+        (pod,) = pods(found).values()
+    assert (pod.namespace, pod.taken_critical) == ("user-1000", "")
+
+
 def test_a_kubelet_that_came_later_is_reported(tree: tuple[Hierarchy, Path], start: Start) -> None:
     start(f"kubepods/burstable/pod5c2b2da2-119f-4fa8-8801-c79f0fa869aa/{ID}")
     with source(tree) as found:

@@ -4,7 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.pods.units import CONTAINER, DESCEND, MONITOR, PLAIN, PODMAN_POD, SKIP, UNIT, Place, classify, unescaped
+from monitor.pods.units import (
+    CONTAINER,
+    DESCEND,
+    MAX_DEPTH,
+    MONITOR,
+    PLAIN,
+    PODMAN_POD,
+    SKIP,
+    UNIT,
+    Place,
+    classify,
+    unescaped,
+)
 
 ID = "46b4aeed" * 8
 MANAGER = "user.slice/user-1000.slice/user@1000.service"
@@ -62,6 +74,30 @@ def test_a_user_cannot_be_a_container_or_a_session_of_the_machine() -> None:
         found = classify([*MANAGER.split("/"), *name.split("/")])
         assert isinstance(found, Place)
         assert (found.kind, found.namespace, found.user, found.ident) == (UNIT, "user-1000", 1000, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("kubepods", PLAIN), ("hog.socket", PLAIN), ("hog.mount", PLAIN), ("a.swap", PLAIN), ("x.slice/hog.timer", PLAIN)]
+    + [(f"{slice_}/hog.service", UNIT) for slice_ in ("kubepods.slice", "app-kubepods.slice", "_kubepods.slice")],
+)
+def test_a_user_hides_nothing_by_its_name(name: str, kind: str) -> None:
+    parts = [*MANAGER.split("/"), *name.split("/")]
+    for end in range(4, len(parts)):
+        assert classify(parts[:end]) == DESCEND
+    found = classify(parts)
+    assert isinstance(found, Place)
+    assert (found.kind, found.name, found.user) == (kind, parts[-1], 1000)
+
+
+def test_nor_by_its_depth() -> None:
+    """What is not gone into any more is one pod."""
+    parts = MANAGER.split("/") + [f"{'a-' * depth}a.slice" for depth in range(9)]
+    assert len(parts) == MAX_DEPTH
+    assert classify(parts[:-1]) == DESCEND
+    found = classify(parts)
+    assert isinstance(found, Place)
+    assert (found.kind, found.namespace, found.name) == (PLAIN, "user-1000", parts[-1])
 
 
 _part = st.one_of(
