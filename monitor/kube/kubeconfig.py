@@ -99,15 +99,15 @@ def find(
     if kubeconfig:
         return load((Path(kubeconfig),), context, stop)
     paths = default_paths(env)
-    inside = env.get("KUBERNETES_SERVICE_HOST") and (service_account / "token").exists() and not context
-    if not env.get("KUBECONFIG") and (inside or not paths[0].exists()):
+    inside = env.get("KUBERNETES_SERVICE_HOST") and not _is_missing(service_account / "token") and not context
+    if not env.get("KUBECONFIG") and (inside or _is_missing(paths[0])):
         return in_cluster(env, service_account)
     return load(paths, context, stop)
 
 
 def load(paths: tuple[Path, ...], context: str = "", stop: threading.Event | None = None) -> ClusterConfig:
     """The cluster of ``context``, else of `current-context`; ``stop`` ends its exec plugin. Raises ConfigError."""
-    files = [(path, _read(path)) for path in paths if len(paths) == 1 or path.exists()]
+    files = [(path, _read(path)) for path in paths if len(paths) == 1 or not _is_missing(path)]
     names = ", ".join(str(path) for path in paths)
     if not files:
         raise ConfigError(f"kubeconfig: none of {names} exists", "name a file that does")
@@ -191,6 +191,19 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object) -> ExecSpec:
         cluster=info if entry.flag("provideClusterInfo") else None,
         hint=entry.text("installHint"),
     )
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether it may be passed over, as kubectl does. What only cannot be looked at may be there: the one who reads it
+    says why it cannot, and `Path.exists` would raise.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _read(path: Path) -> dict[str, Any]:

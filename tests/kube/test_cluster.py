@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -265,3 +267,30 @@ def test_no_file_at_all(tmp_path: Path) -> None:
         load((tmp_path / "none",))
     with pytest.raises(ConfigError, match=r"none of .* exists"):
         load((tmp_path / "a", tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        pytest.param({"HOME": "{closed}"}, "{closed}/.kube/config", id="home"),
+        pytest.param({"KUBECONFIG": "{closed}/a:{open}"}, "{closed}/a", id="first"),
+        pytest.param({"KUBECONFIG": "{open}:{closed}/a"}, "{closed}/a", id="second"),
+        pytest.param(ENV, "{closed}/token", id="pod"),
+    ],
+)
+def test_what_may_not_be_looked_at_is_named_and_not_passed_over(good: Config, env: dict[str, str], named: str) -> None:
+    """As by kubectl: "permission denied". It was a traceback."""
+    with TemporaryDirectory() as where:  # not tmp_path, which nobody else may enter
+        os.chmod(where, 0o755)
+        places = {"closed": f"{where}/closed", "open": f"{where}/config"}
+        Path(places["closed"]).mkdir(mode=0)
+        Path(places["open"]).write_text(yaml.safe_dump(good))
+        made = {key: value.format(**places) for key, value in env.items()}
+        was = os.geteuid()
+        if was == 0:
+            os.seteuid(65534)  # root may look anywhere
+        try:
+            with pytest.raises(ConfigError, match=re.escape(f"{named.format(**places)}: Permission denied")):
+                find(env=made, service_account=Path(places["closed"]))
+        finally:
+            os.seteuid(was)
