@@ -34,7 +34,7 @@ LIST_TIMEOUT_S = 60.0
 PAGE_SIZE = 500
 #: A watch that is silent for so long is begun again; the API server sends a bookmark about once a minute.
 SILENCE_S = 90.0
-#: How long the server should keep a watch open. client-go asks for 5 to 10 minutes, by chance.
+#: How long the server should keep a watch open, as client-go at least.
 WATCH_S = 300.0
 
 
