@@ -126,7 +126,7 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     from monitor.pods.source import settle
 
     choice, access = settle(config)
-    if access is not None and (config.asks_api or config.taints_node):
+    if access is not None and config.needs_api:
         access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
     found = access.settled() if access is not None else {}
     if config.hold and not config.asks_api and access is not None and access.kubelet.is_there:

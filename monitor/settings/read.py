@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from monitor.pods.choice import Choice
 
 _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
+#: Field, option, the value that needs an API server, the one that does not.
+_OF_A_CLUSTER = (("evict_by", "--evict-by", "api", "kill"), ("node_taints", "--node-taints", "own", "none"))
 
 
 class Resolved(NamedTuple):
@@ -191,28 +193,23 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
     pods are known only in part, and requests are recovered from what the kernel has of them. On a node of a cluster
     that cannot be asked yet it is another error: trying again will help. MonitorError too where the line is a guess: a
     node whose kubelet evicts below 10Mi would lose pods at the default, 100Mi. Also where an API server is needed and
-    there is none.
+    there is none, in every mode.
     """
     if config.enforce and config.hard_guessed:
         raise MonitorError(
             f"the thresholds of this node's kubelet cannot be read: {config.kubelet_unread}",
             "give --kubelet-config FILE or --eviction-hard, or the right to get nodes/configz",
         )
-    if config.asks_api and check_spec(config.pods)[0] not in (AUTO, *CLUSTER):
-        raise ConfigError(
-            f"{config.origins.get('evict_by', '--evict-by')} api: the pods of --pods {config.pods} are none of a "
-            "cluster's API server",
-            "give --pods apiserver or kubelet, or --evict-by kill",
-        )
-    if config.taints_node and check_spec(config.pods)[0] not in (AUTO, *CLUSTER):
-        raise ConfigError(
-            f"{config.origins.get('node_taints', '--node-taints')} own: the pods of --pods {config.pods} are none of "
-            "a cluster's API server",
-            "give --pods apiserver or kubelet, or --node-taints none",
-        )
+    error = MonitorError if choice is not None and choice.kubelet else ConfigError
+    why = f" ({'; '.join((choice.why, *choice.tried))})" if choice is not None and choice.tried else ""
+    for field, option, value, without in _OF_A_CLUSTER:
+        if getattr(config, field) == value and check_spec(config.pods)[0] not in (AUTO, *CLUSTER):
+            raise error(
+                f"{config.origins.get(field, option)} {value}: the pods of --pods {config.pods} are none of a "
+                f"cluster's API server{why}",
+                f"give --pods apiserver or kubelet, or {option} {without}",
+            )
     if config.enforce and config.pods == CGROUPS and not config.enforce_unknown_specs:
-        why = f" ({'; '.join((choice.why, *choice.tried))})" if choice is not None and choice.tried else ""
-        error = MonitorError if choice is not None and choice.kubelet else ConfigError
         raise error(
             f"{config.origins.get('enforce', '--enforce')}: with --pods cgroups no pod's spec is known{why}: "
             "priorities are unknown, requests guessed, and the wrong pod could be evicted",

@@ -15,6 +15,7 @@ from monitor.cli.main import main
 from monitor.cli.options import resolve
 from monitor.cli.run import lock
 from monitor.errors import MonitorError
+from monitor.pods.kubelet_process import find_kubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
 from tests.commands import run as run_command
@@ -29,6 +30,9 @@ def run(*arguments: str, root: Path = ROOT, user: int | None = None) -> subproce
     who = {"user": user, "group": user, "extra_groups": None if user is None else []}
     return run_command(sys.executable, "-c", CODE, "run", *arguments, env=env, cwd="/", **who)
 
+
+#: What is not refused would start and run: there is no place for its state.
+NOWHERE = ("--state-dir", "/dev/null/state")
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs root to get this far")
 
@@ -50,6 +54,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs roo
         (("--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--pods", "manifests:/no/such/dir"), "/no/such/dir is not a directory"),
         (("--pods", "manifests:/", "--enforce", "--evict-by", "api"), "give --pods apiserver or kubelet"),
+        ((*NOWHERE, "--pods", "manifests:/", "--evict-by", "api"), "--evict-by api: the pods of --pods manifests:/"),
+        ((*NOWHERE, "--pods", "services", "--evict-by", "api"), "or --evict-by kill"),
         (("--pods", "manifests:/", "--node-taints", "own"), "--node-taints own: the pods of --pods manifests:/"),
         (("--node-taints", "all"), "--node-taints"),
     ],
@@ -145,6 +151,16 @@ def test_a_state_dir_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     os.close(lock(tmp_path / "link"))
     assert (tmp_path / "real" / "lock").read_text() == f"{os.getpid()}\n"
+
+
+@needs_root
+def test_what_the_api_server_would_evict_needs_credentials_of_one_while_observing_too() -> None:
+    """It started, and only the start with --enforce was refused."""
+    if find_kubelet().kubeconfig is not None:
+        pytest.skip("the kubelet of this machine has credentials")
+    given = (*NOWHERE, "--pods", "kubelet:http://127.0.0.1:9")
+    refused(run(*given, "--evict-by", "api"), 2, "no credentials for an API server", "give --kubeconfig FILE")
+    refused(run(*given), 1, "/dev/null/state")
 
 
 def test_nobody_is_evicted_on_guesses(tmp_path: Path) -> None:

@@ -234,9 +234,12 @@ def test_in_a_pod_the_name_of_the_node_has_to_be_given(monkeypatch: pytest.Monke
     assert Access().node
 
 
-def test_enforce_on_a_node_that_cannot_be_asked_yet_is_tried_again() -> None:
+@pytest.mark.parametrize(
+    "options", [{"enforce": True}, {"evict_by": "api"}, {"enforce": True, "evict_by": "api"}, {"node_taints": "own"}]
+)
+def test_on_a_node_that_cannot_be_asked_yet_what_needs_its_pods_is_tried_again(options: dict[str, Any]) -> None:
     """systemd starts it again after exit code 1, and not after 2 (`RestartPreventExitStatus`)."""
-    config = RunConfig(pods="cgroups", enforce=True)
+    config = RunConfig(pods="cgroups", **options)
     with pytest.raises(ConfigError) as refused:
         check_enforced(config, Choice("cgroups", "no kubelet here"))
     assert refused.value.exit_code == 2
