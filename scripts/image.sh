@@ -1,11 +1,12 @@
 #!/bin/bash
 # Build the image of deploy/image/Dockerfile with whichever of docker, podman and buildah works here, and run `outrace doctor` in it.
 # BASE=debian:12-slim  image to begin with; BASE=mmdebstrap makes Debian 12 out of packages, where no registry of images can be reached.
-# IMAGE=outrace:latest its name.
+# IMAGE=outrace:VERSION its name, where VERSION is the release: as the chart and deploy/kubernetes/base have it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 BASE=${BASE:-debian:12-slim}
-IMAGE=${IMAGE:-outrace:latest}
+VERSION=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' monitor/__init__.py)
+IMAGE=${IMAGE:-outrace:$VERSION}
 FILE=deploy/image/Dockerfile
 
 say() { echo "image: $*" >&2; }

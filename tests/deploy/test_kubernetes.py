@@ -15,9 +15,13 @@ import jsonschema
 import pytest
 import yaml
 
+from monitor import __version__
+from tests.commands import run
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 BASE, ENFORCE = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/overlays/enforce"
 CHART = DEPLOY / "helm/outrace"
+IMAGE_SH = DEPLOY.parent / "scripts/image.sh"
 #: From api/openapi-spec/v3 of Kubernetes 1.36 (Apache-2.0), without descriptions; what is not in it is refused.
 SCHEMAS = json.loads(gzip.decompress((Path(__file__).parents[1] / "data/kubernetes-1.36-schemas.json.gz").read_bytes()))
 KINDS = {
@@ -31,8 +35,13 @@ OPERATOR = "monitoring.coreos.com/v1"
 
 
 def base() -> list[dict[str, Any]]:
-    resources = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    return [found for name in resources for found in yaml.safe_load_all((BASE / name).read_text())]
+    """With the image's name and tag as kustomize writes them."""
+    made = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+    objects = [found for name in made["resources"] for found in yaml.safe_load_all((BASE / name).read_text())]
+    container, (image,) = daemon(objects)[1], made["images"]
+    assert container["image"] == image["name"]
+    container["image"] = f"{image.get('newName', image['name'])}:{image['newTag']}"
+    return objects
 
 
 def chart(*options: str, release: str = "outrace") -> list[dict[str, Any]]:
@@ -122,18 +131,33 @@ def test_a_misspelt_key_is_noticed() -> None:
 
 
 def test_the_chart_is_the_base() -> None:
-    """Object for object, but for the namespace, which kustomize sets, and the tag of the image."""
+    """Object for object, but for the namespace, which kustomize sets."""
     made, written = by_name(chart()), by_name(base())
     del written["Namespace", "outrace"]  # helm --create-namespace
     assert made.keys() == written.keys()
     for key, obj in made.items():
         obj["metadata"].pop("namespace", None)
-        if key[0] == "DaemonSet":
-            container = daemon([obj])[1]
-            assert container.pop("imagePullPolicy") == "IfNotPresent"
-            assert container.pop("image") == "outrace:latest"
-            daemon([written[key]])[1].pop("image")
         assert obj == written[key], key
+
+
+@EVERY
+def test_an_image_that_was_imported_on_the_node_runs(objects: Any) -> None:
+    """The name that `make image` gives, and no registry is asked where it is there already: with the tag `latest` and
+    no policy a kubelet always asks one.
+    """
+    lines = [line for line in IMAGE_SH.read_text().splitlines() if re.match("(VERSION|IMAGE)=", line)]
+    script = "\n".join(("set -eu; unset IMAGE", *lines, 'echo "$IMAGE"'))
+    made = run("bash", "-c", script, cwd=DEPLOY.parent, check=True).stdout.strip()
+    assert made == f"outrace:{__version__}"
+    pods = [o["spec"]["template"]["spec"] for o in objects() if o["kind"] in ("DaemonSet", "Deployment")]
+    images = {(c["image"], c.get("imagePullPolicy")) for pod in pods for c in pod["containers"]}
+    assert images == {(made, "IfNotPresent")}
+
+
+def test_the_image_of_a_registry_is_named_in_one_place() -> None:
+    made = chart("--set", EVERYTHING, "--set", "image.repository=reg.example/outrace", "--set", "image.tag=7")
+    pods = [o["spec"]["template"]["spec"] for o in made if o["kind"] in ("DaemonSet", "Deployment")]
+    assert [c["image"] for pod in pods for c in pod["containers"]] == ["reg.example/outrace:7"] * 2
 
 
 def test_the_chart_enforces_as_the_overlay_does() -> None:
