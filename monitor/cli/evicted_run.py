@@ -24,6 +24,7 @@ from monitor.errors import ConfigError
 from monitor.evicted.controller import Controller
 from monitor.evicted.election import LeaderElector, Timing
 from monitor.evicted.lease import LeaseLock
+from monitor.evicted.selection import Criteria
 from monitor.evicted.sweep import Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
@@ -43,6 +44,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
     "--listen", default="", metavar="HOST:PORT", help="Where /metrics, /healthz and /readyz are served. [nowhere]"
 )
 @selection_options
+@click.option("--all", "everything", is_flag=True, help="Instead of a criterion: delete every evicted pod, at once.")
 @rate_option
 @retry_option
 @cluster_options
@@ -72,11 +74,13 @@ def run(
     retry_s: float,
     kubeconfig: str,
     context: str,
+    everything: bool,
     **options: Any,
 ) -> None:
     """Delete evicted pods continuously, now and every --interval, while this process holds the lease.
 
-    Which ones: as for `outrace evicted delete`. SIGTERM ends it and releases the lease.
+    Which ones: as for `outrace evicted delete`, but at least one criterion or --all has to be given: there is no dry
+    run. SIGTERM ends it and releases the lease.
     """
     namespace, slash, name = lease.partition("/")
     if not (namespace and slash and name) or "/" in name:
@@ -86,6 +90,13 @@ def run(
     if interval_s < 1:
         raise ConfigError("--interval: must be at least 1s")
     criteria = criteria_of(options)
+    if not everything and criteria == Criteria():
+        raise ConfigError(
+            "no criterion is given: every evicted pod of the cluster would be deleted, at once",
+            "give one, such as --older-than 24h, or --all",
+        )
+    if everything and criteria != Criteria():
+        raise ConfigError("--all: stands beside a criterion, which would keep some", "give one of them")
     config = find(kubeconfig, context)
     log, stop, identity = Log(), threading.Event(), f"{socket.gethostname()}_{uuid.uuid4()}"
     # The lease's own client goes on when all else is asked to stop: the lease is released last. Half of the deadline,

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from monitor import __version__
+from monitor.cli.main import main
 from tests.commands import run
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -260,6 +261,19 @@ def test_the_controller_may_touch_no_other_lease() -> None:
     (role,) = [o for o in chart("--set", EVERYTHING) if o["kind"] == "Role"]
     named = [rule for rule in role["rules"] if rule["verbs"] != ["create"]]
     assert [(rule["verbs"], rule["resourceNames"]) for rule in named] == [(["get", "update"], ["outrace-evicted"])]
+
+
+def test_the_controller_keeps_what_was_evicted_today_and_its_command_takes_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With no criterion all evicted pods of the cluster went at once."""
+    (pod,) = [o["spec"]["template"]["spec"] for o in chart("--set", EVERYTHING) if o["kind"] == "Deployment"]
+    args = pod["containers"][0]["args"]
+    assert args[4:] == ["--older-than=24h"]
+    assert main([*args, "--kubeconfig", "/no/such/file"]) == 2
+    assert "/no/such/file: No such file" in capsys.readouterr().err
+    assert main([*args[:4], "--kubeconfig", "/no/such/file"]) == 2
+    assert "no criterion is given" in capsys.readouterr().err
 
 
 def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:

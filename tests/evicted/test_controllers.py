@@ -98,7 +98,7 @@ def test_10000_pods_2000_to_go_two_controllers_one_killed_half_way(api: FakeApiS
 
 def test_asked_to_end_it_gives_the_lease_to_the_other_one(api: FakeApiServer, start: Start) -> None:
     put(api, *(evicted(f"a{number:03}") for number in range(300)))
-    options = ("--interval", "1s", "--rate", "50")
+    options = ("--all", "--interval", "1s", "--rate", "50")
     leader, other = leader_of(api, start("one", *options), start("two", *options))
     until(lambda: deletes_of(api, leader) >= 20)
     assert leader.terminate() == 0
@@ -112,7 +112,7 @@ def test_asked_to_end_it_gives_the_lease_to_the_other_one(api: FakeApiServer, st
 
 def test_a_leader_that_was_stopped_and_wakes_up_does_not_go_on(api: FakeApiServer, start: Start) -> None:
     put(api, *(evicted(f"a{number:03}") for number in range(900)))
-    options = ("--interval", "1s", "--rate", "50")
+    options = ("--all", "--interval", "1s", "--rate", "50")
     leader, other = leader_of(api, start("one", *options), start("two", *options))
     until(lambda: deletes_of(api, leader) >= 10)
     leader.process.send_signal(signal.SIGSTOP)
@@ -128,7 +128,7 @@ def test_a_leader_that_was_stopped_and_wakes_up_does_not_go_on(api: FakeApiServe
 
 def test_away_for_long_the_server_finds_it_at_work_again(api: FakeApiServer, start: Start) -> None:
     put(api, *(evicted(f"a{number:03}") for number in range(40)))
-    one = start("one", "--interval", "1s", "--rate", "20", "--retry", "1s")
+    one = start("one", "--all", "--interval", "1s", "--rate", "20", "--retry", "1s")
     until(lambda: deletes_of(api, one) >= 5)
     api.refuse()
     one.found("(lost the lease outrace/evicted)")
@@ -141,12 +141,20 @@ def test_away_for_long_the_server_finds_it_at_work_again(api: FakeApiServer, sta
 def test_without_rights_it_logs_that_and_waits(api: FakeApiServer, start: Start) -> None:
     put(api, evicted("a"))
     api.forbidden = {("delete", "pods")}
-    one = start("one", "--interval", "1s")
+    one = start("one", "--all", "--interval", "1s")
     rule = one.found(r"add to the Role or ClusterRole: (.*)")
     assert "delete" in rule
     api.forbidden = set()
     one.until(lambda: names(api) == set())
     assert one.terminate() == 0
+
+
+#: At an address that is none, so that what is not refused ends too.
+UNSERVED = ("--lease", "a/b", "--listen", "nowhere")
+CRITERIA = (
+    *(("-n", "x"), ("-l", "a=b"), ("--node", "x"), ("--owner-kind", "Job"), ("--older-than", "24h")),
+    *(("--keep", "9"), ("--keep-per-namespace", "9"), ("--keep-per-owner", "9")),
+)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +163,10 @@ def test_without_rights_it_logs_that_and_waits(api: FakeApiServer, start: Start)
         (("--lease", "evicted"), "--lease: 'evicted' is not NAMESPACE/NAME"),
         (("--lease", "a/b/c"), "--lease: 'a/b/c' is not NAMESPACE/NAME"),
         (("--lease", "a/b", "--interval", "0s"), "--interval: must be at least 1s"),
-        (("--lease", "a/b", "--listen", "nowhere"), "--listen: "),
+        ((*UNSERVED, "--all"), "--listen: "),
+        ((*UNSERVED, "--rate", "5"), "every evicted pod of the cluster would be deleted, at once; give one, such as"),
+        ((*UNSERVED, "--all", "--older-than", "24h"), "--all: stands beside a criterion"),
+        *(((*UNSERVED, *one), "--listen: ") for one in CRITERIA),
         (
             ("--lease", "a/b", "--leader-elect-lease-duration", "5s"),
             "must be greater than --leader-elect-renew-deadline",

@@ -166,6 +166,6 @@ def test_no_pod_writes_to_the_terminal() -> None:
 def test_the_controller_leaves_signals_as_they_were(kubeconfig: Path) -> None:
     """It blocks them to wait for them: what this process started later could not be ended."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    options = ("--lease", "outrace/evicted", "--kubeconfig", str(kubeconfig), "--listen", "nowhere")
+    options = ("--lease", "outrace/evicted", "--kubeconfig", str(kubeconfig), "--all", "--listen", "nowhere")
     assert main(["evicted", "run", *options]) == 2
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
