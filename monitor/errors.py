@@ -42,6 +42,10 @@ class MonitorError(Exception):
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
+class InUseError(MonitorError):
+    """Another process has what only one can have. When it lets go, trying again will help."""
+
+
 class ConfigError(MonitorError):
     """The user's input is wrong: names the file or option, the key, and the remedy."""
 

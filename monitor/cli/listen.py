@@ -6,7 +6,7 @@ import contextlib
 import errno
 import socket
 
-from monitor.errors import MonitorError
+from monitor.errors import InUseError, MonitorError
 
 #: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
 #: has its turn (a probe would try again after a second).
@@ -30,7 +30,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         who = _listener(port) if error.errno == errno.EADDRINUSE else "what has it"
-        raise MonitorError(
+        raised = InUseError if error.errno == errno.EADDRINUSE else MonitorError
+        raise raised(
             f"--listen {host}:{port}: {error.strerror}", f"stop {who}, or name another with --listen HOST:PORT"
         ) from None
     return listener

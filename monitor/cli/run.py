@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from monitor.actions.hold_journal import undo_holds
+from monitor.cli.in_turn import in_turn
 from monitor.cli.listen import bind
 from monitor.cli.options import configuration_options, resolve, with_disks
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hot.ladder import announcement
 from monitor.hot.supervise import Side
 from monitor.kernel.namespaces import join_machine_cgroups
@@ -82,9 +83,10 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     config = dataclasses.replace(
         config, nodefs=str(disks.nodefs), imagefs=str(disks.imagefs), containerfs=str(disks.containerfs)
     )
-    lock_fd = lock(Path(config.state_dir))
+    log = Log(config.log_format)
+    lock_fd = in_turn(lambda: lock(Path(config.state_dir)), log)
     locks.append(lock_fd)
-    listener = bind(config.listen_host, config.listen_port)
+    listener = in_turn(lambda: bind(config.listen_host, config.listen_port), log)
     from monitor.hot import ladder
     from monitor.kernel import instances, loader
 
@@ -95,7 +97,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     config = dataclasses.replace(config, lock_fd=lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port)
     _announce(config, choice, loaded, strays)
     if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
-        undo_holds(Path(config.state_dir), Log(config.log_format))
+        undo_holds(Path(config.state_dir), log)
     # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
     # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()
@@ -160,7 +162,7 @@ def lock(state_dir: Path) -> int:
     except BlockingIOError:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
-        raise MonitorError(
+        raise InUseError(
             f"another outrace (pid {owner}) is running on state directory {state_dir}", f"stop it, or {remedy}"
         ) from None
     except OSError as error:

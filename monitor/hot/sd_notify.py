@@ -34,6 +34,15 @@ class Service:
                 return True
         return False
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a service manager waits to be told."""
+        return self._sock is not None
+
+    def waiting(self, status: str) -> None:
+        """For what the start waits, in `systemctl status`."""
+        self._send(f"STATUS={status}")
+
     def ready(self, status: str) -> None:
         """Decisions can be made now."""
         self._send(f"READY=1\nSTATUS={status}")
