@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--before", metavar="SH", help="run this in the guest before pytest")
     made.add_argument(
-        "--all", action="store_true", help="with those alike on every kernel (`once`, `newest`, `previous`)"
+        "--all", action="store_true", help="with those alike on every kernel (`once`, `newest` and its like)"
     )
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
     made.add_argument("--build-only", action="store_true", help="build the images that are missing and stop")

@@ -13,9 +13,9 @@ from images import FAMILIES, ROOT, Family
 FAULTHANDLER_S = 150
 
 
-#: Marks of tests that are alike on every kernel with cgroup v2, and the guest that runs them. Two, so that the last
-#: guest is not left alone with all of them.
-ONE_GUEST = {"newest": FAMILIES[-1].kernel, "previous": FAMILIES[-2].kernel}
+#: Marks of tests that are alike on every kernel with cgroup v2, and the guest that runs them: shared out, so that no
+#: guest is left alone with many of them in the end.
+ONE_GUEST = dict(zip(("oldest", "previous", "newest"), (family.kernel for family in FAMILIES), strict=True))
 
 
 @dataclass(frozen=True)

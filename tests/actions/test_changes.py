@@ -30,7 +30,7 @@ from tests import live
 from tests.filesystems import Mounts
 
 MIB = 1 << 20
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 FILE = "memory.max" if cgroupfs.detect().version == 2 else "memory.limit_in_bytes"
 
 

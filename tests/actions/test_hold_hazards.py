@@ -20,7 +20,7 @@ from monitor.kernel.file_locks import waits_for
 from tests import live
 from tests.actions.braked import FREEZE_FILE, LIMIT_FILE, MIB, V2, Stand, stand
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
 
 @pytest.fixture

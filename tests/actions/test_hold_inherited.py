@@ -26,7 +26,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 v1 = pytest.mark.skipif(V2, reason="only cgroup v1 has memory.oom_control, and a freezer that SIGKILL waits for")
 
 

@@ -22,7 +22,7 @@ from monitor.kernel import cgroupfs
 from tests import live
 from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, kinds, stand
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
 #: For each number on stdin a child that brakes, moves the cap, loosens and releases, and is killed before so many of
 #: its writes; answers with how it ended.

@@ -21,7 +21,7 @@ from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, Stand, stand
 from tests.actions.test_hold_journal import left_by_a_dead_one, undone
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
 #: Holds a pod, says so, and waits to be killed.
 _HOLDS = """

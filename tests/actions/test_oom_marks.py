@@ -19,7 +19,7 @@ from tests import live
 from tests.daemon.test_scores import capable
 from tests.puppet import Puppet
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
 
 @pytest.fixture

@@ -209,6 +209,7 @@ def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
         assert decided(daemon) == []
 
 
+@pytest.mark.oldest
 def test_beside_a_critical_pod_an_ordinary_one_goes_and_then_nobody(node: LabNode) -> None:
     pod, ordinary = node.add_pod("critical", priority=2_000_000_000), node.add_pod("ordinary")
     with live.daemon(node, "--enforce", *hard(80)) as daemon:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kernel
 #: The rungs without BPF that this kernel has, the best first.
 HERE = ("eventfd", "poll") if cgroupfs.detect().version == 1 else ("psi", "poll")
 #: What is alike on every kernel once there is no alarm to wait for.
-BEST_EVERYWHERE = (HERE[0], pytest.param("poll", marks=pytest.mark.once))
+BEST_EVERYWHERE = (pytest.param(HERE[0], marks=pytest.mark.previous), pytest.param("poll", marks=pytest.mark.once))
 NOT_HERE = "psi" if HERE[0] == "eventfd" else "eventfd"
 HARD = ("--eviction-hard", "memory.available<32Mi")
 

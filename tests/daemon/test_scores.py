@@ -20,6 +20,7 @@ def capable() -> bool:
 
 
 pytestmark = [
+    pytest.mark.oldest,
     pytest.mark.kernel,
     pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: no oom_score_adj can be lowered (a guest has it)"),
 ]

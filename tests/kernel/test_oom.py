@@ -167,6 +167,7 @@ for _ in range(300):
 """
 
 
+@pytest.mark.oldest
 def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
     """Nobody reads while 1200 processes die in 4 pods; then what fits is there, and the rest is counted."""
     with live.Watching(attach=False) as watch, live.cgroup("many") as node:

@@ -23,6 +23,7 @@ def node() -> Iterator[LabNode]:
 
 
 @pytest.mark.kernel
+@pytest.mark.oldest
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_takes_what_it_was_told_and_has_what_it_wrote(node: LabNode, kind: str) -> None:
     child = node.start(node.add_pod("load"), "checked", kind=kind, mib=32, seed=7)
@@ -60,6 +61,7 @@ def test_a_hole_in_what_one_system_call_wrote_is_noticed() -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.oldest
 def test_a_child_that_dies_is_noticed(node: LabNode) -> None:
     pod = node.add_pod("load")
     child = node.start(pod, "checked", kind="fork", mib=16, seed=7)

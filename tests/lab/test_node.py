@@ -18,7 +18,7 @@ from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.node import MIB, LabNode
 from tests import live
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 ROOT = Path(__file__).resolve().parents[2]
 
 

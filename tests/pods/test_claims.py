@@ -18,7 +18,10 @@ from tests.pods.programs import programs as programs
 from tests.pods.programs import running
 from tests.puppet import Puppet
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user"),
+    pytest.mark.oldest,
+]
 GI = 1 << 30
 NOBODY = 65534
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"

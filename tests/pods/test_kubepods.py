@@ -16,7 +16,10 @@ from monitor.pods.source import Change, FoundPod, open_source
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user"),
+    pytest.mark.oldest,
+]
 GI = 1 << 30
 NOBODY = 65534
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"

@@ -13,7 +13,7 @@ import pytest
 
 from tests import live
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.oldest]
 RECORDINGS = sorted((Path(__file__).resolve().parents[1] / "data/replay").glob("*.rec"))
 
 

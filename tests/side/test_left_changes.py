@@ -21,7 +21,7 @@ from monitor.side.left_changes import LeftChanges
 from tests import live
 from tests.actions.braked import HIERARCHY, Stand, stand
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
 #: Stands for the hot process: holds a pod, starts its side, and waits; the side looks when its stdin is closed.
 _HOT = """

@@ -22,7 +22,7 @@ from tests import live
 from tests.daemon.harness import DECISION, STATE
 from tests.puppet import Puppet
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 NAMES = ("a", "b", "critical")
 BRAKED = Braked(1, "outgrown", 1, "memory.available", "node", "hard", 1, 1, 1, 1, 1, 1, 1, "a", "ns/a", ())
 
