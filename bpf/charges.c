@@ -12,16 +12,17 @@
 // The counter is `memory` of a memory cgroup, or another of its counters (memory+swap, swap, kernel memory, TCP), or of the hugetlb controller. Only
 // in the first case is there a css of the memory controller where the mem_cgroup would begin: css.ss is compared with that of a css known to be
 // one, the current task's. A css keeps its ss when its cgroup is removed, so charges to dying cgroups (sockets) count as well.
-static __always_inline int on_counter(u64 counter, u64 charging, u32 freed) {
+static __always_inline int on_counter(u32 own, u64 counter, u64 charging) {
   u64 memcg = counter - OFF_MEMCG_MEMORY, ss = 0, memory_ss = 0;
   READ(memory_ss, task_css(bpf_get_current_task()), OFF_CSS_SS);
   if (READ(ss, memcg, OFF_MEMCG_CSS + OFF_CSS_SS) || !ss || ss != memory_ss) return 0;
-  struct gate *g = gates.lookup(&freed);
+  struct gate *g = gates.lookup(&own);
   if (!g) return 0;
-  if (!freed) count(COUNT_EVALUATED);
-  g->rising = !freed;
+  int rising = own == OWN_CHARGE;
+  if (rising) count(COUNT_EVALUATED);
+  g->rising = rising;
   g->hidden = 0;
-  evaluate(memcg, 1, g, 0, 0, 0, charging);
+  evaluate(own, memcg, 1, g, 0, 0, 0, charging);
   return 0;
 }
 
@@ -32,13 +33,13 @@ static __always_inline int on_counter(u64 counter, u64 charging, u32 freed) {
 int on_charged(void *ctx) {
   u64 counter = 0;
   READ(counter, ctx, 0);
-  return on_counter(counter, 0, 0);
+  return on_counter(OWN_CHARGE, counter, 0);
 }
 
 int on_uncharged(void *ctx) {
   u64 counter = 0;
   READ(counter, ctx, 0);
-  return on_counter(counter, 0, 1);
+  return on_counter(OWN_UNCHARGE, counter, 0);
 }
 #endif
 
@@ -50,13 +51,13 @@ int on_charge(void *ctx) {
   u64 counter = 0, pages = 0;
   READ(counter, ctx, OFF_REGS_ARG0);
   READ(pages, ctx, OFF_REGS_ARG1);
-  return on_counter(counter, pages, 0);
+  return on_counter(OWN_CHARGE, counter, pages);
 }
 
 int on_uncharge(void *ctx) {
   u64 counter = 0, pages = 0;
   READ(counter, ctx, OFF_REGS_ARG0);
   READ(pages, ctx, OFF_REGS_ARG1);
-  return on_counter(counter, -pages, 1);
+  return on_counter(OWN_UNCHARGE, counter, -pages);
 }
 #endif

@@ -10,6 +10,15 @@ BPF_RINGBUF_OUTPUT(steps, 256);  // 1 MiB, about 11,000
 #define STEP_NS 200000ULL
 #define STEP_BURST 256
 
+// One program may run in the midst of another on the same CPU: interrupts are on while pages are mapped, and what interrupts frees slab, or charges
+// a socket, or the very memory for an entry of `leaves`. The kernel skips a program that is interrupted by itself, and no other. So each has a gate and
+// a scratch that nobody else touches.
+enum own {
+  OWN_LRUVEC_STAT, OWN_MEMCG_STAT,             // stats.c
+  OWN_CHARGE = OWN_LRUVEC_STAT, OWN_UNCHARGE,  // charges.c: one of the two is compiled
+  OWN_SWEEP, OWN_MAX
+};
+
 struct gate {
   u64 memcg;
   u64 usage;
@@ -20,7 +29,7 @@ struct gate {
   u64 rising;   // this event adds memory: it may cross a ceiling
   u64 hidden;   // a ceiling seems crossed, but not by this event
 };
-BPF_PERCPU_ARRAY(gates, struct gate, 2);  // the second is for uncharges, which may interrupt a charge (charges.c)
+BPF_PERCPU_ARRAY(gates, struct gate, OWN_SWEEP);  // a sweep compares nothing
 
 // What one memory cgroup contributed to the sums of its ancestors. None: nothing, so whoever has no entry and cannot get one is not counted until
 // it can. Never one that falls out by itself (an LRU hash of 16,384 was): its page cache would be counted once more at its next charge, and the
@@ -191,7 +200,7 @@ struct scratch {
   u64 deepest;        // level of the last of them
   struct { u64 cgroup; u64 index; } found[MAX_NESTED];
 };
-BPF_PERCPU_ARRAY(scratches, struct scratch, 3);  // for charges, and for sweeps and uncharges, which may come in the midst of one
+BPF_PERCPU_ARRAY(scratches, struct scratch, OWN_MAX);
 
 // Count the LRU lists of the cgroup that is charged or swept. A sweep may come by a second time (it goes on somewhere else when the cgroup where it
 // paused is gone) and counts nothing twice; a cgroup that is new while a sweep runs is counted by it, whether it lies ahead or behind.
@@ -270,12 +279,11 @@ static __always_inline void add_other(struct scratch *c, u32 first, u32 shift, u
 }
 #endif
 
-// Bring every watched ancestor of memcg up to date. `pending_` is what this very event is about to add to its LRU lists (the tracepoint
-// fires before the sizes change), `charging` what it is about to add to its usage and to that of every ancestor.
-static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
+// Bring every watched ancestor of memcg up to date. `own` is which program this is, `pending_` what this very event is about to add to its LRU
+// lists (the tracepoint fires before the sizes change), `charging` what it is about to add to its usage and to that of every ancestor.
+static __always_inline void evaluate(u32 own, u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
                                      s64 pending_active, u64 charging) {
-  u32 which = sweeping ? 1 : comparing && !comparing->rising ? 2 : 0;
-  struct scratch *c = scratches.lookup(&which);
+  struct scratch *c = scratches.lookup(&own);
   if (!c) return;
   u64 cgroup = cgroup_of(memcg + OFF_MEMCG_CSS), n = 0;
   int level = level_of(cgroup);

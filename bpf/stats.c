@@ -14,9 +14,8 @@ static __always_inline u64 read_again(u64 file) {
 #endif
 }
 
-static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64 pending_inactive, s64 pending_active) {
-  u32 zero = 0;
-  struct gate *g = gates.lookup(&zero);
+static __always_inline int on_stat(u32 own, u64 memcg, int val, int rising, u64 file, s64 pending_inactive, s64 pending_active) {
+  struct gate *g = gates.lookup(&own);
   if (!g) return 0;
   u64 moved = g->moved + (val < 0 ? -val : val);
   file |= g->file;
@@ -38,7 +37,7 @@ static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64
   count(COUNT_EVALUATED);
   g->rising = rising;
   g->hidden = 0;
-  evaluate(memcg, file, g, 0, pending_inactive, pending_active, 0);
+  evaluate(own, memcg, file, g, 0, pending_inactive, pending_active, 0);
   g->memcg = g->hidden ? 0 : memcg;  // not seen for what it was: the next event comes through as well
   g->usage = usage;
   g->moved = 0;
@@ -89,7 +88,7 @@ int on_lruvec_stat(struct bpf_raw_tracepoint_args *ctx) {
   if (DIRTY_ITEMS >> item & 1) on_dirty(ctx->args[0], val);
 #endif
   int inactive = item == NR_INACTIVE_FILE_, active = item == NR_ACTIVE_FILE_;
-  return on_stat(ctx->args[0], val, val > 0 && !inactive, inactive | active, inactive ? val : 0, active ? val : 0);
+  return on_stat(OWN_LRUVEC_STAT, ctx->args[0], val, val > 0 && !inactive, inactive | active, inactive ? val : 0, active ? val : 0);
 }
 
 // Kernel memory, sockets: charged to the same counter, but they never touch an LRU list.
@@ -97,5 +96,5 @@ int on_memcg_stat(struct bpf_raw_tracepoint_args *ctx) {
   int item = (int)ctx->args[1];
   if (item != MEMCG_KMEM_ && item != MEMCG_SOCK_) return 0;
   int val = (int)ctx->args[2];
-  return on_stat(ctx->args[0], val, val > 0, 0, 0, 0);
+  return on_stat(OWN_MEMCG_STAT, ctx->args[0], val, val > 0, 0, 0, 0);
 }

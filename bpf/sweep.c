@@ -56,7 +56,7 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
   for (int n = 0; n < SWEEP_CHUNK; n++) {
     u64 css = s->css, at = 0;
     if (!s->up) {
-      evaluate(css - OFF_MEMCG_CSS, 1, 0, s->number, 0, 0, 0);
+      evaluate(OWN_SWEEP, css - OFF_MEMCG_CSS, 1, 0, s->number, 0, 0, 0);
       count(COUNT_SWEPT);
       READ(at, css, OFF_CSS_CHILDREN);
       if (at && at != css + OFF_CSS_CHILDREN) {

@@ -129,8 +129,14 @@ class Event:
 class Watching:
     """Context manager: the pinned programs used as the hot process does, with the records in lists."""
 
-    def __init__(self, attach: bool = True, hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> None:
-        self.pins = Pins.open(pin_dir(hook, signals))
+    def __init__(
+        self,
+        attach: bool = True,
+        hook: str = loader.AUTO,
+        signals: int = loader.KUBELETS,
+        directory: Path | None = None,  # where other programs than the shared ones are pinned
+    ) -> None:
+        self.pins = Pins.open(directory or pin_dir(hook, signals))
         #: Whether the hook sees charges only: not what becomes of page cache afterwards.
         self.partial = self.pins.hook != TRACEPOINT
         self.table = DomainTable(self.pins)
