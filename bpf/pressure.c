@@ -54,7 +54,9 @@ BPF_ARRAY(sweeps, struct sweep, 1);
 BPF_F_TABLE("array", u32, struct victim, victims, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct eviction, evictions, 1, BPF_F_MMAPABLE);
 
-// Test-and-set without atomics of a newer instruction set: inserting a key that exists fails, so exactly one CPU wins.
+// Test-and-set without atomics of a newer instruction set: inserting a key that exists fails, so exactly one CPU wins. Where it fails otherwise
+// nobody has: a lock of the map could not be had (-EBUSY, since Linux 6.15 -EDEADLK and -ETIMEDOUT). It is never full: few cgroups have ceilings.
+#define IS_THERE (-17)  // -EEXIST
 BPF_HASH(crossings, u64, u64, MAX_DOMAINS * 2);  // domain << 8 | ceiling -> time of the crossing
 BPF_TABLE("lru_hash", u64, u64, firings, 1024);  // generation -> time
 
@@ -105,17 +107,19 @@ static __always_inline void change(struct domain *d, u32 index, u32 i, int over,
     if (!over) d->dipped |= bit;
     return;
   }
-  if (since && crossings.delete(&key)) return;  // another CPU sees to it
+  if (since && crossings.delete(&key)) return;  // another CPU sees to it, or the next charge
   d->dipped &= ~bit;
   if (!over) {
     d->crossed &= ~bit;
     return;
   }
-  if (crossings.insert(&key, &now) == 0) {
+  int failed = crossings.insert(&key, &now);
+  if (failed && failed != IS_THERE) return;  // not crossed yet: the next charge tries again
+  if (!failed) {
     struct event e = {};
     e.threshold = i;
     if (emit(&e, d, index, EVENT_CROSS, COUNT_EMIT_CROSS)) {
-      crossings.delete(&key);  // the ring is full: not crossed yet, the next charge tries again
+      crossings.delete(&key);  // the ring is full: likewise
       return;
     }
   }

@@ -2,12 +2,15 @@
 
 import os
 import select
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.domains import MAX_DOMAINS
 from monitor.kernel.wire import CROSS, PAGE, STEP
 from monitor.lab.node import LabNode
 from tests import live
@@ -196,6 +199,36 @@ def test_a_full_ring_is_counted() -> None:
         hog.free()
         watch.consume()
         assert len(watch.events) > 0
+
+
+def test_a_crossing_that_could_not_be_noted_is_reported_by_the_next_charge() -> None:
+    """Where the map of crossings takes no entry, nobody else has reported it. (A full one stands for a lock of it that
+    cannot be had, which has the same answer and cannot be brought about.)
+    """
+    with live.cgroup("noted") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
+        index = watch.add(pod)
+        ceiling(watch, index, 2 * MIB)
+        crossings = watch.pins.map("crossings")
+        others = [(n << 8).to_bytes(8, sys.byteorder) for n in range(MAX_DOMAINS, 4 * MAX_DOMAINS)]
+
+        def fill() -> None:
+            for key in others:
+                crossings.update(key, bytes(8))
+
+        try:
+            with pytest.raises(MonitorError, match="cannot write to a BPF map"):
+                fill()
+            puppet.do("anon(4)")
+            watch.consume()
+            assert (watch.events, watch.table.crossed(index)) == ([], 0)
+        finally:
+            for key in others:
+                crossings.delete(key)
+            os.close(crossings.fd)
+        puppet.do("anon(4)")
+        watch.consume()
+        assert [(e.kind, e.domain, e.threshold) for e in watch.events] == [(CROSS, index, 0)]
+        assert watch.table.crossed(index) == 1
 
 
 def test_steps_give_how_far_a_pod_moved() -> None:
