@@ -243,7 +243,7 @@ BPF_TABLE("lru_hash", u64, u64, reclaimed_at, 1024);  // memory cgroup at its li
 static __always_inline void note_reclaim(struct oom_event *e) {
   e->ts_ns = bpf_ktime_get_ns();
   u64 id = e->oom_cgroup, *last = reclaimed_at.lookup(&id);
-  int again = last && e->ts_ns - *last < RECLAIM_QUIET_NS;
+  int again = last && (s64)(e->ts_ns - *last) < (s64)RECLAIM_QUIET_NS;  // signed: another CPU may have been here a moment later
   reclaimed_at.update(&id, &e->ts_ns);
   if (again) return;
   struct domain *d = domain_at(pod_of(bpf_get_current_task()));  // it may have any number of cgroups

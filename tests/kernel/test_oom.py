@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -210,3 +213,41 @@ def test_reclaim_at_a_limit_is_reported_once_with_the_cache_of_that_moment(tmp_p
         assert len(every) == 1 or live.emulated()
         assert watch.table.cgroup_id(index) == reported.oom_cgroup
         assert reader.process.poll() is None
+
+
+#: Run the program at the beginning of reclaim, as a process of a cgroup, again and again for two seconds.
+_RECLAIM = """
+import sys, time
+from monitor.kernel.pins import Pins
+with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
+    procs.write("0")
+program = Pins.open(sys.argv[2]).program("on_memcg_reclaim")
+block = bytes(4 << 20)
+print("ready", flush=True)
+sys.stdin.readline()
+until = time.monotonic() + 2
+while time.monotonic() < until:
+    program.run()
+"""
+
+
+@pytest.mark.newest
+def test_reclaim_by_several_at_once_is_one_record() -> None:
+    """Of two CPUs one may look at the clock first, and see when the other was here last: that is no second ago."""
+    with live.Watching(attach=False) as watch, live.cgroup("several") as path, ExitStack() as stack:
+        command = (sys.executable, "-P", "-c", _RECLAIM, str(path), str(watch.pins.directory))
+        ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        made = [stack.enter_context(subprocess.Popen(command, env=live.environment(), **ends)) for _ in range(4)]
+        for process in made:
+            stack.callback(process.kill)
+            assert process.stdout.readline() == b"ready\n"
+        cgroupfs.set_limit(path, cgroupfs.read_cgroup(cgroupfs.detect(), path).usage + MIB)  # less than a huge page
+        for process in made:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        assert [process.wait(live.TIMEOUT_S) for process in made] == [0] * 4
+        watch.consume()
+        number = cgroupfs.cgroup_id(path)
+        every = [e.ts_ns for e in watch.ooms if e.kind == "reclaim" and e.oom_cgroup == number]
+        assert every
+        assert [b - a for a, b in pairwise(every) if b - a < 1_000_000_000] == []
