@@ -243,9 +243,13 @@ BPF_TABLE("lru_hash", u64, u64, reclaimed_at, 1024);  // memory cgroup at its li
 static __always_inline void note_reclaim(struct oom_event *e) {
   e->ts_ns = bpf_ktime_get_ns();
   u64 id = e->oom_cgroup, *last = reclaimed_at.lookup(&id);
-  int again = last && (s64)(e->ts_ns - *last) < (s64)RECLAIM_QUIET_NS;  // signed: another CPU may have been here a moment later
-  reclaimed_at.update(&id, &e->ts_ns);
-  if (again) return;
+  if (last) {  // written in its place: an update takes locks, and another entry. (Should it be another's by now, that one is new as well.)
+    u64 before = *last;
+    *last = e->ts_ns;
+    if ((s64)(e->ts_ns - before) < (s64)RECLAIM_QUIET_NS) return;  // signed: another CPU may have been here a moment later
+  } else {
+    reclaimed_at.update(&id, &e->ts_ns);
+  }
   struct domain *d = domain_at(pod_of(bpf_get_current_task()));  // it may have any number of cgroups
   if (d && !afford(&d->reclaim_due, &d->reclaim_over, e->ts_ns, RECLAIM_NS, RECLAIM_BURST)) return;
   e->kind = OOM_RECLAIM;
