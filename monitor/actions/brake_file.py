@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from monitor.actions.changes import FOREIGN, RESTORED, UNCHANGED, VANISHED, Change, identity_of, source_of, value_of
+from monitor.actions.hold_journal import HELD
 from monitor.actions.inherited import enable_below
+from monitor.actions.pending_kills import CGROUPS
 from monitor.kernel.wire import PAGE
 
 #: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
@@ -33,6 +37,7 @@ class BrakeFile:
     def __init__(self, path: Path, file: str) -> None:
         self.path, self.file = path, file
         self.identity = identity_of(path)
+        self._below: Iterator[None] | None = None  # what a change that is put back has left in cgroups below
         # Before `_NO_RECLAIM` it is ignored.
         self._write = os.open(path / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._read = self._write
@@ -48,6 +53,7 @@ class BrakeFile:
         return value_of(self.file, os.pread(self._read, 4096, 0).decode(errors="replace"))
 
     def write(self, value: str) -> None:
+        self._below = None
         os.pwrite(self._write, value.encode(), 0)
 
     def change(self, value: str, before: Change | None, uid: str, boot: str) -> Change | None:
@@ -62,29 +68,38 @@ class BrakeFile:
         elif now == value:
             return None
         kept = tuple(one for one in written if one != value)
-        return Change(str(self.path), self.file, self.identity, old, (*kept, value), uid, "hold", boot)
+        return Change(str(self.path), self.file, self.identity, old, (*kept, value), uid, HELD, boot)
 
     def has(self, change: Change, boot: str) -> bool:
         """Whether what was written is there still, in this very cgroup. Raises OSError."""
         return change.identity == self.identity and change.boot == boot and self.read() in change.written
 
     def put_back(self, change: Change) -> str:
-        """Write the old value where one of ours is there; what became of it. Raises OSError."""
+        """Write the old value where one of ours is there; what became of it. It is not over before `finish` says so.
+        Raises OSError.
+        """
         try:
             now = self.read()
             if now == change.old:
-                fate = UNCHANGED
-            elif now not in change.written:
+                return UNCHANGED
+            if now not in change.written:
                 return FOREIGN
-            else:
-                self.write(change.old)
-                fate = RESTORED
-            enable_below(change)
+            self.write(change.old)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
             return VANISHED
-        return fate
+        return RESTORED
+
+    def finish(self, change: Change) -> bool:
+        """A change is put back: take back what cgroups below have inherited of it, `CGROUPS` of them in a call, because
+        the hot thread calls; whether that is all. Raises OSError; the next call begins anew.
+        """
+        below, self._below = self._below or enable_below(change), None
+        if sum(1 for _ in islice(below, CGROUPS)) < CGROUPS:
+            return True
+        self._below = below
+        return False
 
     def close(self) -> None:
         for fd in {self._read, self._write}:

@@ -33,6 +33,8 @@ from monitor.kernel import cgroupfs, instances
 #: Bytes that are read of one: three changes have less than 2,000, with paths of 4,095 bytes less than 14,000.
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
+#: Why something is changed: it is in force, or put back and not over (cgroups below have it still).
+HELD, OVER = "hold", "hold that is over"
 
 
 class Noted(NamedTuple):
@@ -174,7 +176,8 @@ def _undo(change: Change, path: Path, on_problem: Callable[[str], object]) -> tu
             change = replace(change, path=str(path))
         fate = VANISHED if change.boot != boot_id() else undone(change)
         if fate in (RESTORED, UNCHANGED):
-            enable_below(change)
+            for _ in enable_below(change):
+                pass
     except OSError as error:
         on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {error.strerror}")
         return change, ""

@@ -8,20 +8,19 @@ that have no such cgroup before (`any_disabled`), so that nobody's own choice is
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from monitor.actions.changes import Change
+from monitor.actions.pending_kills import CGROUPS
 from monitor.kernel import cgroupfs
 
 _FILE = "memory.oom_control"
-#: Cgroups of a pod that are looked at before it may be capped, 20 us each: containers have a few.
-_MOST = 256
 
 
 def any_disabled(pod: Path) -> bool:
-    """Whether a cgroup below has no OOM killer, or there are too many to say. Raises OSError."""
-    below = cgroupfs.descendants(pod)
-    return len(below) > _MOST or any(_is_disabled(path) for path in below)
+    """Whether a cgroup below has no OOM killer, or there are too many to say: the hot thread looks. Raises OSError."""
+    return any(number >= CGROUPS or _is_disabled(path) for number, path in enumerate(cgroupfs.below(pod)))
 
 
 def counts_below(path: Path) -> bool:
@@ -32,11 +31,13 @@ def counts_below(path: Path) -> bool:
         return True
 
 
-def enable_below(change: Change) -> None:
-    """``change`` of a pod's OOM killer is undone: that of cgroups made meanwhile too. Raises OSError."""
+def enable_below(change: Change) -> Iterator[None]:
+    """``change`` of a pod's OOM killer is undone: that of cgroups made meanwhile too, one in each step (20 us). What is
+    made between two steps is below one that has its own back already, or is found. Raises OSError.
+    """
     if change.file != _FILE or change.old != "0":
         return
-    for path in cgroupfs.descendants(Path(change.path)):
+    for path in cgroupfs.below(Path(change.path)):
         try:
             if _is_disabled(path):
                 fd = os.open(path / _FILE, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -47,6 +48,7 @@ def enable_below(change: Change) -> None:
         except OSError as error:
             if error.errno not in cgroupfs.GONE:
                 raise
+        yield
 
 
 def _is_disabled(path: Path) -> bool:

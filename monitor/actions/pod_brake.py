@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from monitor.actions.brake_file import Braked, BrakeFile, joined, may_set_low, slow_at
-from monitor.actions.changes import Change
+from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
 from monitor.actions.pending_kills import PendingKills
@@ -64,12 +64,9 @@ class PodBrake:
         #: Why it cannot be braked; "" if it can.
         self.problem = ""
         self.is_held = False
-        #: When it was held first (CLOCK_MONOTONIC), perhaps by an earlier daemon; 0: it is not.
-        self.since_ns = 0
         self._hierarchy, self._journal, self._chosen = hierarchy, journal, kind
-        self._directory = self._usage = -1
-        self._files: dict[str, BrakeFile] = {}
-        self._changes: dict[str, Change] = {}  # by file: in force, or about to be
+        self._usage = -1
+        self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._kills = PendingKills(cgroup)
         #: The side sets memory.high, until the release. ``low``: the value that is written down for it, bytes.
         self.high_is_left, self.low = False, 0
@@ -77,11 +74,11 @@ class PodBrake:
 
     def refresh(self) -> None:
         """Open what is not open yet, unless it is held. Not in the moment of a crossing: 0.3 ms."""
-        if self.is_held:
+        if self.is_held or not self.is_clear:
             return
         try:
-            if self._directory >= 0 and not self.problem:
-                is_same = os.fstat(self._directory).st_ino == os.stat(self.cgroup).st_ino
+            if self._ledger.directory >= 0 and not self.problem:
+                is_same = os.fstat(self._ledger.directory).st_ino == os.stat(self.cgroup).st_ino
                 if is_same and not has_spared(self.cgroup, self._hierarchy):
                     return
             self._close()
@@ -100,18 +97,25 @@ class PodBrake:
         try:
             self._close()
             self.problem = self._open(adopting=True)
-            changes = [] if self.problem else self._journal.changes(self._directory)
-            if all(change.file in self._files for change in changes):
-                self._changes = {c.file: c for c in changes if self._files[c.file].has(c, self._journal.boot)}
-                self.since_ns = self._journal.since_ns(self._directory) if changes else 0
+            if not self.problem:
+                self._ledger.adopt()
         except (OSError, ValueError) as error:
             self.problem = str(error)
-        self.is_held = bool(self._changes)
+        self.is_held = bool(self._ledger.changes)
         if not self.is_held:
-            self.since_ns = 0
             self._close()
             self.problem = self.problem or "what an earlier daemon held is not undone"
         return self.is_held
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether all of it is as it was: after `release` not at once (`go_on`)."""
+        return self._ledger.is_clear
+
+    @property
+    def since_ns(self) -> int:
+        """When it was held first (CLOCK_MONOTONIC), perhaps by an earlier daemon; 0: it is not."""
+        return self._ledger.since_ns
 
     @property
     def kind(self) -> str:
@@ -119,7 +123,7 @@ class PodBrake:
         if self.problem:
             return ""
         parts = ((LIMIT, _LIMIT_FILES), (HIGH, (_HIGH_FILE,)), (FREEZE, _FREEZE_FILES))
-        return joined(*((name, self._file(files)) for name, files in parts))
+        return joined(*((name, self._ledger.file(files)) for name, files in parts))
 
     def apply(self, cap: int) -> Braked | None:
         """Stop the growth at ``cap`` bytes, or `ROOM` above its usage where that is more; None where nothing is in
@@ -137,17 +141,17 @@ class PodBrake:
         if usage is None:
             self.problem = self.problem or "its cgroup is gone"
             return None
-        self.since_ns = self.since_ns or began
+        self._ledger.since_ns = self.since_ns or began
         capped = slowed = frozen = 0
         try:
             capped = self._limit_to(cap, usage)
-            freezer = self._file(_FREEZE_FILES)
+            freezer = self._ledger.file(_FREEZE_FILES)
             if freeze:
                 slowed = self._slow_down(usage)  # before the freeze, which may wait for the lock of all cgroups
-                self._set({} if freezer is None else {freezer: _FROZEN[freezer.file]})
+                self._ledger.set({} if freezer is None else {freezer: _FROZEN[freezer.file]})
                 frozen = freezer is not None
             else:
-                self._put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
+                self._ledger.put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
         except OSError as error:
             self._trouble(error)
         self.is_held = bool(capped or frozen)
@@ -159,43 +163,45 @@ class PodBrake:
 
     def _limit_to(self, cap: int, usage: int) -> int:
         """The cap that is in force then; 0 where there is none. Raises OSError."""
-        limit, companion = self._file(_LIMIT_FILES), self._file(_COMPANIONS)
+        ledger = self._ledger
+        limit, companion = ledger.file(_LIMIT_FILES), ledger.file(_COMPANIONS)
         if limit is None or companion is None:
             return 0
         for attempt in range(_TRIES):
             wanted = max(cap, usage + (ROOM << attempt)) // PAGE * PAGE
-            change = self._change(limit, str(wanted))
+            change = ledger.change(limit, str(wanted))
             own = wanted if change is None else cgroupfs.limit_of(change.old.encode())
             if own is not None and own <= wanted:
-                self._put_back(limit.file, companion.file)
+                ledger.put_back(limit.file, companion.file)
                 return own
             try:
-                self._set({companion: "1", limit: str(wanted)})
+                ledger.set({companion: "1", limit: str(wanted)})
                 return wanted
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
             usage = self.usage() or usage
-        self._put_back(limit.file, companion.file)
+        ledger.put_back(limit.file, companion.file)
         return 0
 
     def _slow_down(self, usage: int) -> bool:
         """Have whoever takes memory in a system call sleep in it; whether that is in force."""
-        file = self._files.get(_HIGH_FILE)
+        ledger = self._ledger
+        file = ledger.files.get(_HIGH_FILE)
         if file is None or self.high_is_left:
             return False
         try:
-            now, before = file.read(), self._changes.get(_HIGH_FILE)
+            now, before = file.read(), ledger.changes.get(_HIGH_FILE)
             if before is None or now not in before.written:  # that may be what a side wrote that was killed since
                 wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
                 if own is None or own > wanted:
-                    self._set({file: str(wanted)})
-                    if (change := self._changes.get(_HIGH_FILE)) is not None and not may_set_low():
+                    ledger.set({file: str(wanted)})
+                    if (change := ledger.changes.get(_HIGH_FILE)) is not None and not may_set_low():
                         self.low = usage // 2 // PAGE * PAGE
-                        self._changes[_HIGH_FILE] = replace(change, written=(str(self.low), *change.written))
-                        self._note()  # what the side will write: so it has no disk to wait for
+                        ledger.changes[_HIGH_FILE] = replace(change, written=(str(self.low), *change.written))
+                        ledger.note()  # what the side will write: so it has no disk to wait for
                 else:
-                    self._put_back(_HIGH_FILE)  # of somebody else since, if it was ours
+                    ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
         except OSError as error:
             self._trouble(error)
             return False
@@ -204,37 +210,20 @@ class PodBrake:
     @property
     def slows_late(self) -> bool:
         """Whether who takes memory in a system call sleeps long only when he has much: the side can do better."""
-        return _HIGH_FILE in self._changes and self.low > 0 and not self.high_is_left
+        return _HIGH_FILE in self._ledger.changes and self.low > 0 and not self.high_is_left
 
     def leave_high(self) -> str:
         """The side sets memory.high from now on, until the release; what it was before the hold, "" if it is that."""
         self.high_is_left = True
-        change = self._changes.get(_HIGH_FILE)
+        change = self._ledger.changes.get(_HIGH_FILE)
         return "" if change is None else change.old
-
-    def _set(self, values: dict[BrakeFile, str]) -> None:
-        """Write down, then write. What is there already is somebody else's, and stays as it is. Raises OSError."""
-        planned = {file: self._change(file, value) for file, value in values.items()}
-        for file, change in planned.items():
-            if change is None:
-                self._changes.pop(file.file, None)
-            else:
-                self._changes[file.file] = change
-        self._note()
-        for file, change in planned.items():
-            if change is not None:
-                file.write(change.written[-1])
-
-    def _change(self, file: BrakeFile, value: str) -> Change | None:
-        change = file.change(value, self._changes.get(file.file), self.uid, self._journal.boot)
-        return self._journal.with_own_value(self._directory, change)
 
     def in_force(self) -> bool:
         """Whether all that was written is there still: a runtime that thaws, or a limit that was changed, ends it."""
         try:
             return self.is_held and all(
-                self._files[name].read() in (change.written if name == _HIGH_FILE else change.written[-1:])
-                for name, change in self._changes.items()
+                self._ledger.files[name].read() in (change.written if name == _HIGH_FILE else change.written[-1:])
+                for name, change in self._ledger.changes.items()
                 if not (name == _HIGH_FILE and self.high_is_left)
             )
         except OSError:
@@ -251,7 +240,7 @@ class PodBrake:
         """Whether a process that v1's freezer holds was sent SIGKILL: it ends when it is thawed. Looks at a part of
         the processes, and the next time at others (`PendingKills`).
         """
-        if "freezer.state" not in self._changes:
+        if "freezer.state" not in self._ledger.changes:
             return False
         try:
             return self._kills.look()
@@ -261,88 +250,66 @@ class PodBrake:
 
     def thaw(self) -> None:
         """Let it run, below its cap if it has one."""
-        self._put_back(*_FREEZE_FILES)
+        self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:
-        """Everything as it was: (file, what became of it). What the kernel refuses to take back stays written down."""
-        self.is_held, self.high_is_left, self.low, self.since_ns = False, False, 0, 0
-        return self._put_back(*_UNDONE)
+        """Everything as it was: (file, what became of it). What the kernel refuses to take back stays written down, and
+        is tried again by `go_on`; so is what more cgroups have inherited than one look may read.
+        """
+        self.is_held, self.high_is_left, self.low, self._ledger.since_ns = False, False, 0, 0
+        return self._ledger.put_back(*_UNDONE)
+
+    def go_on(self) -> bool:
+        """Of what a release left, a part that fits into a turn; whether there is more to do at once."""
+        if not self.is_held:
+            self._ledger.put_back(*_UNDONE)
+        return self._ledger.finish()
 
     def close(self) -> None:
         """Release it, and let go of its descriptors."""
         self.release()
         self._close()
 
-    def _put_back(self, *names: str) -> list[tuple[str, str]]:
-        fates = []
-        for name in names:
-            change = self._changes.get(name)
-            if change is not None:
-                try:
-                    fates.append((name, self._files[name].put_back(change)))
-                except OSError as error:
-                    self._trouble(error)
-                else:
-                    del self._changes[name]
-        if fates:
-            try:
-                self._note()
-            except OSError as error:
-                self._trouble(error)
-        return fates
-
-    def _note(self) -> None:
-        """Write down what is changed, or about to be. Raises OSError."""
-        if self._changes:
-            changes = [self._changes[name] for name in _UNDONE if name in self._changes]
-            self._journal.note(self._directory, changes, self.since_ns)
-        else:
-            self._journal.forget(self._directory)
-
-    def _file(self, names: tuple[str, ...]) -> BrakeFile | None:
-        return next((self._files[name] for name in names if name in self._files), None)
-
     def _open(self, adopting: bool = False) -> str:
         """Why it cannot be braked; "" if it can. Raises OSError."""
         if has_spared(self.cgroup, self._hierarchy):
             return "outrace or what started it runs in it"
         v2 = self._hierarchy.version == 2
-        self._directory = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        ledger = self._ledger
+        ledger.directory = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._usage = os.open(
             self.cgroup / ("memory.current" if v2 else "memory.usage_in_bytes"), os.O_RDONLY | os.O_CLOEXEC
         )
-        obstacle = self._journal.obstacle(self._directory)
+        obstacle = self._journal.obstacle(ledger.directory)
         if obstacle and not adopting:
             return obstacle
         if self._chosen != FREEZE and (v2 or (counts_below(self.cgroup) and not any_disabled(self.cgroup))):
             at = 0 if v2 else 1
             names = [_LIMIT_FILES[at], _COMPANIONS[at], *([_HIGH_FILE] if v2 and self._chosen == AUTO else [])]
             for name in names:
-                self._files[name] = BrakeFile(self.cgroup, name)
+                ledger.files[name] = BrakeFile(self.cgroup, name)
         if self._chosen != LIMIT:
             try:
                 self._open_freezer(v2)
             except OSError:
-                if not self._files:
+                if not ledger.files:
                     raise
-        if not self._files and self._chosen == LIMIT:
+        if not ledger.files and self._chosen == LIMIT:
             return "its limit counts itself alone, or a cgroup below has no OOM killer"
-        return "" if self._files else "v1's freezer is not mounted"
+        return "" if ledger.files else "v1's freezer is not mounted"
 
     def _open_freezer(self, v2: bool) -> None:
         """v1 has it in a hierarchy of its own, in which runtimes give a pod the same path. Raises OSError."""
         root = self._hierarchy.root if v2 else cgroupfs.freezer()
         if root is not None:
             name = _FREEZE_FILES[0 if v2 else 1]
-            self._files[name] = BrakeFile(root / self.cgroup.relative_to(self._hierarchy.root), name)
+            self._ledger.files[name] = BrakeFile(root / self.cgroup.relative_to(self._hierarchy.root), name)
 
     def _trouble(self, error: OSError) -> None:
         TROUBLES.note("cgroup", error, self.uid)
 
     def _close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        for fd in (self._directory, self._usage):
-            with suppress(OSError):
-                os.close(fd)
-        self._files, self._changes, self._directory, self._usage = {}, {}, -1, -1
+        self._ledger.close()
+        with suppress(OSError):
+            os.close(self._usage)
+        self._usage = -1

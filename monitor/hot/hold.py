@@ -36,6 +36,8 @@ _REST = 4  # times what a look cost is rested, at least
 #: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; whether a process
 #: has ended for which v1's freezer was thawed, so often: the pod runs meanwhile.
 ASK_NS, THAWED_NS = 100_000_000, 5_000_000
+#: At the end of this process what releases leave is gone on with for so long.
+_END_NS = 2_000_000_000
 
 
 class HoldControl:
@@ -65,6 +67,8 @@ class HoldControl:
         self._evicted: set[str] = set()  # uids of pods that somebody evicts
         self._answers = KubeletAnswers()
         self._gone: list[str] = []  # of those that are held: nobody is left of them
+        #: Of pods that are released, and of which not all is back: when to go on, and to do so.
+        self.released_due_ns, self.go_on_released = self._brakes.due_ns, self._brakes.go_on
 
     # before a crossing
 
@@ -231,6 +235,7 @@ class HoldControl:
         """This process ends: nobody stays held."""
         for uid in list(self._holds):
             self._remove(uid, "stopped")
+        self._brakes.finish(time.monotonic_ns() + _END_NS)
 
     def _look_after(self) -> None:
         """Whether anybody is left in those that are held, and whether they are held still."""
@@ -317,11 +322,10 @@ class HoldControl:
         self._end(uid, why)
 
     def _end(self, uid: str, why: str) -> None:
-        held, brake = self._holds.pop(uid), self._brakes.get(uid)
+        held = self._holds.pop(uid)
         self._brakes.thawed.discard(uid)
         usage = self._figures.usage(uid) or 0
-        if brake is not None:
-            brake.release()
+        self._brakes.release(uid)
         self._figures.braked()
         self._send(held.ended(why, usage, self._available(held.watch), self._answers.last))
 

@@ -32,6 +32,7 @@ class HoldApplier:
         in_force = brake.loosen(cap) if runs else brake.apply(cap)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
         if in_force is None:
+            self._brakes.release(pod.uid)  # it has released itself; what it could not take back is tried again
             return False
         held.brake, held.cap = in_force.brake, in_force.cap
         if brake.slows_late and not above:

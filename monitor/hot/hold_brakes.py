@@ -17,6 +17,9 @@ from monitor.kernel.troubles import TROUBLES
 MOST = 8
 #: What was opened is looked at again after this long: containers come and go, and so may a pod.
 REFRESH_NS = 5_000_000_000
+#: What a release could not do is tried again so often: the kernel refused. A part of what it could goes on at once, and
+#: then rests so many times as long as it took.
+AGAIN_NS, _REST = 1_000_000_000, 4
 #: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, or a process
 #: has ended for which the pod was thawed.
 GONE, LOST, ENDED = "gone", "lost", "ended"
@@ -33,6 +36,8 @@ class HoldBrakes:
         #: Uids of those whose v1 freezer was thawed because a SIGKILL was pending. The other processes of the pod run
         #: meanwhile.
         self.thawed: set[str] = set()
+        self._left: list[PodBrake] = []  # released, and not all is back
+        self._next_ns = 0
 
     def prepare(self, entries: Iterable[PodEntry]) -> list[PodEntry]:
         """Have these ready, and return those that are left for the next call. Not for the moment of a crossing: one is
@@ -51,7 +56,7 @@ class HoldBrakes:
                 self._looked_ns[entry.uid] = now
                 if brake is known:
                     brake.refresh()
-        idle = [uid for uid in self._used_ns if not self._brakes[uid].is_held]
+        idle = [uid for uid in self._used_ns if not (brake := self._brakes[uid]).is_held and brake.is_clear]
         for uid in idle[:-MOST]:
             self.drop(uid)
         return left
@@ -95,11 +100,48 @@ class HoldBrakes:
     def get(self, uid: str) -> PodBrake | None:
         return self._brakes.get(uid)
 
+    def release(self, uid: str) -> None:
+        """It is held no more. What does not fit into a turn is left to `go_on`."""
+        brake = self._brakes.get(uid)
+        if brake is not None:
+            brake.release()
+            self._follow(brake)
+
     def drop(self, uid: str) -> None:
-        """Release it, and let go of it."""
+        """Release it, and let go of it as soon as all of it is back."""
         brake = self._brakes.pop(uid, None)
         self._used_ns.pop(uid, None)
         self._looked_ns.pop(uid, None)
         self.thawed.discard(uid)
         if brake is not None:
+            brake.release()
+            self._follow(brake)
+            if brake.is_clear:
+                brake.close()
+
+    def _follow(self, brake: PodBrake) -> None:
+        if not brake.is_clear and brake not in self._left:
+            self._left.insert(0, brake)
+            self._next_ns = 0
+
+    def due_ns(self) -> int | None:
+        """When to go on with what is released and not all back; None where nothing is."""
+        return self._next_ns if self._left else None
+
+    def go_on(self, _: int) -> bool:
+        """One of those, a part that fits into a turn; whether there is more to do at once."""
+        began_ns = time.thread_time_ns()
+        brake = self._left.pop(0)
+        more = brake.go_on()
+        if brake.is_clear and self._brakes.get(brake.uid) is not brake:
             brake.close()
+        elif not (brake.is_clear or brake.is_held):  # held again it will be released again
+            self._left.insert(0 if more else len(self._left), brake)
+        pause_ns = _REST * (time.thread_time_ns() - began_ns) if more else AGAIN_NS // max(1, len(self._left))
+        self._next_ns = time.monotonic_ns() + pause_ns
+        return more
+
+    def finish(self, until_ns: int) -> None:
+        """This process ends: go on until then with what can be done. The next start takes back what is left."""
+        while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
+            pass

@@ -86,4 +86,8 @@ def _of_holds(parts: Parts) -> tuple[Timer, ...]:
             parts.guard(decider.run_pass)  # who is held is in the way of its victim no more
 
     left = LeftHolds(parts)
-    return Timer("hold", due_ns, follow), Timer("left-holds", left.due_ns, left.release)
+    return (
+        Timer("hold", due_ns, follow),
+        Timer("released", holds.released_due_ns, holds.go_on_released),
+        Timer("left-holds", left.due_ns, left.release),
+    )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -133,8 +134,7 @@ def locate(hierarchy: Hierarchy, text: str) -> Path:
         raise ConfigError(f"{text!r} is not the name of a cgroup", _where(hierarchy))
     if ".." in text.split("/"):
         raise ConfigError(f"cgroup {text!r} leads outside the hierarchy", f"write it without '..'; {_where(hierarchy)}")
-    root = hierarchy.root
-    path = Path(text)
+    root, path = hierarchy.root, Path(text)
     # Without ".." this cannot leave the hierarchy: the kernel's cgroup trees have no symbolic links.
     return path if path.is_absolute() and path.is_relative_to(root) else root / text.lstrip("/")
 
@@ -154,10 +154,8 @@ def cgroup_id(path: Path) -> int:
 def limit(path: Path) -> int | None:
     """The cgroup's own memory limit in bytes; None if it has none (or is a root, which has no limit file on v2)."""
     for name in ("memory.max", "memory.limit_in_bytes"):
-        try:
+        with suppress(CgroupGone):
             return amount(path, name)
-        except CgroupGone:
-            continue
     _check_there(path)
     return None
 
@@ -180,23 +178,27 @@ def limit_of(text: bytes) -> int | None:
 
 
 def descendants(path: Path) -> list[Path]:
-    """Every cgroup below ``path``, parents before their children. What vanishes meanwhile is left out, and what is
-    below a path of more than 4,095 bytes, which the kernel takes no more: whoever may nest cgroups can make those.
+    """All that `below` finds."""
+    try:
+        return list(below(path))
+    except OSError as e:
+        raise failure(Path(e.filename or path), "list", e) from e
+
+
+def below(path: Path) -> Iterator[Path]:
+    """Every cgroup below, each before it is looked into. Left out is what vanishes meanwhile, and what is below a path
+    of more than 4,095 bytes, which the kernel takes no more: whoever may nest cgroups can make those. Raises OSError.
     """
-    found: list[Path] = []
-    pending = [path]
+    pending = [os.fspath(path)]
     while pending:
-        parent = pending.pop()
         try:
-            with os.scandir(parent) as entries:
-                children = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)]
+            with os.scandir(pending.pop()) as entries:
+                for found in (e.path for e in entries if e.is_dir(follow_symlinks=False)):
+                    pending.append(found)
+                    yield Path(found)
         except OSError as e:
-            if e.errno in (*GONE, errno.ENAMETOOLONG):
-                continue
-            raise failure(parent, "list", e) from e
-        found.extend(children)
-        pending.extend(children)
-    return found
+            if e.errno not in (*GONE, errno.ENAMETOOLONG):
+                raise
 
 
 def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:

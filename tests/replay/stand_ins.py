@@ -39,6 +39,7 @@ class StandInBrake:
     """In the place of a pod's brake, which needs a cgroup (tests/actions/test_pod_brake.py has the real one)."""
 
     problem, is_held, kind = "", False, "limit"
+    is_clear = True
     high_is_left = is_late = False
     low = 0
     since_ns = 0

@@ -1,0 +1,122 @@
+"""What a brake has changed of a pod: written down before the first write, and until all of it is back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from monitor.actions.brake_file import BrakeFile
+from monitor.actions.changes import RESTORED, UNCHANGED, Change
+from monitor.actions.hold_journal import OVER, HoldJournal
+from monitor.kernel.troubles import TROUBLES
+
+
+class BrakeLedger:
+    """Of one pod. ``order``: names of files, what is undone first."""
+
+    def __init__(self, uid: str, journal: HoldJournal, order: Sequence[str]) -> None:
+        self._uid, self._journal, self._order = uid, journal, order
+        #: Descriptor of the pod's cgroup, at which all is written down.
+        self.directory = -1
+        self.files: dict[str, BrakeFile] = {}
+        #: By file: in force, or about to be.
+        self.changes: dict[str, Change] = {}
+        #: Put back, but not over: cgroups below have it still.
+        self.rest: dict[str, Change] = {}
+        self.since_ns = 0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether all is back."""
+        return not (self.changes or self.rest)
+
+    def file(self, names: Sequence[str]) -> BrakeFile | None:
+        """The first of these that there is."""
+        return next((self.files[name] for name in names if name in self.files), None)
+
+    def adopt(self) -> None:
+        """What an earlier daemon wrote down and is there still, if this one has all of its files: `changes` is empty
+        where nothing is. Raises OSError and ValueError.
+        """
+        journal = self._journal
+        noted = {change.file: change for change in journal.changes(self.directory)}
+        if not noted.keys() <= self.files.keys():
+            return
+        self.changes = {name: c for name, c in noted.items() if self.files[name].has(c, journal.boot)}
+        if self.changes:
+            self.rest = {name: c for name, c in noted.items() if name not in self.changes}
+            self.since_ns = journal.since_ns(self.directory)
+
+    def change(self, file: BrakeFile, value: str) -> Change | None:
+        """What writing ``value`` would change; None where it is there already, and somebody else's. Raises OSError."""
+        before = self.changes.get(file.file) or self.rest.get(file.file)
+        change = file.change(value, before, self._uid, self._journal.boot)
+        return self._journal.with_own_value(self.directory, change)
+
+    def set(self, values: dict[BrakeFile, str]) -> None:
+        """Write down, then write. What is there already is somebody else's, and stays as it is. Raises OSError."""
+        planned = {file: self.change(file, value) for file, value in values.items()}
+        for file, change in planned.items():
+            if change is None:
+                self.changes.pop(file.file, None)
+            else:
+                self.changes[file.file] = change
+                self.rest.pop(file.file, None)
+        self.note()
+        for file, change in planned.items():
+            if change is not None:
+                file.write(change.written[-1])
+
+    def put_back(self, *names: str) -> list[tuple[str, str]]:
+        """(file, what became of it). What the kernel refuses stays written down, and what is not over."""
+        fates = []
+        for name in names:
+            change = self.changes.get(name)
+            if change is not None:
+                try:
+                    fates.append((name, self.files[name].put_back(change)))
+                except OSError as error:
+                    TROUBLES.note("cgroup", error, self._uid)
+                else:
+                    del self.changes[name]
+                    if fates[-1][1] in (RESTORED, UNCHANGED):
+                        self.rest[name] = replace(change, why=OVER)
+        if fates:
+            self.finish()
+        return fates
+
+    def finish(self) -> bool:
+        """Go on with what is put back, a part in each call; whether there is more to do at once."""
+        more = False
+        for name, change in list(self.rest.items()):
+            try:
+                if self.files[name].finish(change):
+                    del self.rest[name]
+                else:
+                    more = True
+            except OSError as error:
+                TROUBLES.note("cgroup", error, self._uid)
+        try:
+            self.note()
+        except OSError as error:
+            TROUBLES.note("cgroup", error, self._uid)
+        return more
+
+    def note(self) -> None:
+        """Write down what is changed, or about to be. Raises OSError."""
+        if self.is_clear:
+            self._journal.forget(self.directory)
+        else:
+            noted = self.rest | self.changes
+            self._journal.note(self.directory, [noted[name] for name in self._order if name in noted], self.since_ns)
+
+    def close(self) -> None:
+        """Let go of the descriptors, and of what is changed."""
+        for file in self.files.values():
+            file.close()
+        with suppress(OSError):
+            os.close(self.directory)
+        self.files, self.changes, self.rest = {}, {}, {}
+        self.directory, self.since_ns = -1, 0
