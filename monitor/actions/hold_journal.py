@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -130,75 +130,125 @@ def _read(text: bytes) -> tuple[str, list[Change]]:
 
 
 def noted(root: Path, on_problem: Callable[[str], object] = lambda _: None) -> Iterator[Noted]:
-    """All that is written down in cgroups below ``root``. (15 us for each cgroup.)"""
-    for path in cgroupfs.descendants(root):
-        attribute = _PREFIX
-        try:
-            for attribute in _names(path):
-                yield Noted(path, attribute, *_read(os.getxattr(path, attribute)))
-        except OSError as error:
-            if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENAMETOOLONG, *cgroupfs.GONE):
-                on_problem(f"{path}: {attribute}: {error.strerror}")
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            remedy = f"remove it: setfattr -x {attribute} {path}"
-            on_problem(
-                f"{path}: {attribute}: {type(error).__name__}: {error}; what it changed cannot be undone; {remedy}"
-            )
+    """All that is written down in cgroups below ``root``. (15 us for each cgroup.) Raises MonitorError."""
+    for path in _below(root):
+        yield from _noted_at(path, on_problem)
+
+
+def is_noted(path: Path, attribute: str) -> bool:
+    """Whether the daemon that this attribute is of has written something down at a cgroup. (2 us.)"""
+    try:
+        return attribute in os.listxattr(path)
+    except OSError:
+        return False
+
+
+def _below(root: Path) -> Iterator[Path]:
+    try:
+        yield from cgroupfs.below(root)
+    except OSError as error:
+        raise cgroupfs.failure(root, "list", error) from error
+
+
+def _noted_at(path: Path, on_problem: Callable[[str], object]) -> Iterator[Noted]:
+    attribute = _PREFIX
+    try:
+        for attribute in _names(path):
+            yield Noted(path, attribute, *_read(os.getxattr(path, attribute)))
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENAMETOOLONG, *cgroupfs.GONE):
+            on_problem(f"{path}: {attribute}: {error.strerror}")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        remedy = f"remove it: setfattr -x {attribute} {path}"
+        on_problem(f"{path}: {attribute}: {type(error).__name__}: {error}; what it changed cannot be undone; {remedy}")
 
 
 def undo_all(
-    state_dir: Path | None,
-    hierarchy: cgroupfs.Hierarchy,
-    on_problem: Callable[[str], object] = lambda _: None,
-    keep: Container[Path] = (),
+    state_dir: Path | None, hierarchy: cgroupfs.Hierarchy, on_problem: Callable[[str], object] = lambda _: None
 ) -> list[tuple[Change, str]]:
     """Undo what hot processes that have ended hold, the one on ``state_dir`` and all that are known to be dead: every
-    change, and what became of it. Not while one runs on it, except for the cgroups that it has taken over (``keep``).
+    change, and what became of it. Not while one runs on it.
     """
-    mine, found = attribute_of(state_dir) if state_dir is not None else "", list[tuple[Change, str]]()
-    for path, attribute, owner, changes in noted(hierarchy.root, on_problem):
-        if path in keep or not (attribute == mine or is_dead(owner)):
-            continue
-        fates = [_undo(change, path, on_problem) for change in changes]
-        found += [(change, fate) for change, fate in fates if fate]
-        if all(fate not in ("", UNSEEN) for _, fate in fates):
-            with suppress(OSError):
-                os.removexattr(path, attribute)
-    return found
+    return [found for found in _undoing(state_dir, hierarchy, on_problem) if found is not None]
 
 
-def _undo(change: Change, path: Path, on_problem: Callable[[str], object]) -> tuple[Change, str]:
-    """What became of a change that is written down at the cgroup ``path``; "" where the kernel refuses."""
+def _undoing(
+    state_dir: Path | None,
+    hierarchy: cgroupfs.Hierarchy,
+    on_problem: Callable[[str], object],
+    keep: Callable[[Path], bool] = lambda _: False,
+    paths: Iterable[Path] | None = None,
+) -> Iterator[tuple[Change, str] | None]:
+    """The same in steps of one cgroup; None where there is nothing to say."""
+    mine = attribute_of(state_dir) if state_dir is not None else ""
+    for path in _below(hierarchy.root) if paths is None else paths:
+        for one in _noted_at(path, on_problem):
+            if (one.attribute == mine or is_dead(one.owner)) and not keep(path):
+                yield from _undo(one, on_problem)
+        yield None
+
+
+def _undo(one: Noted, on_problem: Callable[[str], object]) -> Iterator[tuple[Change, str] | None]:
+    """The values first, then what cgroups below have inherited; when all is back nothing is written down any more."""
+    is_over, fates = True, list[tuple[Change, str]]()
+    for change in one.changes:
+        try:
+            fates.append(_undone(change, one.path))
+        except OSError as error:
+            on_problem(_refused(change, error))
+            is_over = False
+    yield from fates
+    for change, fate in fates:
+        is_over = is_over and fate != UNSEEN
+        try:
+            for _ in enable_below(change) if fate in (RESTORED, UNCHANGED) else ():
+                yield None
+        except OSError as error:
+            on_problem(_refused(change, error))
+            is_over = False
+    if is_over:
+        with suppress(OSError):
+            os.removexattr(one.path, one.attribute)
+
+
+def _undone(change: Change, path: Path) -> tuple[Change, str]:
+    """What became of a change that is written down at the cgroup ``path``. Raises OSError where the kernel refuses."""
+    # Where it is mounted elsewhere than the daemon had it, the pod's cgroup is the one that says so.
+    # (v1's freezer is another hierarchy, with inode numbers of its own, which may be the same.)
+    if change.file != "freezer.state" and change.identity == identity_of(path):
+        change = replace(change, path=str(path))
+    return change, VANISHED if change.boot != boot_id() else undone(change)
+
+
+def _refused(change: Change, error: OSError) -> str:
+    return f"{change.path}/{change.file} cannot be set back to {change.old}: {error.strerror}"
+
+
+def undo_holds(state_dir: Path, log: Logger, hierarchy: cgroupfs.Hierarchy | None = None) -> int:
+    """`undo_all`, said in the log; how many pods are no longer held because of it."""
+    return len({change.uid for change in undoing_holds(state_dir, log, hierarchy) if change is not None})
+
+
+def undoing_holds(
+    state_dir: Path,
+    log: Logger,
+    hierarchy: cgroupfs.Hierarchy | None,
+    keep: Callable[[Path], bool] = lambda _: False,
+    paths: Iterable[Path] | None = None,
+) -> Iterator[Change | None]:
+    """The same in steps of one cgroup (20 us), for the hot process while it watches: what it has changed itself (at the
+    cgroups ``keep``) stays. ``paths``: only at these.
+    """
+
+    def on_problem(problem: str) -> None:
+        log("error", "a hold of an earlier daemon is not undone", problem=problem)
+
     try:
-        # Where it is mounted elsewhere than the daemon had it, the pod's cgroup is the one that says so.
-        # (v1's freezer is another hierarchy, with inode numbers of its own, which may be the same.)
-        if change.file != "freezer.state" and change.identity == identity_of(path):
-            change = replace(change, path=str(path))
-        fate = VANISHED if change.boot != boot_id() else undone(change)
-        if fate in (RESTORED, UNCHANGED):
-            for _ in enable_below(change):
-                pass
-    except OSError as error:
-        on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {error.strerror}")
-        return change, ""
-    return change, fate
-
-
-def undo_holds(
-    state_dir: Path, log: Logger, hierarchy: cgroupfs.Hierarchy | None = None, keep: Container[Path] = ()
-) -> int:
-    """The same, said in the log; how many pods are no longer held because of it."""
-    try:
-        found = undo_all(
-            state_dir,
-            hierarchy or cgroupfs.detect(),
-            lambda problem: log("error", "a hold of an earlier daemon is not undone", problem=problem),
-            keep,
-        )
+        for found in _undoing(state_dir, hierarchy or cgroupfs.detect(), on_problem, keep, paths):
+            if found is not None:
+                change, fate = found
+                fields = {"cgroup": change.path, "file": change.file, "value": change.old, "uid": change.uid}
+                log("info", "a hold of an earlier daemon is undone", **fields, outcome=fate)
+            yield None if found is None else found[0]
     except (MonitorError, OSError) as error:
         log("error", "holds of an earlier daemon cannot be looked for", problem=str(error))
-        return 0
-    for change, fate in found:
-        fields = {"cgroup": change.path, "file": change.file, "value": change.old, "uid": change.uid}
-        log("info", "a hold of an earlier daemon is undone", **fields, outcome=fate)
-    return len({change.uid for change, _ in found})

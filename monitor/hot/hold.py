@@ -17,6 +17,7 @@ from monitor.hot.hold_apply import HoldApplier
 from monitor.hot.hold_brakes import ENDED, GONE, LOST, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures
 from monitor.hot.hold_report import Hold
+from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.kubelet_answers import KubeletAnswers
 from monitor.hot.registry import PodEntry
 from monitor.link.hold_messages import KubeletEviction, KubeletFigures, Softened
@@ -69,6 +70,7 @@ class HoldControl:
         self._gone: list[str] = []  # of those that are held: nobody is left of them
         #: Of pods that are released, and of which not all is back: when to go on, and to do so.
         self.released_due_ns, self.go_on_released = self._brakes.due_ns, self._brakes.go_on
+        self.left = LeftHolds(core, self._brakes.have_changed)
 
     # before a crossing
 
@@ -161,7 +163,12 @@ class HoldControl:
 
     def go_on(self, entries: Iterable[PodEntry]) -> list[PodEntry]:
         """Pods that an earlier hot process holds: those of them that are held on, because memory is short."""
-        adopted = [entry for entry in entries if self._brakes.of(entry).adopt()]
+        adopted = []
+        for entry in entries:
+            if self._brakes.of(entry).adopt():
+                adopted.append(entry)
+            else:
+                self._brakes.drop(entry.uid)  # opened anew when what is held there is undone
         domains, uids = self._figures.domains(), [entry.uid for entry in adopted]
         since = {e.uid: ns for e in adopted if (ns := self._brakes.of(e).since_ns)}  # its time limit goes on
         if adopted:
@@ -235,7 +242,9 @@ class HoldControl:
         """This process ends: nobody stays held."""
         for uid in list(self._holds):
             self._remove(uid, "stopped")
-        self._brakes.finish(time.monotonic_ns() + _END_NS)
+        until_ns = time.monotonic_ns() + _END_NS
+        self._brakes.finish(until_ns)
+        self.left.finish(until_ns)
 
     def _look_after(self) -> None:
         """Whether anybody is left in those that are held, and whether they are held still."""

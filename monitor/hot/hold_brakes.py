@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.pending_kills import CGROUPS
@@ -140,6 +141,10 @@ class HoldBrakes:
         pause_ns = _REST * (time.thread_time_ns() - began_ns) if more else AGAIN_NS // max(1, len(self._left))
         self._next_ns = time.monotonic_ns() + pause_ns
         return more
+
+    def have_changed(self, cgroup: Path) -> bool:
+        """Whether one of them has changed something of it that is not back."""
+        return any(one.cgroup == cgroup and not one.is_clear for one in (*self._brakes.values(), *self._left))
 
     def finish(self, until_ns: int) -> None:
         """This process ends: go on until then with what can be done. The next start takes back what is left."""

@@ -7,37 +7,69 @@ Released before, they would grow while nobody looks: of 4 such races at full spe
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from monitor.actions.hold_journal import attribute_of, noted, undo_holds
-from monitor.hot.parts import Parts
+from monitor.actions.changes import Change
+from monitor.actions.hold_journal import attribute_of, is_noted, undoing_holds
+from monitor.actions.pending_kills import CGROUPS
+
+if TYPE_CHECKING:
+    from monitor.hot.parts import Core, Parts
+
+_REST = 4  # times what a part of the look took is rested
 
 
 def take_over(parts: Parts) -> None:
-    """Once, when all pods are known and counted: hold on whom memory is short for, and release everybody else."""
+    """Once, when all pods are known and counted: hold on whom memory is short for, and release the others of them. What
+    else is held (of pods that are not known, by other daemons that are dead) is left to `LeftHolds`.
+    """
     holds = parts.decider.holds
     assert holds is not None
-    state_dir, hierarchy, log = Path(parts.config.state_dir), parts.gauge.hierarchy, parts.outbox.log
-    mine = attribute_of(state_dir)
-    held = {one.path for one in noted(hierarchy.root) if one.attribute == mine}  # problems are reported below
-    kept = holds.go_on([entry for entry in parts.registry if entry.cgroup in held])
+    mine = attribute_of(Path(parts.config.state_dir))
+    held = [entry for entry in parts.registry if is_noted(entry.cgroup, mine)]
+    kept = holds.go_on(held)
     for entry in kept:
-        log("warning", "a hold of an earlier daemon goes on", pod=entry.title)
-    undo_holds(state_dir, log, hierarchy, {entry.cgroup for entry in kept})
+        parts.outbox.log("warning", "a hold of an earlier daemon goes on", pod=entry.title)
+    for entry in held:  # what this daemon cannot go on with
+        for _ in islice(holds.left.steps([entry.cgroup]), CGROUPS):
+            pass
+    holds.left.begin()
 
 
 class LeftHolds:
-    """Where the pods do not become known (nobody answers who knows them), those that are held are released at the time
-    limit of a hold: nobody looks how much memory there is.
+    """What earlier daemons hold and this one does not is released in turns, because all cgroups are looked at, 15 us
+    each: from when the pods are known. Where they do not become known (nobody answers who knows them) from the time
+    limit of a hold on: nobody looks how much memory there is. ``keep``: whether a cgroup has a brake of this daemon.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._due_ns: int | None = time.monotonic_ns() + parts.config.hold_limit_ns
+    def __init__(self, core: Core, keep: Callable[[Path], bool]) -> None:
+        self._state_dir, self._hierarchy = Path(core.config.state_dir), core.gauge.hierarchy
+        self._log, self._keep = core.outbox.log, keep
+        self._due_ns: int | None = time.monotonic_ns() + core.config.hold_limit_ns
+        self._steps = self.steps()
+
+    def steps(self, paths: Iterable[Path] | None = None) -> Iterator[Change | None]:
+        """Each looks at one cgroup, and releases it if it is held. ``paths``: of these alone."""
+        return undoing_holds(self._state_dir, self._log, self._hierarchy, self._keep, paths)
+
+    def begin(self) -> None:
+        """All pods are known, and those that are held on."""
+        if self._due_ns is not None:
+            self._due_ns = 0
 
     def due_ns(self) -> int | None:
-        return None if self._parts.decider.may_act else self._due_ns
+        return self._due_ns
 
-    def release(self, _: int) -> None:
-        self._due_ns = None
-        undo_holds(Path(self._parts.config.state_dir), self._parts.outbox.log, self._parts.gauge.hierarchy)
+    def release(self, _: int = 0) -> None:
+        """A part of it."""
+        began_ns = time.thread_time_ns()
+        is_over = sum(1 for _ in islice(self._steps, CGROUPS)) < CGROUPS
+        self._due_ns = None if is_over else time.monotonic_ns() + _REST * (time.thread_time_ns() - began_ns)
+
+    def finish(self, until_ns: int) -> None:
+        """This process ends: all of it, or as much as can be done until then."""
+        while self._due_ns is not None and time.monotonic_ns() < until_ns:
+            self.release()

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 
+from monitor.actions.pending_kills import CGROUPS
 from monitor.hot.gauge import Gauge
 from monitor.hot.leaving import NOTHING, WINDOW_NS, Growth, Leaving
 from monitor.hot.registry import PodEntry, Registry
@@ -128,7 +129,7 @@ class Patience:
         self._gauge.reread()
         held = self._gauge.table.working_set(entry.index)
         with suppress(OSError):
-            if held >= NOTHING and cgroup_procs.empty(entry.cgroup):
+            if held >= NOTHING and cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return self._begin(entry.uid, held, held, now_ns, None, unsure=False)
         return False
 

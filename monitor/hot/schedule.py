@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from monitor.hot.busy_poll import BusyPoll
-from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Timer, Timers
 from monitor.hot.parts import Parts
@@ -85,9 +84,8 @@ def _of_holds(parts: Parts) -> tuple[Timer, ...]:
         if holds.follow(now_ns):
             parts.guard(decider.run_pass)  # who is held is in the way of its victim no more
 
-    left = LeftHolds(parts)
     return (
         Timer("hold", due_ns, follow),
         Timer("released", holds.released_due_ns, holds.go_on_released),
-        Timer("left-holds", left.due_ns, left.release),
+        Timer("left-holds", holds.left.due_ns, holds.left.release),
     )

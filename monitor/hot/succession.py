@@ -7,6 +7,8 @@ shortage; so the eviction is gone on with, and what it holds counts as coming ba
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from itertools import islice
 
 from monitor.actions.evict import Eviction
 from monitor.hot.eviction_note import ASKED, GONE, KILLED, Noted
@@ -17,6 +19,9 @@ from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
 from monitor.link.messages import LogLine, Send
+
+#: Cgroups and processes of the pod that are looked at, up to 30 us each: the first decision waits.
+_MOST = 1000
 
 
 def succeed(parts: Parts) -> None:
@@ -36,7 +41,7 @@ def succeed(parts: Parts) -> None:
         _log(send, "the daemon before ended while it was signalling a pod", entry, noted, usage)
         evictor.note.reported()
     if noted.state == GONE or _is_over(entry, noted):
-        if cgroup_procs.empty(entry.cgroup):
+        if cgroup_procs.empty(entry.cgroup, _MOST):
             if now < noted.killed_ns + MOST_BOUND_NS:
                 patience.dropped(entry, now)  # what it holds may be coming back
             registry.set_evicted(entry, True)  # and what stays is nobody's reason to evict it again
@@ -60,15 +65,27 @@ def _log(send: Send, msg: str, entry: PodEntry, noted: Noted, usage: int) -> Non
 
 def _is_dying(entry: PodEntry) -> bool:
     """Whether a SIGKILL has reached anybody in it."""
-    return not all(map(lives, cgroup_procs.pids_below(entry.cgroup)))
+    return _are_all(entry, lives) is False
 
 
 def _is_over(entry: PodEntry, noted: Noted) -> bool:
-    """Whether nobody is left of those who were there: whoever runs now was started since, and is not touched."""
-    if cgroup_procs.empty(entry.cgroup):
+    """Whether nobody is left of those who were there: whoever runs now was started since, and is not touched. Not where
+    there are too many to say: then it is gone on with.
+    """
+    if cgroup_procs.empty(entry.cgroup, _MOST):
         return True
     if noted.state == ASKED:
         return False
-    return all(
-        born > noted.killed_ns for born in map(born_ns, cgroup_procs.pids_below(entry.cgroup)) if born is not None
-    )
+    return _are_all(entry, lambda pid: (born := born_ns(pid)) is None or born > noted.killed_ns) is True
+
+
+def _are_all(entry: PodEntry, is_so: Callable[[int], bool]) -> bool | None:
+    """Whether it is so of all processes of a pod; None where it is of the first, and there may be more."""
+    left = _MOST
+    for _, pids in cgroup_procs.walk(entry.cgroup):
+        if not all(map(is_so, islice(pids, left))):
+            return False
+        left -= 1 + len(pids)
+        if left <= 0:
+            return None
+    return True

@@ -15,6 +15,8 @@ from monitor.kernel.cgroupfs import GONE, failure
 _LONG = 3000
 #: Cgroups of one pod that a descriptor is kept of: a pod has a handful. One with more is walked.
 _KEPT = 64
+#: Cgroups that are listed in the time that one of them takes to read.
+_LISTED = 16
 
 
 def pids_below(path: Path) -> set[int]:
@@ -26,7 +28,8 @@ def pids_below(path: Path) -> set[int]:
 
 def walk(path: Path) -> Generator[tuple[str, set[int]]]:
     """The same one cgroup at a time (15 us each, and a pod may have thousands): a path that is good until the next one,
-    and its processes. For the moment of a kill: no objects, one descriptor at a time. Raises OSError.
+    and its processes. For the moment of a kill: no objects, one descriptor at a time. One with many cgroups in it comes
+    again without processes for each `_LISTED` of them, so that who counts need not wait for a list. Raises OSError.
     """
     stack = [os.fspath(path)]
     anchors: list[tuple[int, int]] = []  # (descriptor, how long the stack is when nothing below it is left)
@@ -38,19 +41,32 @@ def walk(path: Path) -> Generator[tuple[str, set[int]]]:
                     anchors.append((os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), len(stack)))
                     directory = f"/proc/self/fd/{anchors[-1][0]}"
                 pids = set(_pids_in(directory))
-                with os.scandir(directory) as entries:
-                    stack.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
             except OSError as e:
                 if e.errno not in (*GONE, errno.ENOTDIR):
                     raise
             else:
                 pids.discard(0)
                 yield directory, pids
+                for _ in _listed(directory, stack):
+                    yield directory, set()
             while anchors and len(stack) == anchors[-1][1]:
                 os.close(anchors.pop()[0])
     finally:
         for descriptor, _ in anchors:
             os.close(descriptor)
+
+
+def _listed(directory: str, stack: list[str]) -> Generator[None]:
+    """Put the cgroups in it on the stack."""
+    try:
+        with os.scandir(directory) as entries:
+            for number, entry in enumerate((e for e in entries if e.is_dir(follow_symlinks=False)), 1):
+                stack.append(entry.path)
+                if not number % _LISTED:
+                    yield
+    except OSError as e:
+        if e.errno not in (*GONE, errno.ENOTDIR):
+            raise
 
 
 def pids_in(directory: str) -> set[int]:

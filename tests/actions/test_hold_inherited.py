@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from monitor.actions.pending_kills import CGROUPS, PendingKills
 from monitor.actions.pod_brake import FREEZE, LIMIT
 from monitor.cli.run import lock
 from monitor.hot.hold_brakes import HoldBrakes
-from monitor.hot.hold_succession import LeftHolds
+from monitor.hot.hold_succession import LeftHolds, take_over
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
@@ -183,6 +183,41 @@ def test_looks_at_a_held_pod_read_few_cgroups_at_a_time(held: Stand, monkeypatch
     assert len(read) <= CGROUPS + 1
 
 
+class Listed:
+    """`os.scandir`, and how many entries were read of it."""
+
+    def __init__(self, directory: str) -> None:
+        self._entries = scandir(directory)
+
+    def __enter__(self) -> Listed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entries.close()
+
+    def __iter__(self) -> Iterator[os.DirEntry[str]]:
+        for entry in self._entries:
+            LISTED.append(entry.name)
+            yield entry
+
+
+LISTED, scandir = list[str](), os.scandir
+
+
+def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 in one take 3 ms, although it reads 64 of them."""
+    for name in (".", *(f"c{number}" for number in range(3000))):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "cgroup.procs").touch()
+    (tmp_path / "c2999" / "cgroup.procs").write_text(f"{os.getpid()}\n0\n")
+    assert cgroup_procs.pids_below(tmp_path) == {os.getpid()}
+    monkeypatch.setattr(os, "scandir", Listed)
+    for look in (lambda: cgroup_procs.anybody(tmp_path, CGROUPS), PendingKills(tmp_path).look):
+        LISTED.clear()
+        look()
+        assert 0 < len(LISTED) <= 17 * CGROUPS
+
+
 @v1
 def test_a_freezer_with_the_inode_number_of_the_pods_memory_cgroup(
     held: Stand, monkeypatch: pytest.MonkeyPatch
@@ -197,22 +232,69 @@ def test_a_freezer_with_the_inode_number_of_the_pods_memory_cgroup(
     assert (freezer / "freezer.self_freezing").read_text().strip() == "0"
 
 
+def left_holds(held: Stand, root: Path, keep: Callable[[Path], bool] = lambda _: False) -> LeftHolds:
+    core: Any = SimpleNamespace(
+        config=SimpleNamespace(hold_limit_ns=0, state_dir=str(held.state)),
+        outbox=SimpleNamespace(log=lambda *_, **__: None),
+        gauge=SimpleNamespace(hierarchy=cgroupfs.Hierarchy(HIERARCHY.version, root)),
+    )
+    return LeftHolds(core, keep)
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_who_is_held_is_released_where_no_pod_becomes_known(held: Stand, known: bool) -> None:
     """The next daemon takes them over when it knows its pods, which nobody may send it."""
     assert held.brake().apply(64 * MIB) is not None
-    parts: Any = SimpleNamespace(
-        config=SimpleNamespace(hold_limit_ns=0, state_dir=str(held.state)),
-        decider=SimpleNamespace(may_act=known),
-        outbox=SimpleNamespace(log=lambda *_, **__: None),
-        gauge=SimpleNamespace(hierarchy=HIERARCHY),
-    )
-    left = LeftHolds(parts)
-    due_ns = left.due_ns()
-    if due_ns is not None:
-        left.release(due_ns)
-        assert left.due_ns() is None
+    left = left_holds(held, HIERARCHY.root, lambda path: known and path == held.pod)
+    if known:
+        left.begin()
+        assert left.due_ns() == 0
+    while left.due_ns() is not None:
+        left.release()
     assert held.noted() == known
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_all_cgroups_are_looked_at_for_what_earlier_daemons_hold_in_turns(
+    held: Stand, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """The hot thread went over the whole hierarchy twice, 15 us for each cgroup, before its first decision."""
+    assert held.brake().apply(64 * MIB) is not None
+    for number in range(3 * CGROUPS):
+        cgroupfs.make(held.node / f"c{number}")
+    read, real = list[object](), hold_journal._names
+    monkeypatch.setattr(hold_journal, "_names", lambda path: read.append(path) or real(path))
+    left = left_holds(held, held.node)
+    if ends:
+        left.finish(time.monotonic_ns() + 10**10)
+        assert left.due_ns() is None
+    turns = 0
+    while left.due_ns() is not None:
+        read.clear()
+        left.release()
+        assert len(read) <= CGROUPS + 1
+        turns += 1
+    assert ends or turns > 3
+    assert not held.noted()
+
+
+def test_pods_that_are_held_are_taken_over_without_a_look_at_all_cgroups(
+    held: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that this daemon does not go on with: the rest is for later turns."""
+    other = cgroupfs.make(held.node / "other")
+    assert held.brake().apply(64 * MIB) is not None
+    monkeypatch.setattr(cgroupfs, "below", lambda path: pytest.fail(f"{path} is listed") if path != held.pod else [])
+    entries: list[Any] = [SimpleNamespace(uid=path.name, cgroup=path, title=path.name) for path in (other, held.pod)]
+    asked = list[Any]()
+    holds = SimpleNamespace(go_on=lambda held_on: asked.extend(held_on) or [], left=left_holds(held, held.node))
+    parts: Any = SimpleNamespace(
+        config=SimpleNamespace(state_dir=str(held.state)), registry=entries, decider=SimpleNamespace(holds=holds)
+    )
+    take_over(parts)
+    assert asked == entries[1:]
+    assert not held.noted()
+    assert holds.left.due_ns() == 0
 
 
 @pytest.mark.parametrize("running", [False, True])

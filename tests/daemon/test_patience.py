@@ -7,6 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from monitor.actions.pending_kills import CGROUPS
 from monitor.hot.patience import (
     CONFIRM_NS,
     DOUBTS_NS,
@@ -17,6 +20,7 @@ from monitor.hot.patience import (
     STAYS_NS,
     Patience,
 )
+from monitor.kernel import cgroup_procs
 from monitor.kernel.domains import Reading
 from monitor.link.messages import NAMES, Evicted
 from monitor.policy.patience import Coming, waits
@@ -212,3 +216,23 @@ def test_what_keeps_coming_is_counted_on_and_reported_in_the_end() -> None:
     world.held["dead"] = 0
     assert world.look() is None
     assert world.messages("evicted")[0].freed == 100 * MIB
+
+
+def test_whether_anybody_is_left_in_a_pod_that_is_forgotten_is_not_looked_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On cgroup v1 a pod of thousands of cgroups took the hot thread 15 us for each."""
+    for name in (".", *(f"c{number}" for number in range(200))):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "cgroup.procs").touch()
+    read, real = list[str](), cgroup_procs._pids_in
+    monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
+    world = World()
+    entry = world.pod("gone", 100)
+    entry.cgroup = tmp_path
+    assert not world.patience.dropped(entry, world.now)
+    assert 0 < len(read) <= CGROUPS + 1
+    for number in range(150):
+        (tmp_path / f"c{number}" / "cgroup.procs").unlink()
+        (tmp_path / f"c{number}").rmdir()
+    assert world.patience.dropped(entry, world.now)

@@ -8,12 +8,15 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from monitor.hot.eviction_note import ASKED, GONE, KILLED, EvictionNote
+from monitor.hot import succession
+from monitor.hot.eviction_note import ASKED, GONE, KILLED, EvictionNote, Noted
 from monitor.hot.outbox import MOST, UnstoredMessages
-from monitor.kernel import cgroupfs, procfs
+from monitor.kernel import cgroup_procs, cgroupfs, procfs
 from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
@@ -251,3 +254,25 @@ def test_when_a_process_was_born() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert procfs.born_ns(child) is None
+
+
+@pytest.mark.parametrize("cgroups", [10, 3000])
+def test_whether_an_eviction_is_over_is_looked_for_in_so_many_cgroups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroups: int
+) -> None:
+    """The first decision of the daemon after it waits, and on cgroup v1 a pod may have thousands: 15 us each."""
+    for name in (".", *(f"c{number}" for number in range(cgroups))):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "cgroup.procs").touch()
+    read, real = list[str](), cgroup_procs._pids_in
+    monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
+    entry: Any = SimpleNamespace(cgroup=tmp_path)
+    killed = Noted(KILLED, 7, 1, 0, time.monotonic_ns(), 0, 0)
+    assert succession._is_over(entry, killed) == (cgroups == 10)
+    assert not succession._is_dying(entry)
+    assert len(read) <= 3 * (succession._MOST + 1)
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    assert not succession._is_over(entry, killed), "one who was there before"
+    born = procfs.born_ns(os.getpid())
+    assert born is not None
+    assert succession._is_over(entry, killed._replace(killed_ns=born - 1)) == (cgroups == 10)
