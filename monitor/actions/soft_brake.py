@@ -63,26 +63,6 @@ def soften(journal: ChangeJournal, cgroup: Path, uid: str, cap: int, grace_s: fl
     return SoftBrake(high, tuple(changes))
 
 
-def slow_down(cgroup: Path, low: int) -> int:
-    """Have whoever is in a system call of a frozen pod sleep for what he takes, as `PodBrake` does by itself from Linux
-    6.16 on; the memory.high that is in force. ``low``: written down by the hold already (`PodBrake.low`): a file on a
-    disk took 1 s in a busy guest, and the call was at the cap by then. May block for seconds. Raises OSError.
-    """
-    own = _number(cgroup / HIGH)
-    if own is not None and own <= low:
-        return own
-    (cgroup / HIGH).write_text(str(low))
-    return low
-
-
-def speed_up(cgroup: Path, low: int, own_high: str) -> bool:
-    """Take that back, where it is there still; whether it was. Raises OSError."""
-    if _number(cgroup / HIGH) != low:
-        return False
-    (cgroup / HIGH).write_text(own_high)
-    return True
-
-
 def harden(journal: ChangeJournal, changes: list[Change] | tuple[Change, ...]) -> list[tuple[Change, str]]:
     """Take it back: each change, and what became of it. What the kernel refuses stays in the journal."""
     found = []

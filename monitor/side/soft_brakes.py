@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monitor.actions.changes import ChangeJournal
-from monitor.actions.soft_brake import SoftBrake, harden, slow_down, soften, speed_up
+from monitor.actions.soft_brake import SoftBrake, harden, soften
 from monitor.errors import MonitorError
 from monitor.link.hold_messages import Harden, HoldEnded, Soften, Softened
 from monitor.side.view import View, label
 from monitor.side.worker import Worker
+
+if TYPE_CHECKING:
+    from monitor.actions.slow_down import SlowDowns
 
 
 class SoftBrakes:
@@ -22,7 +25,11 @@ class SoftBrakes:
         self._journal = ChangeJournal(Path(view.config.state_dir))
         self._worker: Worker | None = None  # a thread that most daemons never need
         self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
-        self._slowed: dict[str, tuple[Path, Soften]] = {}  # likewise
+        self._slow_downs: SlowDowns | None = None  # likewise
+        if view.config.holds:
+            from monitor.actions.slow_down import SlowDowns  # nobody else pays for it
+
+            self._slow_downs = SlowDowns(Path(view.config.state_dir))
 
     def soften(self, message: Soften) -> None:
         """Brake it, and answer where it is to run."""
@@ -42,7 +49,7 @@ class SoftBrakes:
             self._worker.close(timeout_s)
 
     def _harden_all(self) -> None:
-        for uid in {*self._brakes, *self._slowed}:
+        for uid in {*self._brakes, *(self._slow_downs.uids if self._slow_downs is not None else ())}:
             self._harden(uid)
 
     def _soften(self, message: Soften) -> None:
@@ -73,8 +80,11 @@ class SoftBrakes:
         if message.grace_ns:
             brake = soften(self._journal, found.cgroup, message.pod, message.cap, message.grace_ns / 1e9, message.high)
         else:
-            self._slowed[message.pod] = (found.cgroup, message)
-            brake = SoftBrake(slow_down(found.cgroup, message.low), ())
+            assert self._slow_downs is not None
+            high = self._slow_downs.begin(message.pod, found.cgroup, message.low, message.high)
+            if high is None:  # it is not held any more: it waited here for another pod's
+                return 0
+            brake = SoftBrake(high, ())
         # Asked twice (a decision, and the kubelet's eviction) the second finds the memory.high that the first wrote.
         before = self._brakes.get(message.pod)
         changes = {change.name: change for change in (*(before.changes if before else ()), *brake.changes)}
@@ -85,9 +95,8 @@ class SoftBrakes:
         return brake.high
 
     def _harden(self, uid: str) -> None:
-        if (slowed := self._slowed.pop(uid, None)) is not None:
-            with suppress(OSError):  # the cgroup is gone; else the hot process takes it back, which has it written down
-                speed_up(slowed[0], slowed[1].low, slowed[1].high)
+        if self._slow_downs is not None:
+            self._slow_downs.end(uid)
         brake = self._brakes.pop(uid, None)
         for change, fate in harden(self._journal, brake.changes) if brake is not None else ():
             self._view.log.info("a soft brake is taken back", uid=uid, file=change.file, value=change.old, outcome=fate)

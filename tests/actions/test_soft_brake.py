@@ -12,7 +12,8 @@ import pytest
 from monitor.actions.brake_file import may_set_low
 from monitor.actions.changes import RESTORED, ChangeJournal, undo_left, undone
 from monitor.actions.pod_brake import AUTO, LIMIT
-from monitor.actions.soft_brake import HIGH, TASKS, harden, slow_down, soften, speed_up
+from monitor.actions.slow_down import slow_down, speed_up
+from monitor.actions.soft_brake import HIGH, TASKS, harden, soften
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from tests import live
@@ -22,6 +23,8 @@ pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(not V2, reason="cgroup v1 has no memory.high: the guests of make test-vm have v2"),
 ]
+
+late = pytest.mark.skipif(may_set_low(), reason="from Linux 6.16 on the hot process sets it itself")
 
 #: Takes memory until it gets SIGTERM, which it answers.
 _ANSWERS = """
@@ -152,44 +155,60 @@ def test_a_lower_memory_high_stays_while_a_pod_is_held(held: Stand) -> None:
         assert held.files() == before
 
 
+@late
 def test_the_side_slows_a_held_pod_down_where_the_hot_process_cannot(held: Stand, journal: ChangeJournal) -> None:
-    """Before Linux 6.16. What comes back is what was there before the hold, and a soft brake after it changes less."""
+    """What comes back is what was there before the hold, and a soft brake after it changes less."""
     with held.puppet() as puppet:
         puppet.do("anon(32)")
         before, brake = held.files(), held.brake()
         assert brake.apply(96 * MIB) is not None
-        assert brake.slows_late == (not may_set_low())
-        low, own = brake.low or 16 * MIB, brake.leave_high()
-        assert slow_down(held.pod, low) == low == number(held.pod / HIGH)
+        assert brake.slows_late
+        low, own = brake.low, brake.leave_high()
+        assert slow_down(held.pod, low, held.journal) == low == number(held.pod / HIGH)
         assert low < 24 * MIB
         assert brake.in_force(), "that is the side's"
         soft = soften(journal, held.pod, "uid", 0, 5.0, "max")
         assert [change.file for change in soft.changes] == [TASKS]
-        brake.close()
-        assert speed_up(held.pod, low, own) == may_set_low(), "before, it was written down at the hold, and put back"
+        brake.release()
+        assert not speed_up(held.pod, low, own), "it was written down at the hold, and put back"
         assert {fate for _, fate in harden(journal, soft.changes)} == {RESTORED}
         assert held.files() == before
 
 
+@late
 def test_the_side_leaves_a_memory_high_that_is_as_low_already(held: Stand) -> None:
     with held.puppet() as puppet:
         puppet.do("anon(24)")
+        brake = held.brake()
+        assert brake.apply(96 * MIB) is not None
         (held.pod / HIGH).write_text(str(MIB))
-        assert slow_down(held.pod, 12 * MIB) == MIB == number(held.pod / HIGH)
-        assert not speed_up(held.pod, 12 * MIB, "max")
+        assert slow_down(held.pod, brake.low, held.journal) == MIB == number(held.pod / HIGH)
+        assert not speed_up(held.pod, brake.low, "max")
         assert number(held.pod / HIGH) == MIB
 
 
+def test_the_side_does_not_slow_down_who_is_not_held(held: Stand) -> None:
+    """It may be asked long before it comes to it."""
+    with held.puppet() as puppet:
+        puppet.do("anon(24)")
+        before, brake = held.files(), held.brake()
+        assert slow_down(held.pod, 12 * MIB, held.journal) is None
+        assert brake.apply(64 * MIB) is not None
+        low = brake.low or 12 * MIB
+        brake.release()
+        assert slow_down(held.pod, low, held.journal) is None
+        assert held.files() == before
+
+
+@late
 def test_what_a_side_set_that_was_killed_since_stays_in_force_until_the_release(held: Stand) -> None:
     """The next side knows nothing of it, and the hot process took it for somebody else's, and itself for braking."""
-    if may_set_low():
-        pytest.skip("from Linux 6.16 on the hot process sets it itself")
     with held.puppet() as puppet:
         puppet.do("anon(32)")
         before, brake = held.files(), held.brake()
         assert brake.apply(96 * MIB) is not None
         brake.leave_high()
-        slow_down(held.pod, brake.low)
+        slow_down(held.pod, brake.low, held.journal)
         brake.high_is_left = False  # as where another side has begun
         assert brake.in_force()
         assert brake.apply(96 * MIB) is not None
@@ -199,15 +218,14 @@ def test_what_a_side_set_that_was_killed_since_stays_in_force_until_the_release(
         assert held.files() == before
 
 
+@late
 def test_what_the_side_is_about_to_write_is_undone_after_a_sigkill_of_both(held: Stand) -> None:
     """The hot process writes it down before it asks."""
-    if may_set_low():
-        pytest.skip("from Linux 6.16 on the hot process sets it itself")
     with held.puppet() as puppet:
         puppet.do("anon(32)")
         before, brake = held.files(), held.brake()
         assert brake.apply(96 * MIB) is not None
-        slow_down(held.pod, brake.low)
+        slow_down(held.pod, brake.low, held.journal)
         [change] = [one for one in held.noted_changes() if one.file == HIGH]
         assert str(brake.low) in change.written
         assert undone(change) == RESTORED
