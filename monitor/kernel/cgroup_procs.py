@@ -109,8 +109,9 @@ class KeptProcesses:
                     raise  # else one was removed, and another was made
         self._close_files()
         below = self._below()
-        for number, (directory, pids) in enumerate(walk(self._path)):
-            if below >= 0 and number <= _KEPT and not directory.startswith("/proc/"):
+        for directory, pids in walk(self._path):
+            is_new = directory not in self._files and not directory.startswith("/proc/")
+            if is_new and below >= 0 and len(self._files) <= _KEPT:
                 with suppress(OSError):  # no descriptor is left for it, or it was removed
                     self._files[directory] = os.open(f"{directory}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
             yield directory, pids
