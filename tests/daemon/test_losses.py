@@ -1,6 +1,7 @@
 """What was dropped on the way to the side, and pods that cause more than the programs report one by one."""
 
 import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot.ring_records import SAVED_NS, SHARE, Ration
+from monitor.hot.ring_records import SAVED_NS, SHARE, Ration, RingRecords
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
 from monitor.link.messages import HOT_TO_SIDE, Oom
@@ -196,6 +197,45 @@ def test_a_time_without_a_cpu_is_not_paid_back() -> None:
     now[0] += 2000 * MS
     assert not ration.spend(0)
     assert ration.until_ns - now[0] == SHARE * SAVED_NS
+
+
+class StandInRing:
+    """Holds so many records at each read."""
+
+    more = False
+
+    def __init__(self, fd: int, *found: int) -> None:
+        self._fd, self._found = fd, list(found)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def consume(self, most: int) -> int:
+        self.more = False
+        return self._found.pop(0) if self._found else 0
+
+
+def test_a_ring_whose_record_is_half_written_is_left_alone_for_a_moment(stats: SharedStats) -> None:
+    """Reported for ever, it kept the hot process from sleeping, ahead of who was to write it (Linux 7.0 and later)."""
+    records = RingRecords(*cast("tuple[Any, ...]", [None] * 4), stats, cast(Any, None))
+    heard: list[tuple[int, int]] = []
+    records._epoll = cast(Any, SimpleNamespace(modify=lambda fd, events: heard.append((fd, events))))
+    events, kills = StandInRing(4), StandInRing(5, 3, 0, 2)
+    records._events, records._budgets = cast(Any, events), cast(Any, {kills: 8})
+    records._by_fd = cast(Any, {4: events, 5: kills})
+    assert records.consume(5)
+    assert (heard, records.due_ns()) == ([], None)  # three records
+    assert records.consume(5)  # ready, and nothing to read
+    rest = records.due_ns()
+    assert heard == [(5, 0)]
+    assert rest is not None
+    records.go_on(rest - 1)
+    assert heard == [(5, 0)]
+    records.go_on(rest)
+    assert heard == [(5, 0), (5, select.EPOLLIN)]
+    assert kills.consume(8) == 0  # the two were read
+    assert records.consume(4)  # crossings never rest
+    assert records.due_ns() is None
 
 
 def test_over_a_long_time_it_is_the_share() -> None:
