@@ -133,6 +133,11 @@ class Screen:
             row[self.x :] = ([" "] * n + row[self.x :])[: self.columns - self.x]
         elif kind == "P":
             row[self.x :] = (row[self.x + n :] + [" "] * n)[: self.columns - self.x]
+        elif kind in "ST":  # the region up or down, as curses scrolls several lines
+            top, bottom = self._region
+            n = min(n, bottom + 1 - top)
+            kept, blank = self.cells[top : bottom + 1], [[" "] * self.columns for _ in range(n)]
+            self.cells[top : bottom + 1] = [*kept[n:], *blank] if kind == "S" else [*blank, *kept[: len(kept) - n]]
         elif kind == "r":
             bottom = values[1] if len(values) > 1 and values[1] else self.rows
             self._region, self.x, self.y = (n - 1, min(self.rows, bottom) - 1), 0, 0
