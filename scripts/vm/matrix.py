@@ -20,7 +20,7 @@ import table
 from commands import VmError, say, stop_building
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
 from images import ROOT, Builder, Family, Image, choose, install_tools
-from report import MOST_UNKNOWN_IN_A_GUEST, Row, counts, failures, lines, unproven
+from report import MOST_UNKNOWN, Row, counts, failures, lines, unproven
 from suites import Suite, guest_command, suites
 
 CACHE = Path(os.environ.get("OUTRACE_VM_CACHE", ROOT / ".vm"))
@@ -130,7 +130,7 @@ def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, 
     )
     if outcome.code is None:
         explain(name, outcome, place)
-    why = unproven(place, MOST_UNKNOWN_IN_A_GUEST) if outcome.code == 0 and not options.command else outcome.why
+    why = unproven(place, MOST_UNKNOWN) if outcome.code == 0 and not options.command else outcome.why
     return row(outcome.code, why, outcome.seconds)
 
 
