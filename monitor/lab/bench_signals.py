@@ -134,7 +134,7 @@ def play(load: Load, directory: Path) -> Row:
             pressure = Pressure(node)
             began = time.time()
             if load.protected:
-                (readers[0].cgroup / "memory.min").write_text(str(load.mib * MIB))
+                node.protect(readers[0], load.mib)
             file: dict[str, Any] = {"kind": "file", "mib": load.mib // load.writers, **load.cache}
             if disk is not None:
                 file["dir"] = str(disk.path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from monitor.lab.node import MIB
 from monitor.lab.scenario import CRITICAL, HOG, own, scenario, unified
 from monitor.lab.stage import STEADY, Stage
 from monitor.race import incident as i
@@ -34,7 +33,7 @@ def protected_and_unseen(stage: Stage) -> None:
 
 def _protected(stage: Stage) -> None:
     server = stage.pod("server", priority=CRITICAL)
-    (server.cgroup / "memory.min").write_text(str(100 * MIB))
+    stage.node.protect(server, 100)
     stage.filled(server, 90, kind="file", reread=0, sync=1)
 
 
