@@ -25,9 +25,12 @@ from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import LabNode
 
 Record = dict[str, Any]
+_Queue = queue.SimpleQueue[tuple[subprocess.Popen[bytes], Record | None]]
+#: Key of a record that arrived when its process had been followed by another.
+_LATE = "of an earlier process"
 
 
-def _read(process: subprocess.Popen[bytes], records: queue.SimpleQueue[Record | None]) -> None:
+def _read(process: subprocess.Popen[bytes], records: _Queue) -> None:
     """Its log, and None at its end."""
     assert process.stderr is not None
     with process.stderr as lines:
@@ -36,8 +39,8 @@ def _read(process: subprocess.Popen[bytes], records: queue.SimpleQueue[Record | 
                 record = json.loads(line)
             except ValueError:
                 record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
-            records.put(record)
-    records.put(None)
+            records.put((process, record))
+    records.put((process, None))
 
 
 class LabDaemon:
@@ -65,7 +68,8 @@ class LabDaemon:
         self._keep_pins = keep_pins
         self._wrapper = wrapper
         self.log: list[Record] = []
-        self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        #: Of all its processes: the side of one that was killed may report what that did after the next has started.
+        self._queue: _Queue = queue.SimpleQueue()
         self.address = ""
         self.started_ns = 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -96,8 +100,6 @@ class LabDaemon:
             *self.options,
         ]
         self.poll()  # of an earlier start, whose side may still have written
-        # Each process has its own: the end of the earlier one may be read only now, and is not the end of this one.
-        self._queue = queue.SimpleQueue()
         since = len(self.log)
         self.started_ns = time.monotonic_ns()
         self.process = subprocess.Popen(
@@ -109,7 +111,7 @@ class LabDaemon:
         )
         node.also_end(self.process.pid)
         threading.Thread(target=_read, args=(self.process, self._queue), daemon=True).start()
-        first = self.wait_for(lambda r: r.get("msg") == "starting", ready_timeout, since)
+        first = self.wait_for(lambda r: r.get("msg") == "starting" and _LATE not in r, ready_timeout, since)
         if first is None:
             # Its own word on whether this machine can at all (exit code 3) is passed on.
             try:
@@ -135,15 +137,25 @@ class LabDaemon:
 
     def poll(self) -> list[Record]:
         """Records that arrived since the last call (also kept in `log`)."""
-        fresh: list[Record] = []
-        while not self._queue.empty():
-            arrived = self._queue.get()
-            if arrived is None:
-                self._queue.put(None)  # the end stays the end, for `wait_for` too
-                break
-            fresh.append(arrived)
-        self.log.extend(fresh)
-        return fresh
+        since = len(self.log)
+        while self._take(0.0) is not None:
+            pass
+        return self.log[since:]
+
+    def _take(self, timeout: float) -> Record | None:
+        """The next record, into `log`; None if none arrives within ``timeout`` seconds, or at the daemon's end."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                process, record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if record is not None:
+                self.log.append(record if process is self.process else record | {_LATE: True})
+                return self.log[-1]
+            if process is self.process:
+                self._queue.put((process, None))  # the end stays the end, for the next caller too
+                return None
 
     def wait_for(self, wanted: Callable[[Record], bool], timeout: float = PATIENCE_S, since: int = 0) -> Record | None:
         """The first record from position ``since`` of the log on that is ``wanted``.
@@ -155,14 +167,9 @@ class LabDaemon:
                 return record
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            try:
-                arrived = self._queue.get(timeout=left)
-            except queue.Empty:
+            arrived = self._take(left)
+            if arrived is None:
                 return None
-            if arrived is None:  # its end; for the next caller as well
-                self._queue.put(None)
-                return None
-            self.log.append(arrived)
             if wanted(arrived):
                 return arrived
         return None
