@@ -114,8 +114,10 @@ def starts(node: LabNode, directory: Path, n: int) -> Iterator[float]:
     """Milliseconds from the start of the daemon to its being ready; each is killed, so that the next one finds the
     rings as they are.
     """
+    killed: list[LabDaemon] = []
     for _ in range(n):
         daemon = LabDaemon(node, *options(""), state_dir=directory, keep_pins=True)
+        killed.append(daemon)
         try:
             daemon.start()
             record = daemon.message("ready", _PATIENCE_S)
@@ -126,6 +128,8 @@ def starts(node: LabNode, directory: Path, n: int) -> Iterator[float]:
             if daemon.process is not None:
                 daemon.process.kill()
                 daemon.process.wait()
+    for daemon in killed:  # its side, which ends a moment later, still writes into the state dir that is removed next
+        daemon.wait_for(lambda _: False, _PATIENCE_S)
 
 
 def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pods: int, with_floor: bool) -> list[Row]:
