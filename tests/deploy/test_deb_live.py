@@ -101,7 +101,7 @@ def test_an_upgrade_in_the_middle_of_an_eviction(installed: None) -> None:
     line = int(package.available_mib() - 100)
     package.with_options(
         f"--enforce --eviction-hard memory.available<60Mi --eviction-soft memory.available<{line}Mi"
-        " --eviction-soft-grace-period memory.available=1s --eviction-max-pod-grace-period {GRACE_S}"
+        f" --eviction-soft-grace-period memory.available=1s --eviction-max-pod-grace-period {GRACE_S}"
     )
     known, before, killed = package.incidents(), package.main_pid("outrace"), package.oom_kills()
     package.start_hog(-200, rate=40)  # it never meets the hard threshold
