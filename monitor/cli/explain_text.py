@@ -95,7 +95,8 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
     if service := pod["written"]:
         may = f"no: {critical['why']}" if critical["critical"] else "yes: nothing forbids it"
         facts += [("priority", service["priority"]), ("may be evicted", may)]
-        facts.append(("oom_score_adj", service["oom_score_adj"]))
+        # A daemon that was started before an upgrade does not tell the grace.
+        facts += [(name, service[name]) for name in ("grace", "oom_score_adj") if name in service]
     else:
         facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
         facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]

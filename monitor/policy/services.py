@@ -14,12 +14,19 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from monitor.policy.errors import PolicyError
+from monitor.policy.gosyntax import parse_duration
 from monitor.policy.pods import Container, Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, LEAST_PRIORITY, MOST_PRIORITY
 from monitor.policy.quantity import Quantity
+from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 
 #: Labels of a container.
-PRIORITY, REQUEST, NEVER = LABELS = ("outrace/priority", "outrace/request", "outrace/never")
+PRIORITY, REQUEST, GRACE, NEVER = LABELS = (
+    "outrace/priority", "outrace/request", "outrace/grace", "outrace/never"
+)  # fmt: skip
+#: The longest grace, in seconds.
+MOST_GRACE_S = 24 * 60 * 60
 #: OOMScoreAdjust= of "never": the kernel spares it (OOM_SCORE_ADJ_MIN).
 SPARED_SCORE = -1000
 #: What nobody wrote: systemd starts a user's manager with 100, and that its units with 100 more (systemd.exec(5),
@@ -47,8 +54,8 @@ class Facts:
 
 
 def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
-    """The pod, with the reason for each thing in `Pod.written`. ``rules``: pattern -> its priority, request (bytes) and
-    never; the first pattern that has the pod's namespace/name counts.
+    """The pod, with the reason for each thing in `Pod.written`. ``rules``: pattern -> its priority, request (bytes),
+    grace (seconds) and never; the first pattern that has the pod's namespace/name counts.
     """
     pattern, rule = _rule(facts, rules)
     priority, why_priority = _priority(facts, pattern, rule)
@@ -57,6 +64,7 @@ def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
     amounts = {"memory": Quantity.of_bytes(request)} if request else {}
     limits = {} if facts.limit is None else {"memory": Quantity.of_bytes(facts.limit)}
     never = _never(facts, pattern, rule)
+    grace_s, why_grace = _grace(facts, pattern, rule)
     return Pod(
         uid=facts.uid,
         namespace=facts.namespace,
@@ -65,11 +73,13 @@ def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
         containers=(Container(facts.name, amounts, limits),),
         priority=priority,
         qos_class_status=quality,
+        grace_period_s=grace_s,
         taken_critical=never,
         written={
             "priority": f"{priority}: {why_priority}",
             "request": why_request,
             "class": why_class,
+            "grace": f"{grace_s} s: {why_grace}",
             "oom_score_adj": "not known yet" if facts.score is None else f"{facts.score}, the lowest of its processes",
         },
     )
@@ -108,6 +118,18 @@ def _request(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, 
     if facts.request:
         return facts.request, "MemoryMin=, MemoryLow= or the container's reservation"
     return 0, "no MemoryMin=, MemoryLow=, reservation or label"
+
+
+def _grace(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, str]:
+    """Seconds between SIGTERM and SIGKILL where a soft threshold evicts it. TimeoutStopSec= is in no file that the
+    machine keeps of a unit.
+    """
+    if "grace" in rule:
+        return int(rule["grace"]), f"services: {pattern}"
+    label = (facts.labels or {}).get(GRACE)
+    if label is not None and (asked := _seconds(label)) is not None:
+        return asked, f"label {GRACE}"
+    return DEFAULT_POD_GRACE_S, "as for a pod that names none"
 
 
 def _quality(request: int, limit: int | None) -> tuple[str, str]:
@@ -149,6 +171,8 @@ def label_problem(name: str, value: str) -> str:
         return f"its label {name}={value[:40]!r} is no whole number up to {MOST_PRIORITY}"
     if name == REQUEST and _bytes(value) is None:
         return f"its label {name}={value[:40]!r} is no quantity such as 200Mi"
+    if name == GRACE and _seconds(value) is None:
+        return f"its label {name}={value[:40]!r} is no duration of whole seconds up to 24h such as 90s"
     if name == NEVER and value not in ("true", "false"):
         return f"its label {name}={value[:40]!r} is not true or false"
     return ""
@@ -164,3 +188,11 @@ def _bytes(value: str) -> int | None:
     except ValueError:
         return None
     return amount.value if 0 <= amount.nanos < 10**9 << 62 else None
+
+
+def _seconds(value: str) -> int | None:
+    try:
+        seconds, rest = divmod(parse_duration(value.strip()), 10**9)
+    except PolicyError:
+        return None
+    return seconds if not rest and 0 < seconds <= MOST_GRACE_S else None

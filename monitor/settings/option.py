@@ -61,10 +61,15 @@ ENFORCEABLE = Value(
     "list",
     {"anyOf": [_STRING, {"type": "array", "items": {"enum": list(values.ENFORCEABLE)}}]},
 )
-_RULE = {"priority": {"type": "integer"}, "request": SIZE.schema, "never": BOOLEAN.schema}
+_RULE = {
+    "priority": {"type": "integer"},
+    "request": SIZE.schema,
+    "grace": WHOLE_SECONDS.schema,
+    "never": BOOLEAN.schema,
+}
 SERVICES = Value(
     values.services,
-    "table of patterns: priority (a number; lower goes first), request (bytes), never (true or false)",
+    "table of patterns: priority (a number; lower goes first), request (bytes), grace (seconds), never (true or false)",
     {
         "type": "object",
         "propertyNames": {"minLength": 1},

@@ -98,12 +98,12 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             setting(
                 "services",
                 SERVICES,
-                "Priority, request and never of services, by pattern.",
+                "Priority, request, grace and never of services, by pattern.",
                 kind=TABLE,
                 default="none",
                 example={
                     "system/batch*": {"priority": -10},
-                    "postgresql*": {"priority": 100, "request": "2Gi"},
+                    "postgresql*": {"priority": 100, "request": "2Gi", "grace": "90s"},
                     "vault": {"never": True},
                 },
                 live=True,

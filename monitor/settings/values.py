@@ -197,7 +197,9 @@ def pods(value: Any) -> str:
 
 
 def services(value: Any) -> dict[str, dict[str, Any]]:
-    """The table `services:`: pattern of names -> ``priority``, ``request`` (bytes from a quantity), ``never``."""
+    """The table `services:`: pattern of names -> ``priority``, ``request`` (bytes from a quantity), ``grace``
+    (seconds), ``never``.
+    """
     if not isinstance(value, Mapping):
         raise ValueError(f'{value!r} is not a table of patterns, such as "system/batch*": {{priority: -10}}')
     found: dict[str, dict[str, Any]] = {}
@@ -222,7 +224,12 @@ def _service_value(pattern: str, key: Any, value: Any) -> Any:
     return found
 
 
-_SERVICE_KEYS: dict[str, Callable[[Any], Any]] = {"priority": whole_number, "request": size, "never": boolean}
+_SERVICE_KEYS: dict[str, Callable[[Any], Any]] = {
+    "priority": whole_number,
+    "request": size,
+    "grace": lambda value: whole_seconds_ns(value) // 10**9,
+    "never": boolean,
+}
 
 
 def record(value: Any) -> str:

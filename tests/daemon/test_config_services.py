@@ -11,9 +11,9 @@ from tests.daemon.config_files import write
 
 
 def test_the_table_of_services(tmp_path: Path) -> None:
-    text = 'services:\n  "system/b*": {priority: -10, request: 2Gi}\n  "*": {never: true}\n'
+    text = 'services:\n  "system/b*": {priority: -10, request: 2Gi, grace: 2m}\n  "*": {never: true}\n'
     config = build({"pods": "services"}, write(tmp_path, "own.yaml", text))
-    expected = {"system/b*": {"priority": -10, "request": 2 << 30}, "*": {"never": True}}
+    expected = {"system/b*": {"priority": -10, "request": 2 << 30, "grace": 120}, "*": {"never": True}}
     assert list(config.services.items()) == list(expected.items())  # the first pattern counts
     assert RunConfig.from_json(config.to_json()).services == expected
 
@@ -23,10 +23,13 @@ def test_the_table_of_services(tmp_path: Path) -> None:
     [
         ("[a]", "is not a table of patterns"),
         ("{1: {never: true}}", "is not a pattern of names"),
-        ("{a: high}", "a: 'high' is not a map; keys are priority, request, never"),
+        ("{a: high}", "a: 'high' is not a map; keys are priority, request, grace, never"),
         ("{a: {prio: 1}}", "a: unknown key 'prio'"),
         ("{a: {priority: 2000000000}}", "a: priority: 2000000000 is above 1000000000"),
         ("{a: {request: lots}}", "a: request: "),
+        ("{a: {grace: 1.5s}}", "a: grace: '1.5s' is not a number of whole seconds"),
+        ("{a: {grace: 25h}}", "a: grace: '25h' is not a duration above 0 and of at most 24h"),
+        ("{a: {grace: 90}}", "a: grace: 90 "),
         ("{a: {never: perhaps}}", "a: never: 'perhaps' is not true or false"),
     ],
 )

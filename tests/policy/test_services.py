@@ -12,7 +12,7 @@ from monitor.policy.pods import Pod
 from monitor.policy.qos import MOST_PRIORITY, is_critical
 from monitor.policy.ranking import candidate, memory_order
 from monitor.policy.releases import ERAS, era
-from monitor.policy.services import LABELS, NEVER, PRIORITY, REQUEST, Facts, label_problem, service_pod
+from monitor.policy.services import GRACE, LABELS, NEVER, PRIORITY, REQUEST, Facts, label_problem, service_pod
 
 MI = 1 << 20
 FACTS = Facts("u", "system", "batch.service", score=0)
@@ -73,6 +73,8 @@ def test_priorities(facts: dict[str, Any], priority: int) -> None:
         ({"labels": {NEVER: "perhaps"}}, "is not true or false"),
         ({"labels": {PRIORITY: "high"}}, "no whole number"),
         ({"labels": {REQUEST: "lots"}}, "no quantity"),
+        ({"labels": {GRACE: "soon"}}, "no duration of whole seconds"),
+        ({"labels": {GRACE: "1e9h"}}, "no duration of whole seconds"),
         ({"preference": "omit"}, "ManagedOOMPreference=omit"),
         ({"protected": "the machine runs on it"}, "the machine runs on it"),
         ({"vital": "it holds process 1"}, "it holds process 1"),
@@ -94,6 +96,20 @@ def test_the_table_is_above_all_but_what_the_machine_runs_on() -> None:
     assert why_request(pod, "memory") == "1Mi: services: system/batch*"
     assert why_critical(made(rules, vital="it holds sshd")) == "it holds sshd"
     assert why_critical(made(rules, name="other.service")) == "services: *: never"
+
+
+@pytest.mark.parametrize(
+    ("rules", "labels", "grace"),
+    [
+        ({}, {}, "30 s: as for a pod that names none"),
+        ({}, {GRACE: "2m"}, f"120 s: label {GRACE}"),
+        ({"*": {"grace": 90}}, {GRACE: "2m"}, "90 s: services: *"),
+    ],
+)
+def test_graces(rules: dict[str, dict[str, Any]], labels: dict[str, str], grace: str) -> None:
+    pod = made(rules, labels=labels)
+    assert pod.written["grace"] == grace
+    assert f"{pod.grace_period_s} s" == grace.partition(":")[0]
 
 
 def test_patterns_have_the_name_as_systemctl_writes_it_and_as_it_reads() -> None:
