@@ -69,7 +69,7 @@ _RULE = {
 }
 SERVICES = Value(
     values.services,
-    "table of patterns: priority (a number; lower goes first), request (bytes), grace (seconds), never (true or false)",
+    "table of patterns: priority (a number; lower goes first), request (bytes), grace (as 90s), never (true or false)",
     {
         "type": "object",
         "propertyNames": {"minLength": 1},

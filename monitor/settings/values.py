@@ -129,6 +129,8 @@ def positive_duration_ns(value: Any) -> int:
 
 def whole_seconds_ns(value: Any) -> int:
     """A `positive_duration_ns` of whole seconds, as a pod's grace is."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError(f"{value!r} has no unit; write {value}s")
     period = positive_duration_ns(value)
     if period % 1_000_000_000:
         raise ValueError(f"{value!r} is not a number of whole seconds, such as 30s")

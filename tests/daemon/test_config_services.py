@@ -29,7 +29,7 @@ def test_the_table_of_services(tmp_path: Path) -> None:
         ("{a: {request: lots}}", "a: request: "),
         ("{a: {grace: 1.5s}}", "a: grace: '1.5s' is not a number of whole seconds"),
         ("{a: {grace: 25h}}", "a: grace: '25h' is not a duration above 0 and of at most 24h"),
-        ("{a: {grace: 90}}", "a: grace: 90 "),
+        ("{a: {grace: 90}}", "a: grace: 90 has no unit; write 90s"),
         ("{a: {never: perhaps}}", "a: never: 'perhaps' is not true or false"),
     ],
 )
