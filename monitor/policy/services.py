@@ -32,6 +32,8 @@ SPARED_SCORE = -1000
 #: What nobody wrote: systemd starts a user's manager with 100, and that its units with 100 more (systemd.exec(5),
 #: systemd-system.conf(5)). Taken for a wish, each small service of a user's would go before a large one of the machine.
 USER_DEFAULT_SCORE = 200
+#: Characters. Durations are parsed in quadratic time (800 kB took 4.3 s), and whoever makes an image writes its labels.
+_LONGEST_DURATION = 64
 _WHOLE = re.compile(r"[+-]?\d{1,12}")
 
 
@@ -191,6 +193,8 @@ def _bytes(value: str) -> int | None:
 
 
 def _seconds(value: str) -> int | None:
+    if len(value) > _LONGEST_DURATION:
+        return None
     try:
         seconds, rest = divmod(parse_duration(value.strip()), 10**9)
     except PolicyError:

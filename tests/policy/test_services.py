@@ -75,6 +75,7 @@ def test_priorities(facts: dict[str, Any], priority: int) -> None:
         ({"labels": {REQUEST: "lots"}}, "no quantity"),
         ({"labels": {GRACE: "soon"}}, "no duration of whole seconds"),
         ({"labels": {GRACE: "1e9h"}}, "no duration of whole seconds"),
+        ({"labels": {GRACE: "0s" * 40 + "1s"}}, "no duration of whole seconds"),
         ({"preference": "omit"}, "ManagedOOMPreference=omit"),
         ({"protected": "the machine runs on it"}, "the machine runs on it"),
         ({"vital": "it holds process 1"}, "it holds process 1"),
