@@ -95,8 +95,9 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
     if service := pod["written"]:
         may = f"no: {critical['why']}" if critical["critical"] else "yes: nothing forbids it"
         facts += [("priority", service["priority"]), ("may be evicted", may)]
-        # A daemon that was started before an upgrade does not tell the grace.
-        facts += [(name, service[name]) for name in ("grace", "oom_score_adj") if name in service]
+        if "grace" in service:  # a daemon that was started before an upgrade does not tell it
+            facts.append(("own grace", f"{service['grace']}; at most --eviction-max-pod-grace-period counts"))
+        facts.append(("oom_score_adj", service["oom_score_adj"]))
     else:
         facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
         facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
