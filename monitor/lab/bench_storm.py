@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
+from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.lab import blinder
 from monitor.lab.bench import (
@@ -115,21 +115,23 @@ def starts(node: LabNode, directory: Path, n: int) -> Iterator[float]:
     rings as they are.
     """
     killed: list[LabDaemon] = []
-    for _ in range(n):
-        daemon = LabDaemon(node, *options(""), state_dir=directory, keep_pins=True)
-        killed.append(daemon)
-        try:
-            daemon.start()
-            record = daemon.message("ready", _PATIENCE_S)
-            if record is None:
-                raise MonitorError(f"the monitor did not say that it is ready: {daemon.complaint()}")
-            yield (record["ready_ns"] - daemon.started_ns) / 1e6
-        finally:
-            if daemon.process is not None:
-                daemon.process.kill()
-                daemon.process.wait()
-    for daemon in killed:  # its side, which ends a moment later, still writes into the state dir that is removed next
-        daemon.wait_for(lambda _: False, _PATIENCE_S)
+    try:
+        for _ in range(n):
+            daemon = LabDaemon(node, *options(""), state_dir=directory, keep_pins=True)
+            try:
+                daemon.start()
+                record = daemon.message("ready", _PATIENCE_S)
+                if record is None:
+                    raise MonitorError(f"the monitor did not say that it is ready: {daemon.complaint()}")
+                yield (record["ready_ns"] - daemon.started_ns) / 1e6
+            finally:
+                if daemon.process is not None:
+                    daemon.process.kill()
+                    daemon.process.wait()
+                    killed.append(daemon)
+    finally:
+        for daemon in killed:  # its side, which ends a moment later, still writes into the state dir
+            daemon.wait_for(lambda _: False, _PATIENCE_S)
 
 
 def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pods: int, with_floor: bool) -> list[Row]:
@@ -191,6 +193,8 @@ def storm(kinds: tuple[str, ...], races: int, turns: int, starts: int, pods: int
         for kind in kinds or KINDS:  # one that fails after minutes costs no other its figures
             try:
                 rows += measure(kind, directory, races, min(turns, races), starts, pods, floor)
+            except CannotError:
+                raise  # nor can the others be measured here
             except MonitorError as error:
                 failed.append(kind)
                 progress(f"{kind}: not measured: {error}")

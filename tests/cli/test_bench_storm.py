@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from monitor.cli.main import main
-from monitor.errors import MonitorError
+from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
 from monitor.lab import bench, bench_storm
 from tests.cli.test_bench_smoke import run_bench
 
@@ -42,3 +42,15 @@ def test_a_kind_that_fails_costs_no_other_its_figures(
         "failed": ["reclaim"],
     }
     assert "reclaim: not measured: process 77 ended with -9" in err
+
+
+def test_what_this_machine_cannot_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*_: object) -> list[bench.Row]:
+        raise CannotError("this kernel has no BPF", "use another")
+
+    monkeypatch.setattr(bench, "require_root", lambda *_: None)
+    monkeypatch.setattr(bench_storm, "measure", measure)
+    assert main(["bench", "storm"]) == EXIT_CANNOT
+    assert "this kernel has no BPF; use another" in capsys.readouterr().err
