@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,8 @@ _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
 #: Why something is changed: it is in force, or put back and not over (cgroups below have it still).
 HELD, OVER = "hold", "hold that is over"
+#: For `dataclasses.asdict`, which copies deeply: it took 120 of the 220 us of a brake.
+_FIELDS = tuple(field.name for field in fields(Change))
 
 
 class Noted(NamedTuple):
@@ -71,7 +73,8 @@ class HoldJournal:
         ``since_ns``: when it was held first (CLOCK_MONOTONIC). Raises OSError (EPERM: no CAP_SYS_ADMIN; EROFS; ENODEV:
         the cgroup is gone).
         """
-        made = {"owner": self._owner, "since_ns": since_ns, "changes": [asdict(change) for change in changes]}
+        noted = [{name: getattr(change, name) for name in _FIELDS} for change in changes]
+        made = {"owner": self._owner, "since_ns": since_ns, "changes": noted}
         os.setxattr(directory, self.attribute, json.dumps(made).encode())
 
     def since_ns(self, directory: int) -> int:
