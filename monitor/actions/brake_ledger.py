@@ -55,10 +55,14 @@ class BrakeLedger:
         change = file.change(value, before, self._uid, self._journal.boot)
         return self._journal.with_own_value(self.directory, change)
 
-    def set(self, values: dict[BrakeFile, str]) -> None:
-        """Write down, then write. What is there already is somebody else's, and stays as it is. Raises OSError."""
+    def set(self, values: dict[BrakeFile, str], next_value: str = "") -> None:
+        """Write down, then write. What is there already is somebody else's, and stays as it is. ``next_value``: is
+        written down too, for who writes it afterwards. Raises OSError.
+        """
         planned = {file: self.change(file, value) for file, value in values.items()}
         for file, change in planned.items():
+            if change is not None and next_value:
+                change = planned[file] = replace(change, written=(next_value, *change.written))
             if change is None:
                 self.changes.pop(file.file, None)
             else:

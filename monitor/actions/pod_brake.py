@@ -27,11 +27,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from monitor.actions.brake_file import Braked, BrakeFile, joined, may_set_low, slow_at
+from monitor.actions.brake_file import Braked, BrakeFile, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
 from monitor.actions.pending_kills import PendingKills
+from monitor.actions.slow_down import HIGH as _HIGH_FILE
+from monitor.actions.slow_down import SlowDowns
 from monitor.actions.victim import has_spared
 from monitor.kernel import cgroupfs
 from monitor.kernel.troubles import TROUBLES
@@ -47,7 +49,6 @@ ROOM = 1 << 20
 _TRIES = 5
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 _COMPANIONS = ("memory.oom.group", "memory.oom_control")
-_HIGH_FILE = "memory.high"
 _FROZEN = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
 _FREEZE_FILES = tuple(_FROZEN)
 #: What is undone first. A pod that is thawed, or has its OOM killer back, below its cap would be killed at it.
@@ -58,18 +59,25 @@ class PodBrake:
     """The brake of one pod, with everything open. One thread uses it; nothing raises."""
 
     def __init__(
-        self, uid: str, cgroup: Path, hierarchy: cgroupfs.Hierarchy, journal: HoldJournal, kind: str = AUTO
+        self,
+        uid: str,
+        cgroup: Path,
+        hierarchy: cgroupfs.Hierarchy,
+        journal: HoldJournal,
+        kind: str = AUTO,
+        slow_downs: SlowDowns | None = None,
     ) -> None:
         self.uid, self.cgroup = uid, cgroup
         #: Why it cannot be braked; "" if it can.
         self.problem = ""
         self.is_held = False
-        self._hierarchy, self._journal, self._chosen = hierarchy, journal, kind
+        self._hierarchy, self._journal, self._chosen, self._slow_downs = hierarchy, journal, kind, slow_downs
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._kills = PendingKills(cgroup)
-        #: The side sets memory.high, until the release. ``low``: the value that is written down for it, bytes.
-        self.high_is_left, self.low = False, 0
+        #: The side sets memory.high, until the release (a soft brake).
+        self.high_is_left = False
+        self._low = 0  # bytes: what the thread of `SlowDowns` is asked to set; 0: nothing
         self.refresh()
 
     def refresh(self) -> None:
@@ -125,17 +133,18 @@ class PodBrake:
         parts = ((LIMIT, _LIMIT_FILES), (HIGH, (_HIGH_FILE,)), (FREEZE, _FREEZE_FILES))
         return joined(*((name, self._ledger.file(files)) for name, files in parts))
 
-    def apply(self, cap: int) -> Braked | None:
+    def apply(self, cap: int, *, reclaims: bool = True) -> Braked | None:
         """Stop the growth at ``cap`` bytes, or `ROOM` above its usage where that is more; None where nothing is in
-        force. Once more while it is held: another cap, and what somebody else took away.
+        force. Once more while it is held: another cap, and what somebody else took away. ``reclaims``: page cache of
+        the pod may go, which before Linux 6.16 a system call sleeps long for what it takes only with.
         """
-        return self._brake(cap, freeze=True)
+        return self._brake(cap, freeze=True, reclaims=reclaims)
 
     def loosen(self, cap: int) -> Braked | None:
         """Let it go on up to ``cap`` bytes; None where it has no cap then. v2 kills at the cap: `apply` before."""
-        return self._brake(cap, freeze=False)
+        return self._brake(cap, freeze=False, reclaims=False)
 
-    def _brake(self, cap: int, freeze: bool) -> Braked | None:
+    def _brake(self, cap: int, freeze: bool, reclaims: bool) -> Braked | None:
         began = time.monotonic_ns()
         usage = None if self.problem else self.usage()
         if usage is None:
@@ -147,11 +156,13 @@ class PodBrake:
             capped = self._limit_to(cap, usage)
             freezer = self._ledger.file(_FREEZE_FILES)
             if freeze:
-                slowed = self._slow_down(usage)  # before the freeze, which may wait for the lock of all cgroups
+                # Before the freeze, which may wait for the lock of all cgroups.
+                slowed = self._slow_down(usage, reclaims)
                 self._ledger.set({} if freezer is None else {freezer: _FROZEN[freezer.file]})
                 frozen = freezer is not None
             else:
-                self._ledger.put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
+                self._put_high_back()
+                self._ledger.put_back(*_FREEZE_FILES)
         except OSError as error:
             self._trouble(error)
         self.is_held = bool(capped or frozen)
@@ -184,7 +195,7 @@ class PodBrake:
         ledger.put_back(limit.file, companion.file)
         return 0
 
-    def _slow_down(self, usage: int) -> bool:
+    def _slow_down(self, usage: int, reclaims: bool) -> bool:
         """Have whoever takes memory in a system call sleep in it; whether that is in force."""
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
@@ -192,25 +203,38 @@ class PodBrake:
             return False
         try:
             now, before = file.read(), ledger.changes.get(_HIGH_FILE)
-            if before is None or now not in before.written:  # that may be what a side wrote that was killed since
+            low, is_new = usage // 2 // PAGE * PAGE, before is None or now not in before.written
+            if is_new:
+                self._low = 0
                 wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
                 if own is None or own > wanted:
-                    ledger.set({file: str(wanted)})
-                    if (change := ledger.changes.get(_HIGH_FILE)) is not None and not may_set_low():
-                        self.low = usage // 2 // PAGE * PAGE
-                        ledger.changes[_HIGH_FILE] = replace(change, written=(str(self.low), *change.written))
-                        ledger.note()  # what the side will write: so it has no disk to wait for
+                    ledger.set({file: str(wanted)}, str(low) if reclaims and self._slow_downs is not None else "")
                 else:
                     ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
+            if reclaims and not self._low:
+                self._slow_down_more(file, low, is_noted=is_new)
         except OSError as error:
             self._trouble(error)
             return False
         return True
 
-    @property
-    def slows_late(self) -> bool:
-        """Whether who takes memory in a system call sleeps long only when he has much: the side can do better."""
-        return _HIGH_FILE in self._ledger.changes and self.low > 0 and not self.high_is_left
+    def _slow_down_more(self, file: BrakeFile, low: int, *, is_noted: bool) -> None:
+        """Below its usage, by a thread, once that is written down. Raises OSError."""
+        ledger, change = self._ledger, self._ledger.changes.get(_HIGH_FILE)
+        if self._slow_downs is None or change is None:
+            return
+        if not is_noted:
+            if file.read() != change.written[-1]:
+                return  # adopted, and an earlier daemon has come to it
+            change = ledger.changes[_HIGH_FILE] = replace(change, written=(str(low), *change.written))
+            ledger.note()
+        self._low = low
+        self._slow_downs.begin(self.uid, file.descriptor, ledger.directory, change, low)
+
+    def _put_high_back(self) -> None:
+        if not self.high_is_left:
+            self._ledger.put_back(_HIGH_FILE)
+            self._low = 0
 
     def leave_high(self) -> str:
         """The side sets memory.high from now on, until the release; what it was before the hold, "" if it is that."""
@@ -256,7 +280,7 @@ class PodBrake:
         """Everything as it was: (file, what became of it). What the kernel refuses to take back stays written down, and
         is tried again by `go_on`; so is what more cgroups have inherited than one look may read.
         """
-        self.is_held, self.high_is_left, self.low, self._ledger.since_ns = False, False, 0, 0
+        self.is_held, self.high_is_left, self._low, self._ledger.since_ns = False, False, 0, 0
         return self._ledger.put_back(*_UNDONE)
 
     def go_on(self) -> bool:

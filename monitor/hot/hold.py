@@ -304,7 +304,7 @@ class HoldControl:
         state, evicted = self.state, pod.uid in self._evicted
         runs = pod.crosses or (held.soft and not state.tight)
         parts, above = len(state.pods), bool(state.step)
-        is_held = self._applier.apply(held, pod, runs=runs, parts=parts, evicted=evicted, above=above)
+        is_held = self._applier.apply(held, pod, runs=runs, parts=parts, above=above)
         self._changed_ns, self._next_ns = held.braked_ns, 0
         self._figures.braked()
         if is_held and evicted and not (runs or state.tight or held.asked):  # it was asked to end before it was stopped

@@ -1,5 +1,5 @@
 """What is applied to a held pod: stopped, on its way across a kubelet's line, or running through its grace. On
-cgroup v2 the side has a part in it: memory.high, where setting it takes too long for this process.
+cgroup v2 the side has a part in the last: a brake below which it may run takes too long to set for this process.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import time
 
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_report import Hold
-from monitor.link.hold_messages import Harden, Soften
+from monitor.link.hold_messages import Soften
 from monitor.link.messages import Send
 from monitor.policy.hold import Pod
 
@@ -19,24 +19,19 @@ class HoldApplier:
     def __init__(self, brakes: HoldBrakes, send: Send, version: int) -> None:
         self._brakes, self._send, self._version = brakes, send, version
 
-    def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int, evicted: bool, above: bool) -> bool:
+    def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int, above: bool) -> bool:
         """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many.
-        ``evicted``: it was asked to end. ``above``: a kubelet's line is to be crossed first, so it is not slowed down.
+        ``above``: a kubelet's line is to be crossed first, for which page cache of the pod is not to go.
         """
         brake, cap = self._brakes.of(held.entry), pod.cap
-        if pod.crosses and brake.high_is_left and not (held.soft or evicted):  # below it 10 MiB take a thread 77 s
-            brake.high_is_left = False
-            self._send(Harden(held.id, pod.uid))  # it may be about to set it
-        elif held.soft and runs and self._version == 1:
+        if held.soft and runs and self._version == 1:
             cap = self._part(held, cap, parts)
-        in_force = brake.loosen(cap) if runs else brake.apply(cap)
+        in_force = brake.loosen(cap) if runs else brake.apply(cap, reclaims=not above)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
         if in_force is None:
             self._brakes.release(pod.uid)  # it has released itself; what it could not take back is tried again
             return False
         held.brake, held.cap = in_force.brake, in_force.cap
-        if brake.slows_late and not above:
-            self._send(Soften(held.id, pod.uid, held.cap, 0, brake.leave_high(), brake.low))
         return True
 
     def soften(self, held: Hold, grace_ns: int, parts: int) -> bool:

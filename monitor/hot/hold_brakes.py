@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from monitor.actions.brake_file import may_set_low
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.pending_kills import CGROUPS
-from monitor.actions.pod_brake import PodBrake
+from monitor.actions.pod_brake import AUTO, PodBrake
+from monitor.actions.slow_down import SlowDowns
 from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy
@@ -31,6 +33,8 @@ class HoldBrakes:
 
     def __init__(self, hierarchy: Hierarchy, journal: HoldJournal, kind: str) -> None:
         self._hierarchy, self._journal, self._kind = hierarchy, journal, kind
+        late = hierarchy.version == 2 and kind == AUTO and not may_set_low()
+        self._slow_downs = SlowDowns(journal) if late else None
         self._brakes: dict[str, PodBrake] = {}
         self._used_ns: dict[str, int] = {}  # when it was last wanted, the longest ago first
         self._looked_ns: dict[str, int] = {}
@@ -70,7 +74,7 @@ class HoldBrakes:
             self.drop(entry.uid)
             brake = None
         if brake is None:
-            brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal, self._kind)
+            brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal, self._kind, self._slow_downs)
             self._brakes[entry.uid] = brake
             self._looked_ns[entry.uid] = now
         self._used_ns.pop(entry.uid, None)

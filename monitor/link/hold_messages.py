@@ -67,27 +67,17 @@ class HoldEnded(NamedTuple):
 
 
 class Soften(NamedTuple):
-    """A pod that is held and frozen is to answer SIGTERM: brake it so that it may run (cgroup v2). Or it stays frozen,
-    and whoever is in a system call is to sleep for what he takes: before Linux 6.16 hot cannot see to that itself.
-    """
+    """A pod that is held and frozen is to answer SIGTERM: brake it so that it may run (cgroup v2)."""
 
     id: int  # of its `held`
     pod: str  # uid
     cap: int  # bytes that it may have at most; 0: no limit is set
-    grace_ns: int  # for how long it is to run; no soft brake where what is left does not last so long; 0: it is not
+    grace_ns: int  # for how long it is to run; no soft brake where what is left does not last so long
     high: str = ""  # its memory.high before the hold, where the hold has changed that
-    low: int = 0  # bytes: without a grace the memory.high to set, which is written down already
-
-
-class Harden(NamedTuple):
-    """A held pod is to go on, across the kubelet's line: what a `soften` without a grace has set is taken back."""
-
-    id: int  # of its `held`
-    pod: str  # uid
 
 
 class Softened(NamedTuple):
-    """The answer to a `soften` with a grace."""
+    """The answer to a `soften`."""
 
     id: int  # of the `soften`
     pod: str  # uid
@@ -109,13 +99,12 @@ class KubeletEviction(NamedTuple):
 
 
 #: What is sent of holds, and to them.
-FromHolds = Held | HoldEnded | Soften | Harden
+FromHolds = Held | HoldEnded | Soften
 ToHolds = KubeletFigures | KubeletEviction | Softened
 FROM_HOLDS: dict[str, type[FromHolds]] = {
     "held": Held,
     "hold_ended": HoldEnded,
     "soften": Soften,
-    "harden": Harden,
 }
 TO_HOLDS: dict[str, type[ToHolds]] = {
     "kubelet_figures": KubeletFigures,

@@ -19,7 +19,7 @@ from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.codec import event_fields, present
 from monitor.link.config_messages import Reread
-from monitor.link.hold_messages import Harden, Held, HoldEnded, Soften
+from monitor.link.hold_messages import Held, HoldEnded, Soften
 from monitor.link.reported_kills import ReportedKills
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
@@ -95,7 +95,6 @@ class MessageHandler:
             messages.Reclaim: self._on_reclaim,
             messages.Oom: self._on_oom,
             Soften: self.soft_brakes.soften,
-            Harden: self.soft_brakes.ended,
             Held: self._on_held,
             HoldEnded: self._on_hold_ended,
             Reread: self._on_reread,

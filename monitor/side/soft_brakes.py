@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from monitor.actions.changes import ChangeJournal
 from monitor.actions.soft_brake import SoftBrake, harden, soften
 from monitor.errors import MonitorError
-from monitor.link.hold_messages import Harden, HoldEnded, Soften, Softened
+from monitor.link.hold_messages import HoldEnded, Soften, Softened
 from monitor.side.view import View, label
 from monitor.side.worker import Worker
-
-if TYPE_CHECKING:
-    from monitor.actions.slow_down import SlowDowns
 
 
 class SoftBrakes:
@@ -25,11 +21,6 @@ class SoftBrakes:
         self._journal = ChangeJournal(Path(view.config.state_dir))
         self._worker: Worker | None = None  # a thread that most daemons never need
         self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
-        self._slow_downs: SlowDowns | None = None  # likewise
-        if view.config.holds:
-            from monitor.actions.slow_down import SlowDowns  # nobody else pays for it
-
-            self._slow_downs = SlowDowns(Path(view.config.state_dir))
 
     def soften(self, message: Soften) -> None:
         """Brake it, and answer where it is to run."""
@@ -37,8 +28,8 @@ class SoftBrakes:
             self._worker = Worker("soft brakes")
         self._worker.submit(lambda: self._soften(message))
 
-    def ended(self, message: HoldEnded | Harden) -> None:
-        """A pod is not held any more, or is to grow."""
+    def ended(self, message: HoldEnded) -> None:
+        """A pod is not held any more."""
         if self._worker is not None:
             self._worker.submit(lambda: self._harden(message.pod))
 
@@ -49,15 +40,11 @@ class SoftBrakes:
             self._worker.close(timeout_s)
 
     def _harden_all(self) -> None:
-        for uid in {*self._brakes, *(self._slow_downs.uids if self._slow_downs is not None else ())}:
+        for uid in list(self._brakes):
             self._harden(uid)
 
     def _soften(self, message: Soften) -> None:
         high, problem = 0, ""
-        if message.grace_ns:
-            text = "a held pod stays frozen through its grace"
-        else:
-            text = "a system call of a held pod may go on to its cap"
         try:
             high = self._brake(message)
         except MonitorError as error:
@@ -65,9 +52,9 @@ class SoftBrakes:
         except OSError as error:
             problem = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         if problem:
+            text = "a held pod stays frozen through its grace"
             self._view.log.warning(text, uid=message.pod, problem=problem)
-        if message.grace_ns:
-            self._view.send(Softened(message.id, message.pod, high, problem))
+        self._view.send(Softened(message.id, message.pod, high, problem))
 
     def _brake(self, message: Soften) -> int:
         """Its memory.high, bytes. Raises MonitorError or OSError."""
@@ -77,26 +64,17 @@ class SoftBrakes:
         if found is None:
             raise MonitorError("the pod is not known any more", "")
         began = time.monotonic_ns()
-        if message.grace_ns:
-            brake = soften(self._journal, found.cgroup, message.pod, message.cap, message.grace_ns / 1e9, message.high)
-        else:
-            assert self._slow_downs is not None
-            high = self._slow_downs.begin(message.pod, found.cgroup, message.low, message.high)
-            if high is None:  # it is not held any more: it waited here for another pod's
-                return 0
-            brake = SoftBrake(high, ())
+        brake = soften(self._journal, found.cgroup, message.pod, message.cap, message.grace_ns / 1e9, message.high)
         # Asked twice (a decision, and the kubelet's eviction) the second finds the memory.high that the first wrote.
         before = self._brakes.get(message.pod)
         changes = {change.name: change for change in (*(before.changes if before else ()), *brake.changes)}
         self._brakes[message.pod] = SoftBrake(brake.high, tuple(changes.values()))
         took_us = (time.monotonic_ns() - began) // 1000
-        text = "a held pod may run, and hardly grow" if message.grace_ns else "a held pod sleeps for what it takes"
+        text = "a held pod may run, and hardly grow"
         self._view.log.info(text, pod=label(found.pod), high=brake.high, took_us=took_us)
         return brake.high
 
     def _harden(self, uid: str) -> None:
-        if self._slow_downs is not None:
-            self._slow_downs.end(uid)
         brake = self._brakes.pop(uid, None)
         for change, fate in harden(self._journal, brake.changes) if brake is not None else ():
             self._view.log.info("a soft brake is taken back", uid=uid, file=change.file, value=change.old, outcome=fate)

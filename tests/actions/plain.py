@@ -7,17 +7,44 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from monitor.actions import brake_file, changes
+from monitor.actions import slow_down as slow_down_module
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import Change, opened
 from monitor.actions.hold_journal import HoldJournal, undo_all
 from monitor.actions.pod_brake import PodBrake
+from monitor.actions.slow_down import SlowDown, SlowDowns, slow_down
 from monitor.kernel.cgroupfs import Hierarchy
 
 MIB = 1 << 20
+
+
+class Asked:
+    """In the place of `SlowDowns`, whose thread comes to it at once or seconds late: `come` is that moment."""
+
+    def __init__(self, journal: HoldJournal) -> None:
+        self._journal = journal
+        self.queue: list[SlowDown] = []
+
+    def begin(self, uid: str, file: int, directory: int, change: Change, low: int) -> None:
+        self.queue.append(SlowDown(uid, os.dup(file), os.dup(directory), change, low))
+
+    def come(self) -> bool:
+        wanted = self.queue.pop(0)
+        try:
+            return slow_down(wanted, self._journal)
+        finally:
+            os.close(wanted.file)
+            os.close(wanted.directory)
+
+    @property
+    def low(self) -> int:
+        [wanted] = self.queue
+        return wanted.low
 
 
 class PlainPod:
@@ -26,11 +53,13 @@ class PlainPod:
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(brake_file, "_linux", lambda: (6, 1))
         patch.setattr(BrakeFile, "write", _write)
+        patch.setattr(slow_down_module, "_write", _write_to)
         real = changes._write
         patch.setattr(changes, "_write", lambda at, file, value, flags=0: real(at, file, value, flags | os.O_TRUNC))
         self.root, self.state = root / "cgroup", root / "state"
         self.hierarchy, self.journal = Hierarchy(2, self.root), HoldJournal(self.state)
         self.path = self.root / "pod"
+        self.asked = Asked(self.journal)
         self.path.mkdir(parents=True)
         values = {"memory.current": str(64 * MIB), "memory.max": "max", "memory.oom.group": "0", "memory.high": "max"}
         for name, value in {**values, "cgroup.freeze": "0", "cgroup.procs": ""}.items():
@@ -49,16 +78,20 @@ class PlainPod:
     def high(self, value: str) -> None:
         (self.path / "memory.high").write_text(value)
 
+    @property
+    def slow_downs(self) -> SlowDowns:
+        return cast(SlowDowns, self.asked)
+
     def brake(self) -> PodBrake:
-        brake = PodBrake("uid", self.path, self.hierarchy, self.journal)
+        brake = PodBrake("uid", self.path, self.hierarchy, self.journal, slow_downs=self.slow_downs)
         assert brake.problem == ""
         return brake
 
     def held(self) -> PodBrake:
-        """A brake in force, and the side is to be asked for the rest."""
+        """A brake in force, and the thread is asked for the rest."""
         brake = self.brake()
         assert brake.apply(96 * MIB) is not None
-        assert brake.slows_late
+        assert len(self.asked.queue) == 1
         return brake
 
     @property
@@ -76,5 +109,9 @@ class PlainPod:
 
 def _write(self: BrakeFile, value: str) -> None:
     """A file of the kernel has what was written last, and nothing of before."""
-    os.ftruncate(self._write, 0)
-    os.pwrite(self._write, value.encode(), 0)
+    _write_to(self._write, value)
+
+
+def _write_to(file: int, value: str) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, value.encode(), 0)

@@ -1,16 +1,24 @@
-"""The side sets memory.high of a held pod late, behind another pod's reclaim: released meanwhile it keeps its own."""
+"""memory.high of a held pod is set late, behind another pod's reclaim: released meanwhile it keeps its own."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from monitor.actions.brake_file import BrakeFile
-from monitor.actions.hold_journal import HoldJournal
-from monitor.actions.slow_down import SlowDowns, slow_down, speed_up
+from monitor.actions import slow_down as slow_down_module
+from monitor.actions.changes import Change
+from monitor.actions.hold_journal import HELD
+from monitor.actions.pod_brake import ROOM, PodBrake
+from monitor.actions.slow_down import SlowDowns
+from monitor.kernel.troubles import TROUBLES
 from tests.actions.plain import MIB, PlainPod
+
+FIRST = str(64 * MIB + ROOM)
+LOW = 32 * MIB
 
 
 @pytest.fixture
@@ -20,41 +28,84 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainPod:
 
 def at_the_write(
     monkeypatch: pytest.MonkeyPatch,
-    value: str,
     before: Callable[[], object] = lambda: None,
     after: Callable[[], object] = lambda: None,
 ) -> None:
-    """What happens right before and after ``value`` is written for the first time."""
-    real, done = BrakeFile.write, list[str]()
+    """What happens right before and after the low value is written for the first time."""
+    real, done = slow_down_module._write, list[str]()
 
-    def write(file: BrakeFile, text: str) -> None:
-        is_it = text == value and not done
+    def write(file: int, value: str) -> None:
+        is_it = value == str(LOW) and not done
         if is_it:
-            done.append(text)
+            done.append(value)
             before()
-        real(file, text)
+        real(file, value)
         if is_it:
             after()
 
-    monkeypatch.setattr(BrakeFile, "write", write)
+    monkeypatch.setattr(slow_down_module, "_write", write)
 
 
 def test_a_held_pod_is_slowed_down_and_gets_its_own_value_back(pod: PlainPod) -> None:
     brake = pod.held()
-    low, own = brake.low, brake.leave_high()
-    assert slow_down(pod.path, low, pod.journal) == low == int(pod.high)
-    assert speed_up(pod.path, low, own)
+    assert pod.high == FIRST, "it sleeps a little until then"
+    assert pod.asked.come()
+    assert pod.high == str(LOW)
+    assert brake.in_force()
+    brake.close()
     assert pod.high == "max"
-    assert not speed_up(pod.path, low, own)
+    assert not pod.is_noted
+
+
+def test_it_is_asked_for_once_in_a_hold(pod: PlainPod) -> None:
+    brake = pod.held()
+    for _ in range(2):
+        brake.apply(100 * MIB)
+        assert len(pod.asked.queue) == 1
+    assert pod.asked.come()
+    brake.apply(104 * MIB)
+    assert pod.asked.queue == []
+    assert pod.high == str(LOW)
+    brake.release()
+    brake.apply(96 * MIB)
+    assert len(pod.asked.queue) == 1
     brake.close()
 
 
-def test_a_pod_that_was_released_before_it_is_left_alone(pod: PlainPod) -> None:
-    """The side is killed before it hears of the end, or never does: nobody would take it back."""
+def test_a_pod_above_a_kubelets_line_keeps_its_page_cache(pod: PlainPod) -> None:
+    """Until it is stopped below that."""
+    brake = pod.brake()
+    assert brake.apply(96 * MIB, reclaims=False) is not None
+    assert pod.asked.queue == []
+    assert pod.high == FIRST
+    assert brake.apply(96 * MIB) is not None
+    assert pod.asked.low == LOW
+    brake.close()
+
+
+def test_a_pod_that_is_to_cross_the_line_gets_its_own_value_back_before(pod: PlainPod) -> None:
+    """Below it a thread takes 0.13 MiB a second, and the kubelet would see nothing. It is asked for again when the pod
+    is stopped, whether the thread has come to it meanwhile or not.
+    """
     brake = pod.held()
-    low = brake.low
+    assert pod.asked.come()
+    assert brake.loosen(96 * MIB) is not None
+    assert pod.high == "max"
+    assert brake.apply(96 * MIB) is not None
+    assert brake.loosen(96 * MIB) is not None
+    assert not pod.asked.come(), "that is over"
+    assert pod.high == "max"
+    assert brake.apply(96 * MIB) is not None
+    assert pod.asked.come()
+    assert pod.high == str(LOW)
+    brake.close()
+    assert pod.high == "max"
+
+
+def test_a_pod_that_was_released_before_it_is_left_alone(pod: PlainPod) -> None:
+    brake = pod.held()
     brake.release()
-    assert slow_down(pod.path, low, pod.journal) is None
+    assert not pod.asked.come()
     assert pod.high == "max"
     brake.close()
 
@@ -68,9 +119,8 @@ def test_a_pod_that_is_released_as_it_is_written_gets_its_own_value_back(
     """By the hot process, or by another start; also while the writer reclaims, which takes up to 2.2 s."""
     pod.high = own
     brake = pod.held()
-    low = brake.low
-    at_the_write(monkeypatch, str(low), **{when: brake.release if how == "released" else pod.undo})
-    assert slow_down(pod.path, low, pod.journal) is None
+    at_the_write(monkeypatch, **{when: brake.release if how == "released" else pod.undo})
+    assert not pod.asked.come()
     assert pod.high == own
     brake.close()
 
@@ -82,44 +132,87 @@ def test_what_somebody_else_writes_after_the_release_stays(pod: PlainPod, monkey
         brake.release()
         pod.high = str(100 * MIB)
 
-    at_the_write(monkeypatch, str(brake.low), after=meanwhile)
-    assert slow_down(pod.path, brake.low, pod.journal) is None
+    at_the_write(monkeypatch, after=meanwhile)
+    assert not pod.asked.come()
     assert pod.high == str(100 * MIB)
     brake.close()
 
 
-def test_a_lower_value_of_the_pods_own_stays(pod: PlainPod) -> None:
+@pytest.mark.parametrize("mib", [1, 100])
+def test_what_somebody_else_wrote_meanwhile_stays(pod: PlainPod, mib: int) -> None:
+    """A higher one is noticed at the next look, as what takes the brake away."""
     brake = pod.held()
-    pod.high = str(MIB)
-    assert slow_down(pod.path, brake.low, pod.journal) == MIB == int(pod.high)
+    pod.high = str(mib * MIB)
+    assert not pod.asked.come()
+    assert pod.high == str(mib * MIB)
+    assert not brake.in_force()
     brake.close()
-    assert pod.high == str(MIB)
+    assert pod.high == str(mib * MIB)
 
 
-def test_only_what_this_hold_has_written_down_is_written(pod: PlainPod, tmp_path: Path) -> None:
-    """Another daemon's hold is not ours, nor is another value of this one's, nor what cannot be read."""
+def test_a_cgroup_that_is_made_anew_is_left_alone(pod: PlainPod) -> None:
     brake = pod.held()
-    low, before = brake.low, pod.high
-    assert slow_down(pod.path, low, HoldJournal(tmp_path / "another")) is None
-    assert slow_down(pod.path, low - 4096, pod.journal) is None
-    (tmp_path / "cgroup/other").mkdir()
-    (tmp_path / "cgroup/other/memory.high").write_text("max")
-    assert slow_down(tmp_path / "cgroup/other", low, pod.journal) is None
-    assert pod.high == before
-    brake.close()
-
-
-def test_what_was_not_slowed_down_is_not_taken_back(pod: PlainPod) -> None:
-    slow_downs, brake = SlowDowns(pod.state), pod.held()
-    low, own = brake.low, brake.leave_high()
-    assert slow_downs.begin("uid", pod.path, low, own) == low
-    assert slow_downs.uids == {"uid"}
-    slow_downs.end("uid")
+    os.removexattr(pod.path, pod.journal.attribute)  # as of the new one
+    assert not pod.asked.come()
     assert pod.high == "max"
-    brake.release()
-    assert slow_downs.begin("uid", pod.path, low, own) is None
-    pod.high = str(low)
-    slow_downs.end("uid")
-    assert pod.high == str(low)
-    assert slow_downs.uids == set()
     brake.close()
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_a_start_after_a_sigkill_undoes_it(pod: PlainPod, came: bool) -> None:
+    """Both values are written down before the thread is asked."""
+    brake = pod.held()
+    if came:
+        assert pod.asked.come()
+    pod.undo()
+    assert pod.high == "max"
+    assert not pod.is_noted
+    brake.close()
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_a_hold_that_is_gone_on_with_is_slowed_down_if_it_was_not(pod: PlainPod, came: bool) -> None:
+    """By the next hot process; what the last one set is taken back all the same."""
+    last = pod.held()
+    if came:
+        assert pod.asked.come()
+    pod.asked.queue.clear()
+    brake = PodBrake("uid", pod.path, pod.hierarchy, pod.journal, slow_downs=pod.slow_downs)
+    assert brake.adopt()
+    (pod.path / "memory.current").write_text(str(80 * MIB))
+    assert brake.apply(100 * MIB) is not None
+    assert brake.in_force()
+    if came:
+        assert pod.asked.queue == []
+    else:
+        assert pod.asked.low == 40 * MIB
+        assert pod.asked.come()
+    assert pod.high == str(LOW if came else 40 * MIB)
+    brake.close()
+    assert pod.high == "max"
+    last.close()
+
+
+def test_the_thread_sets_it_and_goes_on_after_an_error(pod: PlainPod) -> None:
+    TROUBLES.take()
+    slow_downs = SlowDowns(pod.journal)
+    brake = PodBrake("uid", pod.path, pod.hierarchy, pod.journal, slow_downs=slow_downs)
+    assert brake.apply(96 * MIB) is not None
+    until(lambda: pod.high == str(LOW))
+    brake.release()
+    with (pod.path / "memory.max").open() as unwritable, (pod.path / "memory.current").open() as directory:
+        change = Change(str(pod.path), "memory.max", "", "max", ("max",), "other", HELD, pod.journal.boot)
+        slow_downs.begin("other", unwritable.fileno(), directory.fileno(), change, LOW)
+    until(lambda: TROUBLES.any)
+    assert [(one.call, one.whose) for one in TROUBLES.take()] == [("cgroup", "other")]
+    assert brake.apply(96 * MIB) is not None
+    until(lambda: pod.high == str(LOW))
+    brake.close()
+    assert pod.high == "max"
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

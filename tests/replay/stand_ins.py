@@ -40,8 +40,7 @@ class StandInBrake:
 
     problem, is_held, kind = "", False, "limit"
     is_clear = True
-    high_is_left = is_late = False
-    low = 0
+    high_is_left = False
     since_ns = 0
     is_in_force = True
     kill_pends = False
@@ -49,11 +48,13 @@ class StandInBrake:
     def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
         self._table, self.uid, self.cgroup = table, uid, cgroup
         self.log: list[tuple[str, int]] = []
+        self.reclaims: list[bool] = []
 
     def usage(self) -> int:
         return self._table.working_set(self.cgroup.stat().st_ino)
 
-    def apply(self, cap: int) -> Braked:
+    def apply(self, cap: int, *, reclaims: bool = True) -> Braked:
+        self.reclaims.append(reclaims)
         return self._brake("apply", cap)
 
     def loosen(self, cap: int) -> Braked:
@@ -66,11 +67,6 @@ class StandInBrake:
 
     def thaw(self) -> None:
         self.log.append(("thaw", 0))
-
-    @property
-    def slows_late(self) -> bool:
-        self.low = 64 << 20
-        return self.is_late and not self.high_is_left
 
     def leave_high(self) -> str:
         self.high_is_left = True

@@ -10,7 +10,17 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot import act, brake_figures, decide, hold, hold_brakes, hold_figures, hold_report, moved_pods, pass_timer
+from monitor.hot import (
+    act,
+    brake_figures,
+    decide,
+    hold,
+    hold_brakes,
+    hold_figures,
+    hold_report,
+    moved_pods,
+    pass_timer,
+)
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
@@ -103,7 +113,6 @@ class World:
             recorder=self.recorder,
         )
         self.brakes: dict[str, StandInBrake] = {}
-        self.brakes_are_late = False  # before Linux 6.16
         self.logged: list[str] = []
         self.told: list[HotMessage] = []  # of holds
         self.decider = Decider(cast(Any, core), rules)
@@ -116,7 +125,6 @@ class World:
 
     def brake(self, uid: str, cgroup: Path, *_: object) -> StandInBrake:
         self.brakes[uid] = StandInBrake(self.table, uid, cgroup)
-        self.brakes[uid].is_late = self.brakes_are_late
         return self.brakes[uid]
 
     def take(self, message: HotMessage) -> None:

@@ -15,7 +15,6 @@ from monitor.actions.changes import Change
 from monitor.actions.soft_brake import HIGH, TASKS, SoftBrake
 from monitor.link.hold_messages import Soften
 from monitor.side import soft_brakes
-from tests.actions.plain import MIB, PlainPod
 
 
 def change(file: str) -> Change:
@@ -25,7 +24,7 @@ def change(file: str) -> Change:
 def view_of(state: Path, cgroup: Path) -> Any:
     """Of a side that knows one pod, ``u``."""
     return SimpleNamespace(
-        config=SimpleNamespace(state_dir=str(state), holds=True),
+        config=SimpleNamespace(state_dir=str(state)),
         hierarchy=SimpleNamespace(version=2),
         pods={"u": SimpleNamespace(cgroup=cgroup, pod=SimpleNamespace(namespace="ns", name="p"))},
         log=SimpleNamespace(info=lambda *_, **__: None, warning=lambda text, **_: pytest.fail(text)),
@@ -45,19 +44,3 @@ def test_a_pod_that_is_braked_twice_gets_its_memory_high_back(tmp_path: Path, mo
         assert side._brake(Soften(number, "u", 0, 10**9)) == 64
     side._harden("u")
     assert sorted(taken_back) == [HIGH, TASKS]
-
-
-@pytest.mark.parametrize("released", [False, True])
-def test_a_pod_that_was_released_while_its_turn_came_keeps_its_memory_high(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
-) -> None:
-    """The worker was busy with another pod's reclaim, 2.2 s; and is killed before it comes to the end of the hold."""
-    monkeypatch.setattr(soft_brakes, "label", lambda _: "ns/p")
-    pod = PlainPod(tmp_path, monkeypatch)
-    side, brake = soft_brakes.SoftBrakes(view_of(pod.state, pod.path)), pod.held()
-    asked = Soften(1, "u", 96 * MIB, 0, brake.leave_high(), brake.low)
-    if released:
-        brake.release()
-    side._soften(asked)
-    assert pod.high == ("max" if released else str(asked.low))
-    brake.close()
