@@ -170,6 +170,11 @@ class Evictor:
         """When `follow` is due; None while nobody is being evicted."""
         return None if self.current is None else self.current.deadline_ns()
 
+    def grace_ends_ns(self, uid: str) -> int:
+        """When a pod that is being evicted gets its SIGKILL (CLOCK_MONOTONIC); 0: it has, or is not evicted."""
+        eviction = self.current
+        return 0 if eviction is None or eviction.victim.uid != uid else eviction.kill_at_ns or 0
+
     def hurry(self) -> None:
         """End the grace of the pod being evicted now."""
         eviction = self.current

@@ -48,7 +48,8 @@ class HoldControl:
         config = core.config
         #: SIGTERM goes out at once, and the victim is killed when its grace is over (`--hard-grace`).
         self.graceful = config.hard_grace_ns > 0
-        core.evictor.asks_exits = self.graceful
+        self._evictor = core.evictor
+        self._evictor.asks_exits = self.graceful
         self.rules = hold.Rules(config.hold_limit_ns, config.kills, config.two_steps)
         self.state: State = FREE
         self._gauge = core.gauge
@@ -60,7 +61,7 @@ class HoldControl:
         kind = "limit" if self.graceful and self._version == 1 else config.hold_brake
         self._brakes = HoldBrakes(core.gauge.hierarchy, HoldJournal(Path(config.state_dir)), kind)
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
-        self._applier = HoldApplier(self._brakes, self._send, self._version)
+        self._applier = HoldApplier(self._brakes, self._send, self._version, self._evictor)
         self._holds: dict[str, Hold] = {}
         self._last_id = 0
         self._next_ns = self._asked_ns = self._changed_ns = 0
@@ -177,8 +178,8 @@ class HoldControl:
             held = self._holds.get(uid)
             if held is None:
                 self._brakes.drop(uid)
-            elif held.entry.evicted:  # in the grace that the earlier one gave it: frozen it could not use it
-                self._soften(held, held.grace_ns)
+            elif self._evictor.grace_ends_ns(uid):  # frozen it could not use what is left of its grace
+                self._soften(held, self._applier.grace_left_ns(held))
         return [entry for entry in adopted if entry.uid in self._holds]
 
     # while pods are held
@@ -235,8 +236,9 @@ class HoldControl:
         """Another side has begun: who is held."""
         for held in self._holds.values():
             self._report(held, resent=True)
-            if not held.soft:  # what the other side set it has taken back: the next look sets it again
-                self._brakes.of(held.entry).high_is_left = False
+            self._brakes.of(held.entry).high_is_left = False  # what the other side set it has taken back
+            if held.asked:
+                self._applier.soften_again(held)
 
     def release_all(self) -> None:
         """This process ends: nobody stays held."""

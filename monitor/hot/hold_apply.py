@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 
+from monitor.hot.evictor import Evictor
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_report import Hold
 from monitor.link.hold_messages import Soften
@@ -16,8 +17,8 @@ from monitor.policy.hold import Pod
 class HoldApplier:
     """``version``: of cgroups."""
 
-    def __init__(self, brakes: HoldBrakes, send: Send, version: int) -> None:
-        self._brakes, self._send, self._version = brakes, send, version
+    def __init__(self, brakes: HoldBrakes, send: Send, version: int, evictor: Evictor) -> None:
+        self._brakes, self._send, self._version, self._evictor = brakes, send, version, evictor
 
     def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int, above: bool) -> bool:
         """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many.
@@ -42,14 +43,27 @@ class HoldApplier:
             return False
         held.asked = True
         if self._version == 2:
-            high = self._brakes.of(held.entry).leave_high()
-            self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns, high))
+            self._ask(held, grace_ns)
             return False
         if not held.cap:
             return False
         in_force = self._brakes.of(held.entry).loosen(self._part(held, held.cap, parts))
         held.cap = in_force.cap if in_force is not None else held.cap
         return True
+
+    def soften_again(self, held: Hold) -> None:
+        """Another side is asked, which has taken back what the last one set."""
+        if self._version == 2:
+            self._ask(held, self.grace_left_ns(held))
+
+    def grace_left_ns(self, held: Hold) -> int:
+        """For how long it may run. When somebody else's eviction ends is not known: all of it."""
+        ends_ns = self._evictor.grace_ends_ns(held.entry.uid)
+        return max(0, ends_ns - time.monotonic_ns()) if ends_ns else held.grace_ns
+
+    def _ask(self, held: Hold, grace_ns: int) -> None:
+        high = self._brakes.of(held.entry).leave_high()
+        self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns, high))
 
     def _part(self, held: Hold, cap: int, parts: int) -> int:
         """The cap of one of so many that run; frozen each might have all that they may take together."""

@@ -80,6 +80,23 @@ def test_a_soft_brake_that_is_refused_is_not_asked_for_at_every_new_cap(world: W
     assert len(reported(world, Soften)) == 1
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool) -> None:
+    """It takes back what the last one set, and knows nothing of whom that one was asked for."""
+    both_grow(world, 99)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    if soft:
+        world.tell(Softened(1, HOG, 200 * MIB))
+    world.told.clear()
+    holds = world.decider.holds
+    assert holds is not None
+    world.evictor.grace_ends_ns = {HOG: world.now_ns + 3 * SECOND}.get
+    holds.report_all()
+    assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 3 * SECOND)]
+    assert world.brakes[HOG].high_is_left
+    assert not world.brakes[DB].high_is_left
+
+
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:
     """Frozen each might have half of it, for one system call; four that were drained together had 190 of 95 MiB."""
     holds = world.decider.holds

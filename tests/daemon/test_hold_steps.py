@@ -206,11 +206,11 @@ def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -
     world.told.clear()
     for uid in list(holds.state.uids):
         holds.dropped(uid)
-    entry.evicted = True
+    world.evictor.grace_ends_ns = {HOG: world.now_ns + 3 * SECOND}.get
     holds._brakes.of(entry).since_ns = world.now_ns - 7 * SECOND
     assert holds.go_on([entry]) == [entry]
     [soften] = reported(world, Soften)
-    assert soften.pod == HOG
+    assert (soften.pod, soften.grace_ns) == (HOG, 3 * SECOND), "what is left of it"
     assert holds.state.pods[0].since_ns == world.now_ns - 7 * SECOND, "restarts do not prolong the hold"
 
 

@@ -31,6 +31,20 @@ print("answered", flush=True)
 os._exit(7)
 """
 
+#: Likewise, and ends only at a SIGUSR1.
+_WAITS = """
+asked, told = [], []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
+block = mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+block.madvise(mmap.MADV_NOHUGEPAGE)
+for at in range(0, len(block), 4096):
+    if not asked: block[at] = 1
+while not told: signal.pause()
+print("answered", flush=True)
+os._exit(7)
+"""
+
 
 def killed(running: LabDaemon) -> None:
     """The side first: it would release what the hot process held."""
@@ -121,6 +135,26 @@ def test_a_pod_answers_sigterm_in_its_grace(node: LabNode) -> None:
         assert hog.answer() == "answered"
         assert hog.wait() == 7
         assert live.message(running, "evicted")["pod"] == "lab/hog"
+        released(pod)
+        live.until(lambda: (pod.cgroup / "pids.max").read_text() == "max\n", "pids.max to be as before")
+    assert node.oom_kills() == 0
+
+
+def test_a_pod_goes_on_with_its_grace_after_a_sigkill_of_both_processes(node: LabNode) -> None:
+    """The next daemon holds it on, and frozen it could not answer: it would get a SIGKILL at the end of its grace."""
+    pod, grace = pod_of_v2(node), ("--hard-grace", "60s")
+    with live.Puppet(pod.containers["c0"]) as hog:
+        with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
+            hog.tell(f"exec({_WAITS!r})")
+            live.until(lambda: braked_softly(pod), lambda: f"a soft brake: {running.poll()}")
+            killed(running)
+        with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
+            live.message(running, "going on with the eviction that the daemon before had begun")
+            assert live.message(running, "a held pod may run, and hardly grow")["pod"] == "lab/hog"
+            hog.process.send_signal(signal.SIGUSR1)
+            assert hog.answer() == "answered"
+            assert hog.wait() == 7
+            live.message(running, "evicted")
         released(pod)
         live.until(lambda: (pod.cgroup / "pids.max").read_text() == "max\n", "pids.max to be as before")
     assert node.oom_kills() == 0

@@ -15,6 +15,7 @@ from monitor.hot import (
     brake_figures,
     decide,
     hold,
+    hold_apply,
     hold_brakes,
     hold_figures,
     hold_report,
@@ -93,6 +94,7 @@ class World:
         self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
         self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
         self.evictor.holds = lambda uid: False
+        self.evictor.grace_ends_ns = lambda uid: 0
         disks = DiskSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
@@ -250,6 +252,7 @@ def clocked(world: World) -> Iterator[None]:
             moved_pods,
             pass_timer,
             hold,
+            hold_apply,
             hold_brakes,
             hold_figures,
             hold_report,
