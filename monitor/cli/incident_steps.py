@@ -93,7 +93,8 @@ def _refused(step: Json) -> str:
 def _released(step: Json) -> str:
     more = "[; the kubelet evicted {instead} instead]"
     more += "[; connections that waited: {connections}, unread: {unread:bytes}]"
-    more += "[; containers that failed their probes: {unready}, restarts: {restarts}]"
+    more += "[; containers not ready any more: {unready}, restarts: {restarts}]"
+    more += "[; probes that failed: {failed_probes}]"
     return _fill(
         "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}" + more,
         {**step, "took": span(step["held_ms"] * 1e6)},

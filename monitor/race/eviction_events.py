@@ -126,7 +126,7 @@ class HoldEnd(Timed):
     """A pod is not held any more, after `held_ns`; `why` is one of `monitor.link.hold_messages.HOLD_ENDS`. `grew`: by
     how much the pod did. `instead`: namespace/name of the pod that the kubelet evicted instead. What it cost, at the
     most (None: not known): `connections` to it that nobody accepted, bytes that waited `unread` in its TCP sockets;
-    containers that became `unready`, and their `restarts`.
+    containers that became `unready`, their `restarts`, and `failed_probes` of any kind.
     """
 
     pod: str
@@ -142,3 +142,4 @@ class HoldEnd(Timed):
     unread: int | None = None
     unready: int | None = None
     restarts: int | None = None
+    failed_probes: int | None = None

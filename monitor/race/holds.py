@@ -34,7 +34,7 @@ class HeldPod(Record):
     meanwhile, `grown` that of others. `lasts_ms`: how long what was left would have lasted without the hold, at the
     growth before it (None: not known, or no growth). `by_kubelet`: the kubelet evicted the pod; `instead`: another one.
     What it cost meanwhile, at the most (None: not known): `connections` that nobody accepted, `unread_bytes` that
-    waited in its TCP sockets, containers that became `unready` and their `restarts`.
+    waited in its TCP sockets, containers that became `unready`, their `restarts`, and `failed_probes` of any kind.
     """
 
     pod: str
@@ -53,6 +53,7 @@ class HeldPod(Record):
     unread_bytes: int | None = None
     unready: int | None = None
     restarts: int | None = None
+    failed_probes: int | None = None
 
 
 def began_ns(events: Sequence[Event]) -> int | None:
@@ -95,6 +96,7 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
                 unread_bytes=end.unread if end is not None else None,
                 unready=end.unready if end is not None else None,
                 restarts=end.restarts if end is not None else None,
+                failed_probes=end.failed_probes if end is not None else None,
             )
         )
     return tuple(found)
@@ -152,7 +154,8 @@ def cost(held: HeldPod) -> str:
     parts = (
         (held.connections, f"{_counted(held.connections or 0, 'connection')} waited to be accepted"),
         (held.unread_bytes, f"{size(held.unread_bytes or 0)} waited unread"),
-        (unready, f"{_counted(unready, 'container')} failed {'its' if unready == 1 else 'their'} probes"),
+        (held.failed_probes, f"{_counted(held.failed_probes or 0, 'probe')} failed"),
+        (unready, f"{_counted(unready, 'container')} not ready any more"),
         (restarts, f"{_counted(restarts, 'restart')} of containers"),
     )
     return ", ".join(text for number, text in parts if number)

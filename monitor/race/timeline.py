@@ -75,7 +75,7 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
             made = {"what": "pod_released", "pod": event.pod_name, "why": event.why, "held_ms": event.held_ns / 1e6}
             made |= {"grew": event.grew, "usage": event.usage, "available": event.available, "instead": event.instead}
             made |= {"connections": event.connections, "unread": event.unread}
-            made |= {"unready": event.unready, "restarts": event.restarts}
+            made |= {"unready": event.unready, "restarts": event.restarts, "failed_probes": event.failed_probes}
         case ev.Signalled():
             made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
         case ev.Gone():

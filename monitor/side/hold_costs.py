@@ -1,5 +1,5 @@
-"""What a hold costs those who depend on the pod: connections and bytes that wait in its sockets, and its containers
-that fail their probes meanwhile.
+"""What a hold costs those who depend on the pod: connections and bytes that wait in its sockets, its probes that fail
+meanwhile, and its containers that are not ready any more.
 
 Looked at while it is held, once a second, by the thread of `monitor.side.held_pods`; what was the most is the cost.
 """
@@ -23,12 +23,15 @@ _MOST = 256
 
 
 class Cost(NamedTuple):
-    """At the most. None: not known. ``unready``: containers that were ready before, ``restarts`` of any."""
+    """At the most. None: not known. ``unready``: containers that were ready before, ``restarts`` of any;
+    ``failed_probes`` of any kind, by the kubelet.
+    """
 
     connections: int | None = None
     unread: int | None = None
     unready: int | None = None
     restarts: int | None = None
+    failed_probes: int | None = None
 
 
 class HoldCosts:
@@ -39,6 +42,7 @@ class HoldCosts:
         self._lock = threading.Lock()
         self._found: dict[tuple[str, int], Cost] = {}
         self._health: dict[tuple[str, int], Mapping[str, tuple[bool, int]] | None] = {}  # as it began
+        self._failed: dict[tuple[str, int], int] = {}  # probes, at the first look
 
     def held(self, message: Held) -> None:
         """A hold began, or its brake changed."""
@@ -48,6 +52,7 @@ class HoldCosts:
                 self._found[key], self._health[key] = Cost(), self._health_of(message.pod)
                 for old in list(self._found)[:-_MOST]:
                     del self._found[old], self._health[old]
+                    self._failed.pop(old, None)
 
     def look(self, uid: str, number: int) -> None:
         """How much waits now."""
@@ -57,6 +62,15 @@ class HoldCosts:
         except (MonitorError, OSError):
             return  # nothing can be said of it
         self._add(uid, number, Cost() if now is None else Cost(now.connections, now.unread))
+
+    def probed(self, uid: str, number: int, failed: int) -> None:
+        """So many probes have failed since the pod's containers started, by the kubelet."""
+        key = (uid, number)
+        with self._lock:
+            if key in self._found:
+                since = max(0, failed - self._failed.setdefault(key, failed))
+                most = _most(self._found[key].failed_probes, since)
+                self._found[key] = self._found[key]._replace(failed_probes=most)
 
     def of(self, uid: str, number: int) -> Cost:
         """What a hold has cost."""

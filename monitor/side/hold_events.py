@@ -75,4 +75,5 @@ def hold_ended(message: HoldEnded, name_of: Callable[[str], str], cost: Cost) ->
         unread=cost.unread,
         unready=cost.unready,
         restarts=cost.restarts,
+        failed_probes=cost.failed_probes,
     )

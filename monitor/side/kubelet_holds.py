@@ -1,8 +1,9 @@
-"""Tells the hot process what the kubelet has of pods that are held, and who is evicted by others.
+"""Tells the hot process what the kubelet has of pods that are held, and who is evicted by others; and how many of their
+probes fail meanwhile, which is a part of what a hold costs.
 
 The kubelet ranks pods by figures of its own that are up to 15 s old. A pod is held above its line until these show what
-it holds (`monitor.policy.hold`); where they cannot be read, hot goes by their age. One request a second, of the
-kubelet's /stats/summary, and only while pods are held.
+it holds (`monitor.policy.hold`); where they cannot be read, hot goes by their age. A request a second of the kubelet's
+/stats/summary and one of /metrics/probes, and only while pods are held.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import calendar
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +25,32 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 #: After a request that failed.
 RETRY_S = 5.0
+_PROBES_RETRY_S = 60.0
+#: Counts the results of each probe of each container.
+_PROBED = "prober_probe_total"
 #: How the kubelet's message about an eviction for memory begins.
 FOR_MEMORY = "The node was low on resource: memory."
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z")
 
 
 class KubeletHolds:
-    """``summary()`` is the kubelet's Summary as a dict; it may block, and raises MonitorError."""
+    """``summary()`` is the kubelet's Summary as a dict, ``probes()`` the text of its /metrics/probes; they may block,
+    and raise MonitorError.
+    """
 
-    def __init__(self, view: View, summary: Callable[[], Mapping[str, Any]] | None) -> None:
+    def __init__(
+        self,
+        view: View,
+        summary: Callable[[], Mapping[str, Any]] | None,
+        probes: Callable[[], str] | None = None,
+    ) -> None:
         self._view = view
-        self._summary = summary
+        self._summary, self._probes = summary, probes
+        self._probes_due = 0.0
         self._wake = threading.Event()
         self._end = threading.Event()
         self._problem = ""
-        if summary is not None:
+        if summary is not None or probes is not None:
             threading.Thread(target=self._run, name="kubelet figures", daemon=True).start()
 
     def held(self) -> None:
@@ -59,11 +72,13 @@ class KubeletHolds:
             self._wake.wait()
             self._wake.clear()
             while self._view.holds.now and not self._end.is_set():
+                self.look_at_probes()
                 self._end.wait(LOOK_S if self.look() else RETRY_S)
 
     def look(self) -> bool:
         """Ask once, and pass it on; whether there was an answer."""
-        assert self._summary is not None
+        if self._summary is None:
+            return True
         try:
             found = figures(self._summary(), frozenset(self._view.holds.now), time.time(), time.monotonic_ns())
         except (MonitorError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -79,6 +94,34 @@ class KubeletHolds:
         if found:
             self._view.send(KubeletFigures(found))
         return True
+
+    def look_at_probes(self) -> None:
+        """Ask once, and keep it for the cost of the holds."""
+        if self._probes is None or time.monotonic() < self._probes_due:
+            return
+        try:
+            found = failed_probes(self._probes())
+        except (MonitorError, LookupError, ValueError) as error:
+            self._probes_due = time.monotonic() + _PROBES_RETRY_S
+            self._view.log_budget("warning", "failed probes of held pods are not counted", problem=str(error))
+            return
+        for uid, held in self._view.holds.now.items():
+            self._view.hold_costs.probed(uid, held.id, found.get(uid, 0))
+
+
+def failed_probes(text: str) -> dict[str, int]:
+    """Uid -> how many probes of any kind have not succeeded since its containers started. ``text``: of /metrics/probes.
+    Raises ValueError and LookupError for what is not in Prometheus' text format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found = Counter[str]()
+    lines = "\n".join(line for line in text.splitlines() if line.startswith(_PROBED))
+    for family in text_string_to_metric_families(f"{lines}\n"):
+        for sample in family.samples:
+            if sample.labels["result"] != "successful":
+                found[sample.labels["pod_uid"]] += int(sample.value)
+    return dict(found)
 
 
 def figures(summary: Mapping[str, Any], uids: frozenset[str], now: float, now_ns: int) -> dict[str, tuple[int, int]]:
@@ -103,23 +146,22 @@ def _unix(stamp: str) -> float:
 
 
 def kubelet_holds(view: View) -> KubeletHolds | None:
-    """None where nobody is held or there is no cluster. Without two steps, or where the kubelet cannot be reached, only
-    evictions are passed on.
+    """None where nobody is held or there is no cluster. Where the kubelet cannot be reached only evictions are passed
+    on. Its figures are asked for where holds have two steps.
     """
     from monitor.pods.spec import CLUSTER, check_spec
 
     config = view.config
     if not config.holds or check_spec(config.pods)[0] not in CLUSTER:
         return None
-    summary = None
-    if config.two_steps:
-        from monitor.kube.kubelet import KubeletClient
-        from monitor.pods.access import Access
+    from monitor.kube.kubelet import KubeletClient
+    from monitor.pods.access import Access
 
-        try:
-            access = Access.found(config)
-            client = KubeletClient(access.kubelet_server("", access.api_server()[0].credentials))
-            summary = client.summary
-        except MonitorError as error:
+    try:
+        access = Access.found(config)
+        client = KubeletClient(access.kubelet_server("", access.api_server()[0].credentials))
+    except MonitorError as error:
+        if config.two_steps:
             view.log.warning("the kubelet's own figures of held pods cannot be read", problem=str(error))
-    return KubeletHolds(view, summary)
+        return KubeletHolds(view, None)
+    return KubeletHolds(view, client.summary if config.two_steps else None, client.probes)

@@ -41,12 +41,13 @@ def test_what_is_known_of_a_hold() -> None:
 
 
 def test_what_a_hold_cost() -> None:
-    cost = {"connections": 1, "unread": 3 * MI, "unready": 2, "restarts": 1}
+    cost = {"connections": 1, "unread": 3 * MI, "unready": 2, "restarts": 1, "failed_probes": 5}
     found = judged(*HELD, clear(890), hold_end(900, "clear", **cost), End(ms(9000)))
     (held,) = found.holds
     assert (held.connections, held.unread_bytes, held.unready, held.restarts) == (1, 3 * MI, 2, 1)
+    assert held.failed_probes == 5
     waited = "1 connection waited to be accepted, 3.0 MiB waited unread"
-    assert f"; {waited}, 2 containers failed their probes, 1 restart of containers (" in found.summary
+    assert f"; {waited}, 5 probes failed, 2 containers not ready any more, 1 restart of containers (" in found.summary
     (step,) = [step for step in found.steps if step["what"] == "pod_released"]
     assert {key: step[key] for key in cost} == cost
     nothing = judged(*HELD, clear(890), hold_end(900, "clear", connections=0, unread=0), End(ms(9000))).holds[0]

@@ -67,6 +67,20 @@ def test_containers_that_fail_their_probes_meanwhile(tmp_path: Path) -> None:
     assert costs.of(HELD.pod, HELD.id + 1) == Cost(unready=0, restarts=0)
 
 
+def test_probes_that_fail_meanwhile(tmp_path: Path) -> None:
+    """Counted by the kubelet since its containers started; a new container begins with none."""
+    costs = made(tmp_path / "gone", {})
+    costs.probed(HELD.pod, HELD.id, 7)
+    costs.held(HELD)
+    assert costs.of(HELD.pod, HELD.id) == Cost()
+    for failed, found in ((7, 0), (9, 2), (1, 2)):
+        costs.probed(HELD.pod, HELD.id, failed)
+        assert costs.of(HELD.pod, HELD.id) == Cost(failed_probes=found)
+    costs.held(HELD._replace(id=HELD.id + 1))
+    costs.probed(HELD.pod, HELD.id + 1, 9)
+    assert costs.of(HELD.pod, HELD.id + 1) == Cost(failed_probes=0)
+
+
 @pytest.mark.parametrize("health", [{}, {"now": None}])
 def test_what_is_not_known_costs_not_nothing(tmp_path: Path, health: dict[str, Any]) -> None:
     costs = made(tmp_path / "gone", health)

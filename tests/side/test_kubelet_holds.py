@@ -10,7 +10,7 @@ import pytest
 
 from monitor.errors import MonitorError
 from monitor.link.hold_messages import KubeletEviction, KubeletFigures
-from monitor.side.kubelet_holds import FOR_MEMORY, KubeletHolds, figures
+from monitor.side.kubelet_holds import FOR_MEMORY, KubeletHolds, failed_probes, figures
 
 SUMMARY = {
     "pods": [
@@ -90,3 +90,53 @@ def test_it_asks_while_pods_are_held_and_ends() -> None:
         assert time.monotonic() < deadline, "nothing was asked"
         time.sleep(0.01)
     again.close()
+
+
+#: As kubelet 1.36.2 writes it, shortened.
+PROBES = """# HELP prober_probe_duration_seconds [ALPHA] Duration in seconds for a probe response.
+# TYPE prober_probe_duration_seconds histogram
+prober_probe_duration_seconds_bucket{container="main",namespace="ns",pod="p",probe_type="Liveness",le="0.005"} 4
+# HELP prober_probe_total [BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.
+# TYPE prober_probe_total counter
+prober_probe_total{container="main",namespace="ns",pod="p",pod_uid="held",probe_type="Liveness",result="failed"} 3
+prober_probe_total{container="main",namespace="ns",pod="p",pod_uid="held",probe_type="Liveness",result="successful"} 9
+prober_probe_total{container="main",namespace="ns",pod="p",pod_uid="held",probe_type="Readiness",result="failed"} 2
+prober_probe_total{container="side",namespace="ns",pod="p",pod_uid="held",probe_type="Startup",result="unknown"} 1
+prober_probe_total{container="main",namespace="ns",pod="q",pod_uid="other",probe_type="Liveness",result="failed"} 8
+"""
+
+
+def test_probes_that_did_not_succeed() -> None:
+    assert failed_probes(PROBES) == {"held": 6, "other": 8}
+    assert failed_probes("") == {}
+
+
+def probing(answer: str | MonitorError) -> tuple[KubeletHolds, list[Any], list[str]]:
+    found, _, lines = made(held=True)
+    kept: list[Any] = []
+
+    def probes() -> str:
+        if isinstance(answer, MonitorError):
+            raise answer
+        return answer
+
+    view: Any = found._view
+    view.hold_costs = SimpleNamespace(probed=lambda *figures: kept.append(figures))
+    view.holds.now = {"held": SimpleNamespace(id=1), "new": SimpleNamespace(id=2)}
+    view.log_budget = lambda _, text, **__: lines.append(text)
+    found._probes = probes
+    return found, kept, lines
+
+
+def test_probes_of_held_pods_are_kept() -> None:
+    found, kept, lines = probing(PROBES)
+    found.look_at_probes()
+    assert (kept, lines) == ([("held", 1, 6), ("new", 2, 0)], [])
+
+
+@pytest.mark.parametrize("answer", [MonitorError("forbidden", ""), "prober_probe_total{", "prober_probe_total 1"])
+def test_probes_that_cannot_be_read_are_not_asked_for_every_second(answer: Any) -> None:
+    found, kept, lines = probing(answer)
+    for _ in range(3):
+        found.look_at_probes()
+    assert (kept, lines) == ([], ["failed probes of held pods are not counted"])
