@@ -48,10 +48,6 @@ class BrakeFile:
                 os.close(self._write)
                 raise
 
-    @property
-    def descriptor(self) -> int:
-        return self._write
-
     def read(self) -> str:
         """Its value, as it would be written. Raises OSError (ENODEV: the cgroup is gone)."""
         return value_of(self.file, os.pread(self._read, 4096, 0).decode(errors="replace"))

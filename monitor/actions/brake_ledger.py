@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED, UNCHANGED, Change
-from monitor.actions.hold_journal import OVER, HoldJournal
+from monitor.actions.hold_journal import HELD, OVER, HoldJournal
 from monitor.kernel.troubles import TROUBLES
 
 
@@ -44,7 +44,8 @@ class BrakeLedger:
         noted = {change.file: change for change in journal.changes(self.directory)}
         if not noted.keys() <= self.files.keys():
             return
-        self.changes = {name: c for name, c in noted.items() if self.files[name].has(c, journal.boot)}
+        found = {name: c for name, c in noted.items() if self.files[name].has(c, journal.boot)}
+        self.changes = {name: replace(change, why=HELD) for name, change in found.items()}
         if self.changes:
             self.rest = {name: c for name, c in noted.items() if name not in self.changes}
             self.since_ns = journal.since_ns(self.directory)
@@ -55,14 +56,15 @@ class BrakeLedger:
         change = file.change(value, before, self._uid, self._journal.boot)
         return self._journal.with_own_value(self.directory, change)
 
-    def set(self, values: dict[BrakeFile, str], next_value: str = "") -> None:
-        """Write down, then write. What is there already is somebody else's, and stays as it is. ``next_value``: is
-        written down too, for who writes it afterwards. Raises OSError.
+    def set(self, values: dict[BrakeFile, str]) -> None:
+        """`put_in_force` what writing these changes. Raises OSError."""
+        self.put_in_force({file: self.change(file, value) for file, value in values.items()})
+
+    def put_in_force(self, planned: dict[BrakeFile, Change | None]) -> None:
+        """Write down, then write, in this order: the last of each change's values. None: what is there already is
+        somebody else's, and stays as it is. Raises OSError.
         """
-        planned = {file: self.change(file, value) for file, value in values.items()}
         for file, change in planned.items():
-            if change is not None and next_value:
-                change = planned[file] = replace(change, written=(next_value, *change.written))
             if change is None:
                 self.changes.pop(file.file, None)
             else:
@@ -72,6 +74,16 @@ class BrakeLedger:
         for file, change in planned.items():
             if change is not None:
                 file.write(change.written[-1])
+
+    def ends(self, name: str) -> None:
+        """Write down that a change is to be put back, for who else writes that file (`monitor.actions.slow_down`)."""
+        change = self.changes.get(name)
+        if change is not None:
+            self.changes[name] = replace(change, why=OVER)
+            try:
+                self.note()
+            except OSError as error:
+                TROUBLES.note("cgroup", error, self._uid)
 
     def put_back(self, *names: str) -> list[tuple[str, str]]:
         """(file, what became of it). What the kernel refuses stays written down, and what is not over."""

@@ -20,7 +20,6 @@ written down first (`monitor.actions.hold_journal`), and so comes back after a S
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from contextlib import suppress
@@ -29,6 +28,7 @@ from pathlib import Path
 
 from monitor.actions.brake_file import Braked, BrakeFile, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, plan_limit, put_in_force
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
 from monitor.actions.pending_kills import PendingKills
@@ -43,16 +43,10 @@ from monitor.kernel.wire import PAGE
 AUTO, LIMIT, FREEZE = "auto", "limit", "freeze"
 #: Of `AUTO` on v2, besides.
 HIGH = "high"
-#: A cap is no nearer to the pod's usage: between look and write, 10 us, memory at 10 GB/s grows by 0.1 MB.
-ROOM = 1 << 20
-#: v1 refuses a limit that the pod has passed meanwhile (EBUSY). Looks and writes, each with twice the room.
-_TRIES = 5
-_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
-_COMPANIONS = ("memory.oom.group", "memory.oom_control")
 _FROZEN = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
 _FREEZE_FILES = tuple(_FROZEN)
 #: What is undone first. A pod that is thawed, or has its OOM killer back, below its cap would be killed at it.
-_UNDONE = (*_LIMIT_FILES, *_COMPANIONS, _HIGH_FILE, *_FREEZE_FILES)
+_UNDONE = (*LIMIT_FILES, *COMPANIONS, _HIGH_FILE, *_FREEZE_FILES)
 
 
 class PodBrake:
@@ -77,7 +71,8 @@ class PodBrake:
         self._kills = PendingKills(cgroup)
         #: The side sets memory.high, until the release (a soft brake).
         self.high_is_left = False
-        self._low = 0  # bytes: what the thread of `SlowDowns` is asked to set; 0: nothing
+        self._low, self._asked = 0, False  # bytes: what the thread of `SlowDowns` is to set, and whether it is asked
+        self._late = -1  # descriptor of memory.high for it alone
         self.refresh()
 
     def refresh(self) -> None:
@@ -130,7 +125,7 @@ class PodBrake:
         """What `apply` puts in force, of `LIMIT`, `HIGH` and `FREEZE`, with a + between; "" for nothing."""
         if self.problem:
             return ""
-        parts = ((LIMIT, _LIMIT_FILES), (HIGH, (_HIGH_FILE,)), (FREEZE, _FREEZE_FILES))
+        parts = ((LIMIT, LIMIT_FILES), (HIGH, (_HIGH_FILE,)), (FREEZE, _FREEZE_FILES))
         return joined(*((name, self._ledger.file(files)) for name, files in parts))
 
     def apply(self, cap: int, *, reclaims: bool = True) -> Braked | None:
@@ -151,15 +146,18 @@ class PodBrake:
             self.problem = self.problem or "its cgroup is gone"
             return None
         self._ledger.since_ns = self.since_ns or began
-        capped = slowed = frozen = 0
+        capped, slowed, frozen = 0, False, False
         try:
-            capped = self._limit_to(cap, usage)
-            freezer = self._ledger.file(_FREEZE_FILES)
+            wanted, planned = plan_limit(self._ledger, cap, usage)
+            freezer = self._ledger.file(_FREEZE_FILES) if freeze else None
             if freeze:
-                # Before the freeze, which may wait for the lock of all cgroups.
-                slowed = self._slow_down(usage, reclaims)
-                self._ledger.set({} if freezer is None else {freezer: _FROZEN[freezer.file]})
-                frozen = freezer is not None
+                slowed = self._plan_high(usage, reclaims, planned)
+            if freezer is not None:  # the last, because it may wait for the lock of all cgroups
+                planned[freezer] = self._ledger.change(freezer, _FROZEN[freezer.file])
+            capped = put_in_force(self._ledger, planned, cap, wanted, self.usage)
+            frozen = freezer is not None
+            if freeze:
+                self._slow_down()
             else:
                 self._put_high_back()
                 self._ledger.put_back(*_FREEZE_FILES)
@@ -172,69 +170,48 @@ class PodBrake:
         names = joined((LIMIT, capped), (HIGH, slowed), (FREEZE, frozen))
         return Braked(names, capped, usage, time.monotonic_ns() - began)
 
-    def _limit_to(self, cap: int, usage: int) -> int:
-        """The cap that is in force then; 0 where there is none. Raises OSError."""
-        ledger = self._ledger
-        limit, companion = ledger.file(_LIMIT_FILES), ledger.file(_COMPANIONS)
-        if limit is None or companion is None:
-            return 0
-        for attempt in range(_TRIES):
-            wanted = max(cap, usage + (ROOM << attempt)) // PAGE * PAGE
-            change = ledger.change(limit, str(wanted))
-            own = wanted if change is None else cgroupfs.limit_of(change.old.encode())
-            if own is not None and own <= wanted:
-                ledger.put_back(limit.file, companion.file)
-                return own
-            try:
-                ledger.set({companion: "1", limit: str(wanted)})
-                return wanted
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-            usage = self.usage() or usage
-        ledger.put_back(limit.file, companion.file)
-        return 0
-
-    def _slow_down(self, usage: int, reclaims: bool) -> bool:
-        """Have whoever takes memory in a system call sleep in it; whether that is in force."""
+    def _plan_high(self, usage: int, reclaims: bool, planned: Planned) -> bool:
+        """Have whoever takes memory in a system call sleep in it; whether he will. With what `_slow_down` will set.
+        Raises OSError.
+        """
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
         if file is None or self.high_is_left:
             return False
-        try:
-            now, before = file.read(), ledger.changes.get(_HIGH_FILE)
-            low, is_new = usage // 2 // PAGE * PAGE, before is None or now not in before.written
-            if is_new:
-                self._low = 0
-                wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
-                if own is None or own > wanted:
-                    ledger.set({file: str(wanted)}, str(low) if reclaims and self._slow_downs is not None else "")
-                else:
-                    ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
-            if reclaims and not self._low:
-                self._slow_down_more(file, low, is_noted=is_new)
-        except OSError as error:
-            self._trouble(error)
-            return False
+        now, change = file.read(), ledger.changes.get(_HIGH_FILE)
+        if change is not None and now in change.written:
+            if self._low or not reclaims or self._slow_downs is None or now != change.written[-1]:
+                return True
+        else:
+            self._low, self._asked = 0, False
+            wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
+            if own is not None and own <= wanted:
+                ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
+                return True
+            change = ledger.change(file, str(wanted))
+        if change is not None and reclaims and self._slow_downs is not None:
+            self._low = usage // 2 // PAGE * PAGE
+            change = replace(change, written=(str(self._low), *change.written))
+        planned[file] = change
         return True
 
-    def _slow_down_more(self, file: BrakeFile, low: int, *, is_noted: bool) -> None:
-        """Below its usage, by a thread, once that is written down. Raises OSError."""
+    def _slow_down(self) -> None:
+        """Below its usage, by a thread. Raises OSError."""
         ledger, change = self._ledger, self._ledger.changes.get(_HIGH_FILE)
-        if self._slow_downs is None or change is None:
-            return
-        if not is_noted:
-            if file.read() != change.written[-1]:
-                return  # adopted, and an earlier daemon has come to it
-            change = ledger.changes[_HIGH_FILE] = replace(change, written=(str(low), *change.written))
-            ledger.note()
-        self._low = low
-        self._slow_downs.begin(self.uid, file.descriptor, ledger.directory, change, low)
+        if self._slow_downs is not None and change is not None and self._low and not self._asked:
+            file = ledger.files[_HIGH_FILE]
+            self._asked = self._slow_downs.begin(self.uid, file, self._late, ledger.directory, change, self._low)
 
     def _put_high_back(self) -> None:
         if not self.high_is_left:
+            self._end_slow_down()
             self._ledger.put_back(_HIGH_FILE)
-            self._low = 0
+
+    def _end_slow_down(self) -> None:
+        """Before memory.high is put back."""
+        if self._low:
+            self._ledger.ends(_HIGH_FILE)
+        self._low, self._asked = 0, False
 
     def leave_high(self) -> str:
         """The side sets memory.high from now on, until the release; what it was before the hold, "" if it is that."""
@@ -280,7 +257,8 @@ class PodBrake:
         """Everything as it was: (file, what became of it). What the kernel refuses to take back stays written down, and
         is tried again by `go_on`; so is what more cgroups have inherited than one look may read.
         """
-        self.is_held, self.high_is_left, self._low, self._ledger.since_ns = False, False, 0, 0
+        self._end_slow_down()
+        self.is_held, self.high_is_left, self._ledger.since_ns = False, False, 0
         return self._ledger.put_back(*_UNDONE)
 
     def go_on(self) -> bool:
@@ -309,9 +287,11 @@ class PodBrake:
             return obstacle
         if self._chosen != FREEZE and (v2 or (counts_below(self.cgroup) and not any_disabled(self.cgroup))):
             at = 0 if v2 else 1
-            names = [_LIMIT_FILES[at], _COMPANIONS[at], *([_HIGH_FILE] if v2 and self._chosen == AUTO else [])]
+            names = [LIMIT_FILES[at], COMPANIONS[at], *([_HIGH_FILE] if v2 and self._chosen == AUTO else [])]
             for name in names:
                 ledger.files[name] = BrakeFile(self.cgroup, name)
+            if self._slow_downs is not None and _HIGH_FILE in ledger.files:
+                self._late = os.open(self.cgroup / _HIGH_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if self._chosen != LIMIT:
             try:
                 self._open_freezer(v2)
@@ -334,6 +314,7 @@ class PodBrake:
 
     def _close(self) -> None:
         self._ledger.close()
-        with suppress(OSError):
-            os.close(self._usage)
-        self._usage = -1
+        for descriptor in (self._usage, self._late):
+            with suppress(OSError):
+                os.close(descriptor)
+        self._usage = self._late = -1

@@ -1,33 +1,40 @@
 """memory.high of a held pod far below its usage, set by a thread: before Linux 6.16 that reclaims in the writer.
 
 The kernel puts the value in force before it reclaims (memory_high_write), so a system call of the pod sleeps from then
-on, and only this thread waits, up to 2.2 s. Asked by a message, the side came to it after 3 ms or more in a busy
-guest, and a call that had 4 MiB to go was at its cap by then.
+on, and only this thread waits, up to 2.2 s. Asked by a message, the side came to it after 8 to 40 ms in a busy guest,
+and a call that had 4 MiB to go was at its cap by then.
 
 What is written is in the hold's note already (`monitor.actions.hold_journal`), and so comes back after a SIGKILL. Where
-the hold is over by the time it is written it is taken back here.
+the hold is over by the time it is written it is taken back here: the note says so before anybody puts back the old
+value.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 
+from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import Change, value_of
 from monitor.actions.hold_journal import HELD, HoldJournal
+from monitor.kernel.sched import hurry
 from monitor.kernel.troubles import TROUBLES
 
 HIGH = "memory.high"
 _FIFO = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
 _LIBC = ctypes.PyDLL(None)
-#: The hot thread waits so long for the write to begin, seconds: 0.3 ms in an emulated guest, where the thread got the
-#: interpreter 8 to 40 ms later while the hot one went on.
+#: The hot thread waits so long for the write, seconds: 0.3 ms in an emulated guest. While it went on instead the thread
+#: got the interpreter 8 to 40 ms later.
 _WAIT_S = 0.001
+_LOOK_S = 0.00005
+#: Asked for and not done: more are not taken. Two descriptors each.
+MOST = 64
 
 
 class SlowDown(NamedTuple):
@@ -49,34 +56,49 @@ class SlowDowns:
         self._journal = journal
         self._queue: SimpleQueue[SlowDown] = SimpleQueue()
         self._begun: SimpleQueue[None] = SimpleQueue()
-        self._is_free = True
+        self._asked = self._done = 0
         self._thread = Thread(target=self._run, name="slow downs", daemon=True)
         self._thread.start()
 
-    def begin(self, uid: str, file: int, directory: int, change: Change, low: int) -> None:
-        """Have ``low`` written, unless something else than the last of ``change`` is there by then. Returns when that
-        begins, or after `_WAIT_S`; at once while another pod's is written. Raises OSError.
+    def begin(self, uid: str, file: BrakeFile, late: int, directory: int, change: Change, low: int) -> bool:
+        """Have ``low`` written, unless something else than the last of ``change`` is there by then; whether it will be.
+        ``late``: descriptor of ``file`` that nobody else uses: the kernel lets who reads by one wait for who writes by
+        it. Returns when it is in force, or after `_WAIT_S`; at once while another pod's is written. Raises OSError.
         """
-        mine = os.dup(file)
+        waiting = self._asked - self._done
+        if waiting >= MOST:
+            return False
+        mine = os.dup(late)
         try:
             wanted = SlowDown(uid, mine, os.dup(directory), change, low)
         except OSError:
             os.close(mine)
             raise
+        self._asked += 1
+        if waiting:
+            self._queue.put(wanted)
+            return True
         while not self._begun.empty():
             self._begun.get()
-        if self._is_free:
-            with _one_step_behind(self._thread):
-                self._queue.put(wanted)
-                with suppress(Empty):
-                    self._begun.get(timeout=_WAIT_S)
-        else:
+        with _one_step_behind(self._thread):
             self._queue.put(wanted)
+            deadline = time.monotonic() + _WAIT_S
+            with suppress(Empty):
+                self._begun.get(timeout=_WAIT_S)
+            # On one CPU this thread goes on before the other is in the kernel.
+            while file.read() != str(low) and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+        return True
+
+    def finish(self, until_ns: int) -> None:
+        """Wait until then for what is under way: the process ends, and nobody would take it back."""
+        while self._asked != self._done and time.monotonic_ns() < until_ns:
+            time.sleep(_WAIT_S)
 
     def _run(self) -> None:
         while True:
+            hurry()  # for where this process is no real-time one
             wanted = self._queue.get()
-            self._is_free = False
             try:
                 slow_down(wanted, self._journal, lambda: self._begun.put(None))
             except OSError as error:
@@ -84,32 +106,32 @@ class SlowDowns:
             finally:
                 os.close(wanted.file)
                 os.close(wanted.directory)
-                self._is_free = True
+                self._done += 1
 
 
 @contextmanager
 def _one_step_behind(thread: Thread) -> Iterator[None]:
-    """Where the calling thread is a real-time one another is too, on the same CPU: it runs as soon as this one waits,
-    and this one goes on when the other is in the kernel. As an ordinary one it waited 4 ms and more in a guest, for
-    the pod's processes or for others.
+    """Where the calling thread is a real-time one another is too, on the same CPU: it runs as soon as this one waits.
+    As an ordinary one it waited 4 ms and more in a guest, for the pod's processes or for others.
     """
-    if os.sched_getscheduler(0) != _FIFO or thread.native_id is None:
+    policy, other = os.sched_getscheduler(0), thread.native_id
+    if policy != _FIFO or other is None:
         yield
         return
     mine, cpus = os.sched_getparam(0).sched_priority, os.sched_getaffinity(0)
-    _set(os.sched_setscheduler, 0, _FIFO, os.sched_param(mine + 1))
-    _set(os.sched_setscheduler, thread.native_id, _FIFO, os.sched_param(mine))
-    _set(os.sched_setaffinity, thread.native_id, {_LIBC.sched_getcpu()})
     try:
+        _set(os.sched_setscheduler, 0, _FIFO, os.sched_param(mine + 1))
+        _set(os.sched_setscheduler, other, _FIFO, os.sched_param(mine))
+        _set(os.sched_setaffinity, other, {_LIBC.sched_getcpu()})
         yield
     finally:
-        _set(os.sched_setscheduler, thread.native_id, os.SCHED_OTHER, os.sched_param(0))
-        _set(os.sched_setaffinity, thread.native_id, cpus)
+        _set(os.sched_setscheduler, other, os.SCHED_OTHER, os.sched_param(0))
+        _set(os.sched_setaffinity, other, cpus)
         _set(os.sched_setscheduler, 0, _FIFO, os.sched_param(mine))
 
 
 def _set(call: Callable[..., None], *arguments: object) -> None:
-    with suppress(OSError):  # what is refused costs time, no more
+    with suppress(OSError, ValueError):  # what is refused costs time, no more
         call(*arguments)
 
 
@@ -118,7 +140,7 @@ def slow_down(wanted: SlowDown, journal: HoldJournal, begun: Callable[[], object
     if _read(wanted.file) != wanted.change.written[-1]:
         return False  # the pod is released, or somebody has set another value
     text = str(wanted.low)
-    begun()  # the caller goes on when the interpreter is free: in the write
+    begun()  # the caller goes on when the interpreter is free
     _write(wanted.file, text)
     if _is_noted(wanted, journal):
         return True

@@ -16,7 +16,7 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
 
-#: Kept at most, besides those in force: the first of the order, and who moved last. 5 descriptors each.
+#: Kept at most, besides those in force: the first of the order, and who moved last. 6 descriptors each.
 MOST = 8
 #: What was opened is looked at again after this long: containers come and go, and so may a pod.
 REFRESH_NS = 5_000_000_000
@@ -152,5 +152,7 @@ class HoldBrakes:
 
     def finish(self, until_ns: int) -> None:
         """This process ends: go on until then with what can be done. The next start takes back what is left."""
+        if self._slow_downs is not None:
+            self._slow_downs.finish(until_ns)
         while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
             pass

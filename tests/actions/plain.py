@@ -30,8 +30,9 @@ class Asked:
         self._journal = journal
         self.queue: list[SlowDown] = []
 
-    def begin(self, uid: str, file: int, directory: int, change: Change, low: int) -> None:
-        self.queue.append(SlowDown(uid, os.dup(file), os.dup(directory), change, low))
+    def begin(self, uid: str, file: BrakeFile, late: int, directory: int, change: Change, low: int) -> bool:
+        self.queue.append(SlowDown(uid, os.dup(late), os.dup(directory), change, low))
+        return True
 
     def come(self) -> bool:
         wanted = self.queue.pop(0)

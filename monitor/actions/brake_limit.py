@@ -1,0 +1,54 @@
+"""The cap of a braked pod: memory.max with memory.oom.group, or on v1 memory.limit_in_bytes with memory.oom_control."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from monitor.actions.brake_file import BrakeFile
+from monitor.actions.brake_ledger import BrakeLedger
+from monitor.actions.changes import Change
+from monitor.kernel import cgroupfs
+from monitor.kernel.wire import PAGE
+
+LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+COMPANIONS = ("memory.oom.group", "memory.oom_control")
+#: A cap is no nearer to the pod's usage: between look and write, 10 us, memory at 10 GB/s grows by 0.1 MB.
+ROOM = 1 << 20
+#: v1 refuses a limit that the pod has passed meanwhile (EBUSY). Looks and writes, each with twice the room.
+_TRIES = 5
+Planned = dict[BrakeFile, Change | None]
+
+
+def plan_limit(ledger: BrakeLedger, cap: int, usage: int, attempt: int = 0) -> tuple[int, Planned]:
+    """The cap that is to be in force (bytes; 0: none), and what is to be changed for it. Raises OSError."""
+    limit, companion = ledger.file(LIMIT_FILES), ledger.file(COMPANIONS)
+    if limit is None or companion is None:
+        return 0, {}
+    wanted = max(cap, usage + (ROOM << attempt)) // PAGE * PAGE
+    change = ledger.change(limit, str(wanted))
+    own = wanted if change is None else cgroupfs.limit_of(change.old.encode())
+    if own is not None and own <= wanted:
+        ledger.put_back(limit.file, companion.file)
+        return own, {}
+    return wanted, {companion: ledger.change(companion, "1"), limit: change}
+
+
+def put_in_force(ledger: BrakeLedger, planned: Planned, cap: int, capped: int, usage: Callable[[], int | None]) -> int:
+    """All that is planned, where ``capped`` is the cap of it; the cap that is in force then. v1 may refuse it, and the
+    rest is put in force all the same. ``usage``: of the pod now. Raises OSError.
+    """
+    rest: Planned = {}
+    for attempt in range(1, _TRIES + 1):
+        try:
+            ledger.put_in_force(planned)
+            return capped
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        rest = {file: change for file, change in planned.items() if file.file not in (*LIMIT_FILES, *COMPANIONS)}
+        capped, planned = plan_limit(ledger, cap, usage() or 0, attempt)
+        planned |= rest
+    ledger.put_back(*LIMIT_FILES, *COMPANIONS)
+    ledger.put_in_force(rest)
+    return 0
