@@ -104,9 +104,7 @@ class HoldControl:
             self._advance(figures.look(domains, self.state, figures.who_grew(watch)), crossed_ns)
 
     def look_uncrossed(self, now_ns: int) -> None:
-        """Pods moved while nobody is held. Where memory was short before this process looked, no crossing is left that
-        would say who grows.
-        """
+        """Pods moved while nobody is held. Where memory was short before, no crossing is left that says who grows."""
         if self.state != FREE or now_ns < self._next_ns:
             return
         began_ns = time.thread_time_ns()
@@ -117,8 +115,8 @@ class HoldControl:
         self._next_ns = time.monotonic_ns() + max(PACES[0][1], _REST * (time.thread_time_ns() - began_ns))
 
     def keeps(self, entry: PodEntry, outcome: Outcome, crossed_ns: int) -> bool:
-        """Whether the victim of a pass is not evicted now, because pods are held for it; it is one of them where nobody
-        else is. With a grace it is braked, and goes.
+        """Whether the victim of a pass is not evicted now, because pods are held for it; where nobody else is, it is.
+        With a grace it is braked, and goes.
         """
         if not (is_of_memory(outcome) and is_urgent(outcome)):
             return False
@@ -231,6 +229,10 @@ class HoldControl:
         held = self._holds.get(message.pod)
         if held is not None and held.id == message.id and message.high:
             self._run_below(held, "limit+high" if held.cap else "high")
+        elif held is not None and held.id == message.id and held.soft:  # what another side had set is taken back
+            held.soft = False
+            self._put_in_force(held, held.pod)
+            self._report(held, resent=False)
 
     def report_all(self) -> None:
         """Another side has begun: who is held."""

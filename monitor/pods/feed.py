@@ -175,7 +175,8 @@ class PodFeed(ABC):
             for uid in pods:
                 self._gone.pop(uid, None)
             evicted = [one for uid, one in pods.items() if self.synced and _is_evicted(self._pods.get(uid), one)]
-            ending = [uid for uid, one in pods.items() if self.synced and _is_ending(self._pods.get(uid), one)]
+            before = self._pods if self.synced else {}  # what was so before this process is said once
+            ending = [uid for uid, one in pods.items() if _is_ending(before.get(uid), one)]
             changed = self._pods != dict(pods) or not self.synced or self._failure != "" or self._skipped != skipped
             self._skipped = skipped
             self._dirty = self._dirty or self._pods != dict(pods)

@@ -7,6 +7,7 @@ Looked at while it is held, once a second, by the thread of `monitor.side.held_p
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Holds whose cost is kept until their end is an event.
 _MOST = 256
+#: A first figure of probes that comes later says nothing of how many had failed as the hold began, seconds.
+_FIRST_S = 3.0
 
 
 class Cost(NamedTuple):
@@ -42,7 +45,8 @@ class HoldCosts:
         self._lock = threading.Lock()
         self._found: dict[tuple[str, int], Cost] = {}
         self._health: dict[tuple[str, int], Mapping[str, tuple[bool, int]] | None] = {}  # as it began
-        self._failed: dict[tuple[str, int], int] = {}  # probes, at the first look
+        self._began: dict[tuple[str, int], float] = {}
+        self._failed: dict[tuple[str, int], int] = {}  # probes, at the last look
 
     def held(self, message: Held) -> None:
         """A hold began, or its brake changed."""
@@ -50,8 +54,9 @@ class HoldCosts:
         with self._lock:
             if key not in self._found:
                 self._found[key], self._health[key] = Cost(), self._health_of(message.pod)
+                self._began[key] = time.monotonic()
                 for old in list(self._found)[:-_MOST]:
-                    del self._found[old], self._health[old]
+                    del self._found[old], self._health[old], self._began[old]
                     self._failed.pop(old, None)
 
     def look(self, uid: str, number: int) -> None:
@@ -64,13 +69,17 @@ class HoldCosts:
         self._add(uid, number, Cost() if now is None else Cost(now.connections, now.unread))
 
     def probed(self, uid: str, number: int, failed: int) -> None:
-        """So many probes have failed since the pod's containers started, by the kubelet."""
-        key = (uid, number)
+        """So many probes of the pod have failed since the kubelet runs. Nothing is known where the first look comes
+        late.
+        """
+        key, now = (uid, number), time.monotonic()
         with self._lock:
-            if key in self._found:
-                since = max(0, failed - self._failed.setdefault(key, failed))
-                most = _most(self._found[key].failed_probes, since)
-                self._found[key] = self._found[key]._replace(failed_probes=most)
+            if key not in self._found or (key not in self._failed and now - self._began[key] > _FIRST_S):
+                return
+            before = self._failed.get(key, failed)
+            more = failed - before if failed >= before else failed  # a kubelet that was started again counts from 0
+            self._failed[key] = failed
+            self._found[key] = self._found[key]._replace(failed_probes=(self._found[key].failed_probes or 0) + more)
 
     def of(self, uid: str, number: int) -> Cost:
         """What a hold has cost."""

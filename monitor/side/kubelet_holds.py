@@ -12,7 +12,6 @@ import calendar
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,8 @@ LOOK_S = 1.0
 #: After a request that failed.
 RETRY_S = 5.0
 _PROBES_RETRY_S = 60.0
+#: Pods that somebody evicts, kept.
+_MOST = 256
 #: Counts the results of each probe of each container.
 _PROBED = "prober_probe_total"
 #: How the kubelet's message about an eviction for memory begins.
@@ -46,39 +47,56 @@ class KubeletHolds:
     ) -> None:
         self._view = view
         self._summary, self._probes = summary, probes
-        self._probes_due = 0.0
-        self._wake = threading.Event()
+        self._ending: dict[str, int] = {}  # uid of a pod that somebody evicts -> its hold that was told so
+        self._wakes: list[threading.Event] = []
         self._end = threading.Event()
         self._problem = ""
-        if summary is not None or probes is not None:
-            threading.Thread(target=self._run, name="kubelet figures", daemon=True).start()
+        # One does not wait for the other: a first figure that comes late prolongs a hold.
+        if summary is not None:
+            self._start("kubelet figures", self.look, RETRY_S)
+        if probes is not None:
+            self._start("kubelet probes", self.look_at_probes, _PROBES_RETRY_S)
 
-    def held(self) -> None:
-        """A pod is held, or another one."""
-        self._wake.set()
+    def held(self, uid: str, number: int) -> None:
+        """A pod is held, or its brake changed. One that was asked to end before may use its grace."""
+        if self._ending.get(uid, number) != number:
+            self._ending[uid] = number
+            self._view.send(KubeletEviction(uid, for_memory=False))
+        for wake in self._wakes:
+            wake.set()
 
     def evicted(self, uid: str, message: str) -> None:
         """The API server reports a pod as Evicted, or as about to go. From any thread. It may be held only later: one
-        that flushes at SIGTERM grows.
+        that flushes at SIGTERM grows, and a hot process that was started again holds it when it knows it.
         """
+        held = self._view.holds.now.get(uid)
+        self._ending[uid] = held.id if held is not None else 0
+        for old in list(self._ending)[:-_MOST]:
+            self._ending.pop(old, None)
         self._view.send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
 
     def close(self) -> None:
         self._end.set()
-        self._wake.set()
+        for wake in self._wakes:
+            wake.set()
 
-    def _run(self) -> None:
-        while not self._end.is_set():
-            self._wake.wait()
-            self._wake.clear()
-            while self._view.holds.now and not self._end.is_set():
-                self.look_at_probes()
-                self._end.wait(LOOK_S if self.look() else RETRY_S)
+    def _start(self, name: str, look: Callable[[], bool], retry_s: float) -> None:
+        """Look while pods are held, in a thread of its own."""
+        wake = threading.Event()
+        self._wakes.append(wake)
+
+        def run() -> None:
+            while not self._end.is_set():
+                wake.wait()
+                wake.clear()
+                while self._view.holds.now and not self._end.is_set():
+                    self._end.wait(LOOK_S if look() else retry_s)
+
+        threading.Thread(target=run, name=name, daemon=True).start()
 
     def look(self) -> bool:
         """Ask once, and pass it on; whether there was an answer."""
-        if self._summary is None:
-            return True
+        assert self._summary is not None
         try:
             found = figures(self._summary(), frozenset(self._view.holds.now), time.time(), time.monotonic_ns())
         except (MonitorError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -95,33 +113,34 @@ class KubeletHolds:
             self._view.send(KubeletFigures(found))
         return True
 
-    def look_at_probes(self) -> None:
-        """Ask once, and keep it for the cost of the holds."""
-        if self._probes is None or time.monotonic() < self._probes_due:
-            return
+    def look_at_probes(self) -> bool:
+        """Ask once, and keep it for the cost of the holds; whether there was an answer."""
+        assert self._probes is not None
         try:
             found = failed_probes(self._probes())
-        except (MonitorError, LookupError, ValueError) as error:
-            self._probes_due = time.monotonic() + _PROBES_RETRY_S
+        except (MonitorError, LookupError, ValueError, OverflowError) as error:
             self._view.log_budget("warning", "failed probes of held pods are not counted", problem=str(error))
-            return
+            return False
         for uid, held in self._view.holds.now.items():
-            self._view.hold_costs.probed(uid, held.id, found.get(uid, 0))
+            if uid in found:
+                self._view.hold_costs.probed(uid, held.id, found[uid])
+        return True
 
 
 def failed_probes(text: str) -> dict[str, int]:
-    """Uid -> how many probes of any kind have not succeeded since its containers started. ``text``: of /metrics/probes.
-    Raises ValueError and LookupError for what is not in Prometheus' text format.
+    """Uid -> how many probes of its containers have failed since the kubelet runs, of pods with probes that had
+    results. ``text``: of /metrics/probes. Raises ValueError, LookupError and OverflowError.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    found = Counter[str]()
+    found: dict[str, int] = {}
     lines = "\n".join(line for line in text.splitlines() if line.startswith(_PROBED))
     for family in text_string_to_metric_families(f"{lines}\n"):
         for sample in family.samples:
-            if sample.labels["result"] != "successful":
-                found[sample.labels["pod_uid"]] += int(sample.value)
-    return dict(found)
+            failed = int(sample.value) if sample.labels["result"] == "failed" else 0
+            uid = sample.labels["pod_uid"]
+            found[uid] = found.get(uid, 0) + failed
+    return found
 
 
 def figures(summary: Mapping[str, Any], uids: frozenset[str], now: float, now_ns: int) -> dict[str, tuple[int, int]]:

@@ -126,7 +126,7 @@ class MessageHandler:
         self._held_pods.held(message)
         self.view.holds.held(message)
         if self.view.kubelet_holds is not None:
-            self.view.kubelet_holds.held()
+            self.view.kubelet_holds.held(message.pod, message.id)
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         self.soft_brakes.ended(message)

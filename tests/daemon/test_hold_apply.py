@@ -97,6 +97,20 @@ def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool
     assert not world.brakes[DB].high_is_left
 
 
+def test_a_pod_that_runs_and_cannot_be_braked_softly_again_is_stopped(world: World) -> None:
+    """What the last side had set is taken back: it would run to its cap with nothing in its way."""
+    both_grow(world, 99)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert world.brakes[HOG].log[-1] == ("thaw", 0)
+    holds = world.decider.holds
+    assert holds is not None
+    holds.report_all()
+    world.tell(Softened(1, HOG, 0, "too many threads"))
+    assert world.brakes[HOG].log[-1][0] == "apply"
+    assert reported(world, Held)[-1].brake == "limit+freeze"
+
+
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:
     """Frozen each might have half of it, for one system call; four that were drained together had 190 of 95 MiB."""
     holds = world.decider.holds

@@ -70,5 +70,11 @@ def test_a_pod_that_is_asked_to_end_is_reported_once() -> None:
     assert found == ["u1"]
     fresh = Feed("test")
     fresh.on_ending = found.append
-    fresh.replace_all({"u1": ending})  # so when it was first seen
-    assert found == ["u1"]
+    fresh.replace_all({"u1": ending})  # so when it was first seen: this process may be another one
+    fresh.replace_all({"u1": ending})
+    assert found == ["u1", "u1"]
+    cached = Feed("test")
+    cached.on_ending = found.append
+    cached._pods = {"u1": ending}
+    cached.replace_all({"u1": ending})
+    assert found == ["u1", "u1", "u1"]

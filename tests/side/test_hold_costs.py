@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from monitor.side import hold_costs
 from monitor.side.hold_costs import Cost, HoldCosts
 from tests import live
 from tests.actions.braked import MIB, stand
@@ -68,17 +69,27 @@ def test_containers_that_fail_their_probes_meanwhile(tmp_path: Path) -> None:
 
 
 def test_probes_that_fail_meanwhile(tmp_path: Path) -> None:
-    """Counted by the kubelet since its containers started; a new container begins with none."""
+    """Counted by a kubelet since it runs; one that was started again begins with none."""
     costs = made(tmp_path / "gone", {})
     costs.probed(HELD.pod, HELD.id, 7)
     costs.held(HELD)
     assert costs.of(HELD.pod, HELD.id) == Cost()
-    for failed, found in ((7, 0), (9, 2), (1, 2)):
+    for failed, found in ((7, 0), (9, 2), (1, 3), (1, 3)):
         costs.probed(HELD.pod, HELD.id, failed)
         assert costs.of(HELD.pod, HELD.id) == Cost(failed_probes=found)
     costs.held(HELD._replace(id=HELD.id + 1))
     costs.probed(HELD.pod, HELD.id + 1, 9)
     assert costs.of(HELD.pod, HELD.id + 1) == Cost(failed_probes=0)
+
+
+def test_a_first_figure_that_comes_late_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many had failed as the hold began is not known then."""
+    costs, now = made(tmp_path / "gone", {}), [0.0]
+    monkeypatch.setattr(hold_costs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    costs.held(HELD)
+    now[0] = 60.0
+    costs.probed(HELD.pod, HELD.id, 9)
+    assert costs.of(HELD.pod, HELD.id) == Cost()
 
 
 @pytest.mark.parametrize("health", [{}, {"now": None}])
