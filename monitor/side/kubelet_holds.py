@@ -59,6 +59,8 @@ class KubeletHolds:
 
     def held(self, uid: str, number: int) -> None:
         """A pod is held, or its brake changed. One that was asked to end before may use its grace."""
+        while self._view.ending_early:
+            self.evicted(self._view.ending_early.popleft(), "")
         if self._ending.get(uid, number) != number:
             self._ending[uid] = number
             self._view.send(KubeletEviction(uid, for_memory=False))

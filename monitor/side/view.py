@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,8 @@ _REFRESH_POLL_S = 0.005
 #: A hot loop that has not published for this long is asked for a sign of life.
 _QUIET_NS = 5_000_000_000
 _PROBE_TIMEOUT_S = 2.0
+#: Pods that were asked to end, kept.
+_MOST_ENDING = 256
 
 
 @dataclass
@@ -91,6 +93,8 @@ class View:
     side_turns: int = 0  # of the side's main loop
     pod_source: PodSource | None = None
     kubelet_holds: KubeletHolds | None = None
+    #: Uids of pods that were asked to end before `kubelet_holds` was there.
+    ending_early: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_ENDING))
     #: Have a look at the pods begun at once, from any thread; how many are over.
     look_at_pods: Callable[[], int] = lambda: 0
     reloader: Reloader | None = None
@@ -141,6 +145,8 @@ class View:
         """The API server reports that a pod was asked to end. From any thread."""
         if self.kubelet_holds is not None:
             self.kubelet_holds.evicted(uid, "")
+        else:  # the pods are known before there is a cluster to speak of
+            self.ending_early.append(uid)
 
     def api_evicted(self, about: Decision | Refused | tuple[str, str, int]) -> None:
         """Of an eviction by the API server: that it was accepted or refused, or its pod ended. From any thread."""

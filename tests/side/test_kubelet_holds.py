@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,9 @@ def made(held: bool, answer: Any = SUMMARY) -> tuple[KubeletHolds, list[Any], li
     sent: list[Any] = []
     lines: list[str] = []
     log = SimpleNamespace(warning=lambda text, **_: lines.append(text))
-    view: Any = SimpleNamespace(holds=SimpleNamespace(now=dict(NOW) if held else {}), send=sent.append, log=log)
+    view: Any = SimpleNamespace(
+        holds=SimpleNamespace(now=dict(NOW) if held else {}), ending_early=deque[str](), send=sent.append, log=log
+    )
     found = KubeletHolds(view, None)
 
     def summary() -> Any:
@@ -97,6 +100,10 @@ def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_
     found.evicted("held", "")
     found.held("held", 1)  # its brake changed
     assert sent == [KubeletEviction("held", False)]
+    found, sent, _ = made(held=False)
+    found._view.ending_early.append("early")  # before this was made
+    found.held("early", 1)
+    assert sent == [KubeletEviction("early", False)] * 2, "the first may have come before its pod was known"
 
 
 def test_it_asks_while_pods_are_held_and_ends() -> None:
