@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,10 +12,7 @@ import pytest
 from monitor.actions import slow_down as slow_down_module
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import Change
-from monitor.actions.hold_journal import HELD
 from monitor.actions.pod_brake import ROOM, PodBrake
-from monitor.actions.slow_down import MOST, SlowDowns
-from monitor.kernel.troubles import TROUBLES
 from tests.actions.plain import MIB, PlainPod
 
 FIRST = str(64 * MIB + ROOM)
@@ -198,32 +192,6 @@ def test_a_hold_that_is_gone_on_with_is_slowed_down_if_it_was_not(pod: PlainPod,
     last.close()
 
 
-def test_the_thread_sets_it_and_goes_on_after_an_error(pod: PlainPod) -> None:
-    TROUBLES.take()
-    slow_downs = SlowDowns(pod.journal)
-    brake = PodBrake("uid", pod.path, pod.hierarchy, pod.journal, slow_downs=slow_downs)
-    assert brake.apply(96 * MIB) is not None
-    until(lambda: pod.high == str(LOW))
-    brake.release()
-    file = BrakeFile(pod.path, "memory.max")
-    with (pod.path / "memory.max").open() as unwritable, (pod.path / "memory.current").open() as directory:
-        change = Change(str(pod.path), "memory.max", "", "max", ("max",), "other", HELD, pod.journal.boot)
-        assert slow_downs.begin("other", file, unwritable.fileno(), directory.fileno(), change, LOW)
-    until(lambda: TROUBLES.any)
-    assert [(one.call, one.whose) for one in TROUBLES.take()] == [("cgroup", "other")]
-    assert brake.apply(96 * MIB) is not None
-    until(lambda: pod.high == str(LOW))
-    brake.close()
-    assert pod.high == "max"
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_a_pod_whose_thaw_waits_as_it_is_written_gets_its_own_value_back(
     pod: PlainPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,77 +268,3 @@ def test_what_was_not_taken_is_asked_for_again(pod: PlainPod, monkeypatch: pytes
     assert pod.high == str(LOW)
     brake.close()
     assert pod.high == "max"
-
-
-def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
-    pod: PlainPod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go, began = threading.Event(), threading.Event()
-
-    def waits(*_: object) -> bool:
-        began.set()
-        return go.wait(30)
-
-    monkeypatch.setattr(slow_down_module, "slow_down", waits)
-    slow_downs, file = SlowDowns(pod.journal), BrakeFile(pod.path, "memory.high")
-    before = len(os.listdir("/proc/self/fd"))
-    change = Change(str(pod.path), "memory.high", "", "max", ("max",), "u", HELD, pod.journal.boot)
-    asked = [slow_downs.begin("u", file, file._write, file._write, change, LOW) for _ in range(MOST + 1)]
-    assert asked == [True] * MOST + [False]
-    assert began.wait(30)
-    slow_downs.finish(time.monotonic_ns())
-    go.set()
-    slow_downs.finish(time.monotonic_ns() + 30 * 10**9)
-    assert len(os.listdir("/proc/self/fd")) == before
-    file.close()
-
-
-def test_scheduling_is_as_before_whatever_happens() -> None:
-    """The hot thread is ahead of the other meanwhile, and that one ahead of all others."""
-    thread = threading.Thread(target=(end := threading.Event()).wait, daemon=True)
-    thread.start()
-    assert thread.native_id is not None
-    cpus = os.sched_getaffinity(0)
-    try:
-        os.sched_setscheduler(0, FIFO, os.sched_param(1))
-    except OSError as error:
-        pytest.skip(f"SCHED_FIFO is refused: {error.strerror}")
-    try:
-        with suppress(Waits), slow_down_module._one_step_behind(thread):
-            assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == (FIFO, 2)
-            assert os.sched_getparam(thread.native_id).sched_priority == 1
-            assert len(os.sched_getaffinity(thread.native_id)) == 1
-            raise Waits
-        assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == (FIFO, 1)
-        assert os.sched_getscheduler(thread.native_id) == os.SCHED_OTHER
-        assert os.sched_getaffinity(thread.native_id) == cpus
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        end.set()
-
-
-@pytest.mark.parametrize("cpus", ["all", "one"])
-def test_it_is_in_force_when_the_hot_thread_goes_on(pod: PlainPod, cpus: str) -> None:
-    """On one CPU the hot thread would go on before the other is in the kernel, which came to it much later then."""
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setscheduler(0, FIFO, os.sched_param(1))
-    except OSError as error:
-        pytest.skip(f"SCHED_FIFO is refused: {error.strerror}")
-    try:
-        if cpus == "one":
-            os.sched_setaffinity(0, {min(before)})
-        slow_downs = SlowDowns(pod.journal)
-        brake = PodBrake("uid", pod.path, pod.hierarchy, pod.journal, slow_downs=slow_downs)
-        in_force = 0
-        for _ in range(20):
-            assert brake.apply(96 * MIB) is not None
-            in_force += pod.high == str(LOW)
-            slow_downs.finish(time.monotonic_ns() + 30 * 10**9)
-            brake.release()
-            assert pod.high == "max"
-        assert in_force >= 10
-        brake.close()
-    finally:
-        os.sched_setaffinity(0, before)
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
