@@ -31,7 +31,7 @@ _FIFO = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
 _LIBC = ctypes.PyDLL(None)
 #: The hot thread waits so long for the write, seconds: 0.3 ms in an emulated guest. While it went on instead the thread
 #: got the interpreter 8 to 40 ms later.
-_WAIT_S = 0.001
+_WAIT_S = 0.003
 _LOOK_S = 0.00005
 #: Asked for and not done: more are not taken. Two descriptors each.
 MOST = 64
@@ -93,7 +93,7 @@ class SlowDowns:
     def finish(self, until_ns: int) -> None:
         """Wait until then for what is under way: the process ends, and nobody would take it back."""
         while self._asked != self._done and time.monotonic_ns() < until_ns:
-            time.sleep(_WAIT_S)
+            time.sleep(_LOOK_S)
 
     def _run(self) -> None:
         while True:
@@ -112,7 +112,8 @@ class SlowDowns:
 @contextmanager
 def _one_step_behind(thread: Thread) -> Iterator[None]:
     """Where the calling thread is a real-time one another is too, on the same CPU: it runs as soon as this one waits.
-    As an ordinary one it waited 4 ms and more in a guest, for the pod's processes or for others.
+    As an ordinary one it waited 4 ms and more in a guest, for the pod's processes or for others. (Linux 5.3 to 6.4 may
+    wait here for a container that starts, cpuset_read_lock; the pod is frozen by then.)
     """
     policy, other = os.sched_getscheduler(0), thread.native_id
     if policy != _FIFO or other is None:
