@@ -46,7 +46,8 @@ class HoldCosts:
         self._found: dict[tuple[str, int], Cost] = {}
         self._health: dict[tuple[str, int], Mapping[str, tuple[bool, int]] | None] = {}  # as it began
         self._began: dict[tuple[str, int], float] = {}
-        self._failed: dict[tuple[str, int], int] = {}  # probes, at the last look
+        self._failed: dict[tuple[str, int], Mapping[str, int]] = {}  # probes, when each was seen last
+        self._probed: dict[tuple[str, int], float] = {}  # when they were looked at last
 
     def held(self, message: Held) -> None:
         """A hold began, or its brake changed."""
@@ -58,6 +59,7 @@ class HoldCosts:
                 for old in list(self._found)[:-_MOST]:
                     del self._found[old], self._health[old], self._began[old]
                     self._failed.pop(old, None)
+                    self._probed.pop(old, None)
 
     def look(self, uid: str, number: int) -> None:
         """How much waits now."""
@@ -68,24 +70,29 @@ class HoldCosts:
             return  # nothing can be said of it
         self._add(uid, number, Cost() if now is None else Cost(now.connections, now.unread))
 
-    def probed(self, uid: str, number: int, failed: int) -> None:
-        """So many probes of the pod have failed since the kubelet runs. Nothing is known where the first look comes
-        late.
+    def probed(self, uid: str, number: int, failed: Mapping[str, int]) -> None:
+        """So many of each probe of the pod have failed since the kubelet runs. Nothing is known where the first look
+        comes late.
         """
         key, now = (uid, number), time.monotonic()
         with self._lock:
             if key not in self._found or (key not in self._failed and now - self._began[key] > _FIRST_S):
                 return
-            before = self._failed.get(key, failed)
-            more = failed - before if failed >= before else failed  # a kubelet that was started again counts from 0
-            self._failed[key] = failed
+            before, more = self._failed.get(key, failed), 0
+            for probe, count in failed.items():
+                was = before.get(probe, 0)
+                more += count - was if count >= was else count  # a kubelet that was started again counts from 0
+            # Of a pod that ends the kubelet forgets one probe after the other.
+            self._failed[key], self._probed[key] = {**before, **failed}, now
             self._found[key] = self._found[key]._replace(failed_probes=(self._found[key].failed_probes or 0) + more)
 
     def of(self, uid: str, number: int) -> Cost:
-        """What a hold has cost."""
+        """What a hold has cost. That no probe has failed is not known where nobody could look any more."""
         self._add(uid, number, Cost())
         with self._lock:
-            return self._found.get((uid, number), Cost())
+            found, looked = self._found.get((uid, number), Cost()), self._probed.get((uid, number), 0.0)
+        is_old = time.monotonic() - looked > _FIRST_S
+        return found._replace(failed_probes=found.failed_probes or None) if is_old else found
 
     def _add(self, uid: str, number: int, cost: Cost) -> None:
         """With what became of its containers since."""

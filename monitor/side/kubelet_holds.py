@@ -129,19 +129,20 @@ class KubeletHolds:
         return True
 
 
-def failed_probes(text: str) -> dict[str, int]:
-    """Uid -> how many probes of its containers have failed since the kubelet runs, of pods with probes that had
+def failed_probes(text: str) -> dict[str, dict[str, int]]:
+    """Uid -> probe -> how often it has failed since the kubelet runs, of pods with probes that had
     results. ``text``: of /metrics/probes. Raises ValueError, LookupError and OverflowError.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, int] = {}
+    found: dict[str, dict[str, int]] = {}
     lines = "\n".join(line for line in text.splitlines() if line.startswith(_PROBED))
     for family in text_string_to_metric_families(f"{lines}\n"):
         for sample in family.samples:
-            failed = int(sample.value) if sample.labels["result"] == "failed" else 0
-            uid = sample.labels["pod_uid"]
-            found[uid] = found.get(uid, 0) + failed
+            labels = sample.labels
+            probes = found.setdefault(labels["pod_uid"], {})
+            if labels["result"] == "failed":
+                probes[f"{labels['container']} {labels['probe_type']}"] = int(sample.value)
     return found
 
 

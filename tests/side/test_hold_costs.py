@@ -71,14 +71,20 @@ def test_containers_that_fail_their_probes_meanwhile(tmp_path: Path) -> None:
 def test_probes_that_fail_meanwhile(tmp_path: Path) -> None:
     """Counted by a kubelet since it runs; one that was started again begins with none."""
     costs = made(tmp_path / "gone", {})
-    costs.probed(HELD.pod, HELD.id, 7)
+    costs.probed(HELD.pod, HELD.id, {"c Liveness": 7})
     costs.held(HELD)
     assert costs.of(HELD.pod, HELD.id) == Cost()
-    for failed, found in ((7, 0), (9, 2), (1, 3), (1, 3)):
+    for failed, found in (
+        ({"c Readiness": 500}, 0),
+        ({"c Liveness": 3, "c Readiness": 502}, 5),
+        ({"c Readiness": 503}, 6),  # it ends, and its liveness is forgotten
+        ({}, 6),
+        ({"c Liveness": 4, "c Readiness": 1}, 8),
+    ):
         costs.probed(HELD.pod, HELD.id, failed)
         assert costs.of(HELD.pod, HELD.id) == Cost(failed_probes=found)
     costs.held(HELD._replace(id=HELD.id + 1))
-    costs.probed(HELD.pod, HELD.id + 1, 9)
+    costs.probed(HELD.pod, HELD.id + 1, {"c Liveness": 9})
     assert costs.of(HELD.pod, HELD.id + 1) == Cost(failed_probes=0)
 
 
@@ -88,8 +94,22 @@ def test_a_first_figure_that_comes_late_says_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(hold_costs, "time", SimpleNamespace(monotonic=lambda: now[0]))
     costs.held(HELD)
     now[0] = 60.0
-    costs.probed(HELD.pod, HELD.id, 9)
+    costs.probed(HELD.pod, HELD.id, {"c Liveness": 9})
     assert costs.of(HELD.pod, HELD.id) == Cost()
+
+
+@pytest.mark.parametrize(("failed", "found"), [(0, None), (2, 2)])
+def test_that_no_probe_has_failed_is_known_as_long_as_somebody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: int, found: int | None
+) -> None:
+    costs, now = made(tmp_path / "gone", {}), [0.0]
+    monkeypatch.setattr(hold_costs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    costs.held(HELD)
+    costs.probed(HELD.pod, HELD.id, {})
+    costs.probed(HELD.pod, HELD.id, {"c Liveness": failed})
+    assert costs.of(HELD.pod, HELD.id) == Cost(failed_probes=failed)
+    now[0] = 10.0
+    assert costs.of(HELD.pod, HELD.id) == Cost(failed_probes=found)
 
 
 @pytest.mark.parametrize("health", [{}, {"now": None}])

@@ -133,7 +133,10 @@ prober_probe_total{container="main",namespace="ns",pod="q",pod_uid="other",probe
 
 def test_probes_that_did_not_succeed() -> None:
     """Of those without a result (an error of the runtime) nothing is known."""
-    assert failed_probes(PROBES) == {"held": 5, "other": 8}
+    assert failed_probes(PROBES) == {
+        "held": {"main Liveness": 3, "main Readiness": 2},
+        "other": {"main Liveness": 8},
+    }
     assert failed_probes("") == {}
 
 
@@ -157,7 +160,7 @@ def test_probes_of_held_pods_are_kept() -> None:
     """Of a pod without probes nothing is known: it has no cost of none."""
     found, kept, lines = probing(PROBES)
     assert found.look_at_probes()
-    assert (kept, lines) == ([("held", 1, 5)], [])
+    assert (kept, lines) == ([("held", 1, {"main Liveness": 3, "main Readiness": 2})], [])
 
 
 @pytest.mark.parametrize(
