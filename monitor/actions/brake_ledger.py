@@ -61,8 +61,13 @@ class BrakeLedger:
         self.put_in_force({file: self.change(file, value) for file, value in values.items()})
 
     def put_in_force(self, planned: dict[BrakeFile, Change | None]) -> None:
-        """Write down, then write, in this order: the last of each change's values. None: what is there already is
-        somebody else's, and stays as it is. Raises OSError.
+        """Write down, then write. Raises OSError."""
+        self.expect(planned)
+        self.write(planned)
+
+    def expect(self, planned: dict[BrakeFile, Change | None]) -> None:
+        """Write down what is about to be changed, and all that is. None: what is there already is somebody else's, and
+        stays as it is. Raises OSError.
         """
         for file, change in planned.items():
             if change is None:
@@ -71,6 +76,9 @@ class BrakeLedger:
                 self.changes[file.file] = change
                 self.rest.pop(file.file, None)
         self.note()
+
+    def write(self, planned: dict[BrakeFile, Change | None]) -> None:
+        """The last of each change's values, in this order. Raises OSError."""
         for file, change in planned.items():
             if change is not None:
                 file.write(change.written[-1])

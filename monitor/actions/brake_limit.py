@@ -34,21 +34,19 @@ def plan_limit(ledger: BrakeLedger, cap: int, usage: int, attempt: int = 0) -> t
     return wanted, {companion: ledger.change(companion, "1"), limit: change}
 
 
-def put_in_force(ledger: BrakeLedger, planned: Planned, cap: int, capped: int, usage: Callable[[], int | None]) -> int:
-    """All that is planned, where ``capped`` is the cap of it; the cap that is in force then. v1 may refuse it, and the
-    rest is put in force all the same. ``usage``: of the pod now. Raises OSError.
+def write_limit(ledger: BrakeLedger, planned: Planned, cap: int, capped: int, usage: Callable[[], int | None]) -> int:
+    """What is planned and written down for a cap of ``capped`` bytes; the cap that is in force then: 0 where v1 refuses
+    every one. ``usage``: of the pod now. Raises OSError.
     """
-    rest: Planned = {}
     for attempt in range(1, _TRIES + 1):
         try:
-            ledger.put_in_force(planned)
+            ledger.write(planned)
             return capped
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-        rest = {file: change for file, change in planned.items() if file.file not in (*LIMIT_FILES, *COMPANIONS)}
-        capped, planned = plan_limit(ledger, cap, usage() or 0, attempt)
-        planned |= rest
+        if attempt < _TRIES:
+            capped, planned = plan_limit(ledger, cap, usage() or 0, attempt)
+            ledger.expect(planned)
     ledger.put_back(*LIMIT_FILES, *COMPANIONS)
-    ledger.put_in_force(rest)
     return 0

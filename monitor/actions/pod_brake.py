@@ -28,7 +28,8 @@ from pathlib import Path
 
 from monitor.actions.brake_file import Braked, BrakeFile, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, plan_limit, put_in_force
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, plan_limit, write_limit
+from monitor.actions.changes import Change
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
 from monitor.actions.pending_kills import PendingKills
@@ -131,7 +132,7 @@ class PodBrake:
     def apply(self, cap: int, *, reclaims: bool = True) -> Braked | None:
         """Stop the growth at ``cap`` bytes, or `ROOM` above its usage where that is more; None where nothing is in
         force. Once more while it is held: another cap, and what somebody else took away. ``reclaims``: page cache of
-        the pod may go, which before Linux 6.16 a system call sleeps long for what it takes only with.
+        the pod may go: before Linux 6.16 `slow_down` costs that.
         """
         return self._brake(cap, freeze=True, reclaims=reclaims)
 
@@ -148,16 +149,14 @@ class PodBrake:
         self._ledger.since_ns = self.since_ns or began
         capped, slowed, frozen = 0, False, False
         try:
-            wanted, planned = plan_limit(self._ledger, cap, usage)
-            freezer = self._ledger.file(_FREEZE_FILES) if freeze else None
+            wanted, limit = plan_limit(self._ledger, cap, usage)
+            high, freezer = (self._plan_high(usage, reclaims), self._plan_freeze()) if freeze else ({}, {})
+            self._ledger.expect({**limit, **(high or {}), **freezer})
+            capped = write_limit(self._ledger, limit, cap, wanted, self.usage)
             if freeze:
-                slowed = self._plan_high(usage, reclaims, planned)
-            if freezer is not None:  # the last, because it may wait for the lock of all cgroups
-                planned[freezer] = self._ledger.change(freezer, _FROZEN[freezer.file])
-            capped = put_in_force(self._ledger, planned, cap, wanted, self.usage)
-            frozen = freezer is not None
-            if freeze:
-                self._slow_down()
+                slowed = high is not None and self._write(high)
+                # The last, because it may wait for the lock of all cgroups.
+                frozen = bool(freezer) and self._write(freezer)
             else:
                 self._put_high_back()
                 self._ledger.put_back(*_FREEZE_FILES)
@@ -170,37 +169,63 @@ class PodBrake:
         names = joined((LIMIT, capped), (HIGH, slowed), (FREEZE, frozen))
         return Braked(names, capped, usage, time.monotonic_ns() - began)
 
-    def _plan_high(self, usage: int, reclaims: bool, planned: Planned) -> bool:
-        """Have whoever takes memory in a system call sleep in it; whether he will. With what `_slow_down` will set.
-        Raises OSError.
+    def _plan_freeze(self) -> Planned:
+        """Nothing where there is no freezer, or none any more."""
+        file = self._ledger.file(_FREEZE_FILES)
+        try:
+            return {} if file is None else {file: self._ledger.change(file, _FROZEN[file.file])}
+        except OSError as error:
+            self._trouble(error)
+            return {}
+
+    def _plan_high(self, usage: int, reclaims: bool) -> Planned | None:
+        """Have whoever takes memory in a system call sleep in it; None where he will not. With what `slow_down` will
+        set.
         """
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
         if file is None or self.high_is_left:
-            return False
-        now, change = file.read(), ledger.changes.get(_HIGH_FILE)
-        if change is not None and now in change.written:
-            if self._low or not reclaims or self._slow_downs is None or now != change.written[-1]:
-                return True
-        else:
+            return None
+        try:
+            now, change = file.read(), ledger.changes.get(_HIGH_FILE)
+            late = reclaims and self._slow_downs is not None
+            if change is not None and now in change.written:
+                if late and not self._low and now == change.written[-1]:
+                    ledger.changes[_HIGH_FILE] = self._with_low(change, usage)
+                return {}
             self._low, self._asked = 0, False
             wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
             if own is not None and own <= wanted:
                 ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
-                return True
+                return {}
             change = ledger.change(file, str(wanted))
-        if change is not None and reclaims and self._slow_downs is not None:
-            self._low = usage // 2 // PAGE * PAGE
-            change = replace(change, written=(str(self._low), *change.written))
-        planned[file] = change
+            return {file: self._with_low(change, usage) if late and change is not None else change}
+        except OSError as error:
+            self._trouble(error)
+            return None
+
+    def _with_low(self, change: Change, usage: int) -> Change:
+        self._low = usage // 2 // PAGE * PAGE
+        return replace(change, written=(str(self._low), *change.written))
+
+    def _write(self, planned: Planned) -> bool:
+        try:
+            self._ledger.write(planned)
+        except OSError as error:
+            self._trouble(error)
+            return False
         return True
 
-    def _slow_down(self) -> None:
-        """Below its usage, by a thread. Raises OSError."""
+    def slow_down(self) -> None:
+        """After `apply`, and after that of others: set memory.high far below its usage, by a thread."""
         ledger, change = self._ledger, self._ledger.changes.get(_HIGH_FILE)
-        if self._slow_downs is not None and change is not None and self._low and not self._asked:
+        if self._slow_downs is None or change is None or not self._low or self._asked:
+            return
+        try:
             file = ledger.files[_HIGH_FILE]
             self._asked = self._slow_downs.begin(self.uid, file, self._late, ledger.directory, change, self._low)
+        except OSError as error:
+            self._trouble(error)
 
     def _put_high_back(self) -> None:
         if not self.high_is_left:

@@ -33,6 +33,7 @@ _LIBC = ctypes.PyDLL(None)
 #: got the interpreter 8 to 40 ms later.
 _WAIT_S = 0.003
 _LOOK_S = 0.00005
+_END_NS = 100_000_000
 #: Asked for and not done: more are not taken. Two descriptors each.
 MOST = 64
 
@@ -90,8 +91,11 @@ class SlowDowns:
                 time.sleep(_LOOK_S)
         return True
 
-    def finish(self, until_ns: int) -> None:
-        """Wait until then for what is under way: the process ends, and nobody would take it back."""
+    def finish(self) -> None:
+        """Wait a little for what is about to be written: the process ends, and nobody would take it back. What is in
+        force already others have put back.
+        """
+        until_ns = time.monotonic_ns() + _END_NS
         while self._asked != self._done and time.monotonic_ns() < until_ns:
             time.sleep(_LOOK_S)
 
@@ -126,7 +130,8 @@ def _one_step_behind(thread: Thread) -> Iterator[None]:
         _set(os.sched_setaffinity, other, {_LIBC.sched_getcpu()})
         yield
     finally:
-        _set(os.sched_setscheduler, other, os.SCHED_OTHER, os.sched_param(0))
+        # Without the flag that would take CAP_SYS_NICE.
+        _set(os.sched_setscheduler, other, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
         _set(os.sched_setaffinity, other, cpus)
         _set(os.sched_setscheduler, 0, _FIFO, os.sched_param(mine))
 

@@ -115,9 +115,7 @@ class HoldControl:
         self._next_ns = time.monotonic_ns() + max(PACES[0][1], _REST * (time.thread_time_ns() - began_ns))
 
     def keeps(self, entry: PodEntry, outcome: Outcome, crossed_ns: int) -> bool:
-        """Whether the victim of a pass is not evicted now, because pods are held for it; where nobody else is, it is.
-        With a grace it is braked, and goes.
-        """
+        """Whether the victim of a pass is not evicted now: it or others are held. With a grace it is held and goes."""
         if not (is_of_memory(outcome) and is_urgent(outcome)):
             return False
         figures = self._figures
@@ -202,6 +200,7 @@ class HoldControl:
         self._gone = []
         answers.forget()
         self._advance(look, crossed_ns)
+        self._brakes.slow_down()  # whom it has not been done for
         age = now_ns - self._changed_ns
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(pace for until, pace in PACES if age < until)
@@ -229,8 +228,8 @@ class HoldControl:
         held = self._holds.get(message.pod)
         if held is not None and held.id == message.id and message.high:
             self._run_below(held, "limit+high" if held.cap else "high")
-        elif held is not None and held.id == message.id and held.soft:  # what another side had set is taken back
-            held.soft = False
+        elif held is not None and held.id == message.id and held.unslowed:
+            held.soft = held.unslowed = False
             self._put_in_force(held, held.pod)
             self._report(held, resent=False)
 
@@ -278,6 +277,7 @@ class HoldControl:
             self._hold(pod, look, crossed_ns)
         for pod in steps.recap:
             self._put_in_force(self._holds[pod.uid], pod)
+        self._brakes.slow_down()
         for uid, why in steps.end:
             self._end(uid, why)
         for pod in (*steps.hold, *steps.recap):
@@ -322,7 +322,7 @@ class HoldControl:
 
     def _run_below(self, held: Hold, brake: str) -> None:
         """Thaw it, below the ``brake`` that is left."""
-        held.soft, held.brake = True, brake
+        held.soft, held.unslowed, held.brake = True, False, brake
         self._brakes.of(held.entry).thaw()
         self._report(held, resent=False)
 

@@ -54,6 +54,7 @@ class HoldApplier:
     def soften_again(self, held: Hold) -> None:
         """Another side is asked, which has taken back what the last one set."""
         if self._version == 2:
+            held.unslowed = held.soft
             self._ask(held, self.grace_left_ns(held))
 
     def grace_left_ns(self, held: Hold) -> int:

@@ -16,7 +16,7 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
 
-#: Kept at most, besides those in force: the first of the order, and who moved last. 6 descriptors each.
+#: Kept at most, besides those in force: the first of the order, and who moved last. 7 descriptors each.
 MOST = 8
 #: What was opened is looked at again after this long: containers come and go, and so may a pod.
 REFRESH_NS = 5_000_000_000
@@ -102,6 +102,12 @@ class HoldBrakes:
             return ENDED
         return "" if brake.in_force() else LOST
 
+    def slow_down(self) -> None:
+        """All that are held, once they are stopped: to wait for the thread takes up to 3 ms."""
+        for brake in self._brakes.values():
+            if brake.is_held:
+                brake.slow_down()
+
     def get(self, uid: str) -> PodBrake | None:
         return self._brakes.get(uid)
 
@@ -152,7 +158,7 @@ class HoldBrakes:
 
     def finish(self, until_ns: int) -> None:
         """This process ends: go on until then with what can be done. The next start takes back what is left."""
-        if self._slow_downs is not None:
-            self._slow_downs.finish(until_ns)
         while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
             pass
+        if self._slow_downs is not None:
+            self._slow_downs.finish()

@@ -13,7 +13,7 @@ import pytest
 
 from monitor.actions import brake_file, changes
 from monitor.actions import slow_down as slow_down_module
-from monitor.actions.brake_file import BrakeFile
+from monitor.actions.brake_file import Braked, BrakeFile
 from monitor.actions.changes import Change, opened
 from monitor.actions.hold_journal import HoldJournal, undo_all
 from monitor.actions.pod_brake import PodBrake
@@ -21,6 +21,13 @@ from monitor.actions.slow_down import SlowDown, SlowDowns, slow_down
 from monitor.kernel.cgroupfs import Hierarchy
 
 MIB = 1 << 20
+
+
+def stop(brake: PodBrake, cap: int, *, reclaims: bool = True) -> Braked | None:
+    """As the hot thread does for one pod."""
+    braked = brake.apply(cap, reclaims=reclaims)
+    brake.slow_down()
+    return braked
 
 
 class Asked:
@@ -88,10 +95,18 @@ class PlainPod:
         assert brake.problem == ""
         return brake
 
+    def brake_of_the_next(self) -> PodBrake:
+        """Of the hot process after one that was killed, which goes on with the hold."""
+        brake = PodBrake("uid", self.path, self.hierarchy, self.journal, slow_downs=self.slow_downs)
+        assert brake.adopt()
+        return brake
+
     def held(self) -> PodBrake:
         """A brake in force, and the thread is asked for the rest."""
         brake = self.brake()
         assert brake.apply(96 * MIB) is not None
+        assert self.asked.queue == [], "others may have to be stopped first"
+        brake.slow_down()
         assert len(self.asked.queue) == 1
         return brake
 

@@ -117,6 +117,22 @@ def test_a_lower_limit_of_its_own_stays(held: Stand) -> None:
     assert brake.release() == []
 
 
+def test_a_limit_stays_where_the_freezer_is_gone(held: Stand) -> None:
+    """A runtime removes the hierarchies one after the other."""
+    if V2 or held.freezer is None:
+        pytest.skip("cgroup v2 freezes the pod's own cgroup; or v1's freezer cannot be mounted")
+    before, brake = held.files(), held.brake()
+    held.freezer.rmdir()
+    for _ in range(2):
+        braked = brake.apply(64 * MIB)
+        assert braked is not None
+        assert (braked.brake, braked.cap) == (LIMIT, 64 * MIB)
+    assert (held.pod / LIMIT_FILE).read_text().strip() == str(64 * MIB)
+    held.freezer.mkdir()
+    brake.close()
+    assert held.files() == before
+
+
 def test_a_cap_is_never_nearer_than_so(held: Stand) -> None:
     with held.puppet():
         brake = held.brake(LIMIT)

@@ -12,8 +12,8 @@ import pytest
 from monitor.actions import slow_down as slow_down_module
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import Change
-from monitor.actions.pod_brake import ROOM, PodBrake
-from tests.actions.plain import MIB, PlainPod
+from monitor.actions.pod_brake import ROOM
+from tests.actions.plain import MIB, PlainPod, stop
 
 FIRST = str(64 * MIB + ROOM)
 LOW = 32 * MIB
@@ -59,14 +59,14 @@ def test_a_held_pod_is_slowed_down_and_gets_its_own_value_back(pod: PlainPod) ->
 def test_it_is_asked_for_once_in_a_hold(pod: PlainPod) -> None:
     brake = pod.held()
     for _ in range(2):
-        brake.apply(100 * MIB)
+        stop(brake, 100 * MIB)
         assert len(pod.asked.queue) == 1
     assert pod.asked.come()
-    brake.apply(104 * MIB)
+    stop(brake, 104 * MIB)
     assert pod.asked.queue == []
     assert pod.high == str(LOW)
     brake.release()
-    brake.apply(96 * MIB)
+    stop(brake, 96 * MIB)
     assert len(pod.asked.queue) == 1
     brake.close()
 
@@ -74,12 +74,31 @@ def test_it_is_asked_for_once_in_a_hold(pod: PlainPod) -> None:
 def test_a_pod_above_a_kubelets_line_keeps_its_page_cache(pod: PlainPod) -> None:
     """Until it is stopped below that."""
     brake = pod.brake()
-    assert brake.apply(96 * MIB, reclaims=False) is not None
+    assert stop(brake, 96 * MIB, reclaims=False) is not None
     assert pod.asked.queue == []
     assert pod.high == FIRST
-    assert brake.apply(96 * MIB) is not None
+    assert stop(brake, 96 * MIB) is not None
     assert pod.asked.low == LOW
     brake.close()
+
+
+@pytest.mark.parametrize("how", ["below the line", "taken over"])
+def test_the_first_value_is_written_once(pod: PlainPod, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The pod may have more by then, and before Linux 6.16 the hot thread would reclaim."""
+    brake = pod.brake()
+    stop(brake, 96 * MIB, reclaims=False)
+    if how == "taken over":
+        brake = pod.brake_of_the_next()
+    written: list[str] = []
+    real = BrakeFile.write
+    monkeypatch.setattr(BrakeFile, "write", lambda f, v: (written.append(f.file), real(f, v))[1])
+    (pod.path / "memory.current").write_text(str(80 * MIB))
+    stop(brake, 100 * MIB)
+    assert "memory.high" not in written
+    assert [c.written for c in pod.noted() if c.file == "memory.high"] == [(str(40 * MIB), FIRST)]
+    assert pod.asked.come()
+    brake.close()
+    assert pod.high == "max"
 
 
 def test_a_pod_that_is_to_cross_the_line_gets_its_own_value_back_before(pod: PlainPod) -> None:
@@ -90,11 +109,11 @@ def test_a_pod_that_is_to_cross_the_line_gets_its_own_value_back_before(pod: Pla
     assert pod.asked.come()
     assert brake.loosen(96 * MIB) is not None
     assert pod.high == "max"
-    assert brake.apply(96 * MIB) is not None
+    assert stop(brake, 96 * MIB) is not None
     assert brake.loosen(96 * MIB) is not None
     assert not pod.asked.come(), "that is over"
     assert pod.high == "max"
-    assert brake.apply(96 * MIB) is not None
+    assert stop(brake, 96 * MIB) is not None
     assert pod.asked.come()
     assert pod.high == str(LOW)
     brake.close()
@@ -176,10 +195,9 @@ def test_a_hold_that_is_gone_on_with_is_slowed_down_if_it_was_not(pod: PlainPod,
     if came:
         assert pod.asked.come()
     pod.asked.queue.clear()
-    brake = PodBrake("uid", pod.path, pod.hierarchy, pod.journal, slow_downs=pod.slow_downs)
-    assert brake.adopt()
+    brake = pod.brake_of_the_next()
     (pod.path / "memory.current").write_text(str(80 * MIB))
-    assert brake.apply(100 * MIB) is not None
+    assert stop(brake, 100 * MIB) is not None
     assert brake.in_force()
     if came:
         assert pod.asked.queue == []
@@ -260,10 +278,10 @@ def test_what_was_not_taken_is_asked_for_again(pod: PlainPod, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(pod.asked, "begin", refuse)
         for _ in range(2):
-            braked = brake.apply(96 * MIB)
+            braked = stop(brake, 96 * MIB)
             assert braked is not None
             assert braked.brake == "limit+high+freeze"
-    assert brake.apply(96 * MIB) is not None
+    assert stop(brake, 96 * MIB) is not None
     assert pod.asked.come()
     assert pod.high == str(LOW)
     brake.close()

@@ -18,7 +18,7 @@ from monitor.actions.hold_journal import HELD
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.slow_down import MOST, SlowDowns
 from monitor.kernel.troubles import TROUBLES
-from tests.actions.plain import MIB, PlainPod
+from tests.actions.plain import MIB, PlainPod, stop
 
 LOW = 32 * MIB
 FIFO = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
@@ -37,7 +37,7 @@ def test_the_thread_sets_it_and_goes_on_after_an_error(pod: PlainPod) -> None:
     TROUBLES.take()
     slow_downs = SlowDowns(pod.journal)
     brake = PodBrake("uid", pod.path, pod.hierarchy, pod.journal, slow_downs=slow_downs)
-    assert brake.apply(96 * MIB) is not None
+    assert stop(brake, 96 * MIB) is not None
     until(lambda: pod.high == str(LOW))
     brake.release()
     file = BrakeFile(pod.path, "memory.max")
@@ -46,7 +46,7 @@ def test_the_thread_sets_it_and_goes_on_after_an_error(pod: PlainPod) -> None:
         assert slow_downs.begin("other", file, unwritable.fileno(), directory.fileno(), change, LOW)
     until(lambda: TROUBLES.any)
     assert [(one.call, one.whose) for one in TROUBLES.take()] == [("cgroup", "other")]
-    assert brake.apply(96 * MIB) is not None
+    assert stop(brake, 96 * MIB) is not None
     until(lambda: pod.high == str(LOW))
     brake.close()
     assert pod.high == "max"
@@ -75,9 +75,9 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
     asked = [slow_downs.begin("u", file, file._write, file._write, change, LOW) for _ in range(MOST + 1)]
     assert asked == [True] * MOST + [False]
     assert began.wait(30)
-    slow_downs.finish(time.monotonic_ns())
+    slow_downs.finish()
     go.set()
-    slow_downs.finish(time.monotonic_ns() + 30 * 10**9)
+    finished(slow_downs)
     assert len(os.listdir("/proc/self/fd")) == before
     file.close()
 
@@ -99,7 +99,7 @@ def test_scheduling_is_as_before_whatever_happens() -> None:
             assert len(os.sched_getaffinity(thread.native_id)) == 1
             raise Stop
         assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == (FIFO, 1)
-        assert os.sched_getscheduler(thread.native_id) == os.SCHED_OTHER
+        assert os.sched_getscheduler(thread.native_id) == os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
         assert os.sched_getaffinity(thread.native_id) == cpus
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -121,12 +121,16 @@ def test_it_is_in_force_when_the_hot_thread_goes_on(pod: PlainPod, monkeypatch: 
         slow_downs = SlowDowns(pod.journal)
         brake = PodBrake("uid", pod.path, pod.hierarchy, pod.journal, slow_downs=slow_downs)
         for _ in range(20):
-            assert brake.apply(96 * MIB) is not None
+            assert stop(brake, 96 * MIB) is not None
             assert pod.high == str(LOW)
-            slow_downs.finish(time.monotonic_ns() + 30 * 10**9)
+            finished(slow_downs)
             brake.release()
             assert pod.high == "max"
         brake.close()
     finally:
         os.sched_setaffinity(0, before)
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def finished(slow_downs: SlowDowns) -> None:
+    until(lambda: slow_downs._asked == slow_downs._done)

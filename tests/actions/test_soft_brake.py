@@ -17,6 +17,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
+from tests.actions.plain import stop
 
 pytestmark = [
     pytest.mark.kernel,
@@ -172,7 +173,7 @@ def test_a_thread_slows_a_held_pod_down(held: Stand, journal: ChangeJournal) -> 
     with held.puppet() as puppet:
         puppet.do("anon(32)")
         before, brake = held.files(), held.brake()
-        low = becomes_low(held, brake.apply(96 * MIB))
+        low = becomes_low(held, stop(brake, 96 * MIB))
         assert brake.in_force()
         brake.leave_high()
         soft = soften(journal, held.pod, "uid", 0, 5.0, "max")
@@ -189,7 +190,7 @@ def test_a_release_does_not_wait_for_what_the_thread_reclaims(held: Stand, tmp_p
         puppet.do("anon(32)")
         puppet.do(f"write({str(tmp_path / 'file')!r}, 64)")
         before, brake = held.files(), held.brake()
-        low = becomes_low(held, brake.apply(160 * MIB))
+        low = becomes_low(held, stop(brake, 160 * MIB))
         brake.release()
         assert held.files() == before
         assert low < 64 * MIB
@@ -203,7 +204,7 @@ def test_what_a_thread_has_set_is_undone_after_a_sigkill(held: Stand) -> None:
     with held.puppet() as puppet:
         puppet.do("anon(32)")
         before, brake = held.files(), held.brake()
-        low = becomes_low(held, brake.apply(96 * MIB))
+        low = becomes_low(held, stop(brake, 96 * MIB))
         [change] = [one for one in held.noted_changes() if one.file == HIGH]
         assert str(low) in change.written
         assert undone(change) == RESTORED

@@ -10,6 +10,7 @@ from monitor.hot.kubelet_answers import KubeletAnswers
 from monitor.link.hold_messages import Held, KubeletEviction, KubeletFigures, Soften, Softened
 from monitor.policy.hold import MARGIN
 from monitor.settings.config import RunConfig
+from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World, clocked
 
 HOG, DB = PODS[0], PODS[1]
@@ -109,6 +110,27 @@ def test_a_pod_that_runs_and_cannot_be_braked_softly_again_is_stopped(world: Wor
     world.tell(Softened(1, HOG, 0, "too many threads"))
     assert world.brakes[HOG].log[-1][0] == "apply"
     assert reported(world, Held)[-1].brake == "limit+freeze"
+
+
+def test_a_second_refusal_does_not_stop_a_pod_in_its_grace(world: World) -> None:
+    """Asked twice (a decision, and the kubelet's eviction with a longer grace), what the first answer set stays."""
+    both_grow(world, 99)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    world.tell(Softened(1, HOG, 200 * MIB))
+    world.tell(Softened(1, HOG, 0, "its threads would take too much"))
+    assert world.brakes[HOG].log[-1] == ("thaw", 0)
+    assert reported(world, Held)[-1].brake == "limit+high"
+
+
+def test_all_are_stopped_before_the_first_is_slowed_down(world: World) -> None:
+    """To wait for the thread takes up to 3 ms, in which the next one grows."""
+    order: list[str] = []
+    apply, slow_down = StandInBrake.apply, StandInBrake.slow_down
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StandInBrake, "apply", lambda b, c, **k: (order.append("stop"), apply(b, c, **k))[1])
+        patch.setattr(StandInBrake, "slow_down", lambda b: (order.append("slow"), slow_down(b))[1])
+        both_grow(world, 99)
+    assert order == ["stop", "stop", "slow", "slow"]
 
 
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:

@@ -49,6 +49,7 @@ class StandInBrake:
         self._table, self.uid, self.cgroup = table, uid, cgroup
         self.log: list[tuple[str, int]] = []
         self.reclaims: list[bool] = []
+        self.log_slowed: list[int] = []
 
     def usage(self) -> int:
         return self._table.working_set(self.cgroup.stat().st_ino)
@@ -67,6 +68,9 @@ class StandInBrake:
 
     def thaw(self) -> None:
         self.log.append(("thaw", 0))
+
+    def slow_down(self) -> None:
+        self.log_slowed.append(len(self.log))
 
     def leave_high(self) -> str:
         self.high_is_left = True
