@@ -56,15 +56,6 @@ class BrakeLedger:
         change = file.change(value, before, self._uid, self._journal.boot)
         return self._journal.with_own_value(self.directory, change)
 
-    def set(self, values: dict[BrakeFile, str]) -> None:
-        """`put_in_force` what writing these changes. Raises OSError."""
-        self.put_in_force({file: self.change(file, value) for file, value in values.items()})
-
-    def put_in_force(self, planned: dict[BrakeFile, Change | None]) -> None:
-        """Write down, then write. Raises OSError."""
-        self.expect(planned)
-        self.write(planned)
-
     def expect(self, planned: dict[BrakeFile, Change | None]) -> None:
         """Write down what is about to be changed, and all that is. None: what is there already is somebody else's, and
         stays as it is. Raises OSError.

@@ -64,7 +64,8 @@ class SlowDowns:
     def begin(self, uid: str, file: BrakeFile, late: int, directory: int, change: Change, low: int) -> bool:
         """Have ``low`` written, unless something else than the last of ``change`` is there by then; whether it will be.
         ``late``: descriptor of ``file`` that nobody else uses: the kernel lets who reads by one wait for who writes by
-        it. Returns when it is in force, or after `_WAIT_S`; at once while another pod's is written. Raises OSError.
+        it. Returns when it is in force or not needed, or after `_WAIT_S`; at once while another pod's is written.
+        Raises OSError.
         """
         waiting = self._asked - self._done
         if waiting >= MOST:
@@ -87,7 +88,7 @@ class SlowDowns:
             with suppress(Empty):
                 self._begun.get(timeout=_WAIT_S)
             # On one CPU this thread goes on before the other is in the kernel.
-            while file.read() != str(low) and time.monotonic() < deadline:
+            while self._asked != self._done and file.read() != str(low) and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
         return True
 
@@ -111,6 +112,7 @@ class SlowDowns:
                 os.close(wanted.file)
                 os.close(wanted.directory)
                 self._done += 1
+                self._begun.put(None)  # also where nothing was to be written
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from tests.actions.plain import MIB, PlainPod, stop
 
 FIRST = str(64 * MIB + ROOM)
 LOW = 32 * MIB
-FIFO = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
 
 
 @pytest.fixture

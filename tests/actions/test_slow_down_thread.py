@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +31,17 @@ class Stop(Exception):
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainPod:
     return PlainPod(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def realtime() -> Iterator[None]:
+    """This thread is scheduled as the hot one."""
+    try:
+        os.sched_setscheduler(0, FIFO, os.sched_param(1))
+    except OSError as error:
+        pytest.skip(f"SCHED_FIFO is refused: {error.strerror}")
+    yield
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def test_the_thread_sets_it_and_goes_on_after_an_error(pod: PlainPod) -> None:
@@ -59,6 +70,18 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def test_what_is_not_needed_any_more_is_not_waited_for(pod: PlainPod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else has set another value: the wait is over when the thread is, which is far before its end."""
+    monkeypatch.setattr(slow_down_module, "_WAIT_S", 3600.0)
+    slow_downs, brake = SlowDowns(pod.journal), pod.brake()
+    brake._slow_downs = slow_downs
+    assert brake.apply(96 * MIB) is not None
+    pod.high = str(MIB)
+    brake.slow_down()
+    assert pod.high == str(MIB)
+    brake.close()
+
+
 def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
     pod: PlainPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,16 +105,13 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
     file.close()
 
 
+@pytest.mark.usefixtures("realtime")
 def test_scheduling_is_as_before_whatever_happens() -> None:
     """The hot thread is ahead of the other meanwhile, and that one ahead of all others."""
     thread = threading.Thread(target=(end := threading.Event()).wait, daemon=True)
     thread.start()
     assert thread.native_id is not None
     cpus = os.sched_getaffinity(0)
-    try:
-        os.sched_setscheduler(0, FIFO, os.sched_param(1))
-    except OSError as error:
-        pytest.skip(f"SCHED_FIFO is refused: {error.strerror}")
     try:
         with suppress(Stop), slow_down_module._one_step_behind(thread):
             assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == (FIFO, 2)
@@ -102,19 +122,15 @@ def test_scheduling_is_as_before_whatever_happens() -> None:
         assert os.sched_getscheduler(thread.native_id) == os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
         assert os.sched_getaffinity(thread.native_id) == cpus
     finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         end.set()
 
 
+@pytest.mark.usefixtures("realtime")
 @pytest.mark.parametrize("cpus", ["all", "one"])
 def test_it_is_in_force_when_the_hot_thread_goes_on(pod: PlainPod, monkeypatch: pytest.MonkeyPatch, cpus: str) -> None:
     """On one CPU the hot thread would go on before the other is in the kernel, which came to it much later then."""
     monkeypatch.setattr(slow_down_module, "_WAIT_S", 30.0)  # however slow the machine
     before = os.sched_getaffinity(0)
-    try:
-        os.sched_setscheduler(0, FIFO, os.sched_param(1))
-    except OSError as error:
-        pytest.skip(f"SCHED_FIFO is refused: {error.strerror}")
     try:
         if cpus == "one":
             os.sched_setaffinity(0, {min(before)})
@@ -129,7 +145,6 @@ def test_it_is_in_force_when_the_hot_thread_goes_on(pod: PlainPod, monkeypatch: 
         brake.close()
     finally:
         os.sched_setaffinity(0, before)
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def finished(slow_downs: SlowDowns) -> None:

@@ -49,7 +49,6 @@ class StandInBrake:
         self._table, self.uid, self.cgroup = table, uid, cgroup
         self.log: list[tuple[str, int]] = []
         self.reclaims: list[bool] = []
-        self.log_slowed: list[int] = []
 
     def usage(self) -> int:
         return self._table.working_set(self.cgroup.stat().st_ino)
@@ -70,7 +69,7 @@ class StandInBrake:
         self.log.append(("thaw", 0))
 
     def slow_down(self) -> None:
-        self.log_slowed.append(len(self.log))
+        pass
 
     def leave_high(self) -> str:
         self.high_is_left = True

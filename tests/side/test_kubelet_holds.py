@@ -47,6 +47,13 @@ def made(held: bool, answer: Any = SUMMARY) -> tuple[KubeletHolds, list[Any], li
     return found, sent, lines
 
 
+def wait_for(sent: list[Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not sent:
+        assert time.monotonic() < deadline, "nothing was asked"
+        time.sleep(0.01)
+
+
 def test_figures_of_held_pods_alone_by_our_clock() -> None:
     assert figures(SUMMARY, frozenset({"held", "new"}), AT + 12.5, 100 * 10**9) == {"held": (7, 87_500_000_000)}
 
@@ -110,10 +117,7 @@ def test_it_asks_while_pods_are_held_and_ends() -> None:
     found, sent, _ = made(held=True)
     again = KubeletHolds(found._view, found._summary)
     again.held("held", 1)
-    deadline = time.monotonic() + 20
-    while not sent:
-        assert time.monotonic() < deadline, "nothing was asked"
-        time.sleep(0.01)
+    wait_for(sent)
     again.close()
 
 
@@ -185,9 +189,6 @@ def test_probes_that_hang_keep_no_figure_waiting() -> None:
     view.hold_costs = SimpleNamespace(probed=lambda *_: None)
     again = KubeletHolds(view, found._summary, probes)
     again.held("held", 1)
-    deadline = time.monotonic() + 20
-    while not sent:
-        assert time.monotonic() < deadline, "nothing was asked"
-        time.sleep(0.01)
+    wait_for(sent)
     hangs.set()
     again.close()
