@@ -20,6 +20,8 @@ from monitor.cli.output import format_bytes, output_option, print_json, print_ta
 from monitor.errors import EXIT_OK, MonitorError
 from monitor.kernel import loader
 from monitor.lab.node import MIB, LabNode, LabPod, require_root
+from monitor.policy.errors import PolicyError
+from monitor.policy.quantity import Quantity
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = dict[str, Any]
@@ -65,6 +67,23 @@ def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[
         return click.command(name)(output_option(run))
 
     return declare
+
+
+class Size(click.ParamType[int]):
+    """A Kubernetes quantity as bytes."""
+
+    name = "quantity"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            size = Quantity.parse(str(value)).value
+        except PolicyError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        if size <= 0:
+            self.fail(f"{value!r} must be more than 0", param, ctx)
+        return size
 
 
 def number(flag: str, default: float, text: str, least: float = 1, most: float | None = None) -> Callable[[F], F]:

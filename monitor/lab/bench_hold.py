@@ -13,7 +13,7 @@ from monitor.cli.finite import Finite
 from monitor.cli.output import format_bytes
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from monitor.kernel import loader
-from monitor.lab.bench import Found, Row, print_rows, progress, state_dir
+from monitor.lab.bench import Found, Row, Size, print_rows, progress, state_dir
 from monitor.lab.checked import KINDS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
@@ -73,6 +73,7 @@ def options(command: F) -> F:
         click.option(
             "--margin", metavar="QUANTITY,...", help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]"
         ),
+        click.option("--node-memory", type=Size(), help="In mode hold: memory of the node, a cgroup. [512Mi]"),
         click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]"),
         click.option("--hold-brake", type=click.Choice(HOLD_BRAKES), help="In mode hold: as of `outrace run`. [auto]"),
     ):
@@ -93,16 +94,19 @@ def hold_races(
     load: str | None,
     hogs: str | None,
     margin: str | None,
+    node_memory: int | None,
     watch: float | None,
     hold_brake: str | None,
 ) -> Found:
     """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
     loads = _loads(load)
     counts = HOGS if hogs is None else tuple(_count(word) for word in _words(hogs))
-    margins = MARGINS[1:2] if quick else MARGINS if margin is None else tuple(_margin(word) for word in _words(margin))
+    size = node_memory or NODE_BYTES
+    words = [str(line) for line in (MARGINS[1:2] if quick else MARGINS)] if margin is None else _words(margin)
+    margins = tuple(_margin(word, size) for word in words)
     brake = ("--hold-brake", hold_brake or HOLD_BRAKES[0])
     rows = []
-    with LabNode("race", NODE_BYTES, with_freezer=True) as node, state_dir(node) as directory:
+    with LabNode("race", size, with_freezer=True) as node, state_dir(node) as directory:
         instance = loader.instance_directory(directory)
         for line in margins:
             stage = HoldStage(node, line)
@@ -144,11 +148,12 @@ def _count(word: str) -> int:
     return int(word)
 
 
-def _margin(word: str) -> int:
+def _margin(word: str, node: int) -> int:
     try:
         margin = Quantity.parse(word).value
     except PolicyError as error:
         raise ConfigError(f"--margin {word!r}: {error}", "write for example 8Mi,32Mi") from error
-    if margin <= 0 or not Sizes.of(NODE_BYTES, margin).fits():
-        raise ConfigError(f"--margin {word} is not between 0 and what leaves room on a node of 512Mi", "give it less")
+    if margin <= 0 or not Sizes.of(node, margin).fits():
+        room = f"what leaves room on a node of {format_bytes(node)}"
+        raise ConfigError(f"--margin {word} is not between 0 and {room}", "give it less, or the node more")
     return margin

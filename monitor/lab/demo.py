@@ -8,38 +8,19 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import CannotError, ConfigError
-from monitor.lab.bench import number, trigger_option
+from monitor.lab.bench import Size, number, trigger_option
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import Monitor, Nobody, RaceResult, populate, run_race
-from monitor.policy.errors import PolicyError
-from monitor.policy.quantity import Quantity
 from monitor.settings.config import ENFORCE, HOLD
 from monitor.settings.options import HOOKS
-
-
-class Size(click.ParamType[int]):
-    """A Kubernetes quantity as bytes."""
-
-    name = "quantity"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            size = Quantity.parse(str(value)).value
-        except PolicyError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        if size <= 0:
-            self.fail(f"{value!r} must be more than 0", param, ctx)
-        return size
 
 
 @click.command()

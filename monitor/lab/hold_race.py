@@ -25,8 +25,10 @@ _RESIDENT = 50 * MIB
 #: What a load is charged for each byte that it was told to take, where that is more: the buffers of 4 processes with
 #: sockets had 381 MiB for 330, which crossed the threshold once more.
 _COSTS = {"sockets": 1.25}
-#: Between two looks at what nobody announces.
-_LOOK_S = 0.002
+#: What has to be free beside a load when all is over, at the least: 4 interpreters have 20 MiB.
+_ROOM = 32 * MIB
+#: Between two looks at what nobody announces, and at what rarely happens: on an emulated CPU a look takes 1 ms.
+_LOOK_S, _SELDOM_S = 0.002, 0.05
 _HELD, _ENDED = "pod held", "hold ended"
 #: What a brake may write, in the cgroups of a pod.
 _FILES = (
@@ -38,21 +40,24 @@ _FILES = (
 @dataclass(frozen=True)
 class Sizes:
     """What the ballast gives back and what the held pod takes, so that it runs out of memory beside the ballast and
-    has room without it, in bytes.
+    has room without it, and what is left between its start and the threshold, in bytes.
     """
 
     ballast: int
     load: int
+    before: int
 
     @classmethod
     def of(cls, node: int, margin: int) -> Sizes:
-        """For a threshold ``margin`` from the limit. Too large a margin leaves a load below 64 MiB: `fits`."""
-        load = node - _RESIDENT - margin - node // 16
+        """For a threshold ``margin`` from the limit. Too large a margin leaves too little: `fits`."""
+        load = node - _RESIDENT - margin - max(node // 16, _ROOM)
         # A sixteenth more than that, because sockets are charged less than `_COSTS` where their buffers are large.
-        return cls(ballast=node + 3 * node // 16 - _RESIDENT - load, load=load)
+        over = 3 * node // 16
+        return cls(ballast=node + over - _RESIDENT - load, load=load, before=load - over - margin)
 
     def fits(self) -> bool:
-        return self.load >= 64 * MIB
+        """Whether the load is one, and begins before the threshold is met."""
+        return self.load >= 64 * MIB and self.before >= _ROOM
 
 
 @dataclass
@@ -107,7 +112,10 @@ class HoldStage:
     def start(self, kind: str, count: int) -> list[Child]:
         """The processes of the victim that take memory, ready to."""
         mib = int(self.sizes.load / MIB / count / _COSTS.get(kind, 1.0))
-        return [self.node.start(self.victim, "checked", kind=kind, mib=mib, seed=n) for n in range(count)]
+        children = [self.node.begin(self.victim, "checked", kind=kind, mib=mib, seed=n) for n in range(count)]
+        for child in children:
+            child.expect("ready")
+        return children
 
     def leave(self) -> None:
         """Take the pods away, for a stage with another margin."""
@@ -143,6 +151,14 @@ class Holds:
         self._daemon.poll()
         return [r for r in self._daemon.log[self._since :] if r.get("msg") in messages and not r.get("resent")]
 
+    def wait(self, seconds: float) -> bool:
+        """Whether a pod is held, or is within ``seconds``."""
+
+        def held(record: Record) -> bool:
+            return record.get("msg") == _HELD and not record.get("resent")
+
+        return self._daemon.wait_for(held, seconds, self._since) is not None
+
     @property
     def held(self) -> list[Record]:
         return self.records(_HELD)
@@ -171,7 +187,8 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
             child.send("go")
 
         def over() -> bool:
-            return bool(holds.held) or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
+            held = holds.wait(_SELDOM_S)
+            return held or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
 
         until(over, f"a hold: {daemon.complaint()}")
         if holds.held:

@@ -74,6 +74,8 @@ def test_demo_holds() -> None:
         (("bench", "race", "--mode", "hold", "--hogs", "0"), "--hogs '0' is not a number from 1 to 16"),
         (("bench", "race", "--mode", "hold", "--margin", "2Mx"), "--margin '2Mx'"),
         (("bench", "race", "--mode", "hold", "--margin", "400Mi"), "--margin 400Mi is not between 0 and"),
+        (("bench", "race", "--mode", "hold", "--node-memory", "256Mi"), "leaves room on a node of 256.0Mi"),
+        (("bench", "race", "--node-memory", "256Mi"), "--node-memory is of races in mode hold"),
         (("bench", "race", "--mode", "hold", "--hooks", "poll"), "--hooks and --no-baselines are of races in mode"),
         (("bench", "kills", "--mode", "hold", "--trigger", "kernel"), "kills at the crossing, where mode hold brakes"),
     ],

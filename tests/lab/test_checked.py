@@ -95,15 +95,17 @@ def test_calls_that_failed_for_want_of_memory_are_done_again_and_a_row_of_them_c
         patience(refuse)
 
 
-@pytest.mark.parametrize("margin", [1, 8, 32, 100])
-def test_beside_the_ballast_there_is_too_little_and_without_it_enough(margin: int) -> None:
-    node, resident = 512 * MIB, 50 * MIB
+@pytest.mark.parametrize(
+    ("margin", "size"), [(1, 512), (8, 512), (32, 512), (100, 512), (8, 192), (32, 224), (100, 400)]
+)
+def test_beside_the_ballast_there_is_too_little_and_without_it_enough(margin: int, size: int) -> None:
+    node, resident = size * MIB, 50 * MIB
     sizes = Sizes.of(node, margin * MIB)
     assert sizes.fits()
     assert resident + sizes.ballast < node - margin * MIB
     assert resident + sizes.ballast + sizes.load > node + margin * MIB // 2
     assert resident + sizes.load < node - margin * MIB
-    assert not Sizes.of(node, 400 * MIB).fits()
+    assert not Sizes.of(node, size // 2 * MIB).fits()
 
 
 def test_a_file_that_is_not_as_before_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
