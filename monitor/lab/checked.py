@@ -2,7 +2,7 @@
 
 Orders: `go` takes the memory (answer `grown NS FAILED`: CLOCK_MONOTONIC, and how often a system call failed or came
 back short for want of memory, a row of failures counted once), `check` reads all of it again (answer `right BYTES` or
-`wrong BYTES`: bytes that are not what was written).
+`wrong BYTES`: bytes that are not what was written), `drop` gives it back (answer `ready`) for another `go`.
 
 Keys: cgroup=DIR, freezer=DIR (of cgroup v1), kind=NAME of `KINDS`, mib=N, seed=N (each has contents of its own).
 """
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
         def wrong(self) -> int:
             """Bytes that are not what was written."""
+
+        def drop(self) -> None:
+            """Give it back, once it was looked at."""
 
 
 class Patience:
@@ -134,6 +137,9 @@ class Anonymous:
         )
         return bad * _SMALL
 
+    def drop(self) -> None:
+        self._memory = None
+
 
 class Tmpfs:
     """A file that is memory, written in small pieces or by one system call."""
@@ -179,6 +185,9 @@ class Tmpfs:
                 bad += len(piece)
         return bad
 
+    def drop(self) -> None:
+        os.ftruncate(self._fd, 0)
+
 
 class Fork:
     """Children, one after the other, that take 2 MiB each and stay."""
@@ -221,6 +230,9 @@ class Fork:
             patience(os.write, self._check, b"x")
             bad += os.wait()[1] != 0
         return bad * _CHILD_MIB * MIB
+
+    def drop(self) -> None:
+        self._children, self._dead = [], 0  # they ended when they were looked at
 
 
 class Queues:
@@ -277,6 +289,15 @@ class Queues:
                 bad += held
         return bad
 
+    def drop(self) -> None:
+        for reader, writer, _, _ in self._open:
+            if not self._sockets:
+                os.close(reader)
+                os.close(writer)
+        for end in self._kept:
+            end.close()
+        self._open, self._kept = [], []
+
 
 #: The name of a load -> what makes it. All take memory as fast as the kernel gives it.
 KINDS: dict[str, Callable[[int, int], Load]] = {
@@ -304,9 +325,13 @@ def checked(options: Options) -> None:
         if order == "go":
             load.grow()
             patience(write_line, "grown", time.clock_gettime_ns(time.CLOCK_MONOTONIC), patience.failed)
-        else:
+        elif order == "check":
             wrong = load.wrong()
             patience(write_line, *(("wrong", wrong) if wrong else ("right",)))
+        else:
+            load.drop()
+            patience.failed = 0
+            write_line("ready")
 
 
 def _order() -> str:
