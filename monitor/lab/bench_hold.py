@@ -31,7 +31,6 @@ HOGS = (1, 2, 4)
 MOST_HOGS = 16
 WATCH_S = 1.0
 COLUMNS = "name runs held oom killed right grew_p50_bytes grew_max_bytes brake_p50 brake_max least_left_bytes failed"
-_PROBLEMS_SHOWN = 20
 
 
 def row(name: str, results: Sequence[HoldResult]) -> Row:
@@ -114,20 +113,17 @@ def hold_races(
             with LabDaemon(node, *given, state_dir=directory, keep_pins=True) as daemon:
                 for kind in loads:
                     for count in counts:
-                        results = [run_hold(stage, daemon, kind, count, watch or WATCH_S) for _ in range(runs)]
-                        rows.append(row(f"{kind} hogs={count} margin={format_bytes(line)}", results))
+                        name, results = f"{kind} hogs={count} margin={format_bytes(line)}", list[HoldResult]()
+                        for number in range(1, runs + 1):
+                            results.append(run_hold(stage, daemon, kind, count, watch or WATCH_S))
+                            if trouble := results[-1].trouble():
+                                progress(f"{name}, run {number}: {trouble}")
+                        rows.append(row(name, results))
                         progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
             stage.leave()
         loader.unload(instance)
-    problems = [f"{r['name']}: {line}" for r in rows for line in r["changed"]]
-    clean = not problems and all(r["held"] == r["right"] == r["runs"] and not r["oom"] for r in rows)
-
-    def show() -> None:
-        print_rows(COLUMNS, rows)
-        for line in problems[:_PROBLEMS_SHOWN]:
-            progress(line)
-
-    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, show)
+    clean = all(r["held"] == r["right"] == r["runs"] and not (r["oom"] or r["changed"]) for r in rows)
+    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, lambda: print_rows(COLUMNS, rows))
 
 
 def _words(text: str) -> tuple[str, ...]:

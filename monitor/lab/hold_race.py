@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.lab.child import PATIENCE_S, Child
@@ -29,6 +30,8 @@ _COSTS = {"sockets": 1.25}
 _ROOM = 32 * MIB
 #: Between two looks at what nobody announces, and at what rarely happens: on an emulated CPU a look takes 1 ms.
 _LOOK_S, _SELDOM_S = 0.002, 0.05
+#: In which the daemon counts the pods again, also on an emulated CPU.
+_SETTLE_S = 0.3
 _HELD, _ENDED = "pod held", "hold ended"
 #: What a brake may write, in the cgroups of a pod.
 _FILES = (
@@ -75,7 +78,19 @@ class HoldResult:
     killed: int = 0  # processes of the pod that did not live to the end
     right: bool = False  # all of them went on, and what they had is what they had written
     failed_calls: int = 0  # system calls that failed or came back short for want of memory
+    evictions: list[str] = field(default_factory=list)  # that outrace began: their messages
     changed: list[str] = field(default_factory=list)  # files of the pod that are not as before
+
+    def trouble(self) -> str:
+        """What came of a race that was not held, or damaged somebody; "" of one that is as it has to be."""
+        if self.outcome == "held" and self.right and not self.oom_kills and not self.changed:
+            return ""
+        words = [f"{self.outcome}, right {self.right}, OOM kills {self.oom_kills}, processes that ended {self.killed}"]
+        if self.held_s is not None:
+            words.append(f"hold ended {self.ended} after {self.held_s:.2f} s")
+        if self.left_bytes is not None:
+            words.append(f"{format_bytes(self.left_bytes)} left at the least")
+        return "; ".join((*words, *self.evictions, *self.changed))
 
 
 class HoldStage:
@@ -104,9 +119,10 @@ class HoldStage:
         until(lambda: series in daemon.metrics(), f"the daemon to count {self.victim.name}")
 
     def load(self) -> None:
-        """Fill the node up again."""
+        """Fill the node up again, long enough before a race: who grew just before the crossing is held too."""
         self._ballast.go()
         self._ballast.expect("grown")
+        time.sleep(_SETTLE_S)
 
     def unload(self) -> None:
         """The ballast gives its memory back: the threshold is clear."""
@@ -280,6 +296,7 @@ def _read(holds: Holds, out: HoldResult) -> None:
         out.outcome = "oom"
     if ended := holds.ended:
         out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
+    out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in holds.evictions]
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
