@@ -32,7 +32,7 @@ from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, 
 from monitor.actions.changes import Change
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
-from monitor.actions.pending_kills import PendingKills
+from monitor.actions.pending_kills import START, PendingKills
 from monitor.actions.slow_down import HIGH as _HIGH_FILE
 from monitor.actions.slow_down import SlowDowns
 from monitor.actions.victim import has_spared
@@ -262,17 +262,18 @@ class PodBrake:
         except (OSError, ValueError):
             return None
 
-    def kill_is_pending(self) -> bool:
-        """Whether a process that v1's freezer holds was sent SIGKILL: it ends when it is thawed. Looks at a part of
-        the processes, and the next time at others (`PendingKills`).
+    def waits_for_thaw(self) -> str:
+        """What waits until v1's freezer lets it: `KILL`, and, where there is a cap to run below, `START`. Looks at a
+        part of the processes, and the next time at others (`PendingKills`).
         """
         if "freezer.state" not in self._ledger.changes:
-            return False
+            return ""
         try:
-            return self._kills.look()
+            found = self._kills.look()
         except OSError as error:
             self._trouble(error)
-            return False
+            return ""
+        return "" if found == START and LIMIT_FILES[1] not in self._ledger.changes else found
 
     def thaw(self) -> None:
         """Let it run, below its cap if it has one."""

@@ -253,7 +253,7 @@ class HoldControl:
         """Whether anybody is left in those that are held, and whether they are held still."""
         for uid, held in self._holds.items():
             self._answers.hold(self._figures.up_to(uid), self._asked_ns)
-            found = self._brakes.look_after(held.entry)
+            found = self._brakes.look_after(held.entry, may_start=self.rules.kubelet and bool(self.state.met_ns))
             if found == GONE:
                 self._gone.append(uid)
             elif found == ENDED or (found == LOST and uid not in self._evicted):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monitor.actions.brake_file import may_set_low
 from monitor.actions.hold_journal import HoldJournal
-from monitor.actions.pending_kills import CGROUPS
+from monitor.actions.pending_kills import CGROUPS, KILL
 from monitor.actions.pod_brake import AUTO, PodBrake
 from monitor.actions.slow_down import SlowDowns
 from monitor.hot.registry import PodEntry
@@ -23,6 +23,8 @@ REFRESH_NS = 5_000_000_000
 #: What a release could not do is tried again so often: the kernel refused. A part of what it could goes on at once, and
 #: then rests so many times as long as it took.
 AGAIN_NS, _REST = 1_000_000_000, 4
+#: For a process that runc is starting a pod is thawed so often at the most: it may go by a name that it is not.
+_STARTS_NS = 1_000_000_000
 #: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, or a process
 #: has ended for which the pod was thawed.
 GONE, LOST, ENDED = "gone", "lost", "ended"
@@ -38,9 +40,10 @@ class HoldBrakes:
         self._brakes: dict[str, PodBrake] = {}
         self._used_ns: dict[str, int] = {}  # when it was last wanted, the longest ago first
         self._looked_ns: dict[str, int] = {}
-        #: Uids of those whose v1 freezer was thawed because a SIGKILL was pending. The other processes of the pod run
-        #: meanwhile.
+        #: Uids of those whose v1 freezer was thawed because a SIGKILL was pending, or a process starts. The other
+        #: processes of the pod run meanwhile.
         self.thawed: set[str] = set()
+        self._started_ns: dict[str, int] = {}  # when one was thawed for a process that starts
         self._left: list[PodBrake] = []  # released, and not all is back
         self._next_ns = 0
 
@@ -81,8 +84,10 @@ class HoldBrakes:
         self._used_ns[entry.uid] = now
         return brake
 
-    def look_after(self, entry: PodEntry) -> str:
-        """Whether it is still held: `GONE`, `LOST`, `ENDED`, "" where there is nothing to do."""
+    def look_after(self, entry: PodEntry, *, may_start: bool) -> str:
+        """Whether it is still held: `GONE`, `LOST`, `ENDED`, "" where there is nothing to do. ``may_start``: a kubelet
+        may want to kill it, which waits for a process that runc is starting (`monitor.actions.pending_kills`).
+        """
         try:
             if cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return GONE
@@ -93,7 +98,8 @@ class HoldBrakes:
             return ""
         if brake.usage() is None:  # made anew under its path: nothing of this one is in force there
             return GONE
-        if brake.kill_is_pending():
+        waits = brake.waits_for_thaw()
+        if waits == KILL or (waits and may_start and self._is_start_due(entry.uid)):
             brake.thaw()
             self.thawed.add(entry.uid)
             return ""
@@ -101,6 +107,13 @@ class HoldBrakes:
             self.thawed.discard(entry.uid)
             return ENDED
         return "" if brake.in_force() else LOST
+
+    def _is_start_due(self, uid: str) -> bool:
+        now = time.monotonic_ns()
+        if now - self._started_ns.get(uid, -_STARTS_NS) < _STARTS_NS:
+            return False
+        self._started_ns[uid] = now
+        return True
 
     def slow_down(self) -> None:
         """All that are held, once they are stopped: to wait for the thread takes up to 3 ms."""
@@ -123,6 +136,7 @@ class HoldBrakes:
         brake = self._brakes.pop(uid, None)
         self._used_ns.pop(uid, None)
         self._looked_ns.pop(uid, None)
+        self._started_ns.pop(uid, None)
         self.thawed.discard(uid)
         if brake is not None:
             brake.release()

@@ -96,10 +96,10 @@ def test_sigkill_ends_a_held_process(held: Stand, kind: str) -> None:
         growing(brake, puppet)
         assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
         stands_still(brake)
-        assert not brake.kill_is_pending()
+        assert not brake.waits_for_thaw()
         puppet.process.send_signal(signal.SIGKILL)
         if not V2 and kind != LIMIT:
-            live.until(brake.kill_is_pending, "the SIGKILL to be seen")
+            live.until(brake.waits_for_thaw, "the SIGKILL to be seen")
             brake.thaw()
         assert puppet.wait() == -signal.SIGKILL
         brake.close()
@@ -190,9 +190,9 @@ def test_a_sigkill_is_found_among_many_processes(tmp_path: Path) -> None:
         puppet.do("children = [os.fork() or time.sleep(1000) for _ in range(150)]")
         brake = held.brake(FREEZE)
         assert brake.apply(0) is not None
-        assert not any(brake.kill_is_pending() for _ in range(10))
+        assert not any(brake.waits_for_thaw() for _ in range(10))
         puppet.process.kill()
-        looks = [brake.kill_is_pending() for _ in range(8)]
+        looks = [brake.waits_for_thaw() for _ in range(8)]
         assert any(looks)
         assert not all(looks)
         brake.thaw()

@@ -43,7 +43,7 @@ class StandInBrake:
     high_is_left = False
     since_ns = 0
     is_in_force = True
-    kill_pends = False
+    waits = ""
 
     def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
         self._table, self.uid, self.cgroup = table, uid, cgroup
@@ -92,5 +92,5 @@ class StandInBrake:
     def in_force(self) -> bool:
         return self.is_held and self.is_in_force
 
-    def kill_is_pending(self) -> bool:
-        return self.kill_pends
+    def waits_for_thaw(self) -> str:
+        return self.waits

@@ -1,0 +1,82 @@
+"""A container that is held while execs start in it can be killed, by containerd and runc of the distribution."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.actions.hold_journal import HoldJournal
+from monitor.hot import hold_brakes
+from monitor.hot.hold_brakes import HoldBrakes
+from monitor.kernel import cgroupfs
+from tests import live
+from tests.runtimes import containerd, images
+from tests.runtimes.containerd import Containerd, Pod
+
+MIB = 1 << 20
+#: 3 of 16 could not be killed before a pod was thawed for who starts in it.
+ROUNDS = 8
+NAME = "localhost/holder:1"
+
+
+def probe(runtime: Containerd, ident: str, stop: threading.Event) -> None:
+    """One exec after the other, as probes do."""
+    import grpc
+
+    request = runtime.api.ExecSyncRequest(container_id=ident, cmd=["/pause", "0", "0"], timeout=1)
+    while not stop.is_set():
+        with suppress(grpc.RpcError):  # runc begins none in a frozen container
+            runtime.runtime.ExecSync(request, timeout=live.TIMEOUT_S)
+        stop.wait(0.05)
+
+
+def kill_in_hold(runtime: Containerd, pod: Pod, cgroup: Path, state: Path) -> None:
+    """StopContainer without a grace, as a kubelet does that evicts. Raises where it does not come to its end."""
+    ident = pod.run("c", NAME)
+    entry: Any = SimpleNamespace(uid="a", cgroup=cgroup)
+    brakes = HoldBrakes(cgroupfs.detect(), HoldJournal(state), "auto")
+    stop = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            for _ in range(3):
+                pool.submit(probe, runtime, ident, stop)
+            time.sleep(1.0)
+            brake = brakes.of(entry)
+            assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
+            time.sleep(0.5)
+            request = runtime.api.StopContainerRequest(container_id=ident, timeout=0)
+            killed = pool.submit(runtime.runtime.StopContainer, request, timeout=live.TIMEOUT_S)
+            while not killed.done():
+                found = brakes.look_after(entry, may_start=True)
+                if found == hold_brakes.ENDED:
+                    brake.apply((brake.usage() or 0) + 8 * MIB)
+                time.sleep(0.005 if brakes.thawed else 0.1)
+            killed.result()
+        finally:
+            stop.set()
+            brakes.drop("a")
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_a_held_container_in_which_execs_start_can_be_killed(
+    pause: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    containerd.check()
+    hierarchy = cgroupfs.detect()
+    if hierarchy.version == 2 or cgroupfs.freezer() is None:
+        pytest.skip(
+            "cgroup v2 lets SIGKILL through" if hierarchy.version == 2 else "cgroup v1's freezer is not mounted"
+        )
+    base = tmp_path_factory.mktemp("containerd")
+    with containerd.parent_cgroup() as parent, Containerd(base, tmp_path / "r", parent) as runtime:
+        runtime.load(images.archive(base / "holder.tar", NAME, pause))
+        for number in range(ROUNDS):
+            pod = runtime.pod(f"pod{number}")
+            kill_in_hold(runtime, pod, hierarchy.root / parent[1:], tmp_path)
+            pod.stop()
