@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,6 +25,8 @@ class BrakeLedger:
         self.changes: dict[str, Change] = {}
         #: Put back, but not over: cgroups below have it still.
         self.rest: dict[str, Change] = {}
+        #: By file: whether somebody else who may still write it is done. What is put back is written down until then.
+        self.until: dict[str, Callable[[], bool]] = {}
         self.since_ns = 0
 
     @property
@@ -96,7 +98,7 @@ class BrakeLedger:
                     TROUBLES.note("cgroup", error, self._uid)
                 else:
                     del self.changes[name]
-                    if fates[-1][1] in (RESTORED, UNCHANGED):
+                    if fates[-1][1] in (RESTORED, UNCHANGED) or name in self.until:
                         self.rest[name] = replace(change, why=OVER)
         if fates:
             self.finish()
@@ -106,6 +108,9 @@ class BrakeLedger:
         """Go on with what is put back, a part in each call; whether there is more to do at once."""
         more = False
         for name, change in list(self.rest.items()):
+            if name in self.until and not self.until[name]():
+                continue
+            self.until.pop(name, None)
             try:
                 if self.files[name].finish(change):
                     del self.rest[name]
@@ -133,5 +138,5 @@ class BrakeLedger:
             file.close()
         with suppress(OSError):
             os.close(self.directory)
-        self.files, self.changes, self.rest = {}, {}, {}
+        self.files, self.changes, self.rest, self.until = {}, {}, {}, {}
         self.directory, self.since_ns = -1, 0

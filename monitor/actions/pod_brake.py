@@ -24,6 +24,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from monitor.actions.brake_file import Braked, BrakeFile, joined, slow_at
@@ -72,7 +73,7 @@ class PodBrake:
         self._kills = PendingKills(cgroup)
         #: The side sets memory.high, until the release (a soft brake).
         self.high_is_left = False
-        self._low, self._asked = 0, False  # bytes: what the thread of `SlowDowns` is to set, and whether it is asked
+        self._low = self._asked = 0  # bytes: what the thread of `SlowDowns` is to set; not 0: it is asked
         self._late = -1  # descriptor of memory.high for it alone
         self.refresh()
 
@@ -236,7 +237,9 @@ class PodBrake:
         """Before memory.high is put back."""
         if self._low:
             self._ledger.ends(_HIGH_FILE)
-        self._low, self._asked = 0, False
+        if self._slow_downs is not None and self._asked:
+            self._ledger.until[_HIGH_FILE] = partial(self._slow_downs.is_done, self._asked)
+        self._low = self._asked = 0
 
     def leave_high(self) -> str:
         """The side sets memory.high from now on, until the release; what it was before the hold, "" if it is that."""

@@ -6,7 +6,7 @@ and a call that had 4 MiB to go was at its cap by then.
 
 What is written is in the hold's note already (`monitor.actions.hold_journal`), and so comes back after a SIGKILL. Where
 the hold is over by the time it is written it is taken back here: the note says so before anybody puts back the old
-value.
+value, and goes when the thread has come to it (`SlowDowns.is_done`).
 """
 
 from __future__ import annotations
@@ -61,15 +61,16 @@ class SlowDowns:
         self._thread = Thread(target=self._run, name="slow downs", daemon=True)
         self._thread.start()
 
-    def begin(self, uid: str, file: BrakeFile, late: int, directory: int, change: Change, low: int) -> bool:
-        """Have ``low`` written, unless something else than the last of ``change`` is there by then; whether it will be.
+    def begin(self, uid: str, file: BrakeFile, late: int, directory: int, change: Change, low: int) -> int:
+        """Have ``low`` written, unless something else than the last of ``change`` is there by then. A number for
+        `is_done`; 0 where it is not taken.
         ``late``: descriptor of ``file`` that nobody else uses: the kernel lets who reads by one wait for who writes by
         it. Returns when it is in force or not needed, or after `_WAIT_S`; at once while another pod's is written.
         Raises OSError.
         """
         waiting = self._asked - self._done
         if waiting >= MOST:
-            return False
+            return 0
         mine = os.dup(late)
         try:
             wanted = SlowDown(uid, mine, os.dup(directory), change, low)
@@ -79,7 +80,7 @@ class SlowDowns:
         self._asked += 1
         if waiting:
             self._queue.put(wanted)
-            return True
+            return self._asked
         while not self._begun.empty():
             self._begun.get()
         with _one_step_behind(self._thread):
@@ -90,7 +91,11 @@ class SlowDowns:
             # On one CPU this thread goes on before the other is in the kernel.
             while self._asked != self._done and file.read() != str(low) and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
-        return True
+        return self._asked
+
+    def is_done(self, number: int) -> bool:
+        """Whether the thread writes it no more."""
+        return self._done >= number
 
     def finish(self) -> None:
         """Wait a little for what is about to be written: the process ends, and nobody would take it back. What is in

@@ -36,18 +36,24 @@ class Asked:
     def __init__(self, journal: HoldJournal) -> None:
         self._journal = journal
         self.queue: list[SlowDown] = []
+        self._asked = self._done = 0
 
-    def begin(self, uid: str, file: BrakeFile, late: int, directory: int, change: Change, low: int) -> bool:
+    def begin(self, uid: str, file: BrakeFile, late: int, directory: int, change: Change, low: int) -> int:
         self.queue.append(SlowDown(uid, os.dup(late), os.dup(directory), change, low))
-        return True
+        self._asked += 1
+        return self._asked
 
     def come(self) -> bool:
         wanted = self.queue.pop(0)
         try:
             return slow_down(wanted, self._journal)
         finally:
+            self._done += 1
             os.close(wanted.file)
             os.close(wanted.directory)
+
+    def is_done(self, number: int) -> bool:
+        return self._done >= number
 
     @property
     def low(self) -> int:
