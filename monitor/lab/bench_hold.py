@@ -72,7 +72,9 @@ def options(command: F) -> F:
         click.option(
             "--margin", metavar="QUANTITY,...", help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]"
         ),
-        click.option("--node-memory", type=Size(), help="In mode hold: memory of the node, a cgroup. [512Mi]"),
+        click.option(
+            "--node-memory", type=Size(), help="In mode hold: memory of the node. Less takes smaller margins. [512Mi]"
+        ),
         click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]"),
         click.option("--hold-brake", type=click.Choice(HOLD_BRAKES), help="In mode hold: as of `outrace run`. [auto]"),
     ):
@@ -101,10 +103,10 @@ def hold_races(
     loads = _loads(load)
     counts = HOGS if hogs is None else tuple(_count(word) for word in _words(hogs))
     size = node_memory or NODE_BYTES
-    words = [str(line) for line in (MARGINS[1:2] if quick else MARGINS)] if margin is None else _words(margin)
+    words = [format_bytes(line) for line in (MARGINS[1:2] if quick else MARGINS)] if margin is None else _words(margin)
     margins = tuple(_margin(word, size) for word in words)
     brake = ("--hold-brake", hold_brake or HOLD_BRAKES[0])
-    rows = []
+    rows, clean = [], True
     with LabNode("race", size, with_freezer=True) as node, state_dir(node) as directory:
         instance = loader.instance_directory(directory)
         for line in margins:
@@ -117,12 +119,12 @@ def hold_races(
                         for number in range(1, runs + 1):
                             results.append(run_hold(stage, daemon, kind, count, watch or WATCH_S))
                             if trouble := results[-1].trouble():
+                                clean = False
                                 progress(f"{name}, run {number}: {trouble}")
                         rows.append(row(name, results))
                         progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
             stage.leave()
         loader.unload(instance)
-    clean = all(r["held"] == r["right"] == r["runs"] and not (r["oom"] or r["changed"]) for r in rows)
     return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, lambda: print_rows(COLUMNS, rows))
 
 

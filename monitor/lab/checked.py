@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import importlib
 import mmap
 import os
 import signal
@@ -40,7 +41,7 @@ _AGAIN_S = 0.01
 _LOOK_S = 0.1
 _FAILED = 1
 _SO_SNDBUFFORCE = 32
-# Here and below modules are imported where they are needed: on an emulated CPU all of them take 0.2 s.
+# Some modules are imported by the loads that need them, before they join the pod: on an emulated CPU all take 0.2 s.
 if TYPE_CHECKING:
     import socket
     from typing import ParamSpec, Protocol, TypeVar
@@ -94,8 +95,7 @@ class Contents:
     """What is written: never zero, different in each place and each process."""
 
     def __init__(self, seed: int) -> None:
-        import random
-
+        random = importlib.import_module("random")
         self._view = memoryview(random.Random(seed).randbytes(2 * MIB).translate(bytes((1, *range(1, 256)))))
 
     def piece(self, number: int, size: int) -> memoryview:
@@ -239,23 +239,24 @@ class Queues:
     """Pipes or sockets full of what nobody has read yet."""
 
     def __init__(self, mib: int, seed: int, sockets: bool) -> None:
-        self._size, self._contents, self._sockets = mib * MIB, Contents(seed), sockets
+        self._size, self._contents = mib * MIB, Contents(seed)
+        self._sockets = importlib.import_module("socket") if sockets else None
         self._open: list[tuple[int, int, int, int]] = []  # reader, writer, number of its first piece, bytes
         self._kept: list[socket.socket] = []
 
     def _pair(self) -> tuple[int, int]:
-        if not self._sockets:
+        if self._sockets is None:
             reader, writer = os.pipe2(os.O_NONBLOCK)
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, MIB)
             return reader, writer
-        import socket
-
-        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ends = self._sockets.socketpair(self._sockets.AF_UNIX, self._sockets.SOCK_STREAM)
         self._kept += ends
         for end in ends:
             end.setblocking(False)
         # Where that is not allowed, there are more of them.
-        libc.setsockopt(ends[1].fileno(), socket.SOL_SOCKET, _SO_SNDBUFFORCE, ctypes.byref(ctypes.c_int(4 * MIB)), 4)
+        libc.setsockopt(
+            ends[1].fileno(), self._sockets.SOL_SOCKET, _SO_SNDBUFFORCE, ctypes.byref(ctypes.c_int(4 * MIB)), 4
+        )
         return ends[0].fileno(), ends[1].fileno()
 
     def grow(self) -> None:

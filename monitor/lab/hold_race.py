@@ -81,9 +81,14 @@ class HoldResult:
     evictions: list[str] = field(default_factory=list)  # that outrace began: their messages
     changed: list[str] = field(default_factory=list)  # files of the pod that are not as before
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its processes live, with what they wrote, and outrace evicted nobody."""
+        return self.right and not self.killed and not self.evictions
+
     def trouble(self) -> str:
         """What came of a race that was not held, or damaged somebody; "" of one that is as it has to be."""
-        if self.outcome == "held" and self.right and not self.oom_kills and not self.changed:
+        if self.outcome == "held" and self.is_whole and not self.oom_kills and not self.changed:
             return ""
         words = [f"{self.outcome}, right {self.right}, OOM kills {self.oom_kills}, processes that ended {self.killed}"]
         if self.held_s is not None:
@@ -242,10 +247,10 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
         out.oom_kills = node.oom_kills() - before
         out.killed = sum(child.process.poll() is not None for child in children)
         _read(holds, out)
-        if out.right:
+        if out.is_whole:
             stage.rest()
     finally:
-        if not out.right:
+        if not out.is_whole:
             stage.dismiss()
     out.changed = differences(stage.before, stage.snapshot())
     if holds.evictions:
