@@ -23,7 +23,7 @@ class BrakeLedger:
         self.files: dict[str, BrakeFile] = {}
         #: By file: in force, or about to be.
         self.changes: dict[str, Change] = {}
-        #: Put back, but not over: cgroups below have it still.
+        #: Put back, but not over: cgroups below have it still, or somebody else may write it (`until`).
         self.rest: dict[str, Change] = {}
         #: By file: whether somebody else who may still write it is done. What is put back is written down until then.
         self.until: dict[str, Callable[[], bool]] = {}
@@ -56,6 +56,9 @@ class BrakeLedger:
         """What writing ``value`` would change; None where it is there already, and somebody else's. Raises OSError."""
         before = self.changes.get(file.file) or self.rest.get(file.file)
         change = file.change(value, before, self._uid, self._journal.boot)
+        if change is not None and before is not None and file.file in self.until:
+            earlier = tuple(one for one in before.written if one not in change.written)
+            change = replace(change, written=(*earlier, *change.written))
         return self._journal.with_own_value(self.directory, change)
 
     def expect(self, planned: dict[BrakeFile, Change | None]) -> None:
@@ -108,10 +111,13 @@ class BrakeLedger:
         """Go on with what is put back, a part in each call; whether there is more to do at once."""
         more = False
         for name, change in list(self.rest.items()):
-            if name in self.until and not self.until[name]():
+            done = self.until.get(name)
+            if done is not None and not done():
                 continue
-            self.until.pop(name, None)
             try:
+                if done is not None:  # it may have been refused to take its own back
+                    self.files[name].put_back(change)
+                    del self.until[name]
                 if self.files[name].finish(change):
                     del self.rest[name]
                 else:

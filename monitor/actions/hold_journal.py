@@ -33,7 +33,7 @@ from monitor.kernel import cgroupfs, instances
 #: Bytes that are read of one: three changes have less than 2,000, with paths of 4,095 bytes less than 14,000.
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
-#: Why something is changed: it is in force, or put back and not over (cgroups below have it still).
+#: Why something is changed: it is in force, or put back and not over (cgroups below have it, or a thread is late).
 HELD, OVER = "hold", "hold that is over"
 #: For `dataclasses.asdict`, which copies deeply: it took 120 of the 220 us of a brake.
 _FIELDS = tuple(field.name for field in fields(Change))

@@ -194,7 +194,7 @@ class PodBrake:
                 if late and not self._low and now == change.written[-1]:
                     ledger.changes[_HIGH_FILE] = self._with_low(change, usage)
                 return {}
-            self._low, self._asked = 0, False
+            self._let_go()
             wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
             if own is not None and own <= wanted:
                 ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
@@ -237,6 +237,10 @@ class PodBrake:
         """Before memory.high is put back."""
         if self._low:
             self._ledger.ends(_HIGH_FILE)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of what the thread was asked: it may come to it still."""
         if self._slow_downs is not None and self._asked:
             self._ledger.until[_HIGH_FILE] = partial(self._slow_downs.is_done, self._asked)
         self._low = self._asked = 0

@@ -33,7 +33,6 @@ _LIBC = ctypes.PyDLL(None)
 #: got the interpreter 8 to 40 ms later.
 _WAIT_S = 0.003
 _LOOK_S = 0.00005
-_END_NS = 100_000_000
 #: Asked for and not done: more are not taken. Two descriptors each.
 MOST = 64
 
@@ -97,11 +96,10 @@ class SlowDowns:
         """Whether the thread writes it no more."""
         return self._done >= number
 
-    def finish(self) -> None:
-        """Wait a little for what is about to be written: the process ends, and nobody would take it back. What is in
-        force already others have put back.
+    def finish(self, until_ns: int) -> None:
+        """Wait until then for what is about to be written: the process ends, and only the next start would take it
+        back.
         """
-        until_ns = time.monotonic_ns() + _END_NS
         while self._asked != self._done and time.monotonic_ns() < until_ns:
             time.sleep(_LOOK_S)
 

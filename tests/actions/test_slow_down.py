@@ -187,39 +187,6 @@ def test_a_start_after_a_sigkill_undoes_it(pod: PlainPod, came: bool) -> None:
     brake.close()
 
 
-def test_what_was_written_stays_written_down_until_the_thread_has_come_to_it(pod: PlainPod) -> None:
-    brake = pod.held()
-    brake.release()
-    assert pod.high == "max"
-    for _ in range(2):
-        assert not brake.go_on(), "not at once: it may take seconds"
-        assert [c.file for c in pod.noted()] == ["memory.high"]
-    assert not pod.asked.come()
-    brake.go_on()
-    assert brake.is_clear
-    assert not pod.is_noted
-    brake.close()
-
-
-def test_a_sigkill_after_the_release_as_it_is_written_leaves_nothing(
-    pod: PlainPod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the thread can take it back: the write itself takes up to 2.2 s."""
-    brake = pod.held()
-
-    def sigkill() -> None:
-        raise Waits
-
-    at_the_write(monkeypatch, before=brake.release, after=sigkill)
-    with pytest.raises(Waits):
-        pod.asked.come()
-    assert pod.high == str(LOW)
-    pod.undo()
-    assert pod.high == "max"
-    assert not pod.is_noted
-    brake.close()
-
-
 @pytest.mark.parametrize("came", [False, True])
 def test_a_hold_that_is_gone_on_with_is_slowed_down_if_it_was_not(pod: PlainPod, came: bool) -> None:
     """By the next hot process; what the last one set is taken back all the same."""

@@ -98,7 +98,7 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
     asked = [slow_downs.begin("u", file, file._write, file._write, change, LOW) for _ in range(MOST + 1)]
     assert asked == [*range(1, MOST + 1), 0]
     assert began.wait(30)
-    slow_downs.finish()
+    slow_downs.finish(time.monotonic_ns())
     go.set()
     finished(slow_downs)
     assert len(os.listdir("/proc/self/fd")) == before
