@@ -33,7 +33,7 @@ from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, 
 from monitor.actions.changes import Change
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
-from monitor.actions.pending_kills import START, PendingKills
+from monitor.actions.pending_kills import PendingKills
 from monitor.actions.slow_down import HIGH as _HIGH_FILE
 from monitor.actions.slow_down import SlowDowns
 from monitor.actions.victim import has_spared
@@ -270,17 +270,14 @@ class PodBrake:
             return None
 
     def waits_for_thaw(self) -> str:
-        """What waits until v1's freezer lets it: `KILL`, and, where there is a cap to run below, `START`. Looks at a
-        part of the processes, and the next time at others (`PendingKills`).
-        """
+        """What waits for v1's freezer: `KILL` or `START`. Looks at a part of the processes (`PendingKills`)."""
         if "freezer.state" not in self._ledger.changes:
             return ""
         try:
-            found = self._kills.look()
+            return self._kills.look()
         except OSError as error:
             self._trouble(error)
             return ""
-        return "" if found == START and LIMIT_FILES[1] not in self._ledger.changes else found
 
     def thaw(self) -> None:
         """Let it run, below its cap if it has one."""

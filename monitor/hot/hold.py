@@ -24,6 +24,7 @@ from monitor.link.hold_messages import KubeletEviction, KubeletFigures, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
 from monitor.policy.hold import FREE, Look, Pod, State
+from monitor.policy.hold_starts import may_run
 from monitor.policy.synchronize import Outcome
 from monitor.sources.watch import Watch
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 #: Looks: so far apart, while the last pod was held less than so long ago. (One costs 60 us with 110 pods.)
 PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
 _REST = 4  # times what a look cost is rested, at least
-#: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; whether a process
-#: has ended for which v1's freezer was thawed, so often: the pod runs meanwhile.
+#: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; at one whose v1
+#: freezer was thawed for a process that is to end or to start, so often: the pod runs meanwhile.
 ASK_NS, THAWED_NS = 100_000_000, 5_000_000
 #: At the end of this process what releases leave is gone on with for so long.
 _END_NS = 2_000_000_000
@@ -201,10 +202,12 @@ class HoldControl:
         answers.forget()
         self._advance(look, crossed_ns)
         self._brakes.slow_down()  # whom it has not been done for
-        age = now_ns - self._changed_ns
+        if may_run(self.rules, self.state, look, caps.get(look.first, 0)):
+            self._brakes.let_start(look.first)
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
-        pace = PACES[0][1] if is_crossing else next(pace for until, pace in PACES if age < until)
-        self._next_ns = time.monotonic_ns() + max(pace, _REST * (time.thread_time_ns() - began_ns))
+        pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
+        rest = THAWED_NS if self._brakes.thawed else max(pace, _REST * (time.thread_time_ns() - began_ns))
+        self._next_ns = time.monotonic_ns() + rest
         return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
 
     def take_figures(self, message: KubeletFigures) -> None:
@@ -253,7 +256,7 @@ class HoldControl:
         """Whether anybody is left in those that are held, and whether they are held still."""
         for uid, held in self._holds.items():
             self._answers.hold(self._figures.up_to(uid), self._asked_ns)
-            found = self._brakes.look_after(held.entry, may_start=self.rules.kubelet and bool(self.state.met_ns))
+            found = self._brakes.look_after(held.entry)
             if found == GONE:
                 self._gone.append(uid)
             elif found == ENDED or (found == LOST and uid not in self._evicted):
@@ -340,11 +343,8 @@ class HoldControl:
         usage = self._figures.usage(uid) or 0
         self._brakes.release(uid)
         self._figures.braked()
-        self._send(held.ended(why, usage, self._available(held.watch), self._answers.last))
+        self._send(held.ended(why, usage, self._figures.available(held.watch), self._answers.last))
 
     def _report(self, held: Hold, *, resent: bool) -> None:
         order = self._registry.leaders()
-        self._send(held.held(self.rules, self.state, self._available(held.watch), order, resent=resent))
-
-    def _available(self, watch: Watch) -> int:
-        return watch.capacity - self._gauge.reading(watch).used
+        self._send(held.held(self.rules, self.state, self._figures.available(held.watch), order, resent=resent))

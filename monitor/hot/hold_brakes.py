@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monitor.actions.brake_file import may_set_low
 from monitor.actions.hold_journal import HoldJournal
-from monitor.actions.pending_kills import CGROUPS, KILL
+from monitor.actions.pending_kills import CGROUPS, KILL, START
 from monitor.actions.pod_brake import AUTO, PodBrake
 from monitor.actions.slow_down import SlowDowns
 from monitor.hot.registry import PodEntry
@@ -25,8 +25,8 @@ REFRESH_NS = 5_000_000_000
 AGAIN_NS, _REST = 1_000_000_000, 4
 #: For a process that runc is starting a pod is thawed so often at the most: it may go by a name that it is not.
 _STARTS_NS = 1_000_000_000
-#: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, or a process
-#: has ended for which the pod was thawed.
+#: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, or the pod
+#: has run for a process that was to end or to start.
 GONE, LOST, ENDED = "gone", "lost", "ended"
 
 
@@ -43,7 +43,8 @@ class HoldBrakes:
         #: Uids of those whose v1 freezer was thawed because a SIGKILL was pending, or a process starts. The other
         #: processes of the pod run meanwhile.
         self.thawed: set[str] = set()
-        self._started_ns: dict[str, int] = {}  # when one was thawed for a process that starts
+        self._starting: set[str] = set()  # uids of those in which runc starts a process
+        self._started_ns: dict[str, int] = {}  # when one was thawed for it
         self._left: list[PodBrake] = []  # released, and not all is back
         self._next_ns = 0
 
@@ -84,10 +85,8 @@ class HoldBrakes:
         self._used_ns[entry.uid] = now
         return brake
 
-    def look_after(self, entry: PodEntry, *, may_start: bool) -> str:
-        """Whether it is still held: `GONE`, `LOST`, `ENDED`, "" where there is nothing to do. ``may_start``: a kubelet
-        may want to kill it, which waits for a process that runc is starting (`monitor.actions.pending_kills`).
-        """
+    def look_after(self, entry: PodEntry) -> str:
+        """Whether it is still held: `GONE`, `LOST`, `ENDED`, "" where there is nothing to do."""
         try:
             if cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return GONE
@@ -99,7 +98,8 @@ class HoldBrakes:
         if brake.usage() is None:  # made anew under its path: nothing of this one is in force there
             return GONE
         waits = brake.waits_for_thaw()
-        if waits == KILL or (waits and may_start and self._is_start_due(entry.uid)):
+        (self._starting.add if waits == START else self._starting.discard)(entry.uid)
+        if waits == KILL:
             brake.thaw()
             self.thawed.add(entry.uid)
             return ""
@@ -108,12 +108,15 @@ class HoldBrakes:
             return ENDED
         return "" if brake.in_force() else LOST
 
-    def _is_start_due(self, uid: str) -> bool:
-        now = time.monotonic_ns()
-        if now - self._started_ns.get(uid, -_STARTS_NS) < _STARTS_NS:
-            return False
-        self._started_ns[uid] = now
-        return True
+    def let_start(self, uid: str) -> None:
+        """Let a held pod run until the next look, if runc starts a process in it and no other runs. Not often."""
+        now, brake = time.monotonic_ns(), self._brakes.get(uid)
+        if brake is None or not brake.is_held or uid not in self._starting or self.thawed:
+            return
+        if now - self._started_ns.get(uid, -_STARTS_NS) >= _STARTS_NS:
+            self._started_ns[uid] = now
+            brake.thaw()
+            self.thawed.add(uid)
 
     def slow_down(self) -> None:
         """All that are held, once they are stopped: to wait for the thread takes up to 3 ms."""
@@ -137,6 +140,7 @@ class HoldBrakes:
         self._used_ns.pop(uid, None)
         self._looked_ns.pop(uid, None)
         self._started_ns.pop(uid, None)
+        self._starting.discard(uid)
         self.thawed.discard(uid)
         if brake is not None:
             brake.release()

@@ -83,6 +83,10 @@ class HoldFigures:
             found[signal] = domain._replace(rate=rate)
         return found
 
+    def available(self, watch: Watch) -> int:
+        """Bytes, for reports."""
+        return watch.capacity - self._gauge.reading(watch).used
+
     def who_grew(self, watch: Watch) -> list[str]:
         """Who grows at a crossing, in the policy's order."""
         grew, everywhere, has = self._figures.grown_pods(watch, self._gauge.reading(watch))

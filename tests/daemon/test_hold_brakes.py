@@ -61,45 +61,51 @@ def test_a_frozen_pod_runs_only_until_who_was_killed_in_it_has_ended(tmp_path: P
         entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
         brake = brakes.of(entry)
         assert brake.apply(0) is not None
-        assert brakes.look_after(entry, may_start=False) == ""
+        assert brakes.look_after(entry) == ""
         probe.process.kill()
-        live.until(lambda: brakes.look_after(entry, may_start=False) == "" and brakes.thawed, "the SIGKILL to be seen")
+        live.until(lambda: brakes.look_after(entry) == "" and brakes.thawed, "the SIGKILL to be seen")
         assert probe.wait() == -signal.SIGKILL
-        assert brakes.look_after(entry, may_start=False) == hold_brakes.ENDED
+        assert brakes.look_after(entry) == hold_brakes.ENDED
         assert brake.apply(0) is not None
         assert (held.freezer / "freezer.state").read_text().strip() in ("FREEZING", "FROZEN")
-        assert [brakes.look_after(entry, may_start=False) for _ in range(3)] == [""] * 3
+        assert [brakes.look_after(entry) for _ in range(3)] == [""] * 3
         server.process.kill()
         live.until(
-            lambda: brakes.look_after(entry, may_start=False) in ("", hold_brakes.GONE) and brakes.thawed,
+            lambda: brakes.look_after(entry) in ("", hold_brakes.GONE) and brakes.thawed,
             "the second SIGKILL",
         )
         assert server.wait() == -signal.SIGKILL
-        assert brakes.look_after(entry, may_start=False) == hold_brakes.GONE
+        assert brakes.look_after(entry) == hold_brakes.GONE
         brakes.drop("a")
 
 
 def test_a_frozen_pod_runs_for_a_process_that_runc_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or its container could not be killed. A name can be taken in vain: so not often, and only below a cap."""
+    """Or its container could not be killed. A name can be taken in vain: so not often."""
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
         if V2 or held.freezer is None:
             pytest.skip("cgroup v2 lets SIGKILL through" if V2 else "cgroup v1's freezer is not mounted, and cannot be")
         puppet.do("open('/proc/self/comm', 'w').write('runc:[2:INIT]')")
         entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
-        for kind in ("freeze", "auto"):
-            brakes = HoldBrakes(cgroupfs.detect(), HoldJournal(tmp_path), kind)
-            brake = brakes.of(entry)
+        brakes = HoldBrakes(cgroupfs.detect(), HoldJournal(tmp_path), "auto")
+        brake = brakes.of(entry)
+        assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
+        brakes.let_start("a")
+        assert not brakes.thawed, "nobody has looked"
+        assert [brakes.look_after(entry) for _ in range(3)] == [""] * 3
+        brakes.let_start("a")
+        assert brakes.thawed == {"a"}
+        assert (held.freezer / "freezer.state").read_text().strip() == "THAWED"
+        assert brakes.look_after(entry) == hold_brakes.ENDED
+        assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
+        assert brakes.look_after(entry) == ""
+        brakes.let_start("a")
+        assert not brakes.thawed, "within a second"
+        brakes.thawed.add("b")
+        monkeypatch.setattr(hold_brakes, "_STARTS_NS", 0)
+        for other in (True, False):
             assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
-            assert [brakes.look_after(entry, may_start=False) for _ in range(3)] == [""] * 3
-            assert brakes.look_after(entry, may_start=True) == ""
-            assert brakes.thawed == ({"a"} if kind == "auto" else set())
-            if brakes.thawed:
-                assert (held.freezer / "freezer.state").read_text().strip() == "THAWED"
-                assert brakes.look_after(entry, may_start=True) == hold_brakes.ENDED
-                assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
-                assert brakes.look_after(entry, may_start=True) == ""
-                assert not brakes.thawed, "within a second"
-                monkeypatch.setattr(hold_brakes, "_STARTS_NS", 0)
-                assert brakes.look_after(entry, may_start=True) == ""
-                assert brakes.thawed == {"a"}
-            brakes.drop("a")
+            assert brakes.look_after(entry) == ""
+            brakes.let_start("a")
+            assert ("a" in brakes.thawed) is not other, "one runs at a time"
+            brakes.thawed.discard("b")
+        brakes.drop("a")

@@ -52,9 +52,9 @@ def kill_in_hold(runtime: Containerd, pod: Pod, cgroup: Path, state: Path) -> No
             request = runtime.api.StopContainerRequest(container_id=ident, timeout=0)
             killed = pool.submit(runtime.runtime.StopContainer, request, timeout=live.TIMEOUT_S)
             while not killed.done():
-                found = brakes.look_after(entry, may_start=True)
-                if found == hold_brakes.ENDED:
+                if brakes.look_after(entry) == hold_brakes.ENDED:
                     brake.apply((brake.usage() or 0) + 8 * MIB)
+                brakes.let_start("a")
                 time.sleep(0.005 if brakes.thawed else 0.1)
             killed.result()
         finally:
