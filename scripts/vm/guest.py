@@ -153,7 +153,7 @@ def acceleration(name: str) -> list[str]:
     # All emulated CPUs in one thread. With a thread each, a CPU may run stale code while another one patches the
     # kernel's (static keys, tracepoints, kprobes), which ends in "Oops: int3": 1 boot of 8 of Linux 7.2.
     # They take turns of up to 100 ms (QEMU's TCG_KICK_PERIOD). Without erms fresh pages are made twice as fast, and
-    # races with huge pages 8 MiB from the limit were lost before the hot thread had its turn (11 of 14 on 6.12).
+    # races with huge pages 8 MiB from the limit were lost before the hot thread had its turn (13 of 20 on 6.12).
     return ["-accel", "tcg,thread=single", "-cpu", "max"]
 
 
