@@ -206,8 +206,8 @@ class HoldControl:
             self._brakes.let_start(look.first)
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
-        rest = THAWED_NS if self._brakes.thawed else max(pace, _REST * (time.thread_time_ns() - began_ns))
-        self._next_ns = time.monotonic_ns() + rest
+        rest = 0 if self._brakes.thawed else _REST * (time.thread_time_ns() - began_ns)  # a pod runs meanwhile
+        self._next_ns = time.monotonic_ns() + max(pace, rest)
         return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
 
     def take_figures(self, message: KubeletFigures) -> None:

@@ -177,6 +177,6 @@ class HoldBrakes:
     def finish(self, until_ns: int) -> None:
         """This process ends: go on until then with what can be done. The next start takes back what is left."""
         if self._slow_downs is not None:
-            self._slow_downs.finish(until_ns)
+            self._slow_downs.finish((time.monotonic_ns() + until_ns) // 2)  # the other half is for what is left
         while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
             pass

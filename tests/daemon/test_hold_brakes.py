@@ -70,10 +70,7 @@ def test_a_frozen_pod_runs_only_until_who_was_killed_in_it_has_ended(tmp_path: P
         assert (held.freezer / "freezer.state").read_text().strip() in ("FREEZING", "FROZEN")
         assert [brakes.look_after(entry) for _ in range(3)] == [""] * 3
         server.process.kill()
-        live.until(
-            lambda: brakes.look_after(entry) in ("", hold_brakes.GONE) and brakes.thawed,
-            "the second SIGKILL",
-        )
+        live.until(lambda: brakes.look_after(entry) in ("", hold_brakes.GONE) and brakes.thawed, "the second SIGKILL")
         assert server.wait() == -signal.SIGKILL
         assert brakes.look_after(entry) == hold_brakes.GONE
         brakes.drop("a")
