@@ -15,7 +15,7 @@ from typing import NamedTuple
 from monitor.actions.changes import FOREIGN, RESTORED, UNCHANGED, VANISHED, Change, identity_of, source_of, value_of
 from monitor.actions.hold_journal import HELD
 from monitor.actions.inherited import enable_below
-from monitor.actions.pending_kills import CGROUPS
+from monitor.actions.thaw_reasons import CGROUPS
 from monitor.kernel.wire import PAGE
 
 #: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from monitor.actions.changes import Change
-from monitor.actions.pending_kills import CGROUPS
+from monitor.actions.thaw_reasons import CGROUPS
 from monitor.kernel import cgroupfs
 
 _FILE = "memory.oom_control"

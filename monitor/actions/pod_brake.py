@@ -33,9 +33,9 @@ from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, 
 from monitor.actions.changes import Change
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
-from monitor.actions.pending_kills import PendingKills
 from monitor.actions.slow_down import HIGH as _HIGH_FILE
 from monitor.actions.slow_down import SlowDowns
+from monitor.actions.thaw_reasons import ThawReasons
 from monitor.actions.victim import has_spared
 from monitor.kernel import cgroupfs
 from monitor.kernel.troubles import TROUBLES
@@ -70,7 +70,7 @@ class PodBrake:
         self._hierarchy, self._journal, self._chosen, self._slow_downs = hierarchy, journal, kind, slow_downs
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
-        self._kills = PendingKills(cgroup)
+        self._thaw_reasons = ThawReasons(cgroup)
         #: The side sets memory.high, until the release (a soft brake).
         self.high_is_left = False
         self._low = self._asked = 0  # bytes: what the thread of `SlowDowns` is to set; not 0: it is asked
@@ -270,11 +270,11 @@ class PodBrake:
             return None
 
     def waits_for_thaw(self) -> str:
-        """What waits for v1's freezer: `KILL` or `START`. Looks at a part of the processes (`PendingKills`)."""
+        """What waits for v1's freezer: `KILL` or `START`. Looks at a part of the processes (`ThawReasons`)."""
         if "freezer.state" not in self._ledger.changes:
             return ""
         try:
-            return self._kills.look()
+            return self._thaw_reasons.look()
         except OSError as error:
             self._trouble(error)
             return ""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from monitor.actions.brake_file import may_set_low
 from monitor.actions.hold_journal import HoldJournal
-from monitor.actions.pending_kills import CGROUPS, KILL, START
 from monitor.actions.pod_brake import AUTO, PodBrake
 from monitor.actions.slow_down import SlowDowns
+from monitor.actions.thaw_reasons import CGROUPS, KILL, START
 from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from monitor.actions.changes import Change
 from monitor.actions.hold_journal import attribute_of, is_noted, undoing_holds
-from monitor.actions.pending_kills import CGROUPS
+from monitor.actions.thaw_reasons import CGROUPS
 
 if TYPE_CHECKING:
     from monitor.hot.parts import Core, Parts

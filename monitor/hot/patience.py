@@ -11,7 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 
-from monitor.actions.pending_kills import CGROUPS
+from monitor.actions.thaw_reasons import CGROUPS
 from monitor.hot.gauge import Gauge
 from monitor.hot.leaving import NOTHING, WINDOW_NS, Growth, Leaving
 from monitor.hot.registry import PodEntry, Registry

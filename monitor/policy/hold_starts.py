@@ -1,4 +1,4 @@
-"""Whether a held pod may run for a moment for a process that starts in it (`monitor.actions.pending_kills`).
+"""Whether a held pod may run for a moment for a process that starts in it (`monitor.actions.thaw_reasons`).
 
 Below its cap, which was made for a pod that is frozen. So only the pod that a kubelet would evict now, and never where
 taking all of it would reach the second line. Pure. Sizes are bytes.

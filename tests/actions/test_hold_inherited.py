@@ -19,8 +19,8 @@ from monitor.actions import hold_journal, inherited
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED
 from monitor.actions.hold_journal import undo_all
-from monitor.actions.pending_kills import CGROUPS, PendingKills
 from monitor.actions.pod_brake import FREEZE, LIMIT
+from monitor.actions.thaw_reasons import CGROUPS, ThawReasons
 from monitor.cli.run import lock
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_succession import LeftHolds, take_over
@@ -173,10 +173,10 @@ def test_looks_at_a_held_pod_read_few_cgroups_at_a_time(held: Stand, monkeypatch
         cgroupfs.make(held.pod / f"c{number}")
     read, real = list[str](), cgroup_procs._pids_in
     monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
-    kills = PendingKills(held.pod)
+    reasons = ThawReasons(held.pod)
     for _ in range(4):
         read.clear()
-        assert not kills.look()
+        assert not reasons.look()
         assert 0 < len(read) <= CGROUPS
     read.clear()
     cgroup_procs.empty(held.pod, CGROUPS)
@@ -212,7 +212,7 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
     (tmp_path / "c2999" / "cgroup.procs").write_text(f"{os.getpid()}\n0\n")
     assert cgroup_procs.pids_below(tmp_path) == {os.getpid()}
     monkeypatch.setattr(os, "scandir", Listed)
-    for look in (lambda: cgroup_procs.anybody(tmp_path, CGROUPS), PendingKills(tmp_path).look):
+    for look in (lambda: cgroup_procs.anybody(tmp_path, CGROUPS), ThawReasons(tmp_path).look):
         LISTED.clear()
         look()
         assert 0 < len(LISTED) <= 17 * CGROUPS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.pending_kills import KILL, START
+from monitor.actions.thaw_reasons import KILL, START
 from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, KubeletFigures, Soften, Softened
 from monitor.policy.hold import BEYOND, MARGIN
 from monitor.settings.config import RunConfig

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.actions.pending_kills import CGROUPS
+from monitor.actions.thaw_reasons import CGROUPS
 from monitor.hot.patience import (
     CONFIRM_NS,
     DOUBTS_NS,

@@ -21,7 +21,7 @@ _STARTING = b"runc:["
 KILL, START = "kill", "start"
 
 
-class PendingKills:
+class ThawReasons:
     """Goes round the processes of one pod, a part in each look."""
 
     def __init__(self, cgroup: Path) -> None:
