@@ -18,6 +18,9 @@ Json = Mapping[str, Any]
 #: Fields of a step that are bytes although their name does not say so.
 _SIZES = frozenset({"usage", "working_set", "available", "quantity", "rss", "limit", "freed"})
 
+#: Processes of a pod whose ends are named.
+_SHOWN = 8
+
 
 def clean(text: object) -> str:
     """The text with everything unprintable as an escape: `\\x1b` cannot move anybody's cursor."""
@@ -102,8 +105,21 @@ def _released(step: Json) -> str:
 
 
 def _signalled(step: Json) -> str:
-    name = {9: "SIGKILL", 15: "SIGTERM"}.get(step["signal"], f"signal {step['signal']}")
-    return _fill(f"{name} sent to {{pod}}", step)
+    return _fill(f"{_name_of(step['signal'])} sent to {{pod}}", step)
+
+
+def _name_of(signal: int) -> str:
+    return {9: "SIGKILL", 15: "SIGTERM"}.get(signal, f"signal {signal}")
+
+
+def _gone(step: Json) -> str:
+    ended = [
+        f"pid {one['pid']} "
+        + (f"by {_name_of(one['signal'])}" if one["signal"] else f"with exit code {one['exit_code']}")
+        for one in (step.get("exits") or ())[:_SHOWN]
+    ]
+    ends = "[; they ended: {ends}]"
+    return _fill("nobody is left of {pod}[; it gave back {freed:bytes}]" + ends, {**step, "ends": ", ".join(ended)})
 
 
 def _oom(step: Json) -> str:
@@ -148,7 +164,7 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     ),
     "pod_released": _released,
     "signalled": _signalled,
-    "gone": "nobody is left of {pod}[; it gave back {freed:bytes}]",
+    "gone": _gone,
     "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",
     "clear": "{kind} threshold clear again ({signal})",
     "reclaim": _reclaim,

@@ -77,7 +77,8 @@ class Signalled(Timed):
 @dataclass(frozen=True, slots=True)
 class Gone(Timed):
     """No process is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
-    `settled_ns`. `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.
+    `settled_ns`. `by` "kubelet": of a pod that a runtime was stopping, for whatever reason. `exits`: pid and wait
+    status of those of its processes whose end after a hard grace the kernel knows (Linux 6.15).
     """
 
     pod: str
@@ -85,6 +86,7 @@ class Gone(Timed):
     freed: int | None = None
     by: str = OUTRACE
     settled_ns: int | None = None
+    exits: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

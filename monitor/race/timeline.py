@@ -80,6 +80,7 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
             made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
         case ev.Gone():
             made = {"what": "gone", "by": event.by, "pod": event.pod_name, "freed": event.freed}
+            made |= {"exits": [_ended(*one) for one in event.exits[:_MOST]] or None}
         case ev.KubeletEvicted():
             made = {"what": "reported_evicted", "by": ev.KUBELET, "pod": event.pod_name, "message": event.message}
         case ev.Clear():
@@ -104,6 +105,12 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
         case _:
             return None
     return made
+
+
+def _ended(pid: int, status: int) -> dict[str, int | None]:
+    """How a process ended: the code that it gave, or the signal that ended it (the layout of wait(2))."""
+    signal = status & 0x7F
+    return {"pid": pid, "exit_code": None if signal else status >> 8 & 0xFF, "signal": signal or None}
 
 
 def _before(episode: Episode) -> Iterable[dict[str, Any]]:

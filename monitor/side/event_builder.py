@@ -319,7 +319,9 @@ class EventBuilder:
 
     def _on_evicted(self, message: messages.Evicted) -> None:
         name = self._name_of(message.pod)
-        self.feed(ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
+        exits = tuple((int(pid), int(status)) for pid, status in message.exits)
+        gone = ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns, exits=exits)
+        self.feed(gone)
 
     def _on_clear(self, message: messages.Clear) -> None:
         self._crossed.discard((message.domain, message.signal, message.hard))

@@ -11,6 +11,7 @@ import pytest
 
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from monitor.side.incidents.reader import IncidentReader
 from tests import live
 from tests.daemon.hold_node import (
     V2,
@@ -216,6 +217,15 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
         assert grace_over is not obeys
         assert in_use(node) < 128
         released(pod)
+        logged = live.message(running, "incident", final=True)
+        live.ended(running)
+    incidents = IncidentReader(running.state_dir / "incidents.db").all()
+    found = next(one for one in incidents if one["id"] == logged["id"])  # tests share a state dir
+    (gone,) = (step for step in found["steps"] if step["what"] == "gone")
+    # What the pod did with its grace.
+    ended_by = {"pid": hog.process.pid, "exit_code": None, "signal": -hog.process.returncode}
+    assert gone["exits"] == ([ended_by] if KNOWN else None)
+    assert gone["freed"] > 64 * MIB
 
 
 # whoever ends, nobody stays held
