@@ -4,7 +4,7 @@ been without.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from monitor.race.codec import Record
@@ -170,16 +170,26 @@ def remark(holds: Sequence[HeldPod]) -> str:
     kubelet does not take at once is released when there is room, and held again.)
     """
     mine = [one for one in holds if one.pod == holds[0].pod]
-    grown = [one.grew_bytes for one in mine if one.grew_bytes is not None]
     whole = replace(
         mine[-1],
         ms=sum(one.ms for one in mine),
-        grew_bytes=sum(grown) if grown else None,
+        grew_bytes=_of(sum, [one.grew_bytes for one in mine]),
         lasts_ms=mine[0].lasts_ms,
+        connections=_of(max, [one.connections for one in mine]),  # those of one hold may wait in the next one still
+        unread_bytes=_of(max, [one.unread_bytes for one in mine]),
+        unready=_of(max, [one.unready for one in mine]),
+        restarts=_of(sum, [one.restarts for one in mine]),
+        failed_probes=_of(sum, [one.failed_probes for one in mine]),
     )
     others = len({one.pod for one in holds}) - 1
     more = f", and {others} more pod{'s' * (others > 1)} with it" if others else ""
     return sentence(whole, len(mine)) + more
+
+
+def _of(whole: Callable[[list[int]], int], figures: Sequence[int | None]) -> int | None:
+    """Of those that are known; None where none is."""
+    known = [one for one in figures if one is not None]
+    return whole(known) if known else None
 
 
 def sentence(held: HeldPod, times: int = 1) -> str:

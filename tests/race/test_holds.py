@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from monitor.cli.incident_steps import describe
 from monitor.race.events import End, Event, event_from_json
 from monitor.race.facts import facts
 from monitor.race.holds import cost as cost_of
@@ -14,6 +15,8 @@ from tests.race.builders import (
     START,
     clear,
     crossing,
+    decided,
+    gone,
     growing,
     hold,
     hold_end,
@@ -22,6 +25,7 @@ from tests.race.builders import (
     one,
     reported,
     sample,
+    signalled,
 )
 from tests.race.scenarios import of_scenario
 
@@ -125,6 +129,34 @@ def test_killed_at_the_cap_of_its_hold() -> None:
     )
 
 
-@pytest.mark.parametrize("event", [hold(1), hold_end(2, "other_pod", instead="shop/db")])
+def test_what_several_holds_of_a_pod_cost() -> None:
+    """Probes and restarts of all of them; connections that waited in the first may be those of the second."""
+    costs = {"failed_probes": 9, "restarts": 1, "connections": 3, "unread": None}
+    first = hold_end(900, "clear", **costs)
+    last = hold_end(2000, "gone", hold=2, **costs | {"failed_probes": 2, "restarts": None, "connections": 1})
+    found = judged(*HELD, clear(890), first, hold(1000, hold=2), last, End(ms(9000)))
+    assert "; 3 connections waited to be accepted, 11 probes failed, 1 restart of containers" in found.summary
+
+
+def test_what_a_pod_did_with_its_grace() -> None:
+    """Processes whose parent asked how they ended, and that of one that nobody asked about."""
+    events = (crossing(), hold(0.5), decided(0.6, grace_s=10), signalled(0.7, signal=15))
+    ended = gone(900, exits=((7, 3 << 8), (8, 15), (9, 9)))
+    found = judged(*START, *GROWTH, *events, ended, clear(901), hold_end(902, "gone"), End(ms(9000)))
+    [step] = [step for step in found.steps if step["what"] == "gone"]
+    assert step["exits"][:2] == [
+        {"pid": 7, "exit_code": 3, "signal": None},
+        {"pid": 8, "exit_code": None, "signal": 15},
+    ]
+    assert describe(step) == (
+        "nobody is left of shop/hog; it gave back 500.0Mi; they ended: "
+        "pid 7 with exit code 3, pid 8 by SIGTERM, pid 9 by SIGKILL"
+    )
+    assert describe({**step, "exits": None}) == "nobody is left of shop/hog; it gave back 500.0Mi"
+
+
+@pytest.mark.parametrize(
+    "event", [gone(1, exits=((7, 256), (8, 9))), hold(1), hold_end(2, "other_pod", instead="shop/db")]
+)
 def test_events_come_back_from_a_recording(event: Event) -> None:
     assert event_from_json(event.to_json()) == event
