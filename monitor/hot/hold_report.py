@@ -63,6 +63,7 @@ class Hold:
             step=state.step,
             resent=resent,
             order=order,
+            since_ns=pod.since_ns,
         )
 
     def ended(self, why: str, usage: int, available: int, other: str) -> HoldEnded:

@@ -48,6 +48,7 @@ class Held(NamedTuple):
     step: str = ""  # beside a kubelet: `above`, its line is not reached, or `across`
     resent: bool = False  # as in `decision`
     order: Rows = ()  # as in `decision`
+    since_ns: int = 0  # since when it is held, also by an earlier hot process; 0: since `ts_ns`
 
 
 class HoldEnded(NamedTuple):

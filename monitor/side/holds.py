@@ -36,7 +36,7 @@ class Holds:
         new = before is None or before.id != message.id
         self.now = {**self.now, message.pod: message}
         if new:
-            self.since_ns = {**self.since_ns, message.pod: message.ts_ns}
+            self.since_ns = {**self.since_ns, message.pod: message.since_ns or message.ts_ns}
             self.begun[message.reason] += 1
         fields = {
             key: value

@@ -58,6 +58,15 @@ def test_another_brake_is_the_same_hold(holds: Holds, lines: list[tuple[str, dic
     assert holds.since_ns == {"u": 0}
 
 
+def test_a_hold_lasts_since_it_began_whoever_goes_on_with_it(holds: Holds) -> None:
+    """The brake was changed since, and the side or the hot process is another one."""
+    now_ns = time.monotonic_ns()
+    holds.held(HELD._replace(ts_ns=now_ns - 10**9, since_ns=now_ns - 100 * 10**9, resent=True))
+    assert 100 <= holds.longest_s() < 160
+    (shown,) = holds.shown()
+    assert 100 <= shown["held_s"] < 160
+
+
 def test_what_is_sent_again_is_logged_once(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:
     """A side that starts in the middle is told of holds that are over, and of those in force, more than once."""
     for message in (HELD, HELD._replace(resent=True), HELD._replace(resent=True)):
