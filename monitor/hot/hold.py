@@ -51,7 +51,7 @@ class HoldControl:
         self.graceful = config.hard_grace_ns > 0
         self._evictor = core.evictor
         self._evictor.asks_exits = self.graceful
-        self.rules = hold.Rules(config.hold_limit_ns, config.kills, config.two_steps)
+        self.rules = hold.Rules(config.hold_limit_ns + config.hard_grace_ns, config.kills, config.two_steps)
         self.state: State = FREE
         self._gauge = core.gauge
         self._registry = core.registry

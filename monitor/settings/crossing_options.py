@@ -27,7 +27,7 @@ CROSSING_OPTIONS: tuple[Option, ...] = (
     setting(
         "hold-limit",
         DURATION,
-        "How long a pod is held at most.",
+        "After so long the policy decides, and a pod is held no longer than twice that; --hard-grace comes on top.",
         "DURATION",
         default="2m",
         field="hold_limit_ns",

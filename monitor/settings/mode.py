@@ -9,7 +9,7 @@ from monitor.errors import ConfigError
 from monitor.settings.config import ENFORCE, HOLD, RunConfig
 
 #: Fields that mean something only in mode hold, or where `--hard-grace` brakes too.
-_OF_HOLD = {"hold_limit_ns": False, "hold_brake": True, "never_kill": False}
+_OF_HOLD = {"hold_limit_ns": True, "hold_brake": True, "never_kill": False}
 
 
 def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, str]) -> None:

@@ -311,6 +311,7 @@ def test_modes(flags: dict[str, Any], mode: str, kills: bool, holds: bool, asks_
         ({"never-kill": True}, "--never-kill: nothing is held in mode observe; give --mode hold too"),
         ({"hold-limit": "1m", "enforce": True}, "--hold-limit: nothing is held in mode enforce"),
         ({"hold-brake": "freeze"}, "--hold-brake: nothing is held in mode observe"),
+        ({"never-kill": True, "enforce": True, "hard-grace": "5s"}, "--never-kill: nothing is held in mode enforce"),
         ({"mode": "hold", "hold-limit": "0s"}, "--hold-limit: '0s' is not a duration above 0"),
         ({"mode": "hold", "hold-limit": "25h"}, "--hold-limit: '25h' is not a duration above 0"),
         ({"mode": "hold", "trigger": "kernel"}, "--trigger: kernel kills at the crossing"),

@@ -164,6 +164,18 @@ def test_a_grace_under_the_brake(world: World) -> None:
     assert len(hurried) == 1, "below the second line it has not"
 
 
+@pytest.mark.parametrize("world", [{"hard_grace_ns": 300 * SECOND}], indirect=True)
+def test_the_limit_of_a_hold_does_not_cut_a_grace_short(world: World) -> None:
+    grown(world, 301, 99)
+    hurried: list[int] = []
+    world.evictor.hurry = lambda: hurried.append(world.now_ns)
+    for seconds, expected in ((299, 0), (121, 1)):
+        world.wait(seconds * SECOND)
+        world.look()
+        world.run(99, True)
+        assert len(hurried) == expected
+
+
 @pytest.mark.parametrize("world", [{"hold": True, "never_kill": True}], indirect=True)
 def test_who_grows_on_is_held_too(world: World) -> None:
     grown(world, 301, 99)
@@ -213,6 +225,7 @@ def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -
     [soften] = reported(world, Soften)
     assert (soften.pod, soften.grace_ns) == (HOG, 3 * SECOND), "what is left of it"
     assert holds.state.pods[0].since_ns == world.now_ns - 7 * SECOND, "restarts do not prolong the hold"
+    assert {one.since_ns for one in reported(world, Held)} == {world.now_ns - 7 * SECOND}
 
 
 @pytest.mark.parametrize("late", [False, True])
