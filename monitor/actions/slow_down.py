@@ -12,6 +12,7 @@ value, and goes when the thread has come to it (`SlowDowns.is_done`).
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class SlowDowns:
         Raises OSError.
         """
         waiting = self._asked - self._done
-        if waiting >= MOST:
+        if waiting >= MOST or not self._thread.is_alive():
             return 0
         mine = os.dup(late)
         try:
@@ -94,13 +95,13 @@ class SlowDowns:
 
     def is_done(self, number: int) -> bool:
         """Whether the thread writes it no more."""
-        return self._done >= number
+        return self._done >= number or not self._thread.is_alive()
 
     def finish(self, until_ns: int) -> None:
         """Wait until then for what is about to be written: the process ends, and only the next start would take it
         back.
         """
-        while self._asked != self._done and time.monotonic_ns() < until_ns:
+        while not self.is_done(self._asked) and time.monotonic_ns() < until_ns:
             time.sleep(_LOOK_S)
 
     def _run(self) -> None:
@@ -111,6 +112,8 @@ class SlowDowns:
                 slow_down(wanted, self._journal, lambda: self._begun.put(None))
             except OSError as error:
                 TROUBLES.note("cgroup", error, wanted.uid)
+            except MemoryError:  # there may be none when a pod is held: the thread is to last
+                TROUBLES.note("cgroup", OSError(errno.ENOMEM, "no memory"), wanted.uid)
             finally:
                 os.close(wanted.file)
                 os.close(wanted.directory)

@@ -70,6 +70,36 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.parametrize("error", [MemoryError, Stop])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_cannot_go_on(
+    pod: PlainPod, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """It lasts where memory is short, and whatever else ends it keeps no note and no descriptor."""
+    TROUBLES.take()
+    slow_downs, file = SlowDowns(pod.journal), BrakeFile(pod.path, "memory.high")
+    change = Change(str(pod.path), "memory.high", "", "max", ("max",), "a", HELD, pod.journal.boot)
+
+    def fails(*_: object) -> bool:
+        raise error
+
+    with (pod.path / "memory.high").open() as late, (pod.path / "memory.current").open() as directory:
+        with monkeypatch.context() as patch:
+            patch.setattr(slow_down_module, "slow_down", fails)
+            first = slow_downs.begin("a", file, late.fileno(), directory.fileno(), change, LOW)
+            until(lambda: slow_downs.is_done(first))
+        if error is MemoryError:
+            assert [one.call for one in TROUBLES.take()] == ["cgroup"]
+            assert slow_downs.begin("b", file, late.fileno(), directory.fileno(), change, LOW) == 2
+        else:
+            slow_downs._thread.join()
+            descriptors = len(os.listdir("/proc/self/fd"))
+            assert slow_downs.begin("b", file, late.fileno(), directory.fileno(), change, LOW) == 0
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+        until(lambda: slow_downs.is_done(2))
+    slow_downs.finish(time.monotonic_ns() + 60 * 10**9)
+
+
 def test_what_is_not_needed_any_more_is_not_waited_for(pod: PlainPod, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else has set another value: the wait is over when the thread is, which is far before its end."""
     monkeypatch.setattr(slow_down_module, "_WAIT_S", 3600.0)
