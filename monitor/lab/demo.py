@@ -146,7 +146,7 @@ def _hold_races(
 
 
 def _show_holds(results: Sequence[HoldResult], output: str) -> None:
-    held, right = sum(r.outcome == "held" for r in results), sum(r.right for r in results)
+    held, right = sum(r.outcome == "held" for r in results), sum(r.is_whole for r in results)
     oom_kills = sum(r.oom_kills for r in results)
     if output == "json":
         print_json({"runs": [asdict(r) for r in results], "held": held, "right": right, "oom_kills": oom_kills})
@@ -163,7 +163,7 @@ def _show_holds(results: Sequence[HoldResult], output: str) -> None:
                 None if r.left_bytes is None else format_bytes(r.left_bytes),
                 None if r.held_s is None else f"{r.held_s:.1f} s",
                 r.ended,
-                "yes" if r.right else "no",
+                "yes" if r.is_whole else "no",
                 r.oom_kills,
             )
             for i, r in enumerate(results)

@@ -97,6 +97,9 @@ def test_a_row_counts_runs_and_takes_figures_only_from_those_that_have_them() ->
     assert (found["brake_p50"], found["brake_max"]) == (200.0, 300.0)
     assert found["changed"] == ["memory.max is '1' and was 'max'"]
     assert row("y", [lost])["grew_p50_bytes"] is None
+    late = HoldResult("held", right=True, killed=2, evictions=["shop/hog evicted: the node was low"])
+    found = row("z", [held, late])
+    assert (found["held"], found["right"], found["killed"]) == (2, 1, 1), "data that was right before the kill"
 
 
 def test_a_turn_is_compared_with_the_mean_of_the_two_around_it() -> None:
