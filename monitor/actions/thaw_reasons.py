@@ -30,7 +30,10 @@ class ThawReasons:
         self._pids: list[int] = []
 
     def look(self) -> str:
-        """`KILL` if one of the next processes has a SIGKILL pending, `START` if runc starts one. Raises OSError."""
+        """`KILL` if one of the next processes has a SIGKILL pending, `START` if runc starts one. Raises OSError. After
+        `KILL` the next look begins anew: who has ended is not in cgroup.procs, but has that SIGKILL pending until its
+        parent asks, which may be never.
+        """
         found = ""
         self._walk = self._walk or walk(self._cgroup)
         processes, cgroups = PROCESSES, CGROUPS
@@ -39,6 +42,7 @@ class ThawReasons:
                 processes -= 1
                 waits = _waits_for(self._pids.pop())
                 if waits == KILL:
+                    self._pids, self._walk = [], None
                     return KILL
                 found = found or waits
                 continue

@@ -20,6 +20,7 @@ from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.kubelet_answers import KubeletAnswers
 from monitor.hot.registry import PodEntry
+from monitor.hot.thaws import THAWED_NS
 from monitor.link.hold_messages import KubeletEviction, KubeletFigures, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 #: Looks: so far apart, while the last pod was held less than so long ago. (One costs 60 us with 110 pods.)
 PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
 _REST = 4  # times what a look cost is rested, at least
-#: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; at one whose v1
-#: freezer was thawed for a process that is to end or to start, so often: the pod runs meanwhile.
-ASK_NS, THAWED_NS = 100_000_000, 5_000_000
 #: At the end of this process what releases leave is gone on with for so long.
 _END_NS = 2_000_000_000
 
@@ -62,10 +60,10 @@ class HoldControl:
         kind = "limit" if self.graceful and self._version == 1 else config.hold_brake
         self._brakes = HoldBrakes(core.gauge.hierarchy, HoldJournal(Path(config.state_dir)), kind)
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
-        self._applier = HoldApplier(self._brakes, self._send, self._version, self._evictor)
+        self._applier = HoldApplier(self._brakes, core.outbox, self._version, self._evictor)
         self._holds: dict[str, Hold] = {}
         self._last_id = 0
-        self._next_ns = self._asked_ns = self._changed_ns = 0
+        self._next_ns = self._changed_ns = 0
         self._moved: dict[str, PodEntry] = {}  # who moved last
         self._evicted: set[str] = set()  # uids of pods that somebody evicts
         self._answers = KubeletAnswers()
@@ -189,11 +187,11 @@ class HoldControl:
         """Look; whether the policy is to decide anew."""
         began_ns = time.thread_time_ns()
         figures, before = self._figures, self.state
-        if now_ns - self._asked_ns >= (THAWED_NS if self._brakes.thawed else ASK_NS):
-            self._asked_ns = now_ns
-            self._look_after()
+        thaws = self._brakes.thaws
+        for uid in thaws.due(self._holds, now_ns):
+            self._look_after(self._holds[uid], now_ns)
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
-        domains = figures.with_rates(figures.domains(), now_ns, caps, before)
+        domains = figures.with_rates(figures.domains(), now_ns, caps, before, thaws.started)
         evicted = [uid for uid in before.uids if uid in self._evicted]
         growers = figures.who_grows_on(domains, before)
         answers = self._answers
@@ -202,12 +200,14 @@ class HoldControl:
         answers.forget()
         self._advance(look, crossed_ns)
         self._brakes.slow_down()  # whom it has not been done for
-        if may_run(self.rules, self.state, look, caps.get(look.first, 0)):
-            self._brakes.let_start(look.first)
+        if self._brakes.may_start(look.first):
+            running = [uid for uid, held in self._holds.items() if "freeze" not in held.brake]
+            if may_run(self.rules, self.state, look, figures.room(caps, look.first, running)):
+                self._applier.let_start(self._holds[look.first])
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
-        rest = 0 if self._brakes.thawed else _REST * (time.thread_time_ns() - began_ns)  # a pod runs meanwhile
-        self._next_ns = time.monotonic_ns() + max(pace, rest)
+        rest = _REST * (time.thread_time_ns() - began_ns)
+        self._next_ns = time.monotonic_ns() + max(pace, min(rest, THAWED_NS) if thaws.running else rest)
         return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
 
     def take_figures(self, message: KubeletFigures) -> None:
@@ -252,15 +252,15 @@ class HoldControl:
         self._brakes.finish(until_ns)
         self.left.finish(until_ns)
 
-    def _look_after(self) -> None:
-        """Whether anybody is left in those that are held, and whether they are held still."""
-        for uid, held in self._holds.items():
-            self._answers.hold(self._figures.up_to(uid), self._asked_ns)
-            found = self._brakes.look_after(held.entry)
-            if found == GONE:
-                self._gone.append(uid)
-            elif found == ENDED or (found == LOST and uid not in self._evicted):
-                self._put_in_force(held, held.pod)
+    def _look_after(self, held: Hold, now_ns: int) -> None:
+        """Whether anybody is left in a pod, and whether it is held still."""
+        uid = held.pod.uid
+        self._answers.hold(self._figures.up_to(uid), now_ns)
+        found = self._brakes.look_after(held.entry)
+        if found == GONE:
+            self._gone.append(uid)
+        elif found == ENDED or (found == LOST and uid not in self._evicted):
+            self._put_in_force(held, held.pod)
 
     # doing
 
@@ -339,7 +339,6 @@ class HoldControl:
 
     def _end(self, uid: str, why: str) -> None:
         held = self._holds.pop(uid)
-        self._brakes.thawed.discard(uid)
         usage = self._figures.usage(uid) or 0
         self._brakes.release(uid)
         self._figures.braked()

@@ -9,16 +9,17 @@ import time
 from monitor.hot.evictor import Evictor
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_report import Hold
+from monitor.hot.outbox import Outbox
 from monitor.link.hold_messages import Soften
-from monitor.link.messages import Send
 from monitor.policy.hold import Pod
 
 
 class HoldApplier:
     """``version``: of cgroups."""
 
-    def __init__(self, brakes: HoldBrakes, send: Send, version: int, evictor: Evictor) -> None:
-        self._brakes, self._send, self._version, self._evictor = brakes, send, version, evictor
+    def __init__(self, brakes: HoldBrakes, outbox: Outbox, version: int, evictor: Evictor) -> None:
+        self._brakes, self._version, self._evictor = brakes, version, evictor
+        self._send, self._log = outbox.send, outbox.log
 
     def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int, above: bool) -> bool:
         """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many.
@@ -34,6 +35,13 @@ class HoldApplier:
             return False
         held.brake, held.cap = in_force.brake, in_force.cap
         return True
+
+    def let_start(self, held: Hold) -> None:
+        """Let it run for a moment, for a process that starts in it. Once in a hold that is logged."""
+        self._brakes.let_start(held.pod.uid)
+        if not held.ran:
+            held.ran = True
+            self._log("info", "a held pod runs for a moment: a process starts in it", pod=held.entry.title)
 
     def soften(self, held: Hold, grace_ns: int, parts: int) -> bool:
         """The pod is asked to end: frozen it cannot, so the side is asked for a brake below which it can. On v1 there

@@ -12,6 +12,7 @@ from monitor.actions.pod_brake import AUTO, PodBrake
 from monitor.actions.slow_down import SlowDowns
 from monitor.actions.thaw_reasons import CGROUPS, KILL, START
 from monitor.hot.registry import PodEntry
+from monitor.hot.thaws import Thaws
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
@@ -23,8 +24,6 @@ REFRESH_NS = 5_000_000_000
 #: What a release could not do is tried again so often: the kernel refused. A part of what it could goes on at once, and
 #: then rests so many times as long as it took.
 AGAIN_NS, _REST = 1_000_000_000, 4
-#: For a process that runc is starting a pod is thawed so often at the most: it may go by a name that it is not.
-_STARTS_NS = 1_000_000_000
 #: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, or the pod
 #: has run for a process that was to end or to start.
 GONE, LOST, ENDED = "gone", "lost", "ended"
@@ -40,11 +39,7 @@ class HoldBrakes:
         self._brakes: dict[str, PodBrake] = {}
         self._used_ns: dict[str, int] = {}  # when it was last wanted, the longest ago first
         self._looked_ns: dict[str, int] = {}
-        #: Uids of those whose v1 freezer was thawed because a SIGKILL was pending, or a process starts. The other
-        #: processes of the pod run meanwhile.
-        self.thawed: set[str] = set()
-        self._starting: set[str] = set()  # uids of those in which runc starts a process
-        self._started_ns: dict[str, int] = {}  # when one was thawed for it
+        self.thaws = Thaws()
         self._left: list[PodBrake] = []  # released, and not all is back
         self._next_ns = 0
 
@@ -97,26 +92,25 @@ class HoldBrakes:
             return ""
         if brake.usage() is None:  # made anew under its path: nothing of this one is in force there
             return GONE
-        waits = brake.waits_for_thaw()
-        (self._starting.add if waits == START else self._starting.discard)(entry.uid)
-        if waits == KILL:
+        now_ns, waits = time.monotonic_ns(), brake.waits_for_thaw()
+        self.thaws.found(entry.uid, waits)
+        if waits == KILL and self.thaws.may_die(entry.uid, now_ns):
             brake.thaw()
-            self.thawed.add(entry.uid)
+            self.thaws.begin(entry.uid, KILL, now_ns)
             return ""
-        if entry.uid in self.thawed:  # a probe's process, perhaps: the pod lives on
-            self.thawed.discard(entry.uid)
+        if self.thaws.end(entry.uid):  # a probe's process, perhaps: the pod lives on
             return ENDED
         return "" if brake.in_force() else LOST
 
+    def may_start(self, uid: str) -> bool:
+        """Whether runc starts a process in a held pod, and no pod runs. Not often."""
+        brake = self._brakes.get(uid)
+        return brake is not None and brake.is_held and self.thaws.may_start(uid, time.monotonic_ns())
+
     def let_start(self, uid: str) -> None:
-        """Let a held pod run until the next look, if runc starts a process in it and no other runs. Not often."""
-        now, brake = time.monotonic_ns(), self._brakes.get(uid)
-        if brake is None or not brake.is_held or uid not in self._starting or self.thawed:
-            return
-        if now - self._started_ns.get(uid, -_STARTS_NS) >= _STARTS_NS:
-            self._started_ns[uid] = now
-            brake.thaw()
-            self.thawed.add(uid)
+        """Let a held pod run until the next look."""
+        self._brakes[uid].thaw()
+        self.thaws.begin(uid, START, time.monotonic_ns())
 
     def slow_down(self) -> None:
         """All that are held, once they are stopped: to wait for the thread takes up to 3 ms."""
@@ -129,6 +123,7 @@ class HoldBrakes:
 
     def release(self, uid: str) -> None:
         """It is held no more. What does not fit into a turn is left to `go_on`."""
+        self.thaws.released(uid)
         brake = self._brakes.get(uid)
         if brake is not None:
             brake.release()
@@ -139,9 +134,7 @@ class HoldBrakes:
         brake = self._brakes.pop(uid, None)
         self._used_ns.pop(uid, None)
         self._looked_ns.pop(uid, None)
-        self._started_ns.pop(uid, None)
-        self._starting.discard(uid)
-        self.thawed.discard(uid)
+        self.thaws.forget(uid)
         if brake is not None:
             brake.release()
             self._follow(brake)

@@ -34,9 +34,10 @@ class HoldFigures:
         self._figures = figures
         self._brakes = brakes
         self._before: dict[str, Mapping[str, int]] = {}  # signal -> working sets, from which who grows on is measured
-        #: Signal -> when, bytes, and bytes with what those have who are held with a cap; since a brake changed.
+        #: Signal -> when, bytes with what a pod has that runs for a process that starts, and bytes with what those have
+        #: who are held with a cap; since a brake changed.
         self._available: dict[str, deque[tuple[int, int, int]]] = {}
-        self._counted: set[str] = set()  # uids of those with a cap whose usage is known
+        self._counted: tuple[set[str], str] = (set(), "")  # uids of those with a cap whose usage is known; who runs
         self.refused: set[str] = set()  # uids of pods that cannot be held, reported
         self.shown: dict[str, tuple[int, int]] = {}  # uid -> the kubelet's own figure, and of when
 
@@ -58,22 +59,23 @@ class HoldFigures:
         self._available.clear()
 
     def with_rates(
-        self, domains: Mapping[str, Domain], now_ns: int, caps: Mapping[str, int], state: State
+        self, domains: Mapping[str, Domain], now_ns: int, caps: Mapping[str, int], state: State, runs: str = ""
     ) -> dict[str, Domain]:
         """With how much each has grown lately, under the brakes that are in force. ``caps``: uid -> bytes, of those who
         are held with one. What they take ends there; it is growth only where all of it would reach the second line.
+        What ``runs`` takes is none: it was let run for a process that starts, because all of it would not.
         """
         found = {}
         usages = {uid: has for uid in caps if (has := self.usage(uid)) is not None}
-        if self._counted != usages.keys():  # what one had who cannot be read any more was taken for growth
-            self._counted = set(usages)
+        if self._counted != (set(usages), runs):  # what one had who cannot be read any more was taken for growth
+            self._counted = set(usages), runs
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
         for signal, domain in domains.items():
             taken = self._available.setdefault(signal, deque())
             while taken and now_ns - taken[0][0] > WINDOW_NS:
                 taken.popleft()
-            now = (now_ns, domain.available, domain.available + sum(usages.values()))
+            now = (now_ns, domain.available + usages.get(runs, 0), domain.available + sum(usages.values()))
             rate = 0
             if taken and now_ns - taken[0][0] >= LEAST_NS:
                 is_bounded = domain.available - room > hold.second_line(state.left.get(signal, domain.available))
@@ -82,6 +84,18 @@ class HoldFigures:
             taken.append(now)
             found[signal] = domain._replace(rate=rate)
         return found
+
+    def room(self, caps: Mapping[str, int], first: str, running: Sequence[str]) -> int | None:
+        """Bytes that ``first`` and those that run already may take of what is available, below their caps: for their
+        page cache too, which counts toward a cap, but is available. None where one has no cap.
+        """
+        self._gauge.reread()
+        room = 0
+        for uid in {first, *running}:
+            if uid not in caps or uid not in self._registry.by_uid:
+                return None
+            room += max(0, caps[uid] - self._gauge.table.working_set(self._registry.by_uid[uid].index))
+        return room
 
     def available(self, watch: Watch) -> int:
         """Bytes, for reports."""

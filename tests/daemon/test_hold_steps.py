@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.thaw_reasons import KILL, START
 from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, KubeletFigures, Soften, Softened
 from monitor.policy.hold import BEYOND, MARGIN
 from monitor.settings.config import RunConfig
@@ -287,25 +286,6 @@ def test_who_joins_a_pod_on_its_way_across_is_stopped(world: World) -> None:
     assert world.brakes[HOG].log[-1][0] == "loosen"
 
 
-@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
-def test_a_pod_that_was_thawed_for_a_sigkill_is_stopped_again(world: World) -> None:
-    """It was for one process of many: a probe whose time was over."""
-    grown(world, 301, 99)
-    brake = world.brakes[HOG]
-    brake.waits = KILL
-    world.wait(SECOND)
-    world.look()
-    assert brake.log[-1][0] == "thaw"
-    brake.waits = ""
-    world.wait(SECOND // 100)
-    world.look()
-    assert brake.log[-1][0] == "apply"
-    assert len(brake.log) == 3
-    world.wait(SECOND)
-    world.look()
-    assert len(brake.log) == 3
-
-
 @pytest.mark.parametrize("asked", ["before", "across"])
 def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, asked: str) -> None:
     if asked == "across":
@@ -321,29 +301,3 @@ def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, 
     world.run(96, True)
     assert world.brakes[HOG].log[-1][0] == "apply"
     assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 30 * SECOND)]
-
-
-@pytest.mark.parametrize(("available", "runs"), [(99, True), (63, True), (62, False)])
-def test_the_pod_that_a_kubelet_would_evict_runs_for_a_process_that_starts_in_it(
-    world: World, available: int, runs: bool
-) -> None:
-    """Where all that it may take, 37.5 MiB here, leaves more than the second line, 24.75 MiB."""
-    grown(world, 301, 99)
-    brake = world.brakes[HOG]
-    brake.waits = START
-    grown(world, 313, available)
-    world.look()
-    assert (("thaw", 0) in brake.log) is runs
-    assert world.sent == []
-
-
-def test_one_that_a_kubelet_would_not_evict_stays_frozen(world: World) -> None:
-    grown(world, 301, 99)
-    world.put(1, 1000, 300, "Burstable", False, 600)
-    world.put(0, 1000, 300, "Burstable", False, 301)
-    world.run(98, False)
-    brake = world.brakes[HOG]
-    brake.waits = START
-    world.wait(SECOND)
-    world.look()
-    assert ("thaw", 0) not in brake.log

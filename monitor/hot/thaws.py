@@ -1,0 +1,86 @@
+"""Pods that v1's freezer holds and that run for a moment: a SIGKILL ends who it was sent to, or runc starts a process.
+
+A pod may ask for either as often as it wants: it kills children of its own, and calls itself what it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from monitor.actions.thaw_reasons import START
+
+#: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; at one that runs,
+#: so often.
+ASK_NS, THAWED_NS = 100_000_000, 5_000_000
+#: For a SIGKILL a pod is thawed so many times at once. Then it waits, each time twice as long, up to `PAUSE_NS`; after
+#: `_ANEW_NS` without one it begins anew. Two pods without this, which killed children of theirs, ran half of the time.
+_AT_ONCE, _FIRST_NS, _ANEW_NS = 3, 100_000_000, 10_000_000_000
+#: For a process that starts it is thawed no more often.
+PAUSE_NS = 1_000_000_000
+
+
+class Thaws:
+    """By uid. Times are of CLOCK_MONOTONIC, in nanoseconds."""
+
+    def __init__(self) -> None:
+        #: Why, of those that run now: until they are looked at again, and all of their processes.
+        self.running: dict[str, str] = {}
+        self._starting: set[str] = set()  # runc starts a process in them
+        self._started_ns: dict[str, int] = {}
+        self._kills: dict[str, tuple[int, int]] = {}  # how often for a SIGKILL, and when last
+        self._asked_ns = self._ran_ns = 0
+
+    def due(self, held: Collection[str], now_ns: int) -> list[str]:
+        """Whom of those that are held to look at now."""
+        ran = now_ns - self._ran_ns >= THAWED_NS  # else those that run go on
+        if now_ns - self._asked_ns >= ASK_NS:
+            self._asked_ns = now_ns
+            return [uid for uid in held if ran or uid not in self.running]
+        return [uid for uid in self.running if uid in held] if ran else []
+
+    @property
+    def started(self) -> str:
+        """The pod that runs so that a process starts; "" for none."""
+        return next((uid for uid, why in self.running.items() if why == START), "")
+
+    def found(self, uid: str, waits: str) -> None:
+        """A look at a pod found that this waits: `KILL`, `START` or nothing."""
+        (self._starting.add if waits == START else self._starting.discard)(uid)
+
+    def may_die(self, uid: str, now_ns: int) -> bool:
+        """Whether it is thawed for a SIGKILL now."""
+        count, last_ns = self._kills.get(uid, (0, 0))
+        if count < _AT_ONCE or now_ns - last_ns >= _ANEW_NS:
+            return True
+        return now_ns - last_ns >= min(PAUSE_NS, _FIRST_NS << (count - _AT_ONCE))
+
+    def may_start(self, uid: str, now_ns: int) -> bool:
+        """Whether it is thawed for a process that starts now: one at a time."""
+        if uid not in self._starting or self.running:
+            return False
+        return now_ns - self._started_ns.get(uid, -PAUSE_NS) >= PAUSE_NS
+
+    def begin(self, uid: str, why: str, now_ns: int) -> None:
+        """It is thawed."""
+        self.running[uid], self._ran_ns = why, now_ns
+        if why == START:
+            self._started_ns[uid] = now_ns
+            return
+        count, last_ns = self._kills.get(uid, (0, 0))
+        # No more than count: the pause is the longest by then.
+        self._kills[uid] = (1 if now_ns - last_ns >= _ANEW_NS else min(count + 1, 2 * _AT_ONCE + 1), now_ns)
+
+    def end(self, uid: str) -> bool:
+        """It is to be stopped again; whether it ran."""
+        return self.running.pop(uid, "") != ""
+
+    def released(self, uid: str) -> None:
+        """It is held no more. How often it was thawed counts if it is held again."""
+        self._starting.discard(uid)
+        self.running.pop(uid, None)
+
+    def forget(self, uid: str) -> None:
+        """It is gone."""
+        self.released(uid)
+        self._started_ns.pop(uid, None)
+        self._kills.pop(uid, None)

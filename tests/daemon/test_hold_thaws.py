@@ -1,0 +1,203 @@
+"""Held pods that run for a moment: the hot process without a kernel, with a clock that can be moved.
+
+The brake is a stand-in here; the real one is in tests/daemon/test_hold_brakes.py, real execs in tests/runtimes.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.actions.thaw_reasons import KILL, START
+from monitor.hot.thaws import PAUSE_NS, THAWED_NS, Thaws
+from monitor.link.hold_messages import Held
+from monitor.settings.config import RunConfig
+from tests.daemon.test_hold_steps import DB, HOG, grown, reported
+from tests.replay.stand_ins import StandInBrake
+from tests.replay.world import MIB, SECOND, World, clocked
+
+RULES: dict[str, Any] = {"enforce": True, "eviction_hard": {"memory.available": "100Mi"}, "eviction_soft": {}}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[World]:
+    """With a hog that is the first of the order, and a database; beside a kubelet."""
+    monkeypatch.setattr(StandInBrake, "kind", "limit+freeze")
+    made = World(RunConfig(**RULES, **getattr(request, "param", {"hold": True, "two_steps": True})), tmp_path)
+    with clocked(made):
+        made.put(0, 0, 0, "BestEffort", False, 100)
+        made.put(1, 1000, 300, "Burstable", False, 200)
+        made.run(300, False)
+        yield made
+
+
+def thaws(brake: StandInBrake) -> int:
+    return sum(how == "thaw" for how, _ in brake.log)
+
+
+def frozen_with(brake: StandInBrake, waits: str) -> Callable[[], str]:
+    """What a look at it finds: that, whenever it is stopped."""
+    return lambda: waits if brake.log[-1][0] == "apply" else ""
+
+
+def both_held(world: World, available: int) -> None:
+    """The hog and the database grew."""
+    world.wait(SECOND // 10)
+    world.put(0, 0, 0, "BestEffort", False, 200)
+    world.put(1, 1000, 300, "Burstable", False, 301)
+    world.run(available, True)
+    assert [one.pod for one in reported(world, Held)] == [HOG, DB]
+
+
+def follow(world: World, ns: int, each: Callable[[int], None] = lambda _: None) -> None:
+    """Look as often as is wanted for so long; ``each`` gets how long was waited."""
+    end_ns, holds = world.now_ns + ns, world.decider.holds
+    assert holds is not None
+    while world.now_ns < end_ns:
+        world.look()
+        due_ns = max(holds.due_ns() or 0, world.now_ns + 1000)
+        waited, world.now_ns = due_ns - world.now_ns, due_ns
+        each(waited)
+
+
+@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
+def test_a_pod_that_was_thawed_for_a_sigkill_is_stopped_again(world: World) -> None:
+    """It was for one process of many: a probe whose time was over."""
+    grown(world, 301, 99)
+    brake = world.brakes[HOG]
+    brake.waits = KILL
+    world.wait(SECOND)
+    world.look()
+    assert brake.log[-1][0] == "thaw"
+    brake.waits = ""
+    world.wait(SECOND // 100)
+    world.look()
+    assert brake.log[-1][0] == "apply"
+    assert len(brake.log) == 3
+    world.wait(SECOND)
+    world.look()
+    assert len(brake.log) == 3
+
+
+@pytest.mark.parametrize(("available", "runs"), [(99, True), (63, True), (62, False)])
+def test_the_pod_that_a_kubelet_would_evict_runs_for_a_process_that_starts_in_it(
+    world: World, available: int, runs: bool
+) -> None:
+    """Where all that it may take, 37.5 MiB here, leaves more than the second line, 24.75 MiB."""
+    grown(world, 301, 99)
+    brake = world.brakes[HOG]
+    brake.waits = START
+    grown(world, 313, available)
+    world.look()
+    assert (("thaw", 0) in brake.log) is runs
+    assert world.sent == []
+
+
+def test_one_that_a_kubelet_would_not_evict_stays_frozen(world: World) -> None:
+    grown(world, 301, 99)
+    world.put(1, 1000, 300, "Burstable", False, 600)
+    world.put(0, 1000, 300, "Burstable", False, 301)
+    world.run(98, False)
+    brake = world.brakes[HOG]
+    brake.waits = START
+    world.wait(SECOND)
+    world.look()
+    assert ("thaw", 0) not in brake.log
+
+
+def test_pods_whose_processes_are_killed_all_the_time_stay_held(world: World) -> None:
+    """By themselves, say. Two of them, thawed for each SIGKILL, ran half of the time."""
+    both_held(world, 99)
+    for brake in world.brakes.values():
+        brake.waits_for_thaw = frozen_with(brake, KILL)  # type: ignore[method-assign]
+    follow(world, 10 * SECOND)
+    for brake in world.brakes.values():
+        assert 3 < thaws(brake) < 20, "a SIGKILL waits a second at most"
+
+
+def test_only_who_runs_is_looked_at_so_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes up to 2 ms for 64 processes; 10 pods would have 20 ms every 5 ms."""
+    both_held(world, 99)
+    hog, database = world.brakes[HOG], world.brakes[DB]
+    looks = list[str]()
+    monkeypatch.setattr(StandInBrake, "waits_for_thaw", lambda brake: looks.append(brake.uid) or brake.waits)
+    hog.waits = KILL
+    follow(world, SECOND // 20)
+    assert looks.count(HOG) == 4, "until there were three thaws"
+    assert looks.count(DB) == 1
+    assert thaws(database) == 0
+
+
+def test_the_pause_before_the_next_sigkill_is_let_through_doubles_up_to_a_second() -> None:
+    made, now, when = Thaws(), 100 * SECOND, list[int]()
+    for _ in range(7000):
+        if made.may_die("a", now):
+            made.begin("a", KILL, now)
+            when.append(now)
+        now += SECOND // 1000
+    pauses = [round((b - a) / SECOND, 3) for a, b in pairwise(when)]
+    assert pauses == [0.001, 0.001, 0.1, 0.2, 0.4, 0.8, 1, 1, 1, 1, 1]
+    assert made.may_die("b", now), "each pod for itself"
+    now += 10 * SECOND
+    for _ in range(3):
+        assert made.may_die("a", now), "after a while it begins anew"
+        made.begin("a", KILL, now)
+    assert not made.may_die("a", now)
+
+
+def test_one_that_is_held_again_has_no_more_of_them() -> None:
+    made = Thaws()
+    for _ in range(3):
+        made.begin("a", KILL, SECOND)
+    made.found("a", START)
+    made.released("a")
+    assert not made.running
+    assert not made.may_start("a", 2 * SECOND), "nobody has looked at it since"
+    assert not made.may_die("a", SECOND)
+
+
+def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> None:
+    both_held(world, 99)
+    made = world.decider.holds._brakes.thaws  # type: ignore[union-attr]
+    made.due((), world.now_ns)
+    made.begin(HOG, START, world.now_ns + SECOND)
+    assert made.due((HOG, DB), world.now_ns + SECOND + 1) == [DB]
+    assert made.due((HOG, DB), world.now_ns + SECOND + THAWED_NS) == [HOG]
+    made.end(HOG)
+    assert not made.may_start(HOG, world.now_ns + SECOND + PAUSE_NS - 1)
+
+
+@pytest.mark.parametrize("gib_per_s", [3, 6, 12])
+def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: World, gib_per_s: int) -> None:
+    """All of it leaves more than the second line. Taken for growth it raised that line."""
+    both_held(world, 99)
+    brake, index = world.brakes[HOG], world.registry.by_uid[HOG].index
+    world.brakes[DB].waits_for_thaw = lambda: KILL if thaws(world.brakes[DB]) == 0 else ""  # type: ignore[method-assign]
+    brake.waits_for_thaw = frozen_with(brake, START)  # type: ignore[method-assign]
+    cap = next(one.cap for one in reported(world, Held) if one.pod == HOG)
+
+    def grow(waited: int) -> None:
+        if brake.log[-1][0] == "thaw":
+            more = min(cap - world.table.sets[index], int(gib_per_s * waited * (1 << 30) / SECOND))
+            world.table.sets[index] += more
+            world.working_set += more
+
+    follow(world, SECOND // 5, grow)
+    assert thaws(brake)
+    assert world.table.sets[index] > 210 * MIB
+    assert world.sent == [], "nobody is killed"
+
+
+def test_its_page_cache_may_become_memory_below_its_cap(world: World) -> None:
+    """99 MiB are left and 49.5 below the cap, but of what it has 40 MiB are page cache, which is available still."""
+    both_held(world, 99)
+    holds, index = world.decider.holds, world.registry.by_uid[HOG].index
+    assert holds is not None
+    caps = {HOG: 200 * MIB + 49 * MIB, DB: 301 * MIB + 49 * MIB}
+    assert holds._figures.room(caps, HOG, []) == 49 * MIB
+    world.table.sets[index] -= 40 * MIB
+    assert holds._figures.room(caps, HOG, []) == 89 * MIB
+    assert holds._figures.room(caps, HOG, [DB]) == 138 * MIB, "with one that runs already"
+    assert holds._figures.room({HOG: 1}, HOG, [DB]) is None, "nobody knows what it may take"
