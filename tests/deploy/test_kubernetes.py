@@ -20,7 +20,7 @@ from monitor.cli.main import main
 from tests.commands import run
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-BASE, ENFORCE = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/overlays/enforce"
+BASE, OVERLAYS = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/overlays"
 CHART = DEPLOY / "helm/outrace"
 IMAGE_SH = DEPLOY.parent / "scripts/image.sh"
 #: From api/openapi-spec/v3 of Kubernetes 1.36 (Apache-2.0), without descriptions; what is not in it is refused.
@@ -61,25 +61,35 @@ def template(*options: str, release: str = "outrace") -> subprocess.CompletedPro
 
 
 def enforce() -> list[dict[str, Any]]:
-    """The base with the patches of the overlay (RFC 6902), each of which has to find its place."""
-    objects = base()
-    for patch in yaml.safe_load((ENFORCE / "kustomization.yaml").read_text())["patches"]:
+    return overlay("enforce")
+
+
+def hold() -> list[dict[str, Any]]:
+    return overlay("hold")
+
+
+def overlay(name: str) -> list[dict[str, Any]]:
+    """What it is made of, with its patches (RFC 6902), each of which has to find its place."""
+    made = yaml.safe_load((OVERLAYS / name / "kustomization.yaml").read_text())
+    (below,) = made["resources"]
+    objects = base() if below == "../../base" else overlay(below.removeprefix("../"))
+    for patch in made["patches"]:
         (found,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == tuple(patch["target"].values())]
         for step in yaml.safe_load(patch["patch"]):
             *way, last = step["path"].strip("/").split("/")
             place: Any = found
             for key in way:
                 place = place[int(key)] if isinstance(place, list) else place[key]
-            if isinstance(place, list):
-                assert (step["op"], last) == ("add", "-")
+            if isinstance(place, list) and step["op"] == "add":
+                assert last == "-"
                 place.append(step["value"])
+                continue
+            at: Any = int(last) if isinstance(place, list) else last
+            if step["op"] == "test":
+                assert place[at] == step["value"]
             else:
-                assert last in place
-                if step["op"] == "test":
-                    assert place[last] == step["value"]
-                else:
-                    assert step["op"] == "replace"
-                    place[last] = step["value"]
+                assert (step["op"], place[at] is None) == ("replace", False)
+                place[at] = step["value"]
     return objects
 
 
@@ -110,6 +120,7 @@ EVERY = pytest.mark.parametrize(
     [
         pytest.param(base, id="base"),
         pytest.param(enforce, id="enforce"),
+        pytest.param(hold, id="hold"),
         pytest.param(chart, id="chart"),
         pytest.param(lambda: chart("--set", EVERYTHING, release="other"), id="chart-everything"),
     ],
@@ -172,12 +183,14 @@ def test_the_chart_enforces_as_the_overlay_does() -> None:
 
 def test_mode_hold_has_what_mode_enforce_needs() -> None:
     """Brakes are files of cgroups, and what is killed after all is reported."""
-    hold, enforce_ = (by_name(chart("--set", f"mode={mode}")) for mode in ("hold", "enforce"))
-    assert hold["ClusterRole", "outrace"] == enforce_["ClusterRole", "outrace"]
-    first, second = (daemon([one["DaemonSet", "outrace"]])[1] for one in (hold, enforce_))
+    of_hold, of_enforce = (by_name(chart("--set", f"mode={mode}")) for mode in ("hold", "enforce"))
+    assert of_hold["ClusterRole", "outrace"] == of_enforce["ClusterRole", "outrace"]
+    first, second = (daemon([one["DaemonSet", "outrace"]])[1] for one in (of_hold, of_enforce))
     assert [*first.pop("args")[:-1], "--enforce"] == second.pop("args")
     assert first == second
-    assert "--mode=hold" in daemon(chart("--set", "mode=hold"))[1]["args"]
+    made, written = (by_name(objects) for objects in (chart("--set", "mode=hold"), hold()))
+    assert daemon([made["DaemonSet", "outrace"]])[1]["args"] == daemon([written["DaemonSet", "outrace"]])[1]["args"]
+    assert daemon([written["DaemonSet", "outrace"]])[1]["args"][-1] == "--mode=hold"
 
 
 def test_a_mode_that_there_is_not_is_refused() -> None:
