@@ -20,23 +20,38 @@ _TRIES = 5
 Planned = dict[BrakeFile, Change | None]
 
 
-def plan_limit(ledger: BrakeLedger, cap: int, usage: int, attempt: int = 0) -> tuple[int, Planned]:
-    """The cap that is to be in force (bytes; 0: none), and what is to be changed for it. Raises OSError."""
+def plan_limit(
+    ledger: BrakeLedger, cap: int, usage: int, attempt: int = 0, *, again: bool = False
+) -> tuple[int, Planned]:
+    """The cap that is to be in force (bytes; 0: none), and what is to be changed for it. ``again``: it may be stopped
+    already, for which it gets no more. Raises OSError.
+    """
     limit, companion = ledger.file(LIMIT_FILES), ledger.file(COMPANIONS)
     if limit is None or companion is None:
         return 0, {}
-    near = usage + (ROOM << attempt)
-    if limit.file == _V1 and not attempt and (now := _in_force(ledger, limit)) >= cap:
-        near = min(
-            near, now
-        )  # at v1's cap nobody is killed: who stands there gets no more each time he is stopped again
-    wanted = max(cap, near) // PAGE * PAGE
+    near, asked = usage + (ROOM << attempt), cap // PAGE * PAGE
+    if again and limit.file == _V1 and (now := _in_force(ledger, limit)) >= asked:
+        near = min(near, now)  # nobody is killed at v1's cap
+    wanted = max(asked, near // PAGE * PAGE)
     change = ledger.change(limit, str(wanted))
     own = wanted if change is None else cgroupfs.limit_of(change.old.encode())
     if own is not None and own <= wanted:
         ledger.put_back(limit.file, companion.file)
         return own, {}
     return wanted, {companion: ledger.change(companion, "1"), limit: change}
+
+
+def move_limit(ledger: BrakeLedger, cap: int) -> OSError | None:
+    """Another cap in the place of one of ours, if there is one. What went wrong, unless v1 refuses it (EBUSY)."""
+    limit = ledger.file(LIMIT_FILES)
+    try:
+        if limit is not None and _in_force(ledger, limit):
+            planned: Planned = {limit: ledger.change(limit, str(cap // PAGE * PAGE))}
+            ledger.expect(planned)
+            ledger.write(planned)
+    except OSError as error:
+        return None if error.errno == errno.EBUSY else error
+    return None
 
 
 def _in_force(ledger: BrakeLedger, limit: BrakeFile) -> int:

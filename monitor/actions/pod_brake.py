@@ -29,7 +29,7 @@ from pathlib import Path
 
 from monitor.actions.brake_file import Braked, BrakeFile, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, plan_limit, write_limit
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, move_limit, plan_limit, write_limit
 from monitor.actions.changes import Change
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
@@ -131,9 +131,8 @@ class PodBrake:
         return joined(*((name, self._ledger.file(files)) for name, files in parts))
 
     def apply(self, cap: int, *, reclaims: bool = True) -> Braked | None:
-        """Stop the growth at ``cap`` bytes, or `ROOM` above its usage where that is more; None where nothing is in
-        force. Once more while it is held: another cap, and what somebody else took away. ``reclaims``: page cache of
-        the pod may go: before Linux 6.16 `slow_down` costs that.
+        """Stop the growth at ``cap`` bytes, or `ROOM` above its usage if that is more; None where nothing is in force.
+        While it is held: another cap, and what was taken away. ``reclaims``: its page cache may go (`slow_down`).
         """
         return self._brake(cap, freeze=True, reclaims=reclaims)
 
@@ -150,7 +149,7 @@ class PodBrake:
         self._ledger.since_ns = self.since_ns or began
         capped, slowed, frozen = 0, False, False
         try:
-            wanted, limit = plan_limit(self._ledger, cap, usage)
+            wanted, limit = plan_limit(self._ledger, cap, usage, again=freeze)
             high, freezer = (self._plan_high(usage, reclaims), self._plan_freeze()) if freeze else ({}, {})
             self._ledger.expect({**limit, **(high or {}), **freezer})
             capped = write_limit(self._ledger, limit, cap, wanted, self.usage)
@@ -279,8 +278,10 @@ class PodBrake:
             self._trouble(error)
             return ""
 
-    def thaw(self) -> None:
-        """Let it run, below its cap if it has one."""
+    def thaw(self, cap: int = 0) -> None:
+        """Let it run, below its cap if it has one; ``cap``: another one meanwhile, in bytes."""
+        if cap and (error := move_limit(self._ledger, cap)):
+            self._trouble(error)
         self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:
@@ -309,9 +310,8 @@ class PodBrake:
         v2 = self._hierarchy.version == 2
         ledger = self._ledger
         ledger.directory = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._usage = os.open(
-            self.cgroup / ("memory.current" if v2 else "memory.usage_in_bytes"), os.O_RDONLY | os.O_CLOEXEC
-        )
+        usage = self.cgroup / ("memory.current" if v2 else "memory.usage_in_bytes")
+        self._usage = os.open(usage, os.O_RDONLY | os.O_CLOEXEC)
         obstacle = self._journal.obstacle(ledger.directory)
         if obstacle and not adopting:
             return obstacle

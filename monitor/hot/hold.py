@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monitor.actions.hold_journal import HoldJournal
 from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_apply import HoldApplier
-from monitor.hot.hold_brakes import ENDED, GONE, LOST, HoldBrakes
+from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures
 from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
@@ -186,8 +186,7 @@ class HoldControl:
     def follow(self, now_ns: int, crossed_ns: int = 0) -> bool:
         """Look; whether the policy is to decide anew."""
         began_ns = time.thread_time_ns()
-        figures, before = self._figures, self.state
-        thaws = self._brakes.thaws
+        figures, before, thaws = self._figures, self.state, self._brakes.thaws
         for uid in thaws.due(self._holds, now_ns):
             self._look_after(self._holds[uid], now_ns)
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
@@ -200,10 +199,11 @@ class HoldControl:
         answers.forget()
         self._advance(look, crossed_ns)
         self._brakes.slow_down()  # whom it has not been done for
-        if self._brakes.may_start(look.first):
-            running = [uid for uid, held in self._holds.items() if "freeze" not in held.brake]
-            if may_run(self.rules, self.state, look, figures.room(caps, look.first, running)):
-                self._applier.let_start(self._holds[look.first])
+        held = self._holds.get(look.first)
+        if held is not None and self._brakes.may_start(look.first):
+            cap = self._applier.cap_to_start(held)
+            if may_run(self.rules, self.state, look, figures.room(held.entry, cap, self._holds.values())):
+                self._applier.let_start(held)
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
         rest = _REST * (time.thread_time_ns() - began_ns)
@@ -256,9 +256,11 @@ class HoldControl:
         """Whether anybody is left in a pod, and whether it is held still."""
         uid = held.pod.uid
         self._answers.hold(self._figures.up_to(uid), now_ns)
-        found = self._brakes.look_after(held.entry)
+        found = self._brakes.look_after(held.entry, ends=uid in self._evicted)
         if found == GONE:
             self._gone.append(uid)
+        elif found == DYING:
+            self._applier.let_die(held, self._figures.share(self.state))
         elif found == ENDED or (found == LOST and uid not in self._evicted):
             self._put_in_force(held, held.pod)
 
@@ -310,8 +312,7 @@ class HoldControl:
     def _put_in_force(self, held: Hold, pod: Pod) -> bool:
         state, evicted = self.state, pod.uid in self._evicted
         runs = pod.crosses or (held.soft and not state.tight)
-        parts, above = len(state.pods), bool(state.step)
-        is_held = self._applier.apply(held, pod, runs=runs, parts=parts, above=above)
+        is_held = self._applier.apply(held, pod, runs=runs, parts=len(state.pods), above=bool(state.step))
         self._changed_ns, self._next_ns = held.braked_ns, 0
         self._figures.braked()
         if is_held and evicted and not (runs or state.tight or held.asked):  # it was asked to end before it was stopped

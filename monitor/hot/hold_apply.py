@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import time
 
+from monitor.actions.brake_limit import ROOM
+from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.evictor import Evictor
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_report import Hold
@@ -36,9 +38,20 @@ class HoldApplier:
         held.brake, held.cap = in_force.brake, in_force.cap
         return True
 
+    def let_die(self, held: Hold, share: int) -> None:
+        """Let it run for a moment, so that a SIGKILL ends who it was sent to. ``share``: bytes that all of it may take:
+        its cap is of a frozen one.
+        """
+        usage = self._brakes.of(held.entry).usage() or 0
+        self._brakes.let_run(held.pod.uid, KILL, min(held.cap, usage + share))
+
+    def cap_to_start(self, held: Hold) -> int:
+        """Below which it may run for a process that starts: that cannot, if the pod has come to its cap. 0: none."""
+        return max(held.cap, held.pod.cap + ROOM) if held.cap else 0
+
     def let_start(self, held: Hold) -> None:
         """Let it run for a moment, for a process that starts in it. Once in a hold that is logged."""
-        self._brakes.let_start(held.pod.uid)
+        self._brakes.let_run(held.pod.uid, START, self.cap_to_start(held))
         if not held.ran:
             held.ran = True
             self._log("info", "a held pod runs for a moment: a process starts in it", pod=held.entry.title)

@@ -10,7 +10,7 @@ from monitor.actions.brake_file import may_set_low
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.pod_brake import AUTO, PodBrake
 from monitor.actions.slow_down import SlowDowns
-from monitor.actions.thaw_reasons import CGROUPS, KILL, START
+from monitor.actions.thaw_reasons import CGROUPS, KILL
 from monitor.hot.registry import PodEntry
 from monitor.hot.thaws import Thaws
 from monitor.kernel import cgroup_procs
@@ -24,9 +24,9 @@ REFRESH_NS = 5_000_000_000
 #: What a release could not do is tried again so often: the kernel refused. A part of what it could goes on at once, and
 #: then rests so many times as long as it took.
 AGAIN_NS, _REST = 1_000_000_000, 4
-#: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, or the pod
-#: has run for a process that was to end or to start.
-GONE, LOST, ENDED = "gone", "lost", "ended"
+#: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, a SIGKILL
+#: waits until it runs, or it has run for a process that was to end or to start.
+GONE, LOST, DYING, ENDED = "gone", "lost", "dying", "ended"
 
 
 class HoldBrakes:
@@ -80,8 +80,10 @@ class HoldBrakes:
         self._used_ns[entry.uid] = now
         return brake
 
-    def look_after(self, entry: PodEntry) -> str:
-        """Whether it is still held: `GONE`, `LOST`, `ENDED`, "" where there is nothing to do."""
+    def look_after(self, entry: PodEntry, *, ends: bool = False) -> str:
+        """Whether it is still held: `GONE`, `LOST`, `DYING`, `ENDED`, "" where there is nothing to do. ``ends``: the
+        pod is evicted, so it may run as often as a SIGKILL waits.
+        """
         try:
             if cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return GONE
@@ -94,10 +96,8 @@ class HoldBrakes:
             return GONE
         now_ns, waits = time.monotonic_ns(), brake.waits_for_thaw()
         self.thaws.found(entry.uid, waits)
-        if waits == KILL and self.thaws.may_die(entry.uid, now_ns):
-            brake.thaw()
-            self.thaws.begin(entry.uid, KILL, now_ns)
-            return ""
+        if waits == KILL and (ends or self.thaws.may_die(entry.uid, now_ns)):
+            return DYING
         if self.thaws.end(entry.uid):  # a probe's process, perhaps: the pod lives on
             return ENDED
         return "" if brake.in_force() else LOST
@@ -107,10 +107,10 @@ class HoldBrakes:
         brake = self._brakes.get(uid)
         return brake is not None and brake.is_held and self.thaws.may_start(uid, time.monotonic_ns())
 
-    def let_start(self, uid: str) -> None:
-        """Let a held pod run until the next look."""
-        self._brakes[uid].thaw()
-        self.thaws.begin(uid, START, time.monotonic_ns())
+    def let_run(self, uid: str, why: str, cap: int) -> None:
+        """Let a held pod run until the next look, for `KILL` or `START`. ``cap``: meanwhile, in bytes; 0: as it is."""
+        self._brakes[uid].thaw(cap)
+        self.thaws.begin(uid, why, time.monotonic_ns())
 
     def slow_down(self) -> None:
         """All that are held, once they are stopped: to wait for the thread takes up to 3 ms."""

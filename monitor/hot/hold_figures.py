@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_brakes import HoldBrakes
+from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
 from monitor.policy import hold, hold_growers
 from monitor.policy.hold import Domain, Look, Rules, State
@@ -71,11 +72,13 @@ class HoldFigures:
             self._counted = set(usages), runs
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
+        entry = self._registry.by_uid.get(runs)
+        ran = 0 if entry is None else self._gauge.table.working_set(entry.index)
         for signal, domain in domains.items():
             taken = self._available.setdefault(signal, deque())
             while taken and now_ns - taken[0][0] > WINDOW_NS:
                 taken.popleft()
-            now = (now_ns, domain.available + usages.get(runs, 0), domain.available + sum(usages.values()))
+            now = (now_ns, domain.available + ran, domain.available + sum(usages.values()))
             rate = 0
             if taken and now_ns - taken[0][0] >= LEAST_NS:
                 is_bounded = domain.available - room > hold.second_line(state.left.get(signal, domain.available))
@@ -85,17 +88,22 @@ class HoldFigures:
             found[signal] = domain._replace(rate=rate)
         return found
 
-    def room(self, caps: Mapping[str, int], first: str, running: Sequence[str]) -> int | None:
-        """Bytes that ``first`` and those that run already may take of what is available, below their caps: for their
-        page cache too, which counts toward a cap, but is available. None where one has no cap.
+    def share(self, state: State) -> int:
+        """Bytes that each of those that are held may take now, so that all of them together leave more than the second
+        line.
+        """
+        lefts = {signal: d.available for signal, d in self.domains().items()}
+        rooms = [has - hold.second_line(state.left.get(signal, has)) for signal, has in lefts.items()]
+        return max(0, min(rooms, default=0)) // (len(state.pods) + 1)
+
+    def room(self, first: PodEntry, cap: int, holds: Iterable[Hold]) -> int | None:
+        """Bytes that ``first`` below ``cap`` and those of ``holds`` that run already may take of what is available: for
+        their page cache too, which counts toward a cap, but is available. None where one has no cap.
         """
         self._gauge.reread()
-        room = 0
-        for uid in {first, *running}:
-            if uid not in caps or uid not in self._registry.by_uid:
-                return None
-            room += max(0, caps[uid] - self._gauge.table.working_set(self._registry.by_uid[uid].index))
-        return room
+        caps = {held.entry.index: held.cap for held in holds if "freeze" not in held.brake} | {first.index: cap}
+        table = self._gauge.table
+        return sum(max(0, cap - table.working_set(i)) for i, cap in caps.items()) if all(caps.values()) else None
 
     def available(self, watch: Watch) -> int:
         """Bytes, for reports."""

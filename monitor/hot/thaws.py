@@ -12,9 +12,12 @@ from monitor.actions.thaw_reasons import START
 #: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; at one that runs,
 #: so often.
 ASK_NS, THAWED_NS = 100_000_000, 5_000_000
-#: For a SIGKILL a pod is thawed so many times at once. Then it waits, each time twice as long, up to `PAUSE_NS`; after
-#: `_ANEW_NS` without one it begins anew. Two pods without this, which killed children of theirs, ran half of the time.
-_AT_ONCE, _FIRST_NS, _ANEW_NS = 3, 100_000_000, 10_000_000_000
+#: For SIGKILLs a pod runs so many times without a pause, 0.3 s: a container of hundreds of tasks does not end in 5 ms.
+#: Then it waits, each time twice as long, up to `PAUSE_NS`; after `_ANEW_NS` without one it begins anew. Two pods
+#: without this, which killed children of theirs, ran half of the time.
+_AT_ONCE, _FIRST_NS, _ANEW_NS = 60, 100_000_000, 10_000_000_000
+#: So often the pause is doubled, at the most.
+_DOUBLED = 4
 #: For a process that starts it is thawed no more often.
 PAUSE_NS = 1_000_000_000
 
@@ -67,8 +70,7 @@ class Thaws:
             self._started_ns[uid] = now_ns
             return
         count, last_ns = self._kills.get(uid, (0, 0))
-        # No more than count: the pause is the longest by then.
-        self._kills[uid] = (1 if now_ns - last_ns >= _ANEW_NS else min(count + 1, 2 * _AT_ONCE + 1), now_ns)
+        self._kills[uid] = (1 if now_ns - last_ns >= _ANEW_NS else min(count + 1, _AT_ONCE + _DOUBLED), now_ns)
 
     def end(self, uid: str) -> bool:
         """It is to be stopped again; whether it ran."""

@@ -15,7 +15,7 @@ from monitor.hot import hold_brakes, thaws
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import MIB, V2, stand
+from tests.actions.braked import LIMIT_FILE, MIB, V2, stand
 
 pytestmark = pytest.mark.kernel
 
@@ -64,19 +64,17 @@ def test_a_frozen_pod_runs_only_until_who_was_killed_in_it_has_ended(tmp_path: P
         brake = brakes.of(entry)
         assert brake.apply(0) is not None
         assert brakes.look_after(entry) == ""
-        probe.process.kill()
-        live.until(lambda: brakes.look_after(entry) == "" and brakes.thaws.running, "the SIGKILL to be seen")
-        assert probe.wait() == -signal.SIGKILL
-        assert brakes.look_after(entry) == hold_brakes.ENDED
-        assert brake.apply(0) is not None
-        assert (held.freezer / "freezer.state").read_text().strip() in ("FREEZING", "FROZEN")
-        assert [brakes.look_after(entry) for _ in range(3)] == [""] * 3
-        server.process.kill()
-        live.until(
-            lambda: brakes.look_after(entry) in ("", hold_brakes.GONE) and brakes.thaws.running, "the second SIGKILL"
-        )
-        assert server.wait() == -signal.SIGKILL
-        assert brakes.look_after(entry) == hold_brakes.GONE
+        for puppet, then in ((probe, hold_brakes.ENDED), (server, hold_brakes.GONE)):
+            puppet.process.kill()
+            live.until(lambda: brakes.look_after(entry) == hold_brakes.DYING, "the SIGKILL to be seen")
+            assert [brakes.look_after(entry) for _ in range(3)] == [hold_brakes.DYING] * 3
+            brakes.let_run("a", KILL, 0)
+            assert puppet.wait() == -signal.SIGKILL
+            assert brakes.look_after(entry) == then
+            if then == hold_brakes.ENDED:
+                assert brake.apply(0) is not None
+                assert (held.freezer / "freezer.state").read_text().strip() in ("FREEZING", "FROZEN")
+                assert [brakes.look_after(entry) for _ in range(3)] == [""] * 3
         brakes.drop("a")
 
 
@@ -93,7 +91,7 @@ def test_a_frozen_pod_runs_for_a_process_that_runc_starts(tmp_path: Path, monkey
         assert not brakes.may_start("a"), "nobody has looked"
         assert [brakes.look_after(entry) for _ in range(3)] == [""] * 3
         assert brakes.may_start("a")
-        brakes.let_start("a")
+        brakes.let_run("a", START, 0)
         assert brakes.thaws.running == {"a": START}
         assert (held.freezer / "freezer.state").read_text().strip() == "THAWED"
         assert brakes.look_after(entry) == hold_brakes.ENDED
@@ -128,17 +126,24 @@ def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(tmp_path: Path) 
         pytest.skip("cgroup v2 kills at the cap, and lets SIGKILL through: nothing is stopped again there")
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
         brake = held.brake(LIMIT)
-        puppet.tell("anon(100)")
-        live.until(lambda: (brake.usage() or 0) > 8 * MIB, "the pod to grow")
         first = brake.apply(0)
         assert first is not None
+        puppet.tell("anon(20)")
         live.until(lambda: (brake.usage() or 0) > first.cap - MIB // 2, "the pod to be at its cap")
-        for _ in range(3):
-            again = brake.apply(0)
+        for cap in (0, first.cap, first.cap + 2048):  # the last is no whole page, as of half of an odd number of them
+            again = brake.apply(cap)
             assert again is not None
             assert again.cap == first.cap
+        room = brake.loosen(first.cap)
+        assert room is not None
+        assert room.cap > (brake.usage() or 0) + MIB // 2, "who has to run needs some"
         more = brake.apply(first.cap + 4 * MIB)
         assert more is not None
         assert more.cap == first.cap + 4 * MIB, "unless it is to have more"
+        brake.thaw(more.cap + MIB)
+        assert int((held.pod / LIMIT_FILE).read_text()) == more.cap + MIB, "for as long as it runs"
+        back = brake.apply(more.cap)
+        assert back is not None
+        assert back.cap <= more.cap + MIB
         brake.release()
         assert puppet.answer() == "done"

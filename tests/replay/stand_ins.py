@@ -65,8 +65,8 @@ class StandInBrake:
         self.is_held = True
         return Braked("limit+freeze" if how == "apply" else "limit", cap, self.usage(), 1)
 
-    def thaw(self) -> None:
-        self.log.append(("thaw", 0))
+    def thaw(self, cap: int = 0) -> None:
+        self.log.append(("thaw", cap))
 
     def slow_down(self) -> None:
         pass

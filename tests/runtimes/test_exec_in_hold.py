@@ -12,6 +12,7 @@ import pytest
 
 from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.pod_brake import PodBrake
+from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot import hold_brakes
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.kernel import cgroupfs
@@ -68,10 +69,13 @@ def kill_in_hold(runtime: Containerd, pod: Pod, cgroup: Path, state: Path) -> in
             request = runtime.api.StopContainerRequest(container_id=ident, timeout=0)
             killed = pool.submit(runtime.runtime.StopContainer, request, timeout=live.TIMEOUT_S)
             while not killed.done():
-                if brakes.look_after(entry) == hold_brakes.ENDED:
+                found = brakes.look_after(entry)
+                if found == hold_brakes.ENDED:
                     brake.apply((brake.usage() or 0) + 8 * MIB)
-                if brakes.may_start("a"):
-                    brakes.let_start("a")
+                elif found == hold_brakes.DYING:
+                    brakes.let_run("a", KILL, 0)
+                elif brakes.may_start("a"):
+                    brakes.let_run("a", START, 0)
                     started += 1
                 time.sleep(0.005 if brakes.thaws.running else 0.1)
             killed.result()
