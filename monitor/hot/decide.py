@@ -227,7 +227,7 @@ class Decider:
                 brake=asked.known,
                 braked=braked,
                 kept=kept,
-                holding=self.holds is not None and hold.is_in_the_way(self.holds.state, self.holds.graceful),
+                holding=self.holds is not None and hold.is_in_the_way(self.holds.state),
                 hurried=hurried,
             )
 

@@ -49,7 +49,7 @@ class HoldControl:
         self.graceful = config.hard_grace_ns > 0
         self._evictor = core.evictor
         self._evictor.asks_exits = self.graceful
-        self.rules = hold.Rules(config.hold_limit_ns, config.kills, config.two_steps, config.hard_grace_ns)
+        self.rules = hold.Rules(config.hold_limit_ns + config.hard_grace_ns, config.kills, config.two_steps)
         self.state: State = FREE
         self._gauge = core.gauge
         self._registry = core.registry
@@ -127,7 +127,7 @@ class HoldControl:
     @property
     def hurries(self) -> bool:
         """Whether a pod in its grace may be hurried: not before the second line, where it has it under the brake."""
-        return not self.graceful or not hold.is_in_the_way(self.state, graceful=True)
+        return not self.graceful or not hold.is_in_the_way(self.state)
 
     def acted(self, uid: str, acted: Acted | None) -> None:
         """What was done about a pod: where it was sent SIGKILL it is not held any more, after SIGTERM it may answer."""

@@ -57,12 +57,13 @@ _LEAST_ROOM, _MOST_ROOM, _ROOM_PART = 2 << 20, 32 << 20, 8
 
 
 class Rules(NamedTuple):
-    """``kills``: below the second line the policy decides, else brakes tighten. ``kubelet``: one has the same line."""
+    """``kills``: below the second line the policy decides; else brakes are tightened. ``kubelet``: there is one that
+    evicts at the same line.
+    """
 
     limit_ns: int
     kills: bool
     kubelet: bool = False
-    grace_ns: int = 0  # from SIGTERM to SIGKILL
 
 
 class Domain(NamedTuple):
@@ -182,9 +183,9 @@ def advance(rules: Rules, state: State, look: Look) -> tuple[State, Steps]:
     return state, Steps(held, recapped, ended)
 
 
-def is_in_the_way(state: State, graceful: bool = False) -> bool:
-    """Whether the policy's victim is not killed, as somebody is held; ``graceful``: not hurried, at no time limit."""
-    return bool(state.pods) and (not state.opened or (graceful and state.opened == TIME_LIMIT))
+def is_in_the_way(state: State) -> bool:
+    """Whether the policy's victim is not killed now, because somebody is held for it."""
+    return bool(state.pods) and not state.opened
 
 
 def _met(look: Look) -> dict[str, Domain]:
@@ -227,8 +228,8 @@ def _opens(rules: Rules, state: State, look: Look) -> str:
 def _release(rules: Rules, state: State, look: Look) -> tuple[State, tuple[tuple[str, str], ...]]:
     """Who is not held any more."""
     now, pods = look.now_ns, state.pods
-    # One at its limit says nothing of the others. Where the policy has its turn, it has as long again, and a grace.
-    most_ns = 2 * rules.limit_ns + rules.grace_ns if rules.kills and state.met_ns else rules.limit_ns
+    # One at its limit says nothing of the others. Where the policy has its turn, it has as long again.
+    most_ns = 2 * rules.limit_ns if rules.kills and state.met_ns else rules.limit_ns
     ended = {p.uid: TIME_LIMIT for p in pods if now - p.since_ns >= most_ns}
     if state.opened and not state.met_ns:  # nobody is to be killed for it any more
         if state.opened in (OTHER_POD, UNANSWERED):

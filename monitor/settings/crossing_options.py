@@ -27,7 +27,7 @@ CROSSING_OPTIONS: tuple[Option, ...] = (
     setting(
         "hold-limit",
         DURATION,
-        "After so long the policy decides; a pod is held for twice that, and --hard-grace, at the most.",
+        "After so long the policy decides, and a pod is held no longer than twice that; --hard-grace comes on top.",
         "DURATION",
         default="2m",
         field="hold_limit_ns",
