@@ -23,8 +23,8 @@ Planned = dict[BrakeFile, Change | None]
 def plan_limit(
     ledger: BrakeLedger, cap: int, usage: int, attempt: int = 0, *, again: bool = False
 ) -> tuple[int, Planned]:
-    """The cap that is to be in force (bytes; 0: none), and what is to be changed for it. ``again``: it may be stopped
-    already, for which it gets no more. Raises OSError.
+    """The cap that is to be in force (bytes; 0: none), and what is to be changed for it. ``again``: to be
+    stopped, perhaps once more, for which it gets no more. Raises OSError.
     """
     limit, companion = ledger.file(LIMIT_FILES), ledger.file(COMPANIONS)
     if limit is None or companion is None:
@@ -45,12 +45,18 @@ def move_limit(ledger: BrakeLedger, cap: int) -> OSError | None:
     """Another cap in the place of one of ours, if there is one. What went wrong, unless v1 refuses it (EBUSY)."""
     limit = ledger.file(LIMIT_FILES)
     try:
-        if limit is not None and _in_force(ledger, limit):
-            planned: Planned = {limit: ledger.change(limit, str(cap // PAGE * PAGE))}
-            ledger.expect(planned)
+        if limit is None or not (now := _in_force(ledger, limit)):
+            return None
+        planned: Planned = {limit: ledger.change(limit, str(cap // PAGE * PAGE))}
+        ledger.expect(planned)
+        try:
             ledger.write(planned)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            ledger.expect({limit: ledger.change(limit, str(now))})  # it is as it was
     except OSError as error:
-        return None if error.errno == errno.EBUSY else error
+        return error
     return None
 
 

@@ -66,7 +66,7 @@ class PodBrake:
         self.uid, self.cgroup = uid, cgroup
         #: Why it cannot be braked; "" if it can.
         self.problem = ""
-        self.is_held = False
+        self.is_held = self.is_capped = False  # the second: with a cap of ours, not with a lower limit of its own
         self._hierarchy, self._journal, self._chosen, self._slow_downs = hierarchy, journal, kind, slow_downs
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
@@ -149,8 +149,8 @@ class PodBrake:
         self._ledger.since_ns = self.since_ns or began
         capped, slowed, frozen = 0, False, False
         try:
-            wanted, limit = plan_limit(self._ledger, cap, usage, again=freeze)
             high, freezer = (self._plan_high(usage, reclaims), self._plan_freeze()) if freeze else ({}, {})
+            wanted, limit = plan_limit(self._ledger, cap, usage, again=bool(freezer))
             self._ledger.expect({**limit, **(high or {}), **freezer})
             capped = write_limit(self._ledger, limit, cap, wanted, self.usage)
             if freeze:
@@ -162,7 +162,7 @@ class PodBrake:
                 self._ledger.put_back(*_FREEZE_FILES)
         except OSError as error:
             self._trouble(error)
-        self.is_held = bool(capped or frozen)
+        self.is_held, self.is_capped = bool(capped or frozen), bool(self._ledger.changes.keys() & set(LIMIT_FILES))
         if not self.is_held:
             self.release()
             return None

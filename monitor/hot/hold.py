@@ -190,7 +190,7 @@ class HoldControl:
         for uid in thaws.due(self._holds, now_ns):
             self._look_after(self._holds[uid], now_ns)
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
-        domains = figures.with_rates(figures.domains(), now_ns, caps, before, thaws.started)
+        domains = figures.with_rates(figures.domains(), now_ns, caps, before, thaws.bounded)
         evicted = [uid for uid in before.uids if uid in self._evicted]
         growers = figures.who_grows_on(domains, before)
         answers = self._answers
@@ -259,7 +259,7 @@ class HoldControl:
         found = self._brakes.look_after(held.entry, ends=uid in self._evicted)
         if found == GONE:
             self._gone.append(uid)
-        elif found == DYING:
+        elif found == DYING and self._brakes.thaws.started in ("", uid):  # else it waits for that one's end
             self._applier.let_die(held, self._figures.share(self.state))
         elif found == ENDED or (found == LOST and uid not in self._evicted):
             self._put_in_force(held, held.pod)

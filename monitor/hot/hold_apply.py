@@ -28,6 +28,8 @@ class HoldApplier:
         ``above``: a kubelet's line is to be crossed first, for which page cache of the pod is not to go.
         """
         brake, cap = self._brakes.of(held.entry), pod.cap
+        if pod is not held.pod:
+            held.allowed = 0
         if held.soft and runs and self._version == 1:
             cap = self._part(held, cap, parts)
         in_force = brake.loosen(cap) if runs else brake.apply(cap, reclaims=not above)
@@ -40,14 +42,15 @@ class HoldApplier:
 
     def let_die(self, held: Hold, share: int) -> None:
         """Let it run for a moment, so that a SIGKILL ends who it was sent to. ``share``: bytes that all of it may take:
-        its cap is of a frozen one.
+        its cap is of a frozen one. It is stopped with that again: who is in a system call then goes on in it.
         """
-        usage = self._brakes.of(held.entry).usage() or 0
-        self._brakes.let_run(held.pod.uid, KILL, min(held.cap, usage + share))
+        usage, held.allowed = self._brakes.of(held.entry).usage() or 0, held.allowed or held.pod.cap
+        held.pod = held.pod._replace(cap=min(held.allowed, usage + share))
+        self._brakes.let_run(held.pod.uid, KILL, held.pod.cap)
 
     def cap_to_start(self, held: Hold) -> int:
         """Below which it may run for a process that starts: that cannot, if the pod has come to its cap. 0: none."""
-        return max(held.cap, held.pod.cap + ROOM) if held.cap else 0
+        return max(held.cap, (held.allowed or held.pod.cap) + ROOM) if held.cap else 0
 
     def let_start(self, held: Hold) -> None:
         """Let it run for a moment, for a process that starts in it. Once in a hold that is logged."""

@@ -96,7 +96,7 @@ class HoldBrakes:
             return GONE
         now_ns, waits = time.monotonic_ns(), brake.waits_for_thaw()
         self.thaws.found(entry.uid, waits)
-        if waits == KILL and (ends or self.thaws.may_die(entry.uid, now_ns)):
+        if waits == KILL and self.thaws.may_die(entry.uid, now_ns, is_capped=brake.is_capped, ends=ends):
             return DYING
         if self.thaws.end(entry.uid):  # a probe's process, perhaps: the pod lives on
             return ENDED
@@ -109,8 +109,9 @@ class HoldBrakes:
 
     def let_run(self, uid: str, why: str, cap: int) -> None:
         """Let a held pod run until the next look, for `KILL` or `START`. ``cap``: meanwhile, in bytes; 0: as it is."""
-        self._brakes[uid].thaw(cap)
-        self.thaws.begin(uid, why, time.monotonic_ns())
+        brake = self._brakes[uid]
+        brake.thaw(cap)
+        self.thaws.begin(uid, why, time.monotonic_ns(), is_capped=brake.is_capped)
 
     def slow_down(self) -> None:
         """All that are held, once they are stopped: to wait for the thread takes up to 3 ms."""

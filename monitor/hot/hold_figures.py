@@ -35,10 +35,13 @@ class HoldFigures:
         self._figures = figures
         self._brakes = brakes
         self._before: dict[str, Mapping[str, int]] = {}  # signal -> working sets, from which who grows on is measured
-        #: Signal -> when, bytes with what a pod has that runs for a process that starts, and bytes with what those have
-        #: who are held with a cap; since a brake changed.
+        #: Signal -> when, bytes with what those have who run for a moment, and bytes with what those have who are held
+        #: with a cap; since a brake changed.
         self._available: dict[str, deque[tuple[int, int, int]]] = {}
-        self._counted: tuple[set[str], str] = (set(), "")  # uids of those with a cap whose usage is known; who runs
+        self._counted: tuple[set[str], set[str]] = (
+            set(),
+            set(),
+        )  # uids of those with a cap whose usage is known; who runs
         self.refused: set[str] = set()  # uids of pods that cannot be held, reported
         self.shown: dict[str, tuple[int, int]] = {}  # uid -> the kubelet's own figure, and of when
 
@@ -60,20 +63,26 @@ class HoldFigures:
         self._available.clear()
 
     def with_rates(
-        self, domains: Mapping[str, Domain], now_ns: int, caps: Mapping[str, int], state: State, runs: str = ""
+        self,
+        domains: Mapping[str, Domain],
+        now_ns: int,
+        caps: Mapping[str, int],
+        state: State,
+        runs: Container[str] = (),
     ) -> dict[str, Domain]:
         """With how much each has grown lately, under the brakes that are in force. ``caps``: uid -> bytes, of those who
         are held with one. What they take ends there; it is growth only where all of it would reach the second line.
-        What ``runs`` takes is none: it was let run for a process that starts, because all of it would not.
+        What ``runs`` take is none: they run for a moment with a cap, of which all would not.
         """
         found = {}
         usages = {uid: has for uid in caps if (has := self.usage(uid)) is not None}
-        if self._counted != (set(usages), runs):  # what one had who cannot be read any more was taken for growth
-            self._counted = set(usages), runs
+        running = {uid for uid in usages if uid in runs}
+        if self._counted != (set(usages), running):  # what one had who cannot be read any more was taken for growth
+            self._counted = set(usages), running
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
-        entry = self._registry.by_uid.get(runs)
-        ran = 0 if entry is None else self._gauge.table.working_set(entry.index)
+        entries = [entry for uid in running if (entry := self._registry.by_uid.get(uid)) is not None]
+        ran = sum(self._gauge.table.working_set(entry.index) for entry in entries)
         for signal, domain in domains.items():
             taken = self._available.setdefault(signal, deque())
             while taken and now_ns - taken[0][0] > WINDOW_NS:
@@ -90,10 +99,12 @@ class HoldFigures:
 
     def share(self, state: State) -> int:
         """Bytes that each of those that are held may take now, so that all of them together leave more than the second
-        line.
+        line, and more than a kubelet's where that is not met.
         """
-        lefts = {signal: d.available for signal, d in self.domains().items()}
-        rooms = [has - hold.second_line(state.left.get(signal, has)) for signal, has in lefts.items()]
+        above, rooms = self._rules.kubelet and not state.met_ns, list[int]()
+        for signal, domain in self.domains().items():
+            left = state.left.get(signal, domain.available)
+            rooms.append(domain.available - (domain.line if above else hold.second_line(left)))
         return max(0, min(rooms, default=0)) // (len(state.pods) + 1)
 
     def room(self, first: PodEntry, cap: int, holds: Iterable[Hold]) -> int | None:

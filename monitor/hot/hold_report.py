@@ -31,6 +31,7 @@ class Hold:
     soft: bool = False  # it may run, below a memory.high of the side's
     most: int = 0  # bytes charged to it at the most
     asked: bool = False  # the side was asked to let it run through its grace
+    allowed: int = 0  # the policy's cap, where that of `pod` was lowered for a run; 0: it is that
     ran: bool = False  # it ran for a process that starts, which is logged
     unslowed: bool = False  # it runs, and what the last side had set for that is taken back
 

@@ -16,6 +16,8 @@ ASK_NS, THAWED_NS = 100_000_000, 5_000_000
 #: Then it waits, each time twice as long, up to `PAUSE_NS`; after `_ANEW_NS` without one it begins anew. Two pods
 #: without this, which killed children of theirs, ran half of the time.
 _AT_ONCE, _FIRST_NS, _ANEW_NS = 60, 100_000_000, 10_000_000_000
+#: So many times a pod that nothing keeps from taking more meanwhile: it has no cap, or a limit of its own below that.
+_UNBOUNDED = 3
 #: So often the pause is doubled, at the most.
 _DOUBLED = 4
 #: For a process that starts it is thawed no more often.
@@ -31,6 +33,7 @@ class Thaws:
         self._starting: set[str] = set()  # runc starts a process in them
         self._started_ns: dict[str, int] = {}
         self._kills: dict[str, tuple[int, int]] = {}  # how often for a SIGKILL, and when last
+        self._capped: set[str] = set()  # of those that run: with a cap of ours
         self._asked_ns = self._ran_ns = 0
 
     def due(self, held: Collection[str], now_ns: int) -> list[str]:
@@ -50,12 +53,20 @@ class Thaws:
         """A look at a pod found that this waits: `KILL`, `START` or nothing."""
         (self._starting.add if waits == START else self._starting.discard)(uid)
 
-    def may_die(self, uid: str, now_ns: int) -> bool:
-        """Whether it is thawed for a SIGKILL now."""
-        count, last_ns = self._kills.get(uid, (0, 0))
-        if count < _AT_ONCE or now_ns - last_ns >= _ANEW_NS:
+    @property
+    def bounded(self) -> set[str]:
+        """Those that run now with a cap of ours."""
+        return self.running.keys() & self._capped
+
+    def may_die(self, uid: str, now_ns: int, *, is_capped: bool = True, ends: bool = False) -> bool:
+        """Whether it is thawed for a SIGKILL now. ``is_capped``: with a cap of ours; ``ends``: somebody evicts it."""
+        if ends and is_capped:
             return True
-        return now_ns - last_ns >= min(PAUSE_NS, _FIRST_NS << (count - _AT_ONCE))
+        count, last_ns = self._kills.get(uid, (0, 0))
+        at_once = _AT_ONCE if is_capped or ends else _UNBOUNDED
+        if count < at_once or now_ns - last_ns >= _ANEW_NS:
+            return True
+        return now_ns - last_ns >= min(PAUSE_NS, _FIRST_NS << min(count - at_once, _DOUBLED))
 
     def may_start(self, uid: str, now_ns: int) -> bool:
         """Whether it is thawed for a process that starts now: one at a time."""
@@ -63,8 +74,9 @@ class Thaws:
             return False
         return now_ns - self._started_ns.get(uid, -PAUSE_NS) >= PAUSE_NS
 
-    def begin(self, uid: str, why: str, now_ns: int) -> None:
+    def begin(self, uid: str, why: str, now_ns: int, *, is_capped: bool = True) -> None:
         """It is thawed."""
+        (self._capped.add if is_capped else self._capped.discard)(uid)
         self.running[uid], self._ran_ns = why, now_ns
         if why == START:
             self._started_ns[uid] = now_ns
@@ -79,6 +91,7 @@ class Thaws:
     def released(self, uid: str) -> None:
         """It is held no more. How often it was thawed counts if it is held again."""
         self._starting.discard(uid)
+        self._capped.discard(uid)
         self.running.pop(uid, None)
 
     def forget(self, uid: str) -> None:

@@ -14,7 +14,7 @@ from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.thaws import PAUSE_NS, THAWED_NS, Thaws
 from monitor.link.hold_messages import Held, KubeletEviction
 from monitor.settings.config import RunConfig
-from tests.daemon.test_hold_steps import DB, HOG, grown, reported
+from tests.daemon.test_hold_steps import ABOVE, DB, HOG, grown, reported
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World, clocked
 
@@ -210,9 +210,9 @@ def test_its_page_cache_may_become_memory_below_its_cap(world: World) -> None:
 
 
 @pytest.mark.parametrize("killed", [(HOG, DB), (DB,), (HOG,)])
-@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize(("idle", "gib_per_s"), [(False, 3), (True, 3), (True, 10)])
 def test_who_runs_for_a_sigkill_again_and_again_takes_nobodys_memory(
-    world: World, killed: tuple[str, ...], idle: bool
+    world: World, killed: tuple[str, ...], idle: bool, gib_per_s: int
 ) -> None:
     """Their caps are of frozen pods, which may have all that is left together: below those, at 3 GiB/s, they had it,
     and an innocent pod that comes before them was killed.
@@ -228,7 +228,7 @@ def test_who_runs_for_a_sigkill_again_and_again_takes_nobodys_memory(
         for uid in killed:
             (how, cap), index = world.brakes[uid].log[-1], world.registry.by_uid[uid].index
             if how == "thaw":
-                more = max(0, min(cap - world.table.sets[index], 3 * waited * (1 << 30) // SECOND))
+                more = max(0, min(cap - world.table.sets[index], gib_per_s * waited * (1 << 30) // SECOND))
                 world.table.sets[index] += more
                 world.working_set += more
 
@@ -236,6 +236,57 @@ def test_who_runs_for_a_sigkill_again_and_again_takes_nobodys_memory(
     assert all(thaws(world.brakes[uid]) > 20 for uid in killed)
     assert world.sent == [], "nobody is killed"
     assert CAPACITY - world.working_set > 24.75 * MIB, "the second line"
+
+
+def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) -> None:
+    """Its figures of pods are older than its node signal, so it would evict another one."""
+    world.put(2, -10, 0, "BestEffort", False, 50)
+    world.run(300, False)
+    world.wait(SECOND // 10)
+    for number, (priority, has) in enumerate(((0, 200), (1000, 301), (-10, 150))):
+        world.put(number, priority, 0, "BestEffort", False, has)
+    world.run(ABOVE, True)
+    held = [one.pod for one in reported(world, Held)]
+    assert len(held) == 3
+    assert {one.step for one in reported(world, Held)} == {"above"}
+    for uid in held:
+        world.brakes[uid].waits_for_thaw = frozen_with(world.brakes[uid], KILL)  # type: ignore[method-assign]
+
+    def grow(waited: int) -> None:
+        for uid in held:
+            (how, cap), index = world.brakes[uid].log[-1], world.registry.by_uid[uid].index
+            if how == "thaw":
+                more = max(0, cap - world.table.sets[index])
+                world.table.sets[index] += more
+                world.working_set += more
+
+    follow(world, 3 * SECOND, grow)
+    assert CAPACITY - world.working_set > 100 * MIB
+    assert world.sent == []
+
+
+def test_one_without_a_cap_does_not_run_so_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brake is `freeze` alone, or its own limit is lower than the cap: nothing keeps it from taking more."""
+    monkeypatch.setattr(StandInBrake, "is_capped", False)
+    both_held(world, 99)
+    brake = world.brakes[HOG]
+    brake.waits_for_thaw = frozen_with(brake, KILL)  # type: ignore[method-assign]
+    follow(world, 5 * SECOND)
+    assert 3 < thaws(brake) < 12
+
+
+def test_a_sigkill_waits_for_the_end_of_another_pods_run(world: World) -> None:
+    """What that may take is promised."""
+    both_held(world, 99)
+    holds = world.decider.holds
+    assert holds is not None
+    holds._brakes.thaws.begin(HOG, START, world.now_ns)
+    world.brakes[DB].waits = KILL
+    holds._look_after(holds._holds[DB], world.now_ns)
+    assert not thaws(world.brakes[DB])
+    holds._brakes.thaws.end(HOG)
+    holds._look_after(holds._holds[DB], world.now_ns)
+    assert thaws(world.brakes[DB])
 
 
 def test_one_that_somebody_evicts_may_run_as_often_as_it_is_killed(world: World) -> None:

@@ -42,7 +42,7 @@ class StandInBrake:
     is_clear = True
     high_is_left = False
     since_ns = 0
-    is_in_force = True
+    is_in_force = is_capped = True
     waits = ""
 
     def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
