@@ -173,21 +173,23 @@ def remark(holds: Sequence[HeldPod]) -> str:
     whole = replace(
         mine[-1],
         ms=sum(one.ms for one in mine),
-        grew_bytes=_of(sum, [one.grew_bytes for one in mine]),
+        grew_bytes=_of_known(sum, [one.grew_bytes for one in mine]),
         lasts_ms=mine[0].lasts_ms,
-        connections=_of(max, [one.connections for one in mine]),  # those of one hold may wait in the next one still
-        unread_bytes=_of(max, [one.unread_bytes for one in mine]),
-        unready=_of(max, [one.unready for one in mine]),
-        restarts=_of(sum, [one.restarts for one in mine]),
-        failed_probes=_of(sum, [one.failed_probes for one in mine]),
+        connections=_of_known(
+            max, [one.connections for one in mine]
+        ),  # those of one hold may wait in the next one still
+        unread_bytes=_of_known(max, [one.unread_bytes for one in mine]),
+        unready=_of_known(max, [one.unready for one in mine]),
+        restarts=_of_known(sum, [one.restarts for one in mine]),
+        failed_probes=_of_known(sum, [one.failed_probes for one in mine]),
     )
     others = len({one.pod for one in holds}) - 1
     more = f", and {others} more pod{'s' * (others > 1)} with it" if others else ""
     return sentence(whole, len(mine)) + more
 
 
-def _of(whole: Callable[[list[int]], int], figures: Sequence[int | None]) -> int | None:
-    """Of those that are known; None where none is."""
+def _of_known(whole: Callable[[list[int]], int], figures: Sequence[int | None]) -> int | None:
+    """The sum, or the most, of the figures that are known; None where none is."""
     known = [one for one in figures if one is not None]
     return whole(known) if known else None
 

@@ -5,41 +5,20 @@ The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, KubeletFigures, Soften, Softened
-from monitor.policy.hold import BEYOND, MARGIN
-from monitor.settings.config import RunConfig
+from monitor.policy.hold import BEYOND
+from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
 from tests.replay.stand_ins import StandInBrake
-from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World, clocked
-
-HOG, DB = PODS[0], PODS[1]
-RULES: dict[str, Any] = {"enforce": True, "eviction_hard": {"memory.available": "100Mi"}, "eviction_soft": {}}
-ABOVE = 100 + MARGIN // MIB - 2
-
-
-def grown(world: World, usage: int, available: int) -> None:
-    """The hog has so much now, and so much is left; a ceiling was crossed."""
-    world.wait(SECOND // 10)
-    world.put(0, 0, 0, "BestEffort", False, usage)
-    world.run(available, True)
+from tests.replay.world import CAPACITY, MIB, SECOND, World
 
 
 @pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    """With a hog that is the first of the order, and a database."""
-    made = World(RunConfig(**RULES, **getattr(request, "param", {"hold": True, "two_steps": True})), tmp_path)
-    with clocked(made):
-        made.put(0, 0, 0, "BestEffort", False, 100)
-        made.put(1, 1000, 300, "Burstable", False, 200)
-        made.run(300, False)
+    with hold_world(tmp_path, getattr(request, "param", BESIDE_KUBELET)) as made:
         yield made
-
-
-def reported(world: World, kind: type) -> list[Any]:
-    return [message for message in world.told if isinstance(message, kind)]
 
 
 def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures_show_it(world: World) -> None:

@@ -3,33 +3,24 @@
 The brake is a stand-in here; the real one is in tests/daemon/test_hold_brakes.py, real execs in tests/runtimes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.thaws import PAUSE_NS, THAWED_NS, Thaws
 from monitor.link.hold_messages import Held, KubeletEviction
-from monitor.settings.config import RunConfig
-from tests.daemon.test_hold_steps import ABOVE, DB, HOG, grown, reported
+from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
 from tests.replay.stand_ins import StandInBrake
-from tests.replay.world import CAPACITY, MIB, SECOND, World, clocked
-
-RULES: dict[str, Any] = {"enforce": True, "eviction_hard": {"memory.available": "100Mi"}, "eviction_soft": {}}
+from tests.replay.world import CAPACITY, MIB, SECOND, World
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[World]:
-    """With a hog that is the first of the order, and a database; beside a kubelet."""
     monkeypatch.setattr(StandInBrake, "kind", "limit+freeze")
-    made = World(RunConfig(**RULES, **getattr(request, "param", {"hold": True, "two_steps": True})), tmp_path)
-    with clocked(made):
-        made.put(0, 0, 0, "BestEffort", False, 100)
-        made.put(1, 1000, 300, "Burstable", False, 200)
-        made.run(300, False)
+    with hold_world(tmp_path, getattr(request, "param", BESIDE_KUBELET)) as made:
         yield made
 
 
@@ -49,6 +40,20 @@ def both_held(world: World, available: int) -> None:
     world.put(1, 1000, 300, "Burstable", False, 301)
     world.run(available, True)
     assert [one.pod for one in reported(world, Held)] == [HOG, DB]
+
+
+def growing(world: World, uids: Sequence[str], gib_per_s: int) -> Callable[[int], None]:
+    """For `follow`: these grow at that rate while they run, up to the cap that they run with."""
+
+    def grow(waited: int) -> None:
+        for uid in uids:
+            (how, cap), index = world.brakes[uid].log[-1], world.registry.by_uid[uid].index
+            if how == "thaw":
+                more = max(0, min(cap - world.table.sets[index], gib_per_s * waited * (1 << 30) // SECOND))
+                world.table.sets[index] += more
+                world.working_set += more
+
+    return grow
 
 
 def follow(world: World, ns: int, each: Callable[[int], None] = lambda _: None) -> None:
@@ -179,15 +184,7 @@ def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: 
     brake, index = world.brakes[HOG], world.registry.by_uid[HOG].index
     world.brakes[DB].waits_for_thaw = lambda: KILL if thaws(world.brakes[DB]) == 0 else ""  # type: ignore[method-assign]
     brake.waits_for_thaw = frozen_with(brake, START)  # type: ignore[method-assign]
-    cap = next(one.cap for one in reported(world, Held) if one.pod == HOG)
-
-    def grow(waited: int) -> None:
-        if brake.log[-1][0] == "thaw":
-            more = min(cap - world.table.sets[index], int(gib_per_s * waited * (1 << 30) / SECOND))
-            world.table.sets[index] += more
-            world.working_set += more
-
-    follow(world, SECOND // 5, grow)
+    follow(world, SECOND // 5, growing(world, (HOG,), gib_per_s))
     assert thaws(brake)
     assert world.table.sets[index] > 210 * MIB
     assert world.sent == [], "nobody is killed"
@@ -224,15 +221,7 @@ def test_who_runs_for_a_sigkill_again_and_again_takes_nobodys_memory(
     for uid in killed:
         world.brakes[uid].waits_for_thaw = frozen_with(world.brakes[uid], KILL)  # type: ignore[method-assign]
 
-    def grow(waited: int) -> None:
-        for uid in killed:
-            (how, cap), index = world.brakes[uid].log[-1], world.registry.by_uid[uid].index
-            if how == "thaw":
-                more = max(0, min(cap - world.table.sets[index], gib_per_s * waited * (1 << 30) // SECOND))
-                world.table.sets[index] += more
-                world.working_set += more
-
-    follow(world, 3 * SECOND, grow)
+    follow(world, 3 * SECOND, growing(world, killed, gib_per_s))
     assert all(thaws(world.brakes[uid]) > 20 for uid in killed)
     assert world.sent == [], "nobody is killed"
     assert CAPACITY - world.working_set > 24.75 * MIB, "the second line"
@@ -252,15 +241,7 @@ def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) 
     for uid in held:
         world.brakes[uid].waits_for_thaw = frozen_with(world.brakes[uid], KILL)  # type: ignore[method-assign]
 
-    def grow(waited: int) -> None:
-        for uid in held:
-            (how, cap), index = world.brakes[uid].log[-1], world.registry.by_uid[uid].index
-            if how == "thaw":
-                more = max(0, cap - world.table.sets[index])
-                world.table.sets[index] += more
-                world.working_set += more
-
-    follow(world, 3 * SECOND, grow)
+    follow(world, 3 * SECOND, growing(world, held, 100))
     assert CAPACITY - world.working_set > 100 * MIB
     assert world.sent == []
 
