@@ -41,22 +41,24 @@ def plan_limit(
     return wanted, {companion: ledger.change(companion, "1"), limit: change}
 
 
-def move_limit(ledger: BrakeLedger, cap: int) -> OSError | None:
-    """Another cap in the place of one of ours, if there is one. What went wrong, unless v1 refuses it (EBUSY)."""
+def move_limit(ledger: BrakeLedger, cap: int, usage: int) -> OSError | None:
+    """Another cap in the place of one of ours, if there is one. What went wrong, unless v1 refuses it (EBUSY). Not
+    nearer to ``usage`` than `ROOM`, or v1 reclaims in the writer; nor higher for that.
+    """
     limit = ledger.file(LIMIT_FILES)
     try:
         if limit is None or not (now := _in_force(ledger, limit)):
             return None
-        planned: Planned = {limit: ledger.change(limit, str(cap // PAGE * PAGE))}
-        ledger.expect(planned)
+        wanted = (cap if cap >= usage + ROOM else min(now, usage + ROOM)) // PAGE * PAGE
+        planned: Planned = {limit: ledger.change(limit, str(wanted))}
         try:
+            ledger.expect(planned)
             ledger.write(planned)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
+        except OSError:
             ledger.expect({limit: ledger.change(limit, str(now))})  # it is as it was
+            raise
     except OSError as error:
-        return error
+        return None if error.errno == errno.EBUSY else error
     return None
 
 

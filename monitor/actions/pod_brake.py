@@ -280,7 +280,7 @@ class PodBrake:
 
     def thaw(self, cap: int = 0) -> None:
         """Let it run, below its cap if it has one; ``cap``: another one meanwhile, in bytes."""
-        if cap and (error := move_limit(self._ledger, cap)):
+        if cap and (error := move_limit(self._ledger, cap, self.usage() or 0)):
             self._trouble(error)
         self._ledger.put_back(*_FREEZE_FILES)
 

@@ -31,7 +31,7 @@ class HoldApplier:
         if pod is not held.pod:
             held.allowed = 0
         if held.soft and runs and self._version == 1:
-            cap = self._part(held, cap, parts)
+            cap = self._part(held, held.allowed or cap, parts)
         in_force = brake.loosen(cap) if runs else brake.apply(cap, reclaims=not above)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
         if in_force is None:
@@ -71,7 +71,7 @@ class HoldApplier:
             return False
         if not held.cap:
             return False
-        in_force = self._brakes.of(held.entry).loosen(self._part(held, held.cap, parts))
+        in_force = self._brakes.of(held.entry).loosen(self._part(held, held.allowed or held.cap, parts))
         held.cap = in_force.cap if in_force is not None else held.cap
         return True
 

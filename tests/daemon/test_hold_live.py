@@ -225,7 +225,7 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
     # What the pod did with its grace.
     ended_by = {"pid": hog.process.pid, "exit_code": None, "signal": -hog.process.returncode}
     assert gone["exits"] == ([ended_by] if KNOWN else None)
-    assert gone["freed"] > 64 * MIB
+    assert gone["freed"] == end["freed"] > 0
 
 
 # whoever ends, nobody stays held
