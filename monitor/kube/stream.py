@@ -120,6 +120,8 @@ class Stream:
 
     def start_tls(self, context: ssl.SSLContext, server_name: str) -> bytes:
         """Shake hands; the certificate that the server showed, DER. Raises ssl.SSLError, OSError."""
+        # Of a peer that has hung up already, wrap_socket leaks the socket (CPython 3.11: recv in SSLSocket._create).
+        self._sock.getpeername()
         sock = context.wrap_socket(self._sock, server_hostname=server_name, do_handshake_on_connect=False)
         self._sock = sock
         self._ready(sock.do_handshake)

@@ -17,6 +17,10 @@ from xml.etree import ElementTree
 FAILED = "FAILED"
 #: It failed, was run once more, and passed: a machine on a busy one is late by seconds at times.
 FLAKY = "FLAKY (failed, then passed):"
+#: It waited: what it changes cannot be taken back, and a test before it had failed and was to have its second try.
+POSTPONED = "POSTPONED (a test before it had failed; then passed):"
+#: How such a test begins what it says (tests/lab/test_lockdown.py).
+POSTPONING = "Failed: postponed: "
 #: The tests that may be flaky: `[[test]]` with `name` (without parameters: with any), `reason` and `since`.
 KNOWN = Path(__file__).resolve().parents[2] / "tests/flaky.toml"
 MOST_KNOWN = 3
@@ -113,19 +117,21 @@ def _parsed(junit: str, what: str) -> list[ElementTree.Element]:
 def counts(place: Path) -> tuple[int, int, int, int]:
     """(passed, of those flaky, failed, skipped) by a guest's results; zeros when it left none."""
     passed, failed, skipped = counts_of(_text(place / "junit.xml"))
-    again = sum(1 for what, *_ in failures(place) if what == FLAKY)
-    return passed + again, again, failed - again, skipped
+    found = [what for what, *_ in failures(place)]
+    flaky, mended = found.count(FLAKY), len(found) - found.count(FAILED)
+    return passed + mended, flaky, failed - mended, skipped
 
 
 def failures(place: Path) -> list[tuple[str, str, str]]:
-    """(`FAILED` or `FLAKY`, the test, the first line of what it said) for each that failed at first."""
+    """(`FAILED`, `FLAKY` or `POSTPONED`, the test, the first line of what it said) for each that failed at first."""
     second = _parsed(_text(place / "again.xml"), "testcase")
     mended = {_name(case) for case in second if not _problems(case) and case.find("skipped") is None}
     found = []
     for case in _parsed(_text(place / "junit.xml"), "testcase"):
         for bad in _problems(case):
             message = next(iter((bad.get("message") or "").splitlines()), "")
-            found.append((FLAKY if _name(case) in mended else FAILED, _name(case), message))
+            passed = POSTPONED if POSTPONING in message else FLAKY
+            found.append((passed if _name(case) in mended else FAILED, _name(case), message))
     return found
 
 

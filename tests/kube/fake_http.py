@@ -199,9 +199,14 @@ class _Http(http.server.ThreadingHTTPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         sock, address = super().get_request()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self.fake.context is not None:  # shakes hands in the connection's thread
-            sock = self.fake.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        try:
+            sock.getpeername()  # wrap_socket leaks the socket of a client that has hung up (CPython 3.11)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.fake.context is not None:  # shakes hands in the connection's thread
+                sock = self.fake.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            sock.close()
+            raise
         return sock, address
 
     def handle_error(self, *_: object) -> None:

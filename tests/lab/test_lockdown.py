@@ -41,7 +41,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A state dir whose programs were loaded before the lockdown."""
     assert LOCKDOWN.exists(), "these run in our guests alone, whose kernels have it: is securityfs mounted?"
     if request.session.testsfailed:
-        pytest.fail("tests before these failed: under lockdown, they could not load what they need for a second try")
+        # How it begins is known to scripts/vm/report.py: it is no flaky test.
+        pytest.fail("postponed: tests before these failed, and under lockdown could not load what a second try needs")
     state = tmp_path_factory.mktemp("loaded") / "state"
     live.lend_pins(state)
     yield state

@@ -64,6 +64,19 @@ def test_a_known_one_is_forgiven_with_any_parameters_or_these(tmp_path: Path, kn
     assert report.unknown(tmp_path, ["tests/b.py::test_ba", "tests/b.py::test_bad[a: 2]"]) == UNKNOWN
 
 
+def test_one_that_waited_for_anothers_second_try_is_not_flaky(tmp_path: Path) -> None:
+    said = "failed on setup with &quot;Failed: postponed: tests before these failed&quot;"
+    results(tmp_path, "")
+    file = tmp_path / "junit.xml"
+    file.write_text(file.read_text().replace("assert 1 == 2&#10;more", said))
+    assert [what for what, *_ in report.failures(tmp_path)] == [report.POSTPONED]
+    assert (report.counts(tmp_path), report.unproven(tmp_path)) == ((2, 0, 0, 0), "")
+    (tmp_path / "again.xml").unlink()
+    assert [what for what, *_ in report.failures(tmp_path)] == [report.FAILED]
+    assert (report.counts(tmp_path), report.unproven(tmp_path)[:8]) == ((1, 0, 1, 0), "1 failed")
+    assert report.POSTPONING.removeprefix("Failed: ") in (ROOT / "tests/lab/test_lockdown.py").read_text()
+
+
 def test_one_that_is_unknown_is_forgiven_and_no_two(tmp_path: Path) -> None:
     most = report.MOST_UNKNOWN
     results(tmp_path, "")
