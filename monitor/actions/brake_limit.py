@@ -42,12 +42,16 @@ def plan_limit(
 
 
 def move_limit(ledger: BrakeLedger, cap: int, usage: int) -> OSError | None:
-    """Another cap in the place of one of ours, if there is one. What went wrong, unless v1 refuses it (EBUSY). Not
-    nearer to ``usage`` than `ROOM`, or v1 reclaims in the writer; nor higher for that.
+    """Another cap in the place of one of ours, or of a limit of its own that was lower than ours and is higher than
+    this one. What went wrong, unless v1 refuses it (EBUSY). Not nearer to ``usage`` than `ROOM`, or v1 reclaims in the
+    writer; nor higher for that.
     """
     limit = ledger.file(LIMIT_FILES)
     try:
-        if limit is None or not (now := _in_force(ledger, limit)):
+        if limit is None:
+            return None
+        if not (now := _in_force(ledger, limit)):
+            _limit_anew(ledger, cap, usage)
             return None
         wanted = (cap if cap >= usage + ROOM else min(now, usage + ROOM)) // PAGE * PAGE
         planned: Planned = {limit: ledger.change(limit, str(wanted))}
@@ -60,6 +64,17 @@ def move_limit(ledger: BrakeLedger, cap: int, usage: int) -> OSError | None:
     except OSError as error:
         return None if error.errno == errno.EBUSY else error
     return None
+
+
+def _limit_anew(ledger: BrakeLedger, cap: int, usage: int) -> None:
+    """Raises OSError, and there is no cap of ours then."""
+    try:
+        _, planned = plan_limit(ledger, cap, usage)
+        ledger.expect(planned)
+        ledger.write(planned)
+    except OSError:
+        ledger.put_back(*LIMIT_FILES, *COMPANIONS)
+        raise
 
 
 def _in_force(ledger: BrakeLedger, limit: BrakeFile) -> int:

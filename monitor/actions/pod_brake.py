@@ -66,7 +66,7 @@ class PodBrake:
         self.uid, self.cgroup = uid, cgroup
         #: Why it cannot be braked; "" if it can.
         self.problem = ""
-        self.is_held = self.is_capped = False  # the second: with a cap of ours, not with a lower limit of its own
+        self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
         self._hierarchy, self._journal, self._chosen, self._slow_downs = hierarchy, journal, kind, slow_downs
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
@@ -162,7 +162,7 @@ class PodBrake:
                 self._ledger.put_back(*_FREEZE_FILES)
         except OSError as error:
             self._trouble(error)
-        self.is_held, self.is_capped = bool(capped or frozen), bool(self._ledger.changes.keys() & set(LIMIT_FILES))
+        self.is_held, self.is_capped = bool(capped or frozen), bool(capped)
         if not self.is_held:
             self.release()
             return None
@@ -179,9 +179,7 @@ class PodBrake:
             return {}
 
     def _plan_high(self, usage: int, reclaims: bool) -> Planned | None:
-        """Have whoever takes memory in a system call sleep in it; None where he will not. With what `slow_down` will
-        set.
-        """
+        """Have whoever takes memory in a system call sleep in it; None where he will not. `slow_down` may go on."""
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
         if file is None or self.high_is_left:
@@ -282,6 +280,7 @@ class PodBrake:
         """Let it run, below its cap if it has one; ``cap``: another one meanwhile, in bytes."""
         if cap and (error := move_limit(self._ledger, cap, self.usage() or 0)):
             self._trouble(error)
+        self.is_capped |= not self._ledger.changes.keys().isdisjoint(LIMIT_FILES)
         self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:

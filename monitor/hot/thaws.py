@@ -16,7 +16,7 @@ ASK_NS, THAWED_NS = 100_000_000, 5_000_000
 #: Then it waits, each time twice as long, up to `PAUSE_NS`; after `_ANEW_NS` without one it begins anew. Two pods
 #: without this, which killed children of theirs, ran half of the time.
 _AT_ONCE, _FIRST_NS, _ANEW_NS = 60, 100_000_000, 10_000_000_000
-#: So many times a pod that nothing keeps from taking more meanwhile: it has no cap, or a limit of its own below that.
+#: So many times a pod that nothing keeps from taking more meanwhile: it has no cap.
 _UNBOUNDED = 3
 #: So often the pause is doubled, at the most.
 _DOUBLED = 4
@@ -33,7 +33,7 @@ class Thaws:
         self._starting: set[str] = set()  # runc starts a process in them
         self._started_ns: dict[str, int] = {}
         self._kills: dict[str, tuple[int, int]] = {}  # how often for a SIGKILL, and when last
-        self._capped: set[str] = set()  # of those that run: with a cap of ours
+        self._capped: set[str] = set()  # of those that run: with a cap
         self._asked_ns = self._ran_ns = 0
 
     def due(self, held: Collection[str], now_ns: int) -> list[str]:
@@ -55,11 +55,11 @@ class Thaws:
 
     @property
     def bounded(self) -> set[str]:
-        """Those that run now with a cap of ours."""
+        """Those that run now with a cap."""
         return self.running.keys() & self._capped
 
     def may_die(self, uid: str, now_ns: int, *, is_capped: bool = True, ends: bool = False) -> bool:
-        """Whether it is thawed for a SIGKILL now. ``is_capped``: with a cap of ours; ``ends``: somebody evicts it."""
+        """Whether it is thawed for a SIGKILL now. ``is_capped``: below a cap; ``ends``: somebody evicts it."""
         if ends and is_capped:
             return True
         count, last_ns = self._kills.get(uid, (0, 0))

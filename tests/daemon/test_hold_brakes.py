@@ -119,6 +119,36 @@ def test_who_has_ended_waits_for_no_thaw(tmp_path: Path) -> None:
         assert [reasons.look() for _ in range(3)] == [""] * 3
 
 
+def test_a_limit_of_its_own_that_is_lower_than_the_cap_is_one(tmp_path: Path) -> None:
+    """Where it is higher than the cap of a run, it is lowered for that."""
+    with stand(tmp_path / "state") as held, held.puppet() as puppet:
+        if V2 or held.freezer is None:
+            pytest.skip("cgroup v2 lets SIGKILL through" if V2 else "cgroup v1's freezer is not mounted, and cannot be")
+        brake, limit = held.brake(), held.pod / LIMIT_FILE
+        own = (brake.usage() or 0) + 16 * MIB
+        cgroupfs.set_limit(held.pod, own)
+        before = limit.read_text(), (held.pod / "memory.oom_control").read_text()
+        with closing(brake):  # frozen the puppet does not end
+            braked = brake.apply(own + 16 * MIB)
+            assert braked is not None
+            assert (braked.brake, braked.cap) == ("limit+freeze", int(before[0]))
+            assert brake.is_capped
+            brake.thaw(own + 4 * MIB)
+            assert limit.read_text() == before[0]
+            brake.thaw(own - 8 * MIB)
+            assert (int(limit.read_text()), brake.is_capped) == (own // 4096 * 4096 - 8 * MIB, True)
+            assert "oom_kill_disable 1" in (held.pod / "memory.oom_control").read_text()
+            puppet.tell("anon(12)")
+            live.until(lambda: (brake.usage() or 0) > own - 9 * MIB, "the pod to be at the cap of its run")
+            again = brake.apply(own - 8 * MIB)
+            assert again is not None
+            assert again.cap < own - 6 * MIB, "and has that from then on"
+            brake.release()
+            assert limit.read_text() == before[0]
+            assert "oom_kill_disable 0" in (held.pod / "memory.oom_control").read_text()
+            assert puppet.answer() == "done"
+
+
 def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(tmp_path: Path) -> None:
     """Thawed for a SIGKILL of its own again and again it had 1 MiB more each time."""
     with stand(tmp_path / "state") as held, held.puppet() as puppet:

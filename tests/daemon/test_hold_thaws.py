@@ -247,7 +247,7 @@ def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) 
 
 
 def test_one_without_a_cap_does_not_run_so_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The brake is `freeze` alone, or its own limit is lower than the cap: nothing keeps it from taking more."""
+    """The brake is `freeze` alone: nothing keeps it from taking more."""
     monkeypatch.setattr(StandInBrake, "is_capped", False)
     both_held(world, 99)
     brake = world.brakes[HOG]
