@@ -51,6 +51,7 @@ class Brake:
         sampling = self._active or core.config.holds  # who grows is held, whatever the policy's release is
         self.figures = self._figures = figures = BrakeFigures(core.gauge, core.registry, active=sampling)
         self.begin, self.note, self.began = figures.begin, figures.note, figures.began
+        self.note_due_ns = figures.due_ns
         self.state: dict[str, Any] | None = None
         self._changed = False
         self._reported_reason = ""  # the last one; "" once it is reported that evictions are not held any more

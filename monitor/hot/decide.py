@@ -61,6 +61,7 @@ class Decider:
         self._pods = MovedPods(core.gauge, core.registry, core.evictor, core.outbox.send)
         self._decisions = Decisions(core.config.kills)
         self._brake = Brake(core)
+        self.note, self.note_due_ns = self._brake.note, self._brake.note_due_ns
         self.holds = HoldControl(core, self._brake.figures) if core.config.holds else None
         self._actor = Actor(core, self._decisions, self._brake)
 

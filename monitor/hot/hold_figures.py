@@ -122,9 +122,9 @@ class HoldFigures:
 
     def who_grew(self, watch: Watch) -> list[str]:
         """Who grows at a crossing, in the policy's order."""
-        grew, everywhere, has = self._figures.grown_pods(watch, self._gauge.reading(watch))
-        self._before = {watch.signal: has}
-        return hold_growers.who_grew(grew, everywhere, self._order(grew))
+        grown = self._figures.grown_pods(watch, self._gauge.reading(watch))
+        self._before = {watch.signal: grown.usages}
+        return hold_growers.who_grew(grown.pods, grown.everywhere, self._order(grown.pods), grown.lately)
 
     def who_grows_on(self, domains: Mapping[str, Domain], state: State) -> list[str]:
         """Who grows although others are held, in the policy's order."""

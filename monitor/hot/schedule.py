@@ -55,6 +55,7 @@ def timer_table(
             Timer("rings", records.due_ns, records.go_on),
             *_of_holds(parts),
             Timer("rank", rank_due_ns, rank),
+            Timer("sample", decider.note_due_ns, decider.note),
             Timer("reread", decider.reread_due_ns, lambda _: decider.reread()),
             Timer("eviction", evictor.due_ns, follow_eviction),
             Timer("return", patience.due_ns, lambda _: decider.follow_return()),
