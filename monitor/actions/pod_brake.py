@@ -278,9 +278,10 @@ class PodBrake:
 
     def thaw(self, cap: int = 0) -> None:
         """Let it run, below its cap if it has one; ``cap``: another one meanwhile, in bytes."""
-        if cap and (error := move_limit(self._ledger, cap, self.usage() or 0)):
+        try:
+            self.is_capped = move_limit(self._ledger, cap, self.usage() or 0) if cap else self.is_capped
+        except OSError as error:
             self._trouble(error)
-        self.is_capped |= not self._ledger.changes.keys().isdisjoint(LIMIT_FILES)
         self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:

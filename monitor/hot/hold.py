@@ -254,14 +254,14 @@ class HoldControl:
 
     def _look_after(self, held: Hold, now_ns: int) -> None:
         """Whether anybody is left in a pod, and whether it is held still."""
-        uid = held.pod.uid
+        uid, is_evicted = held.pod.uid, held.pod.uid in self._evicted
         self._answers.hold(self._figures.up_to(uid), now_ns)
-        found = self._brakes.look_after(held.entry, ends=uid in self._evicted)
+        found = self._brakes.look_after(held.entry, ends=is_evicted)
         if found == GONE:
             self._gone.append(uid)
         elif found == DYING and self._brakes.thaws.started in ("", uid):  # else it waits for that one's end
-            self._applier.let_die(held, self._figures.share(self.state))
-        elif found == ENDED or (found == LOST and uid not in self._evicted):
+            self._applier.let_die(held, self._figures.share(self.state, held, self._holds.values()), ends=is_evicted)
+        elif found == ENDED or (found == LOST and not is_evicted):
             self._put_in_force(held, held.pod)
 
     # doing

@@ -40,10 +40,16 @@ class HoldApplier:
         held.brake, held.cap = in_force.brake, in_force.cap
         return True
 
-    def let_die(self, held: Hold, share: int) -> None:
+    def let_die(self, held: Hold, share: int, *, ends: bool = False) -> None:
         """Let it run for a moment, so that a SIGKILL ends who it was sent to. ``share``: bytes that all of it may take:
-        its cap is of a frozen one. It is stopped with that again: who is in a system call then goes on in it.
+        its cap is of a frozen one. It is stopped with that again: who is in a system call then goes on in it. No cap
+        can be nearer than `ROOM`: where that is too much for it only one that ``ends`` runs, or one that has run, at
+        the cap that it had.
         """
+        if share < ROOM:
+            if not (ends or held.allowed):
+                return
+            share = 0
         usage, held.allowed = self._brakes.of(held.entry).usage() or 0, held.allowed or held.pod.cap
         held.pod = held.pod._replace(cap=min(held.allowed, usage + share))
         self._brakes.let_run(held.pod.uid, KILL, held.pod.cap)

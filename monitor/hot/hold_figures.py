@@ -97,15 +97,25 @@ class HoldFigures:
             found[signal] = domain._replace(rate=rate)
         return found
 
-    def share(self, state: State) -> int:
-        """Bytes that each of those that are held may take now, so that all of them together leave more than the second
-        line, and more than a kubelet's where that is not met.
+    def share(self, state: State, held: Hold, holds: Iterable[Hold]) -> int:
+        """Bytes by which the cap of ``held``, which runs next, may be above its usage, so that all that are held
+        together leave more than the second line, and more than a kubelet's where that is not met. What those of
+        ``holds`` may take that run already is theirs; so is its own page cache, which v1 reclaims at the cap.
         """
+        self._gauge.reread()
+        table, running = self._gauge.table, self._brakes.thaws.running
+        tops = {held.entry.index: self.usage(held.pod.uid) or 0}
+        for other in holds:
+            if other is not held and other.pod.uid in running:
+                tops[other.entry.index] = other.pod.cap
+            elif other is not held and "freeze" not in other.brake:
+                tops[other.entry.index] = other.cap
+        taken = sum(max(0, top - table.working_set(index)) for index, top in tops.items())
         above, rooms = self._rules.kubelet and not state.met_ns, list[int]()
         for signal, domain in self.domains().items():
             left = state.left.get(signal, domain.available)
             rooms.append(domain.available - (domain.line if above else hold.second_line(left)))
-        return max(0, min(rooms, default=0)) // (len(state.pods) + 1)
+        return max(0, min(rooms, default=0) - taken) // (len(state.pods) + 1)
 
     def room(self, first: PodEntry, cap: int, holds: Iterable[Hold]) -> int | None:
         """Bytes that ``first`` below ``cap`` and those of ``holds`` that run already may take of what is available: for

@@ -63,7 +63,7 @@ class Thaws:
         if ends and is_capped:
             return True
         count, last_ns = self._kills.get(uid, (0, 0))
-        at_once = _AT_ONCE if is_capped or ends else _UNBOUNDED
+        at_once = _AT_ONCE if is_capped else _UNBOUNDED
         if count < at_once or now_ns - last_ns >= _ANEW_NS:
             return True
         return now_ns - last_ns >= min(PAUSE_NS, _FIRST_NS << min(count - at_once, _DOUBLED))

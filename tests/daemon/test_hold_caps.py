@@ -1,0 +1,274 @@
+"""What held pods may take together while they run for a SIGKILL: the hot process without a kernel, with the real plans
+of limits on files that are strings. (Real ones: tests/daemon/test_hold_brakes.py.)
+"""
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from monitor.actions.brake_file import Braked, BrakeFile
+from monitor.actions.brake_ledger import BrakeLedger
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, move_limit, plan_limit, write_limit
+from monitor.actions.changes import Change
+from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.thaw_reasons import KILL
+from monitor.hot.thaws import Thaws
+from monitor.link.hold_messages import KubeletEviction
+from tests.daemon.hold_world import DB, HOG, hold_world
+from tests.daemon.test_hold_thaws import follow, thaws
+from tests.replay.stand_ins import StandInBrake
+from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World
+
+UNLIMITED = 0x7FFFFFFFFFFFF000
+LIMIT, COMPANION = LIMIT_FILES[1], COMPANIONS[1]
+GIB = 1 << 30
+#: A quarter of the 99 MiB that were left at the crossing.
+SECOND_LINE = 24.75 * MIB
+
+
+class StringFile(BrakeFile):
+    """A file of a cgroup that takes everything."""
+
+    def __init__(self, file: str, value: str) -> None:
+        self.path, self.file, self.identity, self.value, self._below = Path("/x"), file, "inode 1", value, None
+
+    def read(self) -> str:
+        return self.value
+
+    def write(self, value: str) -> None:
+        self.value = value
+
+    def finish(self, change: Change) -> bool:
+        assert change
+        return True
+
+
+def ledger(own: int = UNLIMITED) -> BrakeLedger:
+    journal = SimpleNamespace(
+        boot="b", note=lambda *_: None, forget=lambda _: None, with_own_value=lambda _, change: change
+    )
+    made = BrakeLedger("u", cast(HoldJournal, journal), (LIMIT, COMPANION))
+    made.files = {LIMIT: StringFile(LIMIT, str(own)), COMPANION: StringFile(COMPANION, "0")}
+    return made
+
+
+class LimitedBrake(StandInBrake):
+    """With a limit; ``cache``: bytes of page cache that it reclaims there, which are no working set."""
+
+    kind = "limit+freeze"
+    runs = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.cache = 0
+        self.ledger = ledger()
+
+    @property
+    def limit(self) -> int:
+        return int(self.ledger.files[LIMIT].read())
+
+    def usage(self) -> int:
+        return super().usage() + self.cache
+
+    def _brake(self, how: str, cap: int) -> Braked:
+        wanted, planned = plan_limit(self.ledger, cap, self.usage(), again=how == "apply")
+        self.ledger.expect(planned)
+        capped = write_limit(self.ledger, planned, cap, wanted, self.usage)
+        self.is_capped, self.runs = bool(capped), how == "loosen"
+        return super()._brake(how, cap)._replace(cap=capped)
+
+    def thaw(self, cap: int = 0) -> None:
+        if cap:
+            self.is_capped = move_limit(self.ledger, cap, self.usage())
+        super().thaw(cap)
+        self.runs = True
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    def brake(self: World, uid: str, cgroup: Path, *_: object) -> LimitedBrake:
+        made = self.brakes[uid] = LimitedBrake(self.table, uid, cgroup)
+        return made
+
+    monkeypatch.setattr(World, "brake", brake)
+    with hold_world(tmp_path) as made:
+        yield made
+
+
+def brake_of(world: World, uid: str) -> LimitedBrake:
+    found = world.brakes[uid]
+    assert isinstance(found, LimitedBrake)
+    return found
+
+
+def held(world: World, pods: int = 2, prepare: Callable[[], None] = lambda: None) -> list[str]:
+    """So many pods grew to the kubelet's line; an idle one comes before them in the order of eviction."""
+    world.put(4, -10, 0, "BestEffort", False, 50)
+    world.run(300, False)
+    world.wait(SECOND // 10)
+    for number in range(2, pods):
+        world.put(number, 0, 0, "BestEffort", False, 1)
+    world.run(300, False)
+    world.wait(SECOND // 10)
+    for number, (priority, request, has) in enumerate([(0, 0, 200), (1000, 300, 301), *[(0, 0, 150)] * (pods - 2)]):
+        world.put(number, priority, request, "Burstable" if request else "BestEffort", False, has)
+    prepare()
+    world.run(99, True)
+    assert world.sent == []
+    return list(PODS[:pods])
+
+
+def are_killed(world: World, uids: Sequence[str]) -> None:
+    """Somebody sends their processes SIGKILL, again and again."""
+    for uid in uids:
+        world.brakes[uid].waits = KILL
+
+
+def taking(world: World, uids: Sequence[str], gib_per_s: float) -> Callable[[int], None]:
+    """For `follow`: while these run they take memory, up to their limit, where their page cache goes first."""
+
+    def take(waited: int) -> None:
+        for uid in uids:
+            brake = brake_of(world, uid)
+            if not brake.runs:
+                continue
+            room = max(0, brake.limit - brake.usage())
+            more = min(int(gib_per_s * waited * GIB) // SECOND, room + brake.cache)
+            brake.cache -= more - min(more, room)
+            world.table.sets[world.registry.by_uid[uid].index] += more
+            world.working_set += more
+
+    return take
+
+
+def left(world: World) -> int:
+    return CAPACITY - world.working_set
+
+
+@pytest.mark.parametrize("gib_per_s", [0.5, 3])
+@pytest.mark.parametrize("pods", [2, 3])
+def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, gib_per_s: float) -> None:
+    """A share of less than 1 MiB was 1 MiB after the next stop, again and again, up to the second line."""
+    uids = held(world, pods)
+    are_killed(world, uids)
+    follow(world, 3 * SECOND, taking(world, uids, gib_per_s))
+    assert world.sent == []
+    assert left(world) > SECOND_LINE
+    assert all(thaws(world.brakes[uid]) > 20 for uid in uids)
+
+
+@pytest.mark.parametrize("left_before", [28, 27, 26])
+def test_near_the_second_line_nobody_runs_who_has_not(world: World, left_before: int) -> None:
+    """No cap is nearer than 1 MiB above a pod's usage: three of them took the 3 MiB that there were."""
+    uids = held(world, 3)
+    world.working_set = CAPACITY - left_before * MIB
+    world.wait(SECOND)
+    world.look()
+    are_killed(world, uids)
+    follow(world, SECOND // 2, taking(world, uids, 3))
+    assert (world.sent, left(world)) == ([], left_before * MIB)
+
+
+def test_but_for_one_that_somebody_evicts(world: World) -> None:
+    held(world, 2)
+    world.working_set = CAPACITY - 26 * MIB
+    world.wait(SECOND)
+    world.look()
+    world.tell(KubeletEviction(HOG, for_memory=True))
+    are_killed(world, (HOG, DB))
+    follow(world, SECOND // 2)
+    assert thaws(world.brakes[HOG]) > 20
+    assert not thaws(world.brakes[DB])
+
+
+@pytest.mark.parametrize("cache", [0, 20, 40, 60])
+def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int) -> None:
+    """Counted by usage alone a pod took all of that beyond its share, and an innocent pod was killed."""
+
+    def prepare() -> None:
+        brake_of(world, HOG).cache = cache * MIB
+
+    world.decider.holds._brakes.of(world.registry.by_uid[HOG])  # type: ignore[union-attr]
+    held(world, 2, prepare)
+    are_killed(world, (HOG,))
+    follow(world, SECOND, taking(world, (HOG,), 3))
+    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+
+
+@pytest.mark.parametrize("above", [15, 30, 45])
+def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
+    """Such a pod ran three times, and then for 5 ms in a second."""
+    holds = world.decider.holds
+    assert holds is not None
+    for uid in (HOG, DB):
+        holds._brakes.of(world.registry.by_uid[uid])
+        brake_of(world, uid).ledger = ledger((200 if uid == HOG else 301) * MIB + above * MIB)
+    uids = held(world)
+    are_killed(world, uids)
+    follow(world, 2 * SECOND, taking(world, uids, 3))
+    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    assert all(thaws(world.brakes[uid]) > 20 for uid in uids)
+
+
+def test_what_a_pod_in_its_grace_may_take_is_nobody_elses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    held(world)
+    holds = world.decider.holds
+    assert holds is not None
+    monkeypatch.setattr(holds, "_version", 1)
+    monkeypatch.setattr(holds._applier, "_version", 1)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    are_killed(world, (DB,))
+    follow(world, SECOND // 5, taking(world, (DB,), 3))
+    assert thaws(world.brakes[DB])
+    follow(world, SECOND, taking(world, (HOG,), 3))
+    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+
+
+def test_without_a_cap_an_evicted_pod_runs_no_more_often_than_another() -> None:
+    """15 runs of 5 ms in a row, and a container of it that does not die takes 74 MiB."""
+    made = Thaws()
+    runs = 0
+    for now_ns in range(SECOND, 2 * SECOND, 5_000_000):
+        if made.may_die("a", now_ns, is_capped=False, ends=True):
+            made.begin("a", KILL, now_ns, is_capped=False)
+            runs += 1
+    assert runs < 8
+
+
+def test_a_run_never_has_more_than_the_pods_own_limit() -> None:
+    """Above it the own limit could not be put back (EBUSY), nor after kill -9."""
+    own, usage = 45 * MIB, 0
+    made = ledger(own)
+    assert move_limit(made, 24 * MIB, usage)
+    assert (made.files[LIMIT].read(), made.files[COMPANION].read()) == (str(24 * MIB), "1")
+    for cap in (own, own + 5 * MIB):
+        assert move_limit(made, cap, usage)
+        assert (made.files[LIMIT].read(), made.files[COMPANION].read()) == (str(own), "0")
+        assert made.is_clear
+        assert move_limit(made, own - 4 * MIB, usage)
+        assert made.files[LIMIT].read() == str(own - 4 * MIB)
+    assert move_limit(made, 0, own - ROOM)
+    assert made.files[LIMIT].read() == str(own - 4 * MIB), "no lower than its usage, and no higher for that"
+
+
+def test_where_v1_refuses_the_cap_of_a_run_the_limit_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod has passed it meanwhile. Its own limit is no cap that low then, the last one of ours is one."""
+    own = 45 * MIB
+    made = ledger(own)
+
+    def refuse(value: str) -> None:
+        if value != str(own):
+            raise OSError(errno.EBUSY, "it has more")
+
+    monkeypatch.setattr(made.files[LIMIT], "write", refuse)
+    assert not move_limit(made, 24 * MIB, 0)
+    assert (made.files[LIMIT].read(), made.files[COMPANION].read(), made.is_clear) == (str(own), "0", True)
+    monkeypatch.undo()
+    assert move_limit(made, 24 * MIB, 0)
+    monkeypatch.setattr(made.files[LIMIT], "write", refuse)
+    assert move_limit(made, 20 * MIB, 0)
+    assert made.changes[LIMIT].written[-1] == made.files[LIMIT].read() == str(24 * MIB)
