@@ -1,7 +1,7 @@
 """A small node with a pod in it that can be braked: its memory cgroup and, on v1, the same path in the freezer."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,6 +20,18 @@ V2 = HIERARCHY.version == 2
 LIMIT_FILE = "memory.max" if V2 else "memory.limit_in_bytes"
 COMPANION = "memory.oom.group" if V2 else "memory.oom_control"
 FREEZE_FILE = "cgroup.freeze" if V2 else "freezer.state"
+
+
+class Resident(live.Puppet):
+    """One that can be ended: frozen by a test that fails it could not, on v1, and that test ended at its time limit."""
+
+    def __init__(self, cgroup: Path, thaw: Callable[[], None]) -> None:
+        self._thaw = thaw
+        super().__init__(cgroup)
+
+    def close(self) -> None:
+        self._thaw()
+        super().close()
 
 
 class Stand:
@@ -59,10 +71,18 @@ class Stand:
         home = self.pod / below
         if self.freezer is not None and not V2:
             (self.freezer / below).mkdir(parents=True, exist_ok=True)
-        puppet = live.Puppet(cgroupfs.make(home) if below else home)
+        puppet = Resident(cgroupfs.make(home) if below else home, self.thaw)
         if self.freezer is not None and not V2:
             (self.freezer / below / "cgroup.procs").write_text(str(puppet.pid))
         return puppet
+
+    def thaw(self) -> None:
+        """Whatever a brake has frozen."""
+        if self.freezer is not None and not V2:
+            for path in (self.freezer, *cgroupfs.descendants(self.freezer)):
+                (path / "freezer.state").write_text("THAWED")
+        elif V2:
+            (self.pod / "cgroup.freeze").write_text("0")
 
     def files(self) -> dict[str, str]:
         """What a brake may change, as it is."""
@@ -101,12 +121,9 @@ def stand(state: Path, mib: int = 128) -> Iterator[Stand]:
         try:
             yield made
         finally:
+            made.thaw()
             if made.freezer is not None and not V2:
-                for path in (made.freezer, *cgroupfs.descendants(made.freezer)):
-                    (path / "freezer.state").write_text("THAWED")
                 assert janitor.remove_tree(str(made.freezer.parent))
-            elif V2:
-                (made.pod / "cgroup.freeze").write_text("0")
 
 
 def kinds() -> list[str]:
