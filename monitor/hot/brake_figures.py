@@ -234,7 +234,8 @@ class BrakeFigures:
         if sample is None:
             return Grown({}, 0, now.usages, None)
         latest = self._before(watch, now.working_set, now.ts_ns, grew=-(1 << 62), span_ns=_STANDS_NS)
-        lately = None if latest is None else self._grown(latest, now)
+        # Of a growth that began later nobody has stood still.
+        lately = None if latest is None or latest.ts_ns <= sample.ts_ns else self._grown(latest, now)
         return Grown(self._grown(sample, now), now.working_set - sample.working_set, now.usages, lately)
 
     def _grown(self, sample: Sample, now: Sample) -> dict[str, int]:

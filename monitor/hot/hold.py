@@ -1,7 +1,6 @@
 """Pods are held at a crossing: who grows is braked, and released when there is room again (mode hold, `--hard-grace`).
 
-What is decided is decided in `monitor.policy.hold`, with the figures of `monitor.hot.hold_figures`. This file puts
-brakes in force, reports it and looks again. Nothing of it is there in other modes.
+`monitor.policy.hold` decides, with figures of `monitor.hot.hold_figures`; this file does it, reports and looks again.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class HoldControl:
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
         self._applier = HoldApplier(self._brakes, core.outbox, self._version, self._evictor)
         self._holds: dict[str, Hold] = {}
-        self._last_id = 0
-        self._next_ns = self._changed_ns = 0
+        self._last_id = self._next_ns = self._changed_ns = 0
         self._moved: dict[str, PodEntry] = {}  # who moved last
         self._evicted: set[str] = set()  # uids of pods that somebody evicts
         self._answers = KubeletAnswers()
@@ -260,7 +258,9 @@ class HoldControl:
         if found == GONE:
             self._gone.append(uid)
         elif found == DYING and self._brakes.thaws.started in ("", uid):  # else it waits for that one's end
-            self._applier.let_die(held, self._figures.share(self.state, held, self._holds.values()), ends=is_evicted)
+            rest = self._figures.rest(self.state, held, self._holds.values())
+            if not self._applier.let_die(held, rest, ends=is_evicted) and self._brakes.thaws.end(uid):
+                self._put_in_force(held, held.pod)
         elif found == ENDED or (found == LOST and not is_evicted):
             self._put_in_force(held, held.pod)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from monitor.actions.brake_limit import ROOM
 from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_report import Hold
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
 #: A figure of the kubelet's shows what a pod holds if it has this part of it.
 _SHOWS = 0.9
+
+
+class Rest(NamedTuple):
+    """``available``: bytes that a pod may take of what is available; ``has``: its working set; ``pods``: held."""
+
+    available: int
+    has: int
+    pods: int
 
 
 class HoldFigures:
@@ -81,8 +90,7 @@ class HoldFigures:
             self._counted = set(usages), running
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
-        entries = [entry for uid in running if (entry := self._registry.by_uid.get(uid)) is not None]
-        ran = sum(self._gauge.table.working_set(entry.index) for entry in entries)
+        ran = sum(self._working_set(uid) for uid in running)
         for signal, domain in domains.items():
             taken = self._available.setdefault(signal, deque())
             while taken and now_ns - taken[0][0] > WINDOW_NS:
@@ -97,34 +105,40 @@ class HoldFigures:
             found[signal] = domain._replace(rate=rate)
         return found
 
-    def share(self, state: State, held: Hold, holds: Iterable[Hold]) -> int:
-        """Bytes by which the cap of ``held``, which runs next, may be above its usage, so that all that are held
-        together leave more than the second line, and more than a kubelet's where that is not met. What those of
-        ``holds`` may take that run already is theirs; so is its own page cache, which v1 reclaims at the cap.
+    def rest(self, state: State, held: Hold, holds: Iterable[Hold]) -> Rest:
+        """What ``held`` may take that runs next, so that all that are held leave more than the second line, and more
+        than a kubelet's where that is not met. What those of ``holds`` may take that run already is theirs.
         """
         self._gauge.reread()
-        table, running = self._gauge.table, self._brakes.thaws.running
-        tops = {held.entry.index: self.usage(held.pod.uid) or 0}
+        taken = 0
         for other in holds:
-            if other is not held and other.pod.uid in running:
-                tops[other.entry.index] = other.pod.cap
-            elif other is not held and "freeze" not in other.brake:
-                tops[other.entry.index] = other.cap
-        taken = sum(max(0, top - table.working_set(index)) for index, top in tops.items())
-        above, rooms = self._rules.kubelet and not state.met_ns, list[int]()
+            uid = other.pod.uid
+            if other is not held and (uid in self._brakes.thaws.running or "freeze" not in other.brake):
+                cap = self._cap_of_run(other) if uid in self._brakes.thaws.running else other.cap
+                taken += max(0, cap - self._working_set(uid))
+        above, rests = self._rules.kubelet and not state.met_ns, list[int]()
         for signal, domain in self.domains().items():
             left = state.left.get(signal, domain.available)
-            rooms.append(domain.available - (domain.line if above else hold.second_line(left)))
-        return max(0, min(rooms, default=0) - taken) // (len(state.pods) + 1)
+            rests.append(domain.available - (domain.line if above else hold.second_line(left)))
+        return Rest(min(rests, default=0) - taken, self._working_set(held.pod.uid), len(state.pods))
 
     def room(self, first: PodEntry, cap: int, holds: Iterable[Hold]) -> int | None:
         """Bytes that ``first`` below ``cap`` and those of ``holds`` that run already may take of what is available: for
         their page cache too, which counts toward a cap, but is available. None where one has no cap.
         """
         self._gauge.reread()
-        caps = {held.entry.index: held.cap for held in holds if "freeze" not in held.brake} | {first.index: cap}
-        table = self._gauge.table
-        return sum(max(0, cap - table.working_set(i)) for i, cap in caps.items()) if all(caps.values()) else None
+        caps = {held.pod.uid: held.cap for held in holds if "freeze" not in held.brake} | {first.uid: cap}
+        return sum(max(0, cap - self._working_set(u)) for u, cap in caps.items()) if all(caps.values()) else None
+
+    def _cap_of_run(self, held: Hold) -> int:
+        """Nearer than `ROOM` it cannot be."""
+        cap = max(held.pod.cap, (self.usage(held.pod.uid) or 0) + ROOM)
+        return min(cap, held.cap) if held.cap else cap
+
+    def _working_set(self, uid: str) -> int:
+        """By the registry's entry: that of a hold is of before a container was started again."""
+        entry = self._registry.by_uid.get(uid)
+        return 0 if entry is None else self._gauge.table.working_set(entry.index)
 
     def available(self, watch: Watch) -> int:
         """Bytes, for reports."""

@@ -89,6 +89,8 @@ class Housekeeping:
         self.next_ns = now_ns
         if gauge.arming.armed:
             self._sweeps.ask(self._armed_counted)
+        else:
+            decider.note(now_ns)  # what it has sampled is of the past from now on
 
     def _armed_counted(self) -> None:
         """A sweep has been over everything since the programs were attached."""

@@ -4,6 +4,7 @@ of limits on files that are strings. (Real ones: tests/daemon/test_hold_brakes.p
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,11 +16,11 @@ from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, move_limit, plan_limit, write_limit
 from monitor.actions.changes import Change
 from monitor.actions.hold_journal import HoldJournal
-from monitor.actions.thaw_reasons import KILL
+from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.thaws import Thaws
 from monitor.link.hold_messages import KubeletEviction
 from tests.daemon.hold_world import DB, HOG, hold_world
-from tests.daemon.test_hold_thaws import follow, thaws
+from tests.daemon.test_hold_thaws import both_held, follow, thaws
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World
 
@@ -161,21 +162,22 @@ def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, gib_
     assert all(thaws(world.brakes[uid]) > 20 for uid in uids)
 
 
-@pytest.mark.parametrize("left_before", [28, 27, 26])
-def test_near_the_second_line_nobody_runs_who_has_not(world: World, left_before: int) -> None:
+@pytest.mark.parametrize(("left_before", "most"), [(28, 3), (27, 2), (26, 1), (25.5, 0)])
+def test_near_the_second_line_nobody_runs_who_could_come_to_it(world: World, left_before: float, most: int) -> None:
     """No cap is nearer than 1 MiB above a pod's usage: three of them took the 3 MiB that there were."""
     uids = held(world, 3)
-    world.working_set = CAPACITY - left_before * MIB
+    world.working_set = int(CAPACITY - left_before * MIB)
     world.wait(SECOND)
     world.look()
     are_killed(world, uids)
     follow(world, SECOND // 2, taking(world, uids, 3))
-    assert (world.sent, left(world)) == ([], left_before * MIB)
+    assert (world.sent, left(world)) == ([], int((left_before - most) * MIB))
+    assert sum(thaws(world.brakes[uid]) > 0 for uid in uids) == most
 
 
 def test_but_for_one_that_somebody_evicts(world: World) -> None:
     held(world, 2)
-    world.working_set = CAPACITY - 26 * MIB
+    world.working_set = CAPACITY - 25 * MIB
     world.wait(SECOND)
     world.look()
     world.tell(KubeletEviction(HOG, for_memory=True))
@@ -185,9 +187,12 @@ def test_but_for_one_that_somebody_evicts(world: World) -> None:
     assert not thaws(world.brakes[DB])
 
 
-@pytest.mark.parametrize("cache", [0, 20, 40, 60])
-def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int) -> None:
-    """Counted by usage alone a pod took all of that beyond its share, and an innocent pod was killed."""
+@pytest.mark.parametrize("gib_per_s", [0.01, 0.5, 3])
+@pytest.mark.parametrize("cache", [0, 20, 40, 60, 80, 90])
+def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int, gib_per_s: float) -> None:
+    """Counted by usage alone a pod took all of that beyond its share, and an innocent pod was killed. It has to run all
+    the same: the SIGKILL may be a kubelet's, which reports the eviction when that has worked.
+    """
 
     def prepare() -> None:
         brake_of(world, HOG).cache = cache * MIB
@@ -195,8 +200,43 @@ def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int) -> N
     world.decider.holds._brakes.of(world.registry.by_uid[HOG])  # type: ignore[union-attr]
     held(world, 2, prepare)
     are_killed(world, (HOG,))
-    follow(world, SECOND, taking(world, (HOG,), 3))
+    follow(world, SECOND, taking(world, (HOG,), gib_per_s))
     assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    assert thaws(world.brakes[HOG]) > 3
+
+
+def test_a_run_for_a_start_ends_where_a_sigkill_asks_for_too_much(world: World) -> None:
+    """It was not stopped at all, and no other pod was let run."""
+    both_held(world, 99)
+    world.brakes[HOG].waits = START
+    follow(world, SECOND // 5)
+    assert thaws(world.brakes[HOG])
+    are_killed(world, (HOG, DB))
+    world.working_set = CAPACITY - 25 * MIB
+    world.wait(SECOND // 50)
+    world.look()
+    assert world.brakes[HOG].log[-1][0] == "apply"
+    holds = world.decider.holds
+    assert holds is not None
+    assert not holds._brakes.thaws.running
+
+
+def test_the_working_set_of_a_pod_whose_container_was_started_again(world: World) -> None:
+    """Its entry is another one then, and the index of that of the hold is of nobody, or of another cgroup."""
+    held(world)
+    holds = world.decider.holds
+    assert holds is not None
+    before = holds._holds[HOG]
+    world.table.sets.pop(before.entry.index)
+    entry = world.registry.by_uid[HOG] = copy(before.entry)
+    entry.index = 77
+    world.table.sets[77] = 200 * MIB
+    rest = holds._figures.rest(holds.state, before, holds._holds.values())
+    assert (rest.has, rest.pods) == (200 * MIB, 2)
+    others = [one for one in holds._holds.values() if one is not before]
+    before.brake, before.cap = "limit", 210 * MIB
+    assert rest.available - holds._figures.rest(holds.state, others[0], [before]).available == 10 * MIB
+    assert holds._figures.room(entry, 203 * MIB, ()) == 3 * MIB
 
 
 @pytest.mark.parametrize("above", [15, 30, 45])

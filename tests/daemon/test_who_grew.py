@@ -84,6 +84,20 @@ def test_two_that_grow_by_turns_are_both_held(world: World) -> None:
     assert crosses(world) == [HOG, DB]
 
 
+def test_who_gave_memory_back_and_grows_now_is_held(world: World) -> None:
+    """Over the last 0.1 s it has not grown, and over the growth that is looked at it took nearly all."""
+    world.working_set = CAPACITY - 101 * MIB
+    stand(world, 2 * SECOND, sampled=True)
+    hog = world.registry.by_uid[HOG].index
+    world.table.sets[hog] -= 40 * MIB
+    world.working_set -= 40 * MIB
+    stand(world, 50 * MS, sampled=True)
+    for _ in range(7):
+        grow(world, DB, 1, MS)
+        grow(world, HOG, 5, 2 * MS)
+    assert crosses(world) == [HOG, DB]
+
+
 def test_what_was_sampled_before_the_counters_stood_still_is_forgotten(world: World) -> None:
     """A node that had room for an hour: what pods have taken in it is no growth."""
     world.working_set = CAPACITY - 400 * MIB
