@@ -95,8 +95,7 @@ class HoldControl:
         if self._holds:
             self.follow(time.monotonic_ns(), crossed_ns)
             return
-        figures = self._figures
-        domains = figures.domains()
+        figures, domains = self._figures, self._figures.domains()
         if any(map(figures.is_short, domains.values())):
             self._advance(figures.look(domains, self.state, figures.who_grew(watch)), crossed_ns)
 
@@ -185,8 +184,11 @@ class HoldControl:
         """Look; whether the policy is to decide anew."""
         began_ns = time.thread_time_ns()
         figures, before, thaws = self._figures, self.state, self._brakes.thaws
-        for uid in thaws.due(self._holds, now_ns):
-            self._look_after(self._holds[uid], now_ns)
+        # Looks before runs: one of 64 processes takes 1.5 ms, in which who runs already takes 5 MiB.
+        due = [self._holds[uid] for uid in thaws.due(self._holds, now_ns)]
+        looks = [self._brakes.look_after(one.entry, ends=one.pod.uid in self._evicted) for one in due]
+        for one, found in zip(due, looks, strict=True):
+            self._look_after(one, found, now_ns)
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
         domains = figures.with_rates(figures.domains(), now_ns, caps, before, thaws.bounded)
         evicted = [uid for uid in before.uids if uid in self._evicted]
@@ -219,8 +221,7 @@ class HoldControl:
             self._evicted.add(message.pod)
         if message.for_memory and self._holds:
             self._answers.take(message.pod, time.monotonic_ns())
-        held = self._holds.get(message.pod)
-        if held is not None:
+        if (held := self._holds.get(message.pod)) is not None:
             self._soften(held, held.grace_ns)
         self._next_ns = 0
 
@@ -250,11 +251,10 @@ class HoldControl:
         self._brakes.finish(until_ns)
         self.left.finish(until_ns)
 
-    def _look_after(self, held: Hold, now_ns: int) -> None:
-        """Whether anybody is left in a pod, and whether it is held still."""
+    def _look_after(self, held: Hold, found: str, now_ns: int) -> None:
+        """Do what follows from a look at a pod."""
         uid, is_evicted = held.pod.uid, held.pod.uid in self._evicted
         self._answers.hold(self._figures.up_to(uid), now_ns)
-        found = self._brakes.look_after(held.entry, ends=is_evicted)
         if found == GONE:
             self._gone.append(uid)
         elif found == DYING and self._brakes.thaws.started in ("", uid):  # else it waits for that one's end

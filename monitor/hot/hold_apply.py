@@ -10,14 +10,11 @@ from monitor.actions.brake_limit import ROOM
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.evictor import Evictor
 from monitor.hot.hold_brakes import HoldBrakes
-from monitor.hot.hold_figures import Rest
+from monitor.hot.hold_figures import UNTIL_NEXT_LOOK, Rest
 from monitor.hot.hold_report import Hold
 from monitor.hot.outbox import Outbox
 from monitor.link.hold_messages import Soften
 from monitor.policy.hold import Pod
-
-#: As much is taken until the next look: 5 ms at 3 GiB/s.
-_RUN = 16 << 20
 
 
 class HoldApplier:
@@ -55,7 +52,7 @@ class HoldApplier:
         if share < ROOM or not held.cap:
             # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked.
             is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < rest.available
-            if not (ends or is_bounded or rest.available >= _RUN):
+            if not ((ends and held.cap) or is_bounded or rest.soon >= UNTIL_NEXT_LOOK):
                 return False
         held.allowed = held.allowed or held.pod.cap
         held.pod = held.pod._replace(cap=min(held.allowed, usage + (share if share >= ROOM else 0)))

@@ -6,87 +6,21 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from monitor.actions.brake_file import Braked, BrakeFile
-from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, move_limit, plan_limit, write_limit
-from monitor.actions.changes import Change
-from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.brake_limit import ROOM, move_limit
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.thaws import Thaws
 from monitor.link.hold_messages import KubeletEviction
 from tests.daemon.hold_world import DB, HOG, hold_world
+from tests.daemon.limited_brake import COMPANION, LIMIT, LimitedBrake, ledger
 from tests.daemon.test_hold_thaws import both_held, follow, thaws
-from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World
 
-UNLIMITED = 0x7FFFFFFFFFFFF000
-LIMIT, COMPANION = LIMIT_FILES[1], COMPANIONS[1]
 GIB = 1 << 30
 #: A quarter of the 99 MiB that were left at the crossing.
 SECOND_LINE = 24.75 * MIB
-
-
-class StringFile(BrakeFile):
-    """A file of a cgroup that takes everything."""
-
-    def __init__(self, file: str, value: str) -> None:
-        self.path, self.file, self.identity, self.value, self._below = Path("/x"), file, "inode 1", value, None
-
-    def read(self) -> str:
-        return self.value
-
-    def write(self, value: str) -> None:
-        self.value = value
-
-    def finish(self, change: Change) -> bool:
-        assert change
-        return True
-
-
-def ledger(own: int = UNLIMITED) -> BrakeLedger:
-    journal = SimpleNamespace(
-        boot="b", note=lambda *_: None, forget=lambda _: None, with_own_value=lambda _, change: change
-    )
-    made = BrakeLedger("u", cast(HoldJournal, journal), (LIMIT, COMPANION))
-    made.files = {LIMIT: StringFile(LIMIT, str(own)), COMPANION: StringFile(COMPANION, "0")}
-    return made
-
-
-class LimitedBrake(StandInBrake):
-    """With a limit; ``cache``: bytes of page cache that it reclaims there, which are no working set."""
-
-    kind = "limit+freeze"
-    runs = False
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.cache = 0
-        self.ledger = ledger()
-
-    @property
-    def limit(self) -> int:
-        return int(self.ledger.files[LIMIT].read())
-
-    def usage(self) -> int:
-        return super().usage() + self.cache
-
-    def _brake(self, how: str, cap: int) -> Braked:
-        wanted, planned = plan_limit(self.ledger, cap, self.usage(), again=how == "apply")
-        self.ledger.expect(planned)
-        capped = write_limit(self.ledger, planned, cap, wanted, self.usage)
-        self.is_capped, self.runs = bool(capped), how == "loosen"
-        return super()._brake(how, cap)._replace(cap=capped)
-
-    def thaw(self, cap: int = 0) -> None:
-        if cap:
-            self.is_capped = move_limit(self.ledger, cap, self.usage())
-        super().thaw(cap)
-        self.runs = True
 
 
 @pytest.fixture
@@ -203,6 +137,48 @@ def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int, gib_
     follow(world, SECOND, taking(world, (HOG,), gib_per_s))
     assert (world.sent, left(world) > SECOND_LINE) == ([], True)
     assert thaws(world.brakes[HOG]) > 3
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+@pytest.mark.parametrize("left_before", [40, 47, 55, 99])
+def test_without_a_cap_nobody_runs_who_could_come_to_the_second_line(
+    world: World, left_before: int, evicted: bool
+) -> None:
+    """The brake is `freeze` alone: what they take until the next look is bounded by their speed."""
+    holds = world.decider.holds
+    assert holds is not None
+    for uid in (HOG, DB):
+        holds._brakes.of(world.registry.by_uid[uid])
+        brake_of(world, uid).ledger.files.clear()
+    uids = held(world)
+    world.working_set = CAPACITY - left_before * MIB
+    world.wait(SECOND)
+    world.look()
+    if evicted:
+        world.tell(KubeletEviction(HOG, for_memory=False))
+    are_killed(world, uids)
+    follow(world, 2 * SECOND, taking(world, uids, 3))
+    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    assert any(thaws(world.brakes[uid]) for uid in uids) is (left_before > 24.75 + 24)
+
+
+def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of that was counted as taken: a kubelet's SIGKILL to the other pod never worked, and a third one was killed
+    as unanswered.
+    """
+    world.decider.holds._brakes.of(world.registry.by_uid[HOG])  # type: ignore[union-attr]
+    held(world, 2, lambda: setattr(brake_of(world, HOG), "cache", 60 * MIB))
+    holds = world.decider.holds
+    assert holds is not None
+    monkeypatch.setattr(holds, "_version", 1)
+    monkeypatch.setattr(holds._applier, "_version", 1)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    brake_of(world, DB).cache = 60 * MIB
+    are_killed(world, (DB,))
+    follow(world, SECOND // 2)
+    assert thaws(world.brakes[DB]) > 3
 
 
 def test_a_run_for_a_start_ends_where_a_sigkill_asks_for_too_much(world: World) -> None:

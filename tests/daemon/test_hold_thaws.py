@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.thaw_reasons import KILL, START
+from monitor.hot.hold_brakes import DYING
 from monitor.hot.thaws import PAUSE_NS, THAWED_NS, Thaws
 from monitor.link.hold_messages import Held, KubeletEviction
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
@@ -262,11 +263,10 @@ def test_a_sigkill_waits_for_the_end_of_another_pods_run(world: World) -> None:
     holds = world.decider.holds
     assert holds is not None
     holds._brakes.thaws.begin(HOG, START, world.now_ns)
-    world.brakes[DB].waits = KILL
-    holds._look_after(holds._holds[DB], world.now_ns)
+    holds._look_after(holds._holds[DB], DYING, world.now_ns)
     assert not thaws(world.brakes[DB])
     holds._brakes.thaws.end(HOG)
-    holds._look_after(holds._holds[DB], world.now_ns)
+    holds._look_after(holds._holds[DB], DYING, world.now_ns)
     assert thaws(world.brakes[DB])
 
 

@@ -1,0 +1,73 @@
+"""A pod's brake without a kernel: the real plans of limits, on files that are strings."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from monitor.actions.brake_file import Braked, BrakeFile
+from monitor.actions.brake_ledger import BrakeLedger
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, move_limit, plan_limit, write_limit
+from monitor.actions.changes import Change
+from monitor.actions.hold_journal import HoldJournal
+from tests.replay.stand_ins import StandInBrake
+
+UNLIMITED = 0x7FFFFFFFFFFFF000
+LIMIT, COMPANION = LIMIT_FILES[1], COMPANIONS[1]
+
+
+class StringFile(BrakeFile):
+    """A file of a cgroup that takes everything."""
+
+    def __init__(self, file: str, value: str) -> None:
+        self.path, self.file, self.identity, self.value, self._below = Path("/x"), file, "inode 1", value, None
+
+    def read(self) -> str:
+        return self.value
+
+    def write(self, value: str) -> None:
+        self.value = value
+
+    def finish(self, change: Change) -> bool:
+        assert change
+        return True
+
+
+def ledger(own: int = UNLIMITED) -> BrakeLedger:
+    journal = SimpleNamespace(
+        boot="b", note=lambda *_: None, forget=lambda _: None, with_own_value=lambda _, change: change
+    )
+    made = BrakeLedger("u", cast(HoldJournal, journal), (LIMIT, COMPANION))
+    made.files = {LIMIT: StringFile(LIMIT, str(own)), COMPANION: StringFile(COMPANION, "0")}
+    return made
+
+
+class LimitedBrake(StandInBrake):
+    """With a limit; ``cache``: bytes of page cache that it reclaims there, which are no working set."""
+
+    kind = "limit+freeze"
+    runs = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.cache = 0
+        self.ledger = ledger()
+
+    @property
+    def limit(self) -> int:
+        return int(self.ledger.files[LIMIT].read()) if self.ledger.files else UNLIMITED
+
+    def usage(self) -> int:
+        return super().usage() + self.cache
+
+    def _brake(self, how: str, cap: int) -> Braked:
+        wanted, planned = plan_limit(self.ledger, cap, self.usage(), again=how == "apply")
+        self.ledger.expect(planned)
+        capped = write_limit(self.ledger, planned, cap, wanted, self.usage)
+        self.is_capped, self.runs = bool(capped), how == "loosen"
+        return super()._brake(how, cap)._replace(cap=capped)
+
+    def thaw(self, cap: int = 0) -> None:
+        if cap:
+            self.is_capped = move_limit(self.ledger, cap, self.usage())
+        super().thaw(cap)
+        self.runs = True
