@@ -8,7 +8,7 @@ from monitor.policy.eviction_brake import NOISE
 
 #: Who took this part of what grew is held at once; who takes that part of what is left later on.
 _PART, _LEFT_PART = 8, 16
-#: Who takes less in the last 0.1 s stands still: a CPU charges so much ahead for a cgroup.
+#: Who takes less in the last 0.05 s stands still: a CPU charges so much ahead for a cgroup.
 _STANDS = 256 << 10
 
 
