@@ -42,10 +42,13 @@ class HoldApplier:
         return True
 
     def let_die(self, held: Hold, rest: Rest, *, ends: bool = False) -> bool:
-        """Let it run for a moment, so that a SIGKILL ends who it was sent to; whether it runs. Its cap, which is of a
-        frozen one, is that of its share meanwhile, in which v1 may reclaim its page cache for other memory. It is
-        stopped with that again: who is in a system call then goes on in it. ``ends``: somebody evicts it.
+        """Let it run for a moment, so that a SIGKILL ends who it was sent to; whether it is to be stopped instead. Its
+        cap, which is of a frozen one, is that of its share meanwhile, in which v1 may reclaim its page cache for other
+        memory. It is stopped with that again: who is in a system call then goes on in it. ``ends``: somebody evicts it.
         """
+        uid, thaws = held.pod.uid, self._brakes.thaws
+        if thaws.started not in ("", uid):
+            return False  # it waits for the end of that one's run
         usage = self._brakes.of(held.entry).usage() or 0
         cache = max(0, usage - rest.has)
         share = (rest.available - cache) // (rest.pods + 1)
@@ -53,11 +56,11 @@ class HoldApplier:
             # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked.
             is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < rest.available
             if not ((ends and held.cap) or is_bounded or rest.soon >= UNTIL_NEXT_LOOK):
-                return False
+                return thaws.end(uid)
         held.allowed = held.allowed or held.pod.cap
         held.pod = held.pod._replace(cap=min(held.allowed, usage + (share if share >= ROOM else 0)))
-        self._brakes.let_run(held.pod.uid, KILL, held.pod.cap)
-        return True
+        self._brakes.let_run(uid, KILL, held.pod.cap)
+        return False
 
     def cap_to_start(self, held: Hold) -> int:
         """Below which it may run for a process that starts: that cannot, if the pod has come to its cap. 0: none."""

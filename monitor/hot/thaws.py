@@ -37,11 +37,12 @@ class Thaws:
         self._asked_ns = self._ran_ns = 0
 
     def due(self, held: Collection[str], now_ns: int) -> list[str]:
-        """Whom of those that are held to look at now."""
+        """Whom of those that are held to look at now, who runs first."""
         ran = now_ns - self._ran_ns >= THAWED_NS  # else those that run go on
         if now_ns - self._asked_ns >= ASK_NS:
             self._asked_ns = now_ns
-            return [uid for uid in held if ran or uid not in self.running]
+            due = [uid for uid in held if ran or uid not in self.running]
+            return sorted(due, key=lambda uid: uid not in self.running)
         return [uid for uid in self.running if uid in held] if ran else []
 
     @property

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.hold_brakes import DYING
+from monitor.hot.hold_figures import Rest
 from monitor.hot.thaws import PAUSE_NS, THAWED_NS, Thaws
 from monitor.link.hold_messages import Held, KubeletEviction
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
@@ -263,10 +264,11 @@ def test_a_sigkill_waits_for_the_end_of_another_pods_run(world: World) -> None:
     holds = world.decider.holds
     assert holds is not None
     holds._brakes.thaws.begin(HOG, START, world.now_ns)
-    holds._look_after(holds._holds[DB], DYING, world.now_ns)
+    rest = Rest(99 * MIB, 99 * MIB, 301 * MIB, 2)
+    assert not holds._applier.let_die(holds._holds[DB], rest)
     assert not thaws(world.brakes[DB])
     holds._brakes.thaws.end(HOG)
-    holds._look_after(holds._holds[DB], DYING, world.now_ns)
+    assert not holds._applier.let_die(holds._holds[DB], rest)
     assert thaws(world.brakes[DB])
 
 
@@ -280,3 +282,25 @@ def test_one_that_somebody_evicts_may_run_as_often_as_it_is_killed(world: World)
     world.tell(KubeletEviction(HOG, for_memory=True))
     follow(world, SECOND)
     assert thaws(brake) > before + 5
+
+
+def test_who_runs_is_stopped_before_another_is_let_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted as stopped before he was, he took what the other one was given."""
+    both_held(world, 99)
+    world.brakes[DB].waits = KILL
+    world.wait(SECOND)
+    world.look()
+    assert thaws(world.brakes[DB])
+    world.brakes[HOG].waits, world.brakes[DB].waits = KILL, ""
+    done: list[tuple[str, str]] = []
+    plain = StandInBrake._brake
+
+    def brake(self: StandInBrake, how: str, cap: int) -> Braked:
+        done.append((how, self.uid))
+        return plain(self, how, cap)
+
+    monkeypatch.setattr(StandInBrake, "_brake", brake)
+    monkeypatch.setattr(StandInBrake, "thaw", lambda self, cap: done.append(("thaw", self.uid)))
+    world.wait(SECOND)
+    world.look()
+    assert done[:2] == [("apply", DB), ("thaw", HOG)]
