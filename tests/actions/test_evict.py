@@ -1,6 +1,5 @@
 """Killing real pods: everybody in them, nobody else, however they fork, and nobody twice."""
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -125,7 +124,7 @@ def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
 
 
 def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = live.open_descriptors()
     victim = prepared(pod, VERSION)
     for _ in range(3):
         with live.Puppet(pod / "c2") as puppet:
@@ -144,7 +143,7 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
             puppet.do("pass")
             (pod / "c2/cgroup.procs").write_text(str(puppet.pid))
     victim.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert live.open_descriptors() == before
 
 
 def test_no_process_is_signalled_twice(pod: Path) -> None:

@@ -18,6 +18,7 @@ from monitor.actions.hold_journal import HELD
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.slow_down import MOST, SlowDowns
 from monitor.kernel.troubles import TROUBLES
+from tests import live
 from tests.actions.plain import MIB, PlainPod, stop
 
 LOW = 32 * MIB
@@ -93,9 +94,9 @@ def test_nobody_waits_for_a_thread_that_cannot_go_on(
             assert slow_downs.begin("b", file, late.fileno(), directory.fileno(), change, LOW) == 2
         else:
             slow_downs._thread.join()
-            descriptors = len(os.listdir("/proc/self/fd"))
+            descriptors = live.open_descriptors()
             assert slow_downs.begin("b", file, late.fileno(), directory.fileno(), change, LOW) == 0
-            assert len(os.listdir("/proc/self/fd")) == descriptors
+            assert live.open_descriptors() == descriptors
         until(lambda: slow_downs.is_done(2))
     slow_downs.finish(time.monotonic_ns() + 60 * 10**9)
 
@@ -123,7 +124,7 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
 
     monkeypatch.setattr(slow_down_module, "slow_down", waits)
     slow_downs, file = SlowDowns(pod.journal), BrakeFile(pod.path, "memory.high")
-    before = len(os.listdir("/proc/self/fd"))
+    before = live.open_descriptors()
     change = Change(str(pod.path), "memory.high", "", "max", ("max",), "u", HELD, pod.journal.boot)
     asked = [slow_downs.begin("u", file, file._write, file._write, change, LOW) for _ in range(MOST + 1)]
     assert asked == [*range(1, MOST + 1), 0]
@@ -131,7 +132,7 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
     slow_downs.finish(time.monotonic_ns())
     go.set()
     finished(slow_downs)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert live.open_descriptors() == before
     file.close()
 
 

@@ -68,7 +68,7 @@ def test_a_usage_threshold_is_announced_and_can_be_moved(epoll: select.epoll) ->
 @pytest.mark.skipif(not V1, reason="usage thresholds are of cgroup v1")
 def test_a_usage_threshold_leaves_no_descriptors() -> None:
     with live.cgroup("threshold-fds") as path:
-        before = len(os.listdir("/proc/self/fd"))
+        before = live.open_descriptors()
         for _ in range(3):
             alarm = UsageThreshold(path)
             for mib in (10, 20, 30):
@@ -76,7 +76,7 @@ def test_a_usage_threshold_leaves_no_descriptors() -> None:
             live.until(lambda alarm=alarm: alarm.armed == 30 * MIB, "the last one")
             alarm.close()
             live.until(lambda alarm=alarm: not alarm._thread.is_alive(), "the thread's end")
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert live.open_descriptors() == before
 
 
 @pytest.mark.skipif(not V1, reason="usage thresholds are of cgroup v1")

@@ -11,6 +11,7 @@ import pytest
 from monitor.actions.victim import Victim
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import KeptProcesses
+from tests import live
 from tests.filesystems import Mounts
 from tests.puppet import Puppet
 
@@ -95,15 +96,15 @@ def test_of_a_pod_that_is_gone_there_is_nobody_left(pod: Path, kept: KeptProcess
 def test_of_a_pod_with_very_many_cgroups_no_descriptors_are_kept(pod: Path, kept: KeptProcesses) -> None:
     for number in range(cgroup_procs._KEPT):
         (pod / "a" / str(number)).mkdir()
-    before = len(os.listdir("/proc/self/fd"))
+    before = live.open_descriptors()
     with Puppet(pod / "a" / "7") as puppet:
         for _ in range(2):
             assert found(kept) == {"7": {puppet.pid}}
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert live.open_descriptors() == before
 
 
 def test_a_victim_is_looked_at_and_killed_without_a_path(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = live.open_descriptors()
     with Puppet(pod / "a") as first:
         victim = Victim("uid", pod, 2)
         victim.refresh()
@@ -115,4 +116,4 @@ def test_a_victim_is_looked_at_and_killed_without_a_path(pod: Path, monkeypatch:
                 victim.kill()
             assert (first.wait(), second.wait()) == (-9, -9)
             victim.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert live.open_descriptors() == before
