@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -172,17 +172,17 @@ class BrakeFigures:
         by_uid = self._registry.by_uid
         return {**{uid: by_uid[uid].began for uid in now.usages if uid not in sample.usages}, **sample.usages}
 
-    def _before(
-        self, watch: Watch, working_set: int, now_ns: int, grew: int = GREW, span_ns: int = LEAST_SPAN_NS
-    ) -> Sample | None:
+    def _backwards(self, watch: Watch, before_ns: int) -> Iterator[Sample]:
+        """The samples of before that, the latest first."""
+        recent, kept = self._samples.get(watch.signal, ()), self._kept.get(watch.signal, ())
+        return (sample for sample in chain(reversed(recent), reversed(kept)) if sample.ts_ns <= before_ns)
+
+    def _before(self, watch: Watch, working_set: int, now_ns: int, grew: int = GREW) -> Sample | None:
         """The sample that growth up to now is measured from: so long ago that it ``grew`` by that, or the oldest."""
         found = None
-        recent, kept = self._samples.get(watch.signal, ()), self._kept.get(watch.signal, ())
-        for sample in chain(reversed(recent), reversed(kept)):
-            if now_ns - sample.ts_ns >= span_ns:
-                found = sample
-                if working_set - sample.working_set >= grew:
-                    break
+        for found in self._backwards(watch, now_ns - LEAST_SPAN_NS):
+            if working_set - found.working_set >= grew:
+                break
         return found
 
     def measure(self, watch: Watch, reading: Reading, moved: Mapping[int, int]) -> Measured:
@@ -234,7 +234,7 @@ class BrakeFigures:
         sample = self._before(watch, now.working_set, now.ts_ns, _HOLD_GREW)
         if sample is None:
             return Grown({}, 0, now.usages, None)
-        latest = self._before(watch, now.working_set, now.ts_ns, grew=-(1 << 62), span_ns=_STANDS_NS)
+        latest = next(self._backwards(watch, now.ts_ns - _STANDS_NS), None)
         # Of a growth that began later nobody has stood still.
         lately = None if latest is None or latest.ts_ns <= sample.ts_ns else self._grown(latest, now)
         return Grown(self._grown(sample, now), now.working_set - sample.working_set, now.usages, lately)

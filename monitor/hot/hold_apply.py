@@ -10,7 +10,7 @@ from monitor.actions.brake_limit import ROOM
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.evictor import Evictor
 from monitor.hot.hold_brakes import HoldBrakes
-from monitor.hot.hold_figures import UNTIL_NEXT_LOOK, Rest
+from monitor.hot.hold_figures import UNTIL_NEXT_LOOK, Headroom
 from monitor.hot.hold_report import Hold
 from monitor.hot.outbox import Outbox
 from monitor.link.hold_messages import Soften
@@ -41,7 +41,7 @@ class HoldApplier:
         held.brake, held.cap = in_force.brake, in_force.cap
         return True
 
-    def let_die(self, held: Hold, rest: Rest, *, ends: bool = False) -> bool:
+    def let_die(self, held: Hold, headroom: Headroom, *, ends: bool = False) -> bool:
         """Let it run for a moment, so that a SIGKILL ends who it was sent to; whether it is to be stopped instead. Its
         cap, which is of a frozen one, is that of its share meanwhile, in which v1 may reclaim its page cache for other
         memory. It is stopped with that again: who is in a system call then goes on in it. ``ends``: somebody evicts it.
@@ -50,12 +50,12 @@ class HoldApplier:
         if thaws.started not in ("", uid):
             return False  # it waits for the end of that one's run
         usage = self._brakes.of(held.entry).usage() or 0
-        cache = max(0, usage - rest.has)
-        share = (rest.available - cache) // (rest.pods + 1)
+        cache = max(0, usage - headroom.has)
+        share = (headroom.available - cache) // (headroom.pods + 1)
         if share < ROOM or not held.cap:
             # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked.
-            is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < rest.available
-            if not ((ends and held.cap) or is_bounded or rest.soon >= UNTIL_NEXT_LOOK):
+            is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < headroom.available
+            if not ((ends and held.cap) or is_bounded or headroom.soon >= UNTIL_NEXT_LOOK):
                 return thaws.end(uid)
         held.allowed = held.allowed or held.pod.cap
         held.pod = held.pod._replace(cap=min(held.allowed, usage + (share if share >= ROOM else 0)))

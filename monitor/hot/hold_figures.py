@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
 #: A figure of the kubelet's shows what a pod holds if it has this part of it.
 _SHOWS = 0.9
-
-
 #: As much is taken until the next look: 5 ms at 3 GiB/s, and the look itself (1.5 ms for 64 processes, 4.3 at most).
 UNTIL_NEXT_LOOK = 24 << 20
 
 
-class Rest(NamedTuple):
+class Headroom(NamedTuple):
     """Bytes that a pod may take of what is ``available``, and of what is left until the next look (``soon``); ``has``:
     its working set; ``pods``: so many are held.
     """
@@ -97,8 +95,6 @@ class HoldFigures:
             self._counted = set(usages), running
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
-        if running:
-            self._gauge.reread()
         sets = {uid: self._working_set(uid) for uid in running}
         ran = sum(sets.values())
         for signal, domain in domains.items():
@@ -116,20 +112,20 @@ class HoldFigures:
             found[signal] = domain._replace(rate=rate)
         return found
 
-    def rest(self, state: State, held: Hold, holds: Iterable[Hold]) -> Rest:
+    def headroom(self, state: State, held: Hold, holds: Iterable[Hold]) -> Headroom:
         """What ``held`` may take that runs next, so that all that are held leave more than the second line, and more
-        than a kubelet's where that is not met. What those of ``holds`` may take that run already is theirs.
+        than a kubelet's where that is not met. What those of ``holds`` may take that run already is theirs. By counters
+        as they were read last.
         """
-        self._gauge.reread()
         running = [one for one in holds if one is not held and self._runs(one)]
         taken = [max(0, self._cap_of_run(one) - self._working_set(one.pod.uid)) for one in running]
-        above, rests = self._rules.kubelet and not state.met_ns, list[int]()
+        above, rooms = self._rules.kubelet and not state.met_ns, list[int]()
         for signal, domain in self.domains().items():
             left = state.left.get(signal, domain.available)
-            rests.append(domain.available - (domain.line if above else hold.second_line(left)))
-        least = min(rests, default=0)
+            rooms.append(domain.available - (domain.line if above else hold.second_line(left)))
+        least = min(rooms, default=0)
         soon = least - sum(min(each, UNTIL_NEXT_LOOK) for each in taken)
-        return Rest(least - sum(taken), soon, self._working_set(held.pod.uid), len(state.pods))
+        return Headroom(least - sum(taken), soon, self._working_set(held.pod.uid), len(state.pods))
 
     def room(self, first: PodEntry, cap: int, holds: Iterable[Hold]) -> int | None:
         """Bytes that ``first`` below ``cap`` and those of ``holds`` that run already may take of what is available: for

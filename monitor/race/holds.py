@@ -175,9 +175,8 @@ def remark(holds: Sequence[HeldPod]) -> str:
         ms=sum(one.ms for one in mine),
         grew_bytes=_of_known(sum, [one.grew_bytes for one in mine]),
         lasts_ms=mine[0].lasts_ms,
-        connections=_of_known(
-            max, [one.connections for one in mine]
-        ),  # those of one hold may wait in the next one still
+        # The most of one hold: those that wait in it may wait in the next one still.
+        connections=_of_known(max, [one.connections for one in mine]),
         unread_bytes=_of_known(max, [one.unread_bytes for one in mine]),
         unready=_of_known(max, [one.unready for one in mine]),
         restarts=_of_known(sum, [one.restarts for one in mine]),

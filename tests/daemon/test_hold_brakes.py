@@ -14,9 +14,14 @@ from monitor.hot import hold_brakes, thaws
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import LIMIT_FILE, MIB, V2, stand
+from tests.actions.braked import LIMIT_FILE, MIB, V2, Stand, stand
 
 pytestmark = pytest.mark.kernel
+
+
+def only_with_v1s_freezer(held: Stand) -> None:
+    if V2 or held.freezer is None:
+        pytest.skip("cgroup v2 lets SIGKILL through" if V2 else "cgroup v1's freezer is not mounted, and cannot be")
 
 
 def test_one_brake_is_opened_in_a_call(tmp_path: Path) -> None:
@@ -56,8 +61,7 @@ def test_one_that_was_opened_long_ago_is_looked_at_again(tmp_path: Path, monkeyp
 def test_a_frozen_pod_runs_only_until_who_was_killed_in_it_has_ended(tmp_path: Path) -> None:
     """v1's freezer keeps SIGKILL from one process of many (a probe whose time was over) as from all."""
     with stand(tmp_path / "state") as held, held.puppet() as probe, held.puppet() as server:
-        if V2 or held.freezer is None:
-            pytest.skip("cgroup v2 lets SIGKILL through" if V2 else "cgroup v1's freezer is not mounted, and cannot be")
+        only_with_v1s_freezer(held)
         brakes = HoldBrakes(cgroupfs.detect(), HoldJournal(tmp_path), "freeze")
         entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
         brake = brakes.of(entry)
@@ -80,8 +84,7 @@ def test_a_frozen_pod_runs_only_until_who_was_killed_in_it_has_ended(tmp_path: P
 def test_a_frozen_pod_runs_for_a_process_that_runc_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or its container could not be killed. A name can be taken in vain: so not often."""
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        if V2 or held.freezer is None:
-            pytest.skip("cgroup v2 lets SIGKILL through" if V2 else "cgroup v1's freezer is not mounted, and cannot be")
+        only_with_v1s_freezer(held)
         puppet.do("open('/proc/self/comm', 'w').write('runc:[2:INIT]')")
         entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
         brakes = HoldBrakes(cgroupfs.detect(), HoldJournal(tmp_path), "auto")
@@ -122,8 +125,7 @@ def test_who_has_ended_waits_for_no_thaw(tmp_path: Path) -> None:
 def test_a_limit_of_its_own_that_is_lower_than_the_cap_is_one(tmp_path: Path) -> None:
     """Where it is higher than the cap of a run, it is lowered for that."""
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        if V2 or held.freezer is None:
-            pytest.skip("cgroup v2 lets SIGKILL through" if V2 else "cgroup v1's freezer is not mounted, and cannot be")
+        only_with_v1s_freezer(held)
         brake, limit = held.brake(), held.pod / LIMIT_FILE
         own = (brake.usage() or 0) + 16 * MIB
         cgroupfs.set_limit(held.pod, own)
@@ -152,8 +154,7 @@ def test_a_limit_of_its_own_that_is_lower_than_the_cap_is_one(tmp_path: Path) ->
 def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(tmp_path: Path) -> None:
     """Thawed for a SIGKILL of its own again and again it had 1 MiB more each time."""
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        if V2 or held.freezer is None:
-            pytest.skip("cgroup v2 lets SIGKILL through" if V2 else "cgroup v1's freezer is not mounted, and cannot be")
+        only_with_v1s_freezer(held)
         brake, limit = held.brake(), held.pod / LIMIT_FILE
         before = limit.read_text()
         with closing(brake):  # frozen the puppet does not end

@@ -207,11 +207,11 @@ def test_the_working_set_of_a_pod_whose_container_was_started_again(world: World
     entry = world.registry.by_uid[HOG] = copy(before.entry)
     entry.index = 77
     world.table.sets[77] = 200 * MIB
-    rest = holds._figures.rest(holds.state, before, holds._holds.values())
-    assert (rest.has, rest.pods) == (200 * MIB, 2)
+    headroom = holds._figures.headroom(holds.state, before, holds._holds.values())
+    assert (headroom.has, headroom.pods) == (200 * MIB, 2)
     others = [one for one in holds._holds.values() if one is not before]
     before.brake, before.cap = "limit", 210 * MIB
-    assert rest.available - holds._figures.rest(holds.state, others[0], [before]).available == 10 * MIB
+    assert headroom.available - holds._figures.headroom(holds.state, others[0], [before]).available == 10 * MIB
     assert holds._figures.room(entry, 203 * MIB, ()) == 3 * MIB
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.hold_figures import Rest
+from monitor.hot.hold_figures import Headroom
 from monitor.hot.thaws import PAUSE_NS, THAWED_NS, Thaws
 from monitor.link.hold_messages import Held, KubeletEviction
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
@@ -264,11 +264,11 @@ def test_a_sigkill_waits_for_the_end_of_another_pods_run(world: World) -> None:
     holds = world.decider.holds
     assert holds is not None
     holds._brakes.thaws.begin(HOG, START, world.now_ns)
-    rest = Rest(99 * MIB, 99 * MIB, 301 * MIB, 2)
-    assert not holds._applier.let_die(holds._holds[DB], rest)
+    headroom = Headroom(99 * MIB, 99 * MIB, 301 * MIB, 2)
+    assert not holds._applier.let_die(holds._holds[DB], headroom)
     assert not thaws(world.brakes[DB])
     holds._brakes.thaws.end(HOG)
-    assert not holds._applier.let_die(holds._holds[DB], rest)
+    assert not holds._applier.let_die(holds._holds[DB], headroom)
     assert thaws(world.brakes[DB])
 
 

@@ -85,7 +85,7 @@ def test_two_that_grow_by_turns_are_both_held(world: World) -> None:
 
 
 def test_who_gave_memory_back_and_grows_now_is_held(world: World) -> None:
-    """Over the last 0.1 s it has not grown, and over the growth that is looked at it took nearly all."""
+    """Over the last 50 ms it has not grown, and over the growth that is looked at it took nearly all."""
     world.working_set = CAPACITY - 101 * MIB
     stand(world, 2 * SECOND, sampled=True)
     hog = world.registry.by_uid[HOG].index
