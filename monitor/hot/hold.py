@@ -186,7 +186,7 @@ class HoldControl:
         figures, before, thaws = self._figures, self.state, self._brakes.thaws
         # Who runs is stopped first, and looks come before runs: one of 64 processes takes 1.5 ms, and 5 MiB are taken.
         dying = [self._holds[uid] for uid in thaws.due(self._holds, now_ns) if self._look_after(uid, now_ns) == DYING]
-        if dying or thaws.running:
+        if dying:
             self._gauge.reread()
         for one in dying:
             headroom = figures.headroom(self.state, one, self._holds.values())

@@ -95,6 +95,8 @@ class HoldFigures:
             self._counted = set(usages), running
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
+        if running:  # after `domains` was read: what is taken in between would be growth
+            self._gauge.reread()
         sets = {uid: self._working_set(uid) for uid in running}
         ran = sum(sets.values())
         for signal, domain in domains.items():
