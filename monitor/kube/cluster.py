@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from monitor.documents import read_bytes, shown
 from monitor.errors import CannotError, ConfigError
 from monitor.kube.auth import Credentials, Fixed, TokenFile
+from monitor.kube.peer import Peer
 from monitor.kube.tls import Pem, TlsSettings
 
 #: Where a pod has its token, the cluster's CA and its namespace.
@@ -33,12 +34,15 @@ class Server:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """All that a client needs; client-go's rest.Config. ``namespace`` is that of the context or of our own pod."""
+    """All that a client needs; client-go's rest.Config. ``namespace`` is that of the context or of our own pod.
+    ``peer``: who may serve it.
+    """
 
     server: Server
     tls: TlsSettings = field(default_factory=TlsSettings)
     credentials: Credentials = field(default_factory=Fixed)
     namespace: str = "default"
+    peer: Peer = Peer.ANYBODY
 
 
 def parse_server(url: str, where: str, ports: tuple[int, int] = (80, 443)) -> Server:

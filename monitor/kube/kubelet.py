@@ -5,8 +5,10 @@ A kubelet's serving certificate is often signed by nobody: it makes its own. Way
 * `pinned`: it shows the very certificate that lies in its directory on this node (`PKI`), where only root can write.
   The default on the node; names and dates in the certificate do not matter.
 * `ca`: a CA file; the cluster's with `serverTLSBootstrap` and approved requests. The name is the node's.
-* `insecure`: only on loopback, and only when asked for. The port is above 1023: while the kubelet is down, whoever
-  listens there is sent the token.
+* `insecure`: only on loopback, and only when asked for.
+
+The port is above 1023: while the kubelet is down any local user can listen there. So a connection within this machine
+is used only if a root process has accepted it (`monitor.kube.peer`); with http and `insecure` there is no other one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from monitor.kube.auth import Credentials, Fixed
 from monitor.kube.cluster import ClusterConfig, Server, parse_server
 from monitor.kube.decode import ItemDecoder, Object, parse_object
 from monitor.kube.errors import KubeError
+from monitor.kube.peer import Peer
 from monitor.kube.stream import is_address
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.kube.transport import Request, Transport
@@ -55,6 +58,10 @@ class KubeletTrust:
     node_name: str = ""
     pki: Path = PKI
 
+    def paths(self) -> tuple[Path, ...]:
+        """Where its certificates may be on this node."""
+        return (*self.certificates, self.pki, *(self.pki / name for name in SERVING))
+
 
 def kubelet_config(
     url: str, trust: KubeletTrust, credentials: Credentials | None = None, where: str = "kubelet"
@@ -63,8 +70,9 @@ def kubelet_config(
     server = parse_server(url, where, (READ_ONLY_PORT, SECURE_PORT))
     if not server.https:
         # A token in plain text is everybody's.
-        return ClusterConfig(server)
-    return ClusterConfig(server, _tls(server, trust, where), credentials or Fixed())
+        return ClusterConfig(server, peer=Peer.ROOT)
+    peer = Peer.ROOT if trust.insecure else Peer.ROOT_IF_HERE
+    return ClusterConfig(server, _tls(server, trust, where), credentials or Fixed(), peer=peer)
 
 
 def _tls(server: Server, trust: KubeletTrust, where: str) -> TlsSettings:

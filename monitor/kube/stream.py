@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monitor.kube.errors import Cancelled, TimedOut
+from monitor.kube.peer import Peer, check_peer
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -117,6 +118,10 @@ class Stream:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.close()
+
+    def check_peer(self, peer: Peer) -> None:
+        """Raises CertificateError where another one serves than may; before a byte is sent."""
+        check_peer(self._sock, peer, self.patience)
 
     def start_tls(self, context: ssl.SSLContext, server_name: str) -> bytes:
         """Shake hands; the certificate that the server showed, DER. Raises ssl.SSLError, OSError."""

@@ -243,6 +243,7 @@ class Transport:
         stream: Stream | None = None
         try:
             stream = open_stream(server.host, server.port, patience)
+            stream.check_peer(self.config.peer)
             if server.https:
                 shown = stream.start_tls(self._context_for(identity), tls.server_name or server.host)
                 tls.check_pinned(shown, self.address)

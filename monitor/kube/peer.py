@@ -1,0 +1,97 @@
+"""Whose process is at the other end of a TCP connection within this machine.
+
+/proc/net/tcp{,6} has both ends of such a connection, each with its inode's uid: the filesystem uid of the process that
+accepted it. A root program that lets others choose its port (setuid), a process that root gave its accepted socket to,
+and a container with uid 0 on the host's network are root's by this. A container's root in a user namespace is not.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from monitor.kube.errors import CertificateError
+
+if TYPE_CHECKING:
+    from monitor.kube.stream import Patience
+
+#: How often a socket is looked for that the server has not accepted yet, and how long one that is nowhere, seconds.
+_AGAIN_S, _NOWHERE_S = 0.01, 0.5
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_MAPPED = b"\0" * 10 + b"\xff\xff"
+_SYN_RECEIVED = "03"
+
+
+class Peer(Enum):
+    """Who may serve: anybody; root, if it is on this machine (its certificate says the rest); root on this machine."""
+
+    ANYBODY = 0
+    ROOT_IF_HERE = 1
+    ROOT = 2
+
+
+class _Owner(NamedTuple):
+    uid: int
+    accepted: bool
+
+
+def check_peer(sock: socket.socket, peer: Peer, patience: Patience) -> None:
+    """Raises CertificateError where another one serves; TimedOut where nobody accepts."""
+    if peer is Peer.ANYBODY:
+        return
+    address = _name(sock.getpeername())
+    if peer is Peer.ROOT and _in_other_network():
+        raise _refused(address, "outrace runs in another network namespace than process 1")
+    nowhere = time.monotonic() + (_NOWHERE_S if peer is Peer.ROOT else 0.0)
+    for left_s in patience.slices():
+        owner = _owner(sock)
+        if owner is None and time.monotonic() >= nowhere:
+            if peer is Peer.ROOT:
+                raise _refused(address, "no process of this machine serves it")
+            return
+        if owner is not None and owner.uid not in (0, os.geteuid()):
+            raise _refused(address, f"user {owner.uid} serves it")
+        if owner is not None and owner.accepted:
+            return
+        time.sleep(min(left_s, _AGAIN_S))
+
+
+def _refused(address: str, why: str) -> CertificateError:
+    return CertificateError(f"{address}: {why}: a kubelet is root's", "find out which process has that port (ss -tlnp)")
+
+
+def _owner(sock: socket.socket) -> _Owner | None:
+    """The owner of the other end. Before it is accepted it has no inode, and on older kernels a uid of 0."""
+    pairs = set(zip(_written(sock.getpeername()), _written(sock.getsockname()), strict=False))
+    for table in _TABLES:
+        with suppress(OSError), open(table) as lines:
+            for fields in map(str.split, lines):
+                if tuple(fields[1:3]) in pairs and len(fields) > 9 and fields[3] != _SYN_RECEIVED:
+                    return _Owner(int(fields[7]), fields[9] != "0")
+    return None
+
+
+def _written(address: tuple[str, int]) -> Iterator[str]:
+    """An address as these tables write it; of IPv4 also as a socket of IPv6 has it."""
+    host, port = address[0].partition("%")[0], address[1]
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    for raw in (packed,) if len(packed) == 16 else (packed, _MAPPED + packed):
+        words = (raw[at : at + 4] for at in range(0, len(raw), 4))
+        yield "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"
+
+
+def _name(address: tuple[str, int]) -> str:
+    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+
+def _in_other_network() -> bool:
+    """Whether this network is not the machine's, as far as process 1 may be looked at."""
+    with suppress(OSError):
+        return os.stat("/proc/1/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino
+    return False

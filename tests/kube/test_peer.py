@@ -1,0 +1,149 @@
+"""What a local user's listener on the kubelet's port gets: a connection, and not one byte."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.kube import peer
+from monitor.kube.auth import Fixed
+from monitor.kube.errors import CertificateError, TimedOut
+from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
+from monitor.kube.peer import Peer, check_peer
+from monitor.kube.stream import Patience
+from tests.kube.conftest import authority as authority
+from tests.kube.conftest import serving as serving
+from tests.kube.fake_kubelet import FakeKubelet
+from tests.kube.fake_tls import Pair
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot start a process of another user")
+NOBODY = 65534
+#: Accepts on the inherited socket as uid 65534, and prints how many bytes came until the other end closed.
+ACCEPT = """
+import os, socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+if sys.argv[2] == "own":
+    address = listener.getsockname()
+    listener.close()
+os.setresuid(65534, 65534, 65534)
+if sys.argv[2] == "own":
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen()
+print("ready", flush=True)
+came, (taken, _) = 0, listener.accept()
+while data := taken.recv(4096):
+    came += len(data)
+print(came, flush=True)
+"""
+
+
+@contextmanager
+def users_listener(whose: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """A process of uid 65534 that accepts one connection; ``whose`` socket it listens on: its own, or root's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        running = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", ACCEPT, str(listener.fileno()), whose],
+            pass_fds=[listener.fileno()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    with running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "ready\n"
+            yield port, running
+        finally:
+            running.kill()
+
+
+@root_only
+@pytest.mark.parametrize("whose", ["own", "root's"])
+@pytest.mark.parametrize("how", ["http", "insecure", "pinned", "ca"])
+def test_a_listener_of_a_user_gets_no_request(how: str, whose: str, serving: Pair) -> None:
+    """Not the token, not even the first message of TLS; also where root made the socket (systemd's sockets)."""
+    trust = {
+        "insecure": KubeletTrust(insecure=True),
+        "pinned": KubeletTrust(certificates=(serving.certificate,)),
+        "ca": KubeletTrust(ca=serving.certificate, node_name="n"),
+    }.get(how, KubeletTrust())
+    with users_listener(whose) as (port, running):
+        url = f"{'http' if how == 'http' else 'https'}://127.0.0.1:{port}"
+        client = KubeletClient(kubelet_config(url, trust, Fixed("secret")))
+        with pytest.raises(CertificateError, match=f"user {NOBODY} serves it: a kubelet is root's"):
+            client.pods(lambda pod: pod)
+        client.close()
+        assert running.stdout is not None
+        assert running.stdout.readline() == "0\n"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_listener_of_root_is_asked(host: str, tls: bool, serving: Pair) -> None:
+    """(Or of the user that asks.)"""
+    try:
+        kubelet = FakeKubelet(serving.server_context() if tls else None, host)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    client = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(certificates=(serving.certificate,))))
+    assert client.pods(lambda pod: pod) == ()
+    client.close()
+    kubelet.close()
+
+
+def test_ipv4_to_a_socket_of_both() -> None:
+    """As the kubelet listens: the other end is in the table of IPv6."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as made,
+    ):
+        taken, _ = listener.accept()
+        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
+        taken.close()
+
+
+def test_what_is_not_accepted_yet_is_waited_for() -> None:
+    """Until then its owner is not known: older kernels say 0 of everybody's."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as made,
+    ):
+        with pytest.raises(TimedOut):
+            check_peer(made, Peer.ROOT, Patience(threading.Event(), 0.2))
+        taken, _ = listener.accept()
+        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
+        taken.close()
+
+
+def test_another_machine_is_believed_by_its_certificate_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tcp").write_text("  sl  local_address\n")
+    monkeypatch.setattr(peer, "_TABLES", (str(tmp_path / "tcp"), str(tmp_path / "none")))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as made,
+    ):
+        check_peer(made, Peer.ROOT_IF_HERE, Patience(threading.Event(), 5.0))
+        with pytest.raises(CertificateError, match="no process of this machine serves it"):
+            check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
+
+
+def test_in_a_network_of_its_own_no_root_is_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "_in_other_network", lambda: True)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as made,
+        pytest.raises(CertificateError, match="another network namespace"),
+    ):
+        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
