@@ -15,7 +15,7 @@ import reprlib
 import select
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -55,8 +55,11 @@ class NotAFileError(OSError):
     """A device, a socket, a directory or a silent pipe where a file was expected."""
 
 
-def read_bytes(path: str | os.PathLike[str], *, pipes: bool = False) -> bytes:
+def read_bytes(
+    path: str | os.PathLike[str], *, pipes: bool = False, opened: Callable[[int], object] = lambda _: None
+) -> bytes:
     """A regular file, little more than ``MAX_BYTES`` of it; with ``pipes`` a pipe too, as a shell's ``<(...)`` is one.
+    ``opened`` is called with its descriptor before it is read.
 
     Never waits for a writer that does not come, as opening a FIFO would. Raises OSError, of which `NotAFileError`.
     """
@@ -66,6 +69,7 @@ def read_bytes(path: str | os.PathLike[str], *, pipes: bool = False) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as f:
         mode = os.fstat(f.fileno()).st_mode
         _check_kind(mode, pipes)
+        opened(f.fileno())
         if stat.S_ISFIFO(mode):
             return _drained(f.fileno())
         data = bytearray()  # one read of the limit would make a buffer of the limit

@@ -19,6 +19,7 @@ from monitor.evicted.selection import Choice, Criteria, choose
 from monitor.evicted.sweep import FAILED, Found, Progress, Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
+from monitor.pods.owner import alone
 
 #: A line about how far it is on stderr, so often (seconds).
 _PROGRESS_S = 5.0
@@ -116,7 +117,7 @@ class _Closing:
 
 def _sweep(kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0) -> _Closing:
     stop = threading.Event()
-    client = ApiClient(find(kubeconfig, context, stop), stop)
+    client = ApiClient(find(kubeconfig, context, stop, distrust=alone()), stop)
     return _Closing(Sweep(client, criteria, stop, rate=rate, retry_s=retry_s))
 
 

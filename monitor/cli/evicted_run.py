@@ -28,6 +28,7 @@ from monitor.evicted.selection import Criteria
 from monitor.evicted.sweep import Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
+from monitor.pods.owner import alone
 from monitor.settings.values import listen as parse_listen
 from monitor.side.export.log import Log
 
@@ -97,7 +98,7 @@ def run(
         )
     if everything and criteria != Criteria():
         raise ConfigError("--all: stands beside a criterion, which would keep some", "give one of them")
-    config = find(kubeconfig, context)
+    config = find(kubeconfig, context, distrust=alone())
     log, stop, identity = Log(), threading.Event(), f"{socket.gethostname()}_{uuid.uuid4()}"
     # The lease's own client goes on when all else is asked to stop: the lease is released last. Half of the deadline,
     # as in kube-controller-manager: a request that hangs leaves time for another one.

@@ -2,6 +2,8 @@
 
 Whatever is wrong is one ConfigError that names the file and the key. Not taken: `proxy-url` (there is no proxy),
 `auth-provider` (removed in Kubernetes 1.26), basic auth (removed in 1.19), impersonation.
+
+Root believes no file that others can change (`load`: ``distrust``), and runs a plugin only of a file that was named.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import base64
 import binascii
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,10 @@ from monitor.kube.cluster import SERVICE_ACCOUNT, ClusterConfig, in_cluster, par
 from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
 from monitor.kube.tls import Pem, TlsSettings
 
+#: Says of a file how others could change it, with the remedy, or "". None: whatever it is, it is believed.
+Distrust = Callable[[Path], str] | None
+#: Where root looks for a plugin's program: $PATH is for people.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
 _REFUSED = {
     "proxy-url": "proxies are not supported; remove it, or use an address that is reached without",
@@ -91,23 +97,37 @@ def find(
     stop: threading.Event | None = None,
     env: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
+    distrust: Distrust = None,
 ) -> ClusterConfig:
     """The cluster that is meant: by the file that is named, by $KUBECONFIG, the one we are in, by ~/.kube/config.
 
     Raises ConfigError; CannotError where there is none of them.
     """
     if kubeconfig:
-        return load((Path(kubeconfig),), context, stop)
+        return load((Path(kubeconfig),), context, stop, distrust)
     paths = default_paths(env)
     inside = env.get("KUBERNETES_SERVICE_HOST") and not _is_missing(service_account / "token") and not context
     if not env.get("KUBECONFIG") and (inside or _is_missing(paths[0])):
         return in_cluster(env, service_account)
-    return load(paths, context, stop)
+    return load(paths, context, stop, distrust)
 
 
-def load(paths: tuple[Path, ...], context: str = "", stop: threading.Event | None = None) -> ClusterConfig:
-    """The cluster of ``context``, else of `current-context`; ``stop`` ends its exec plugin. Raises ConfigError."""
-    files = [(path, _read(path)) for path in paths if len(paths) == 1 or not _is_missing(path)]
+def load(
+    paths: tuple[Path, ...],
+    context: str = "",
+    stop: threading.Event | None = None,
+    distrust: Distrust = None,
+    *,
+    plugins: bool = True,
+) -> ClusterConfig:
+    """The cluster of ``context``, else of `current-context`; ``stop`` ends its exec plugin. Raises ConfigError.
+
+    ``plugins``: whether an exec plugin may run.
+    """
+    present = [path for path in paths if len(paths) == 1 or not _is_missing(path)]
+    for path in present:
+        _check_alone(distrust, path, f"{path}")
+    files = [(path, _read(path)) for path in present]
     names = ", ".join(str(path) for path in paths)
     if not files:
         raise ConfigError(f"kubeconfig: none of {names} exists", "name a file that does")
@@ -123,10 +143,22 @@ def load(paths: tuple[Path, ...], context: str = "", stop: threading.Event | Non
     user.check_refused()
     server = parse_server(cluster.text("server"), cluster.where("server"))
     tls = _tls(cluster, user)
+    for path in tls.files():
+        _check_alone(distrust, path, f"{chosen.path}: {path}")
     if server.https:
         tls.context()  # whatever is in the files is wrong now, not at the first connection
     namespace = chosen.text("namespace") or "default"
-    return ClusterConfig(server, tls, _credentials(cluster, user, stop), namespace)
+    if user.values.get("exec") is not None and not plugins:
+        raise ConfigError(
+            f"{user.where('exec')}: a plugin runs only from a kubeconfig that is given",
+            f"give --kubeconfig {user.path}",
+        )
+    return ClusterConfig(server, tls, _credentials(cluster, user, stop, distrust), namespace)
+
+
+def _check_alone(distrust: Distrust, path: Path, where: str) -> None:
+    if distrust is not None and (problem := distrust(path)):
+        raise ConfigError(f"{where}: not believed: {problem}")
 
 
 def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
@@ -142,13 +174,14 @@ def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
     return TlsSettings(ca, (), insecure, certificate, key, name)
 
 
-def _credentials(cluster: _Entry, user: _Entry, stop: threading.Event | None) -> Credentials:
+def _credentials(cluster: _Entry, user: _Entry, stop: threading.Event | None, distrust: Distrust) -> Credentials:
     spec = user.values.get("exec")
     if spec is not None:
         if user.text("token") or user.text("tokenFile"):
             raise ConfigError(f"{user.where('exec')}: stands beside a token", "remove one of them")
-        return ExecPlugin(_exec_spec(cluster, user, spec), stop)
+        return ExecPlugin(_exec_spec(cluster, user, spec, distrust), stop)
     if (path := user.file("tokenFile")) is not None:  # before the token, as client-go does
+        _check_alone(distrust, path, user.where("tokenFile"))
         token_file = TokenFile(path, user.where("tokenFile"))
         token_file.current()
         return token_file
@@ -157,7 +190,7 @@ def _credentials(cluster: _Entry, user: _Entry, stop: threading.Event | None) ->
     return Fixed(token)
 
 
-def _exec_spec(cluster: _Entry, user: _Entry, values: object) -> ExecSpec:
+def _exec_spec(cluster: _Entry, user: _Entry, values: object, distrust: Distrust) -> ExecSpec:
     if not isinstance(values, dict):
         raise ConfigError(f"{user.where('exec')}: {shown(values)} is no map")
     entry = _Entry(user.path, f"{user.key}.exec", values)
@@ -166,6 +199,8 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object) -> ExecSpec:
         raise ConfigError(f"{entry.where('command')}: is missing", "name the plugin's program")
     if "/" in command:
         command = str(user.path.parent / command)
+    if distrust is not None:
+        command = _program(command, entry, distrust)
     if entry.text("interactiveMode") == "Always":
         raise ConfigError(f"{entry.where('interactiveMode')}: Always: a plugin that asks questions cannot be used here")
     args = entry.values.get("args") or []
@@ -187,10 +222,24 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object) -> ExecSpec:
         where=f"{user.path}: {user.key}.exec",
         api_version=entry.text("apiVersion"),
         command=(command, *args),
-        env=tuple((one["name"], one["value"]) for one in env),
+        env=(*((("PATH", _PATH),) if distrust is not None else ()), *((one["name"], one["value"]) for one in env)),
         cluster=info if entry.flag("provideClusterInfo") else None,
         hint=entry.text("installHint"),
     )
+
+
+def _program(command: str, entry: _Entry, distrust: Callable[[Path], str]) -> str:
+    """The program that root runs. Raises ConfigError where others could change it."""
+    where = entry.where("command")
+    if "/" in command:
+        _check_alone(distrust, Path(command), where)
+        return command
+    found = [path for path in (Path(one, command) for one in _PATH.split(":")) if os.access(path, os.X_OK)]
+    if good := next((path for path in found if not distrust(path)), None):
+        return str(good)
+    if found:
+        _check_alone(distrust, found[0], where)
+    raise ConfigError(f"{where}: {shown(command)} is not in {_PATH}", "name the program by its absolute path")
 
 
 def _is_missing(path: Path) -> bool:

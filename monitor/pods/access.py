@@ -20,7 +20,9 @@ from monitor.kube.resources import PODS
 from monitor.pods.cache import PodCache
 from monitor.pods.cluster_feeds import ApiServerFeed, KubeletFeed
 from monitor.pods.feed import PodFeed
-from monitor.pods.kubelet_process import KubeletProcess, find_kubelet
+from monitor.pods.installations import find_kubelet
+from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.owner import alone
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,17 @@ class Access:
     node_name: str = ""
     kubelet_ca: str = ""
     kubelet_insecure: bool = False
-    kubelet: KubeletProcess = field(default_factory=KubeletProcess)
+    kubelet: NodeKubelet = field(default_factory=NodeKubelet)
 
     @classmethod
-    def found(cls, config: object, kubelet: KubeletProcess | None = None) -> Access:
+    def found(cls, config: object, kubelet: NodeKubelet | None = None) -> Access:
         """With the options of a configuration, on this machine. What `outrace run` found at its start is in the
         configuration (`settled`), and not looked for again: the kubelet may be away by then, and its flags with it.
         """
         given = {name: getattr(config, name) for name in ("kubeconfig", "node_name", "kubelet_ca", "kubelet_insecure")}
         if kubelet is None and (flags := dict(config.kubelet_flags)):  # type: ignore[attr-defined]
-            kubelet = KubeletProcess(flags=flags)
+            found = Path(flags["kubeconfig"]) if "kubeconfig" in flags else None
+            kubelet = NodeKubelet(flags=flags, kubeconfig=found)
         return cls(**given, kubelet=kubelet or find_kubelet())
 
     def settled(self) -> dict[str, Any]:
@@ -49,10 +52,16 @@ class Access:
         flags = {"cert-dir": str(trust.pki), "hostname-override": self.node}
         if trust.certificates:
             flags["tls-cert-file"] = str(trust.certificates[0])
-        found: dict[str, Any] = {"node_name": self.node, "kubelet_flags": flags}
-        if not self.kubeconfig and not os.environ.get("KUBERNETES_SERVICE_HOST") and self.kubelet.kubeconfig:
-            found["kubeconfig"] = str(self.kubelet.kubeconfig)
-        return found
+        if self.kubelet.kubeconfig is not None:
+            flags["kubeconfig"] = str(self.kubelet.kubeconfig)  # no --kubeconfig: its exec plugin may not run
+        return {"node_name": self.node, "kubelet_flags": flags}
+
+    @property
+    def kubeconfig_in_use(self) -> str:
+        """The file by which the API server is reached; "" is the service account of this pod."""
+        if self.kubeconfig or self._in_pod:
+            return self.kubeconfig
+        return str(self.kubelet.kubeconfig or "")
 
     @property
     def node(self) -> str:
@@ -71,20 +80,24 @@ class Access:
 
     @property
     def _host_network(self) -> bool:
-        """Whether our host name is the machine's: the UTS namespace is that of the kubelet, or of process 1."""
+        """Whether our host name is the machine's: the UTS namespace is that of process 1."""
         try:
-            return os.stat(f"/proc/{self.kubelet.pid or 1}/ns/uts").st_ino == os.stat("/proc/self/ns/uts").st_ino
+            return os.stat("/proc/1/ns/uts").st_ino == os.stat("/proc/self/ns/uts").st_ino
         except OSError:
             return False
 
     def api_server(self, env: Mapping[str, str] = os.environ) -> tuple[ClusterConfig, str]:
-        """The API server, and where its credentials come from: as given, a pod's, the kubelet's own. ConfigError."""
+        """The API server, and where its credentials come from: as given, a pod's, the kubelet's own. ConfigError.
+
+        Only of a kubeconfig that was given does an exec plugin run.
+        """
         if self.kubeconfig:
-            return kubeconfig.load((Path(self.kubeconfig),)), f"--kubeconfig {self.kubeconfig}"
+            return kubeconfig.load((Path(self.kubeconfig),), distrust=alone()), f"--kubeconfig {self.kubeconfig}"
         if env.get("KUBERNETES_SERVICE_HOST"):
             return in_cluster(env), "the service account of this pod"
         if self.kubelet.kubeconfig is not None:
-            return kubeconfig.load((self.kubelet.kubeconfig,)), f"the kubelet's own {self.kubelet.kubeconfig}"
+            found = kubeconfig.load((self.kubelet.kubeconfig,), distrust=alone(), plugins=False)
+            return found, f"the kubelet's own {self.kubelet.kubeconfig}"
         raise ConfigError(
             "no credentials for an API server: not in a pod, and no kubeconfig of a kubelet here",
             "give --kubeconfig FILE",

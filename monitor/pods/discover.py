@@ -48,6 +48,8 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR, *, enforce: bool =
 def _servers(access: Access, tried: list[str], enforce: bool) -> list[tuple[str, str, Callable[[], object]]]:
     """Spec, name and a question to each server that may have the pods, best first."""
     found: list[tuple[str, str, Callable[[], object]]] = []
+    if access.kubelet.refused:
+        tried.append(access.kubelet.refused)
     try:
         cluster, credentials = access.api_server()
     except MonitorError as error:
@@ -55,7 +57,7 @@ def _servers(access: Access, tried: list[str], enforce: bool) -> list[tuple[str,
         if access.kubelet.is_there:
             tried.append(str(error))
     kubelet = access.kubelet
-    if kubelet.is_there and cluster is not None:
+    if kubelet.is_there and not kubelet.refused and cluster is not None:
         try:
             # The kubelet's own credentials are a client certificate, and it does not let itself in with that.
             if cluster.credentials.current().token:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+
+from monitor import documents
 
 #: As many as the kernel follows (MAXSYMLINKS).
 _MOST_LINKS = 40
@@ -72,3 +75,47 @@ def changed_by(path: Path) -> str:
         if rest:
             part = rest.pop()
             at = os.path.normpath(os.path.join(at, part))
+
+
+def alone() -> Callable[[Path], str] | None:
+    """What finds out, for root, who else could change a file: "" or a line with the remedy. None for other users, who
+    answer for their files themselves.
+    """
+    return _line if os.geteuid() == 0 else None
+
+
+def _line(path: Path) -> str:
+    try:
+        problem = changed_by(path)
+    except OSError:
+        return ""  # the one that reads it reports that
+    return f"{problem}; {mend(problem)}" if problem else ""
+
+
+class ChangeableError(Exception):
+    """Others than root can change what was to be believed: one line with the path and the remedy."""
+
+
+def check_alone(path: Path) -> None:
+    """Raises ChangeableError where others could change, or make, what is at this path. What cannot be looked at is
+    reported by the one that reads it.
+    """
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    if problem := _line(path):
+        raise ChangeableError(problem)
+
+
+def read_alone(path: Path) -> bytes:
+    """The content of a regular file that root alone could have written. Raises ChangeableError, OSError.
+
+    The way is checked while the file is open, and has to lead to that very file.
+    """
+
+    def check(fd: int) -> None:
+        if problem := changed_by(path):
+            raise ChangeableError(f"{problem}; {mend(problem)}")
+        if not os.path.samestat(os.fstat(fd), os.stat(path)):
+            raise OSError(errno.ESTALE, "was replaced while it was read", str(path))
+
+    return documents.read_bytes(path, opened=check)

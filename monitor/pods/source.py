@@ -20,7 +20,7 @@ from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, check
 
 if TYPE_CHECKING:
     from monitor.pods.access import Access
-    from monitor.pods.kubelet_process import KubeletProcess
+    from monitor.pods.node_kubelet import NodeKubelet
 
 __all__ = ["Change", "FoundPod", "PodSource", "open_for", "open_source", "settle"]
 
@@ -133,9 +133,9 @@ def is_services(config: Configured) -> bool:
     return not _signs(config)[1] and without_cluster(kubepods=_kubepods(config.cgroup_root)).spec == SERVICES
 
 
-def _signs(config: Configured) -> tuple[KubeletProcess, bool]:
+def _signs(config: Configured) -> tuple[NodeKubelet, bool]:
     """What is to be seen of a kubelet here, and whether anything is of a cluster."""
-    from monitor.pods.kubelet_process import find_kubelet
+    from monitor.pods.installations import find_kubelet
 
     kubelet = find_kubelet()
     given = kubelet.kubeconfig or config.kubeconfig or os.environ.get("KUBERNETES_SERVICE_HOST")

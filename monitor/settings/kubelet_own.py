@@ -9,7 +9,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kube.kubelet import KubeletClient
 from monitor.pods.access import Access
-from monitor.pods.kubelet_process import KubeletProcess
+from monitor.pods.node_kubelet import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, SOFT, TEXT_MAPS, Given, Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.releases import CURRENT
@@ -25,25 +25,27 @@ _EMPTY: Mapping[str, Any] = {HARD: {}, ENFORCE: []}
 
 def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda _: None) -> tuple[Source, ...]:
     """What is in force in the kubelet, first of all others: its /configz, where it may be asked, else its file, its
-    drop-ins and the flags of its process, each over the one before. Empty where nothing of it can be read.
-    ``on_unread`` hears why, where it names a file and neither that nor /configz can be read: the defaults are a guess.
+    drop-ins and the flags of its installer, each over the one before. Empty where nothing of it can be read.
+    ``on_unread`` hears why, where neither its file nor /configz can be read: the defaults are a guess.
     """
     kubelet = access.kubelet
     if not kubelet.is_there:
         return ()
-    if kubelet.pid:
-        try:
-            return (_configz(access),)
-        except MonitorError as error:
-            if kubelet.unread:
-                on_unread(f"{kubelet.unread} (--config of the kubelet, process {kubelet.pid}); /configz: {error}")
+    if kubelet.refused:
+        on_unread(kubelet.refused)
+        return ()
+    try:
+        return (_configz(access),)
+    except MonitorError as error:
+        if kubelet.unread:
+            on_unread(f"{kubelet.unread}; /configz: {error}")
     files = [(kubelet.config_path, kubelet.config)] if kubelet.config_path else []
     sources = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
     if flags := _flags(kubelet):
-        sources.append(Source(f"the kubelet's command line ({kubelet.whose})", _replacing(flags, sources)))
+        sources.append(Source(f"the kubelet's flags ({kubelet.installation})", _replacing(flags, sources)))
     if sources and not files:
         # The first is the file, whose defaults count: a drop-in or flag alone is laid over an empty one.
-        sources.insert(0, Source(f"the kubelet ({kubelet.whose}, without a file)", {}))
+        sources.insert(0, Source(f"the kubelet ({kubelet.installation}, without a file)", {}))
     return tuple(sources)
 
 
@@ -96,8 +98,8 @@ def _replacing(flags: Mapping[str, Any], before: Sequence[Source]) -> dict[str, 
     return found
 
 
-def _flags(kubelet: KubeletProcess) -> dict[str, Any]:
-    """Flags of its process that are keys of its configuration too, as the file would have them."""
+def _flags(kubelet: NodeKubelet) -> dict[str, Any]:
+    """Flags of its installer that are keys of its configuration too, as the file would have them."""
     found: dict[str, Any] = {}
     for setting in SETTINGS:
         text = kubelet.flags.get(setting.name)

@@ -113,7 +113,7 @@ def read(
 
 def _over_kubelet(options: Mapping[str, Given]) -> Resolved:
     """The options of outrace over the kubelet of this node; with what differs."""
-    from monitor.pods.kubelet_process import find_kubelet
+    from monitor.pods.installations import find_kubelet
 
     if not (kubelet := find_kubelet()).is_there:
         return resolve(options)

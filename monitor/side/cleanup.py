@@ -85,12 +85,12 @@ class Cleanup:
             self._reclaimer.close(timeout_s)
 
     def _say_beside_whom(self) -> None:
-        from monitor.pods.kubelet_process import find_kubelet
+        from monitor.pods.installations import find_kubelet
 
         kubelet = find_kubelet()
-        if kubelet.pid and any(store.startswith(CRI) for store in self.stores.values()):
+        if kubelet.is_there and any(store.startswith(CRI) for store in self.stores.values()):
             text = "a kubelet here removes dead containers and unused images too; outrace does it as it was told to"
-            self._log.warning(text, pid=kubelet.pid, runtimes=", ".join(sorted(set(self.stores.values()))))
+            self._log.warning(text, kubelet=str(kubelet), runtimes=", ".join(sorted(set(self.stores.values()))))
 
     def _open(self) -> Reclaimer:
         if self._reclaimer is None:

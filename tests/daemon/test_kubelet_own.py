@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import yaml
 
 from monitor.cli.run import _announce
 from monitor.errors import MonitorError
-from monitor.pods import kubelet_process
+from monitor.pods import installations
 from monitor.pods.access import Access
 from monitor.pods.choice import Choice
-from monitor.pods.kubelet_process import KubeletProcess
+from monitor.pods.node_kubelet import NodeKubelet
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, check_enforced, read
@@ -41,12 +40,12 @@ def server(serving: Pair) -> Iterator[FakeKubelet]:
     made.close()
 
 
-def resolved(monkeypatch: pytest.MonkeyPatch, kubelet: KubeletProcess, **flags: Any) -> Resolved:
-    monkeypatch.setattr("monitor.pods.kubelet_process.find_kubelet", lambda: kubelet)
+def resolved(monkeypatch: pytest.MonkeyPatch, kubelet: NodeKubelet, **flags: Any) -> Resolved:
+    monkeypatch.setattr("monitor.pods.installations.find_kubelet", lambda: kubelet)
     return read({name.replace("_", "-"): value for name, value in flags.items()}, ask_kubelet=True)
 
 
-def running(server: FakeKubelet, serving: Pair, directory: Path, token: str = "good") -> KubeletProcess:
+def running(server: FakeKubelet, serving: Pair, directory: Path, token: str = "good") -> NodeKubelet:
     """A kubelet that may be asked: with credentials, and its certificate on this node."""
     config = {
         "apiVersion": "v1",
@@ -58,8 +57,8 @@ def running(server: FakeKubelet, serving: Pair, directory: Path, token: str = "g
     }
     (directory / "kubeconfig").write_text(yaml.safe_dump(config))
     (directory / "kubeconfig").chmod(0o600)
-    return KubeletProcess(
-        os.getpid(),
+    return NodeKubelet(
+        "kubeadm",
         {"tls-cert-file": str(serving.certificate)},
         directory / "config.yaml",
         {"port": server.port, "evictionHard": {"memory.available": "7Mi"}},
@@ -114,8 +113,8 @@ def test_where_it_may_not_be_asked_its_file_is_read(
     elif wrong == "shape":
         server.fail(lambda _, reply: reply.json(200, {"kubeletconfig": [1]}))
     elif wrong == "certificate":
-        kubelet = KubeletProcess(
-            kubelet.pid, {"cert-dir": str(tmp_path)}, kubelet.config_path, kubelet.config, kubelet.kubeconfig
+        kubelet = NodeKubelet(
+            "kubeadm", {"cert-dir": str(tmp_path)}, kubelet.config_path, kubelet.config, kubelet.kubeconfig
         )
     config = resolved(monkeypatch, kubelet).config
     assert config.eviction_hard == {"memory.available": "7Mi"}
@@ -131,33 +130,33 @@ def test_a_flag_takes_the_place_of_a_whole_map(monkeypatch: pytest.MonkeyPatch) 
     flags = {"eviction-hard": "memory.available<300Mi", "eviction-max-pod-grace-period": "9", "v": "2"}
     flags |= {"enforce-node-allocatable": "pods,system-reserved", "local-storage-capacity-isolation": "false"}
     given = {"config_path": Path("/k.yaml"), "config": file, "drop_ins": ((Path("/d/1.conf"), drop_in),)}
-    config = resolved(monkeypatch, KubeletProcess(0, **given)).config  # type: ignore[arg-type]
+    config = resolved(monkeypatch, NodeKubelet("kubeadm", **given)).config  # type: ignore[arg-type]
     assert config.eviction_hard == {**HARD, "memory.available": "150Mi"}
     assert config.kube_reserved == 2 << 30
-    config = resolved(monkeypatch, KubeletProcess(0, flags, **given)).config  # type: ignore[arg-type]
+    config = resolved(monkeypatch, NodeKubelet("kubeadm", flags, **given)).config  # type: ignore[arg-type]
     assert config.eviction_hard == {"memory.available": "300Mi"}
     assert config.eviction_max_pod_grace_period_s == 9
     assert config.enforce_node_allocatable == ("pods", "system-reserved")
-    assert config.origins["eviction_hard"] == "the kubelet's command line (process 0): evictionHard"
+    assert config.origins["eviction_hard"] == "the kubelet's flags (kubeadm): evictionHard"
 
 
 def test_flags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"eviction-hard": "memory.available<300Mi", "system-reserved": "memory=1Gi", "eviction-soft": "nonsense"}
-    config = resolved(monkeypatch, KubeletProcess(os.getpid(), flags)).config
+    config = resolved(monkeypatch, NodeKubelet("kubeadm", flags)).config
     assert config.eviction_hard == {"memory.available": "300Mi"}
     assert config.system_reserved == 1 << 30
     assert config.eviction_soft == {}
 
 
 def test_a_kubelet_without_settings_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = resolved(monkeypatch, KubeletProcess()).config
-    assert resolved(monkeypatch, KubeletProcess(os.getpid())).config.eviction_hard == plain.eviction_hard
-    empty = KubeletProcess(0, config_path=Path("/k.yaml"), config={})
+    plain = resolved(monkeypatch, NodeKubelet()).config
+    assert resolved(monkeypatch, NodeKubelet("kubeadm")).config.eviction_hard == plain.eviction_hard
+    empty = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={})
     assert resolved(monkeypatch, empty).config.eviction_hard == plain.eviction_hard
 
 
 def test_values_of_a_wrong_type_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    kubelet = KubeletProcess(0, config_path=Path("/k.yaml"), config={"evictionHard": ["memory.available<1Gi"]})
+    kubelet = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={"evictionHard": ["memory.available<1Gi"]})
     with pytest.raises(Exception, match=r"the kubelet's /k\.yaml: evictionHard: must be a map"):
         resolved(monkeypatch, kubelet)
 
@@ -175,7 +174,7 @@ def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyP
 
 def test_what_was_given_wins_and_the_difference_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     file = {"evictionHard": {"memory.available": "100Mi"}, "evictionMaxPodGracePeriod": 5, "cgroupRoot": "/"}
-    kubelet = KubeletProcess(0, config_path=Path("/k.yaml"), config=file)
+    kubelet = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config=file)
     config = resolved(
         monkeypatch, kubelet, eviction_hard="memory.available<1Gi", eviction_max_pod_grace_period=5, cgroup_root="/"
     ).config
@@ -187,23 +186,28 @@ def test_what_was_given_wins_and_the_difference_is_logged(monkeypatch: pytest.Mo
 
 
 def test_without_credentials_nobody_is_asked() -> None:
-    kubelet = KubeletProcess(os.getpid(), config_path=Path("/k.yaml"), config={"evictionHard": {}})
+    kubelet = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={"evictionHard": {}})
     [source] = kubelet_own.kubelet_sources(Access(kubelet=kubelet))
     assert (source.name, source.content) == ("the kubelet's /k.yaml", {"evictionHard": {}})
-    assert kubelet_own.kubelet_sources(Access(kubelet=KubeletProcess())) == ()
+    assert kubelet_own.kubelet_sources(Access(kubelet=NodeKubelet())) == ()
 
 
 # ---- where nothing of it can be read
 
 
-def unread(server: FakeKubelet, serving: Pair, directory: Path, monkeypatch: pytest.MonkeyPatch) -> KubeletProcess:
+def unread(server: FakeKubelet, serving: Pair, directory: Path, monkeypatch: pytest.MonkeyPatch) -> NodeKubelet:
     """A kubelet as it is found, that names a file which is not there (for us), and lets nobody ask."""
     server.forbidden.add("/configz")
     asked = running(server, serving, directory)
-    arguments = [f"--config={directory / 'none.yaml'}", f"--tls-cert-file={serving.certificate}"]
-    arguments += [f"--port={server.port}", f"--kubeconfig={asked.kubeconfig}"]
-    monkeypatch.setattr(kubelet_process, "_running", lambda: (os.getpid(), arguments))
-    return kubelet_process.find_kubelet()
+    flags = f"--port={server.port} --tls-cert-file={serving.certificate} --config={directory / 'none.yaml'}"
+    monkeypatch.setattr(installations, "ROOT", directory / "root")
+    for path, text in (
+        ("var/lib/kubelet/kubeadm-flags.env", f'KUBELET_KUBEADM_ARGS="{flags}"\n'),
+        ("etc/kubernetes/kubelet.conf", asked.kubeconfig.read_text() if asked.kubeconfig else ""),
+    ):
+        (directory / "root" / path).parent.mkdir(parents=True)
+        (directory / "root" / path).write_text(text)
+    return installations.find_kubelet()
 
 
 def test_a_kubelet_whose_thresholds_cannot_be_read(
@@ -249,16 +253,3 @@ def test_thresholds_that_are_given_may_be_enforced_all_the_same(
     config = resolved(monkeypatch, kubelet, **given).config
     assert (config.kubelet_unread, config.eviction_hard) == ("", {"memory.available": "30Mi"})
     check_enforced(config)
-
-
-@pytest.mark.parametrize("text", [None, "[1]", "a: b: c", ""])
-def test_why_a_file_cannot_be_read(text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "config.yaml"
-    if text is not None:
-        path.write_text(text)
-    monkeypatch.setattr(kubelet_process, "_running", lambda: (os.getpid(), [f"--config={path}"]))
-    assert str(path) in kubelet_process.find_kubelet().unread
-    path.write_text("port: 4321\n")
-    assert kubelet_process.find_kubelet().unread == ""
-    monkeypatch.setattr(kubelet_process, "_running", lambda: (os.getpid(), []))
-    assert kubelet_process.find_kubelet().unread == ""  # it has the defaults, and reports them

@@ -15,7 +15,7 @@ from monitor.cli.main import main
 from monitor.cli.options import resolve
 from monitor.cli.run import lock
 from monitor.errors import MonitorError
-from monitor.pods.kubelet_process import find_kubelet
+from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
 from tests.commands import run as run_command

@@ -49,7 +49,7 @@ def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path
 
 
 def left(records: TaintRecords, kubeconfig: Path | str, *keys: str) -> None:
-    records.write(TaintRecord("node-1", keys or (MEMORY["key"],), str(kubeconfig)))
+    records.write(TaintRecord("node-1", keys or (MEMORY["key"],), str(kubeconfig), given=True))
 
 
 def keys_of(records: TaintRecords) -> list[tuple[str, ...]]:

@@ -15,11 +15,11 @@ import yaml
 
 from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
-from monitor.pods import discover, kubelet_process
+from monitor.pods import discover, installations
 from monitor.pods.access import Access
 from monitor.pods.choice import Choice, without_cluster
 from monitor.pods.discover import choose
-from monitor.pods.kubelet_process import KubeletProcess
+from monitor.pods.node_kubelet import NodeKubelet
 from monitor.pods.source import settle
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
@@ -61,10 +61,11 @@ def kubeconfig(path: Path, server: str, **user: str) -> Path:
     return path
 
 
-def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **more: Any) -> KubeletProcess:
+def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **more: Any) -> NodeKubelet:
     """A kubelet whose read-only port is the fake's."""
     ports = {"readOnlyPort": kubelet.port} if kubelet is not None else {}
-    return KubeletProcess(config_path=Path("/var/lib/kubelet/config.yaml"), config=ports, kubeconfig=config, **more)
+    path = Path("/var/lib/kubelet/config.yaml")
+    return NodeKubelet("kubeadm", config_path=path, config=ports, kubeconfig=config, **more)
 
 
 # ---- the choice
@@ -84,7 +85,7 @@ def test_then_the_read_only_port(api: FakeApiServer, kubelet: FakeKubelet, tmp_p
     api.forbidden.add(("list", "pods"))
     found = choose(Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url))), tmp_path / "none")
     assert found.spec == f"kubelet:{kubelet.url}"
-    why = f"the kubelet's read-only port at {kubelet.url} answers (configuration /var/lib/kubelet/config.yaml)"
+    why = f"the kubelet's read-only port at {kubelet.url} answers (kubeadm: /var/lib/kubelet/config.yaml)"
     assert (found.why, found.kubelet, len(found.tried)) == (why, True, 1)
     assert "403" in found.tried[0]
 
@@ -111,7 +112,7 @@ def test_with_enforce_the_read_only_port_is_never_taken_by_itself(
 def test_settle_returns_whether_pods_are_evicted(
     kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kubelet_process, "find_kubelet", lambda: process(kubelet))
+    monkeypatch.setattr(installations, "find_kubelet", lambda: process(kubelet))
     monkeypatch.setattr("monitor.pods.access.find_kubelet", lambda: process(kubelet))
     given = f"kubelet:{kubelet.url}"
     assert settle(RunConfig())[0].spec == given
@@ -171,12 +172,10 @@ def test_without_any_sign_of_a_cluster_its_client_is_not_imported(tmp_path: Path
     code = f"""
 import sys
 from pathlib import Path
-from monitor.pods import kubelet_process
+from monitor.pods import installations
 from monitor.pods.source import settle
 from monitor.settings.config import RunConfig
-kubelet_process.CONFIG = Path({str(tmp_path / "none")!r})
-kubelet_process.KUBECONFIGS = ()
-kubelet_process._running = lambda: (0, ())
+installations.ROOT = Path({str(tmp_path / "none")!r})
 settle(RunConfig())
 print([name for name in sys.modules if name.startswith("monitor.kube") or name in ("ssl", "psutil")])
 """
@@ -197,24 +196,24 @@ def test_what_was_found_is_not_looked_for_again(
 ) -> None:
     """The kubelet is away when the side is started again: by the host's name there would be no pods at all."""
     made = kubeconfig(tmp_path / "k", api.url)
-    there = process(None, made, pid=7, flags={"hostname-override": "node-9", "cert-dir": "/pki"})
-    monkeypatch.setattr(kubelet_process, "find_kubelet", lambda: there)
+    there = process(None, made, flags={"hostname-override": "node-9", "cert-dir": "/pki"})
+    monkeypatch.setattr(installations, "find_kubelet", lambda: there)
     choice, access = settle(RunConfig())
     assert choice.spec == "apiserver"
     assert access is not None
     config = RunConfig(pods=choice.spec, **access.settled())
-    assert (config.node_name, config.kubeconfig) == ("node-9", str(made))
+    assert (config.node_name, config.kubeconfig) == ("node-9", "")
     config = RunConfig.from_json(config.to_json())
-    monkeypatch.setattr(kubelet_process, "find_kubelet", lambda: pytest.fail("looked for"))
+    monkeypatch.setattr(installations, "find_kubelet", lambda: pytest.fail("looked for"))
     again = Access.found(config)
     assert (again.node, again.kubelet.trust.pki) == ("node-9", Path("/pki"))
-    assert again.api_server()[0].server.port == api.port
+    assert (again.api_server()[0].server.port, again.kubeconfig_in_use) == (api.port, str(made))
 
 
 def test_given_servers_that_cannot_be_had_are_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("monitor.pods.access.find_kubelet", KubeletProcess)
+    monkeypatch.setattr("monitor.pods.access.find_kubelet", NodeKubelet)
     for spec in ("apiserver", "kubelet:https://127.0.0.1:10250"):
         with pytest.raises(ConfigError, match="give --kubeconfig FILE"):
             settle(RunConfig(pods=spec))
@@ -229,7 +228,7 @@ def test_in_a_pod_the_name_of_the_node_has_to_be_given(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match=r"give --node-name, in a DaemonSet from spec\.nodeName"):
         _ = Access().node
     assert Access(node_name="n1").node == "n1"
-    assert Access(kubelet=KubeletProcess(flags={"hostname-override": "N2"})).node == "n2"
+    assert Access(kubelet=NodeKubelet(flags={"hostname-override": "N2"})).node == "n2"
     monkeypatch.setattr(Access, "_host_network", property(lambda _: True))
     assert Access().node
 

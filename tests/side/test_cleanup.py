@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from monitor.actions.reclaim import DONE, FAILED, Cleaned
-from monitor.pods import kubelet_process
-from monitor.pods.kubelet_process import KubeletProcess
+from monitor.pods import installations
+from monitor.pods.node_kubelet import NodeKubelet
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
 from monitor.settings.config import RunConfig
 from monitor.side import cleanup
@@ -40,7 +40,7 @@ class Bench:
         self.cleanup = Cleanup(config, DiskLayout(), lambda _: None, self.log)
         monkeypatch.setattr(cleanup.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(self.cleanup, "_open", lambda: self)
-        monkeypatch.setattr(kubelet_process, "find_kubelet", lambda: KubeletProcess(pid=12))
+        monkeypatch.setattr(installations, "find_kubelet", lambda: NodeKubelet("k3s"))
 
     def look(self, actions: Sequence[str]) -> None:
         self.looks.append(actions)
@@ -120,7 +120,7 @@ def test_beside_a_kubelet_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> No
     bench.after(LOOK_S)
     ((text, fields),) = bench.log.lines
     assert text.startswith("a kubelet here removes dead containers and unused images too")
-    assert fields == {"pid": 12, "runtimes": "cri:unix:///run/x.sock, podman"}
+    assert fields == {"kubelet": "k3s", "runtimes": "cri:unix:///run/x.sock, podman"}
 
 
 def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ class Cluster:
         on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
         own_taints: bool = False,
         kubeconfig: str = "",
+        kubeconfig_given: bool = False,
         held: Callable[[], str] | None = None,
     ) -> None:
         self.node = node
@@ -89,7 +90,7 @@ class Cluster:
         )
         self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
         self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed, held=held)
-        self._kubeconfig = kubeconfig
+        self._kubeconfig = kubeconfig, kubeconfig_given
         self._tainted = TaintRecords(state_dir)
         self.taints = NodeTaints(self._events_client, node, own_taints, holding, log, note=self._note_taints)
         self.evictions: ApiEvictions | None = None
@@ -293,7 +294,7 @@ class Cluster:
 
     def _note_taints(self, keys: Collection[str]) -> None:
         if keys:
-            self._tainted.write(TaintRecord(self.node, tuple(sorted(keys)), self._kubeconfig))
+            self._tainted.write(TaintRecord(self.node, tuple(sorted(keys)), *self._kubeconfig))
         else:
             self._tainted.remove(self.node)
 
@@ -339,7 +340,8 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
         caps = PodCaps(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log)
     alert = partial(report_status, view)
     state_dir = Path(config.state_dir)
-    about = state_dir, files, view.log, holding, caps, alert, config.taints_node, access.kubeconfig
+    by = access.kubeconfig_in_use, bool(access.kubeconfig)
+    about = state_dir, files, view.log, holding, caps, alert, config.taints_node, *by
     cluster = Cluster(server, access.node, *about, held=view.holds.names if config.holds else None)
     cluster.start()
     messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended

@@ -17,7 +17,7 @@ from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ApiError, Conflict, TooManyRequests
 from monitor.pods.access import Access
-from monitor.pods.kubelet_process import KubeletProcess
+from monitor.pods.node_kubelet import NodeKubelet
 from monitor.side.cluster.node_taints import NodeTaints
 from monitor.side.durable import replace_file
 from monitor.side.export.log import Log
@@ -31,11 +31,14 @@ _TRYING = "an earlier daemon left taints on its node; trying to remove them"
 
 @dataclass(frozen=True, slots=True)
 class TaintRecord:
-    """``kubeconfig``: of the API server that was asked; "" is the service account of the pod."""
+    """``kubeconfig``: of the API server that was asked; "" is the service account of the pod. ``given``: by
+    ``--kubeconfig``, so its exec plugin may run.
+    """
 
     node: str
     keys: tuple[str, ...]
     kubeconfig: str
+    given: bool = False
 
     @property
     def by_hand(self) -> str:
@@ -62,7 +65,8 @@ class TaintRecords:
         for path in sorted(self.path.glob("[!.]*.json")):
             try:
                 made = documents.from_json(documents.decoded(documents.read_bytes(path)))
-                found.append(TaintRecord(str(made["node"]), tuple(map(str, made["keys"])), str(made["kubeconfig"])))
+                keys, given = tuple(map(str, made["keys"])), made.get("given") is True
+                found.append(TaintRecord(str(made["node"]), keys, str(made["kubeconfig"]), given))
             except (OSError, UnreadableError, documents.NotAFileError, TypeError, KeyError) as error:
                 on_problem(f"{path}: {type(error).__name__}: {error}; look at the node's taints, and remove it")
         return found
@@ -73,7 +77,9 @@ class TaintRecords:
 
 def remove_left(record: TaintRecord, records: TaintRecords, log: Log) -> None:
     """Ask the API server to take the taints away, and forget them. Raises MonitorError, and OSError of the file."""
-    server, _ = Access(kubeconfig=record.kubeconfig, kubelet=KubeletProcess()).api_server()
+    path = Path(record.kubeconfig) if record.kubeconfig and not record.given else None
+    access = Access(kubeconfig=record.kubeconfig if record.given else "", kubelet=NodeKubelet(kubeconfig=path))
+    server, _ = access.api_server()
     client = ApiClient(server, timeout_s=_REQUEST_S, connect_s=_REQUEST_S)
     try:
         NodeTaints(client, record.node, False, tuple, log).remove(client)

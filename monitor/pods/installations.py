@@ -1,0 +1,215 @@
+"""Finds the kubelet of this node by the files of its installer. No process is looked at: any local user can give a
+process a kubelet's name, arguments and effective uid (a setuid program that waits for a password).
+
+Root alone must be able to write every directory and file of a row: else `find_kubelet` refuses the row, with a line
+that names the path and the remedy. A kubelet that was started with other files needs ``--kubelet-config`` and
+``--kubeconfig``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monitor import documents
+from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.owner import ChangeableError, check_alone, read_alone
+
+#: Below which the paths of the table are.
+ROOT = Path("/")
+#: In a pod there is a kubelet, wherever its files are.
+POD = "the node of this pod"
+_NO_FILE = "none of the known places has the kubelet's configuration"
+#: What k3s and RKE2 before 1.32 give their kubelet as flags; since then a drop-in, 00-NAME-defaults.conf, has it. No
+#: memory.available.
+_RANCHER_FLAGS = {
+    "eviction-hard": "imagefs.available<5%,nodefs.available<5%",
+    "eviction-minimum-reclaim": "imagefs.available=10%,nodefs.available=10%",
+}
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_ASSIGNED = re.compile(r"^\w+=")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A row. ``marks``: any of these files shows it is installed; ``flags``: what the installer gives the kubelet,
+    before those in the files ``arguments``; ``rancher``: the name of a k3s-like installer, whose options say the rest.
+    """
+
+    name: str
+    marks: tuple[str, ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
+    rancher: str = ""
+
+    def found(self) -> NodeKubelet | None:
+        """The kubelet, None where this one is not installed. Raises ChangeableError."""
+        if self.rancher:
+            flags = _of_rancher(self.rancher)
+            return None if flags is None else _kubelet(self.name, flags)
+        in_pod = self.name == POD and os.environ.get("KUBERNETES_SERVICE_HOST")
+        if not in_pod and not any(os.path.isfile(_at(mark)) for mark in self.marks):
+            return None
+        flags = {name: str(_at(value)) if value else "" for name, value in self.flags}
+        for path in map(_at, self.arguments):
+            flags |= _arguments(path)
+        return _kubelet(self.name, flags)
+
+
+_PKI = ("cert-dir", "/var/lib/kubelet/pki")
+_KUBECONFIG = ("kubeconfig", "/var/lib/kubelet/kubeconfig")
+_MICROK8S = "/var/snap/microk8s/current/args/kubelet"
+_CANONICAL = "/var/snap/k8s/common/args/kubelet"
+_KUBEADM = ("/var/lib/kubelet/config.yaml", "/etc/kubernetes/kubelet.conf")
+_EKS = ("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/kubelet-config.json")
+_K0S = ("/var/lib/k0s/kubelet-config.yaml", "/var/lib/k0s/kubelet.conf")
+#: The first that is installed counts. kubeadm's kubeconfig is Canonical Kubernetes' too.
+TABLE = (
+    Installation("MicroK8s", (_MICROK8S,), arguments=(_MICROK8S,)),
+    Installation("Canonical Kubernetes", (_CANONICAL,), arguments=(_CANONICAL,)),
+    Installation("k3s", rancher="k3s"),
+    Installation("RKE2", rancher="rke2"),
+    Installation("k0s", _K0S, (("config", _K0S[0]), ("kubeconfig", _K0S[1]), ("cert-dir", "/var/lib/k0s/kubelet/pki"))),
+    # Amazon Linux 2023 (nodeadm), and 2.
+    Installation("EKS", _EKS[:1], (("config", _EKS[0]), _KUBECONFIG, _PKI), ("/etc/eks/kubelet/environment",)),
+    Installation("EKS", _EKS[1:], (("config", _EKS[1]), _KUBECONFIG, _PKI)),
+    Installation(
+        "kubeadm",
+        _KUBEADM,
+        (("config", _KUBEADM[0]), ("kubeconfig", _KUBEADM[1]), _PKI),
+        ("/var/lib/kubelet/kubeadm-flags.env", "/etc/default/kubelet", "/etc/sysconfig/kubelet"),
+    ),
+    # GKE, AKS, kops: each has its configuration elsewhere, and any may move it.
+    Installation("a kubelet", _KUBECONFIG[1:], (_KUBECONFIG, _PKI, ("config", ""))),
+    Installation(POD, flags=(_PKI, ("config", ""))),
+)
+
+
+def find_kubelet() -> NodeKubelet:
+    """The kubelet of the first row that is installed here."""
+    for row in TABLE:
+        try:
+            if (found := row.found()) is not None:
+                return found
+        except ChangeableError as error:
+            return NodeKubelet(row.name, refused=f"the kubelet's files ({row.name}) are not believed: {error}")
+    return NodeKubelet()
+
+
+def _kubelet(name: str, flags: dict[str, str]) -> NodeKubelet:
+    config_path, config, unread = None, {}, ""
+    if "config" in flags:
+        config_path = Path(flags["config"])
+        read, unread = _mapping(config_path) if config_path.is_absolute() else (None, _NO_FILE)
+        config_path, config = (config_path, read) if read is not None else (None, {})
+    kubeconfig = _absolute(flags.get("kubeconfig", ""))
+    found = NodeKubelet(name, flags, config_path, config, None, _drop_ins(flags.get("config-dir", "")), unread)
+    for path in (kubeconfig, _absolute(flags.get("config-dir", "")), *found.trust.paths()):
+        if path is not None:
+            check_alone(path)
+    there = kubeconfig if kubeconfig is not None and os.path.isfile(kubeconfig) else None
+    return NodeKubelet(name, flags, config_path, config, there, found.drop_ins, unread)
+
+
+def _drop_ins(directory: str) -> tuple[tuple[Path, dict[str, Any]], ...]:
+    paths = sorted(Path(directory).rglob("*.conf")) if directory.startswith("/") else []
+    return tuple((path, read) for path in paths if (read := _mapping(path)[0]) is not None)
+
+
+def _mapping(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The mapping in a YAML or JSON file, or None and why it cannot be had. Raises ChangeableError."""
+    try:
+        read = next(iter(documents.from_yaml(documents.decoded(read_alone(path)))), None)
+    except OSError as error:
+        return None, f"{path}: {error.strerror or error}"
+    except documents.UnreadableError as error:
+        return None, f"{path}: {error}"
+    return (read, "") if isinstance(read, dict) else (None, f"{path}: is no map")
+
+
+def _arguments(path: Path) -> dict[str, str]:
+    """The flags in a file: one a line (snaps), or as the value of a variable (an EnvironmentFile=)."""
+    try:
+        text = read_alone(path).decode(errors="surrogateescape")
+    except OSError:
+        return {}
+    data = path.parent.parent  # of a snap: SNAP_DATA/args/kubelet
+    known = {"SNAP_DATA": str(data), "SNAP_COMMON": str(data.parent / "common")}
+    found: dict[str, str] = {}
+    for line in map(str.strip, text.splitlines()):
+        if line and not line.startswith("#"):
+            plain = _ASSIGNED.sub("", re.sub("[\"']", "", line))
+            found |= flags_of([_VARIABLE.sub(lambda m: known.get(m[1] or m[2], ""), word) for word in plain.split()])
+    return found
+
+
+def _of_rancher(name: str) -> dict[str, str] | None:
+    """The flags of the kubelet of k3s or RKE2; None where there is none: a server with ``--disable-agent`` has no
+    kubelet.kubeconfig.
+    """
+    options = _rancher_options(_at(f"/etc/rancher/{name}/config.yaml"))
+    data = options["data-dir"][-1] if options.get("data-dir") else str(_at(f"/var/lib/rancher/{name}"))
+    agent = Path(data) / "agent"
+    if not agent.is_absolute() or not os.path.isfile(agent / "kubelet.kubeconfig"):
+        return None
+    drop_ins = agent / "etc/kubelet.conf.d"
+    flags = {
+        "kubeconfig": str(agent / "kubelet.kubeconfig"),
+        "config-dir": str(drop_ins),
+        "tls-cert-file": str(agent / "serving-kubelet.crt"),
+    }
+    if not os.path.isfile(drop_ins / f"00-{name}-defaults.conf"):
+        flags |= _RANCHER_FLAGS
+    if options.get("node-name"):
+        flags["hostname-override"] = options["node-name"][-1]
+    return flags | flags_of([f"--{one.removeprefix('--')}" for one in options.get("kubelet-arg", ())])
+
+
+def _rancher_options(path: Path) -> dict[str, list[str]]:
+    """All values of the options in the file and in FILE.d. A later file takes the place of a list, except with
+    ``NAME+``.
+    """
+    found: dict[str, list[str]] = {}
+    more = Path(f"{path}.d")
+    later: list[Path] = []
+    with suppress(OSError):
+        later = sorted(one for one in more.iterdir() if one.suffix in (".yaml", ".yml"))
+    for key, values in (pair for one in (path, *later) for pair in _options(one)):
+        added = found.get(key.removesuffix("+"), []) if key.endswith("+") else []
+        found[key.removesuffix("+")] = [*added, *values]
+    return found
+
+
+def _options(path: Path) -> Iterator[tuple[str, list[str]]]:
+    content, _ = _mapping(path)
+    for key, value in (content or {}).items():
+        values = value if isinstance(value, list) else [value]
+        yield str(key), [str(one) for one in values if isinstance(one, str | int | float)]
+
+
+def flags_of(arguments: Sequence[str]) -> dict[str, str]:
+    """``--name=value`` and ``--name value``, as pflag reads them; a switch has the value "true"."""
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        one = rest.pop(0)
+        if not one.startswith("--") or one == "--":
+            continue
+        name, equals, value = one.removeprefix("--").partition("=")
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        found[name.replace("_", "-")] = value  # as the kubelet's own flags are normalized
+    return found
+
+
+def _at(path: str) -> Path:
+    return ROOT / path.lstrip("/")
+
+
+def _absolute(path: str) -> Path | None:
+    return Path(path) if path.startswith("/") else None

@@ -1,0 +1,96 @@
+"""A local user's process called kubelet, with effective uid 0: outrace runs and believes nothing that it names.
+
+As `ln -s /usr/bin/su kubelet; ./kubelet -- root --kubeconfig=K --config=C` is one, while it waits for a password.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from monitor.settings.read import read
+from monitor.settings.reload import reread
+from tests.commands import run
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot start a process of another user")
+NOBODY = 65534
+ROOT = Path(__file__).resolve().parents[2]
+CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
+#: Becomes real uid 65534 with effective uid 0, as a setuid program of that user.
+BECOME = "import os, sys; os.setresuid(65534, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Iterator[Path]:
+    """What the plugin of the user's kubeconfig would make, while his process runs."""
+    marker = tmp_path / "ran"
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/touch", "args": [str(marker)]}
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"exec": plugin}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    config = {"kind": "KubeletConfiguration", "evictionHard": {"memory.available": "77Mi"}, "readOnlyPort": 7}
+    for name, made in (("k", kubeconfig), ("c", config)):
+        (tmp_path / name).write_text(yaml.safe_dump(made))
+        os.chown(tmp_path / name, NOBODY, NOBODY)
+    program = tmp_path / "kubelet"
+    shutil.copy("/bin/cat", program)
+    given = ["--", "-", f"--kubeconfig={tmp_path / 'k'}", f"--config={tmp_path / 'c'}"]
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", BECOME, str(program), *given],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        try:
+            status = Path(f"/proc/{running.pid}/status")
+            until(lambda: "Name:\tkubelet\n" in status.read_text(), "a process called kubelet")
+            assert f"Uid:\t{NOBODY}\t0\t0\t0\n" in status.read_text()
+            yield marker
+        finally:
+            running.kill()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("config", "show", "--no-daemon", "-o", "json"),
+        ("config", "check"),
+        ("explain", "--no-daemon"),
+        ("run", "--state-dir", "/dev/null/state"),
+        ("run", "--pods", "apiserver", "--evict-by", "api", "--state-dir", "/dev/null/state"),
+    ],
+    ids=lambda words: "-".join(words[:2]),
+)
+def test_its_plugin_does_not_run_and_its_thresholds_are_not_read(marker: Path, command: tuple[str, ...]) -> None:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = run_command(command, env)
+    assert not marker.exists()
+    assert "77Mi" not in done.stdout + done.stderr
+    assert str(marker.parent) not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_neither_by_a_reload(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    before = read({"listen": "127.0.0.1:0"}, ask_kubelet=True).config
+    after = reread(before).config
+    assert not marker.exists()
+    assert str(marker.parent) not in str(after.origins)
+    assert "77Mi" not in after.eviction_hard.values()
+
+
+def run_command(command: tuple[str, ...], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-c", CODE, *command, env=env, cwd="/")

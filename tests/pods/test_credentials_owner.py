@@ -1,0 +1,135 @@
+"""Whose plugins root runs, and whose credentials it believes: those of a kubeconfig that root alone can write."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.errors import ConfigError, MonitorError
+from monitor.kube import kubeconfig as kubeconfigs
+from monitor.pods.access import Access
+from monitor.pods.node_kubelet import NodeKubelet
+from monitor.settings.config import RunConfig
+from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, remove_left
+from monitor.side.export.log import Log
+from tests.kube.fake_apiserver import FakeApiServer
+from tests.pods.test_discover import kubeconfig
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
+NOBODY = 65534
+V1 = "client.authentication.k8s.io/v1"
+CREDENTIAL = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {"token": "good"}})
+
+
+@pytest.fixture(autouse=True)
+def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+def plugin(path: Path, marker: Path) -> Path:
+    path.write_text(f"#!/bin/sh\necho $PATH > {marker}\necho '{CREDENTIAL}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def with_plugin(directory: Path, command: str, server: str = "https://127.0.0.1:1") -> Path:
+    user: dict[str, Any] = {"exec": {"apiVersion": V1, "command": command, "interactiveMode": "Never"}}
+    return kubeconfig(directory / "k", server, **user)
+
+
+def token(access: Access) -> str:
+    return access.api_server()[0].credentials.current().token
+
+
+def test_a_plugin_runs_only_from_a_kubeconfig_that_was_given(tmp_path: Path) -> None:
+    """EKS gives its kubelet one; also where a side that starts later is told what was found."""
+    marker = tmp_path / "ran"
+    made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker)))
+    found = Access(kubelet=NodeKubelet("EKS", kubeconfig=made), node_name="n")
+    later = Access.found(RunConfig.from_json(RunConfig(pods="apiserver", **found.settled()).to_json()))
+    for access in (found, later):
+        with pytest.raises(ConfigError, match=rf"{made}: users\[u\]\.user\.exec: .*; give --kubeconfig {made}"):
+            access.api_server()
+    assert not marker.exists()
+    assert token(Access(kubeconfig=str(made))) == "good"
+    assert marker.read_text().strip() == kubeconfigs._PATH
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_taints_are_removed_with_a_plugin_only_if_it_was_given(given: bool, tmp_path: Path) -> None:
+    api = FakeApiServer()
+    marker = tmp_path / "ran"
+    made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker)), api.url)
+    records = TaintRecords(tmp_path / "state")
+    (tmp_path / "state").mkdir(0o700)
+    records.write(TaintRecord("node-1", ("outrace.io/memory-pressure",), str(made), given))
+    [record] = records.load(pytest.fail)
+    with pytest.raises(MonitorError, match="not found" if given else "runs only from a kubeconfig that is given"):
+        remove_left(record, records, Log())
+    assert marker.exists() == given
+    api.close()
+
+
+@pytest.mark.parametrize("what", ["kubeconfig", "directory", "program", "token", "certificate", "key", "ca"])
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_what_others_can_write_is_refused_with_the_remedy(what: str, how: str, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    (tmp_path / "d").mkdir()
+    program = plugin(tmp_path / "plugin", marker)
+    paths = {"directory": tmp_path / "d", "kubeconfig": tmp_path / "d/k", "program": program}
+    for name in ("token", "certificate", "key", "ca"):
+        paths[name] = tmp_path / name
+        paths[name].write_text("x")
+    user: dict[str, Any] = {"exec": {"apiVersion": V1, "command": str(program), "interactiveMode": "Never"}}
+    if what == "token":
+        user = {"tokenFile": str(paths["token"])}
+    elif what in ("certificate", "key"):
+        user = {"client-certificate": str(paths["certificate"]), "client-key": str(paths["key"])}
+    made = kubeconfig(paths["kubeconfig"], "http://127.0.0.1:1", **user)
+    if what == "ca":
+        text = made.read_text()
+        made.write_text(text.replace("    server:", f"    certificate-authority: {paths['ca']}\n    server:"))
+    bad = paths[what]
+    if how == "owner":
+        os.chown(bad, NOBODY, -1)
+    else:
+        bad.chmod(bad.stat().st_mode | 0o020)
+    remedy = f"chown root {bad}" if how == "owner" else f"chmod go-w {bad}"
+    for access in (Access(kubeconfig=str(made)), Access(kubelet=NodeKubelet("x", kubeconfig=made))):
+        if what == "program" and not access.kubeconfig:
+            continue
+        with pytest.raises(ConfigError, match=f"not believed: {bad} .*; {remedy}$"):
+            access.api_server()
+    assert not marker.exists()
+
+
+def test_a_plugin_is_not_looked_for_in_the_environments_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users, marker, good = tmp_path / "users", tmp_path / "users/ran", tmp_path / "bin"
+    for directory in (users, good):
+        directory.mkdir()
+        plugin(directory / "get-token", marker if directory == users else tmp_path / "ran")
+    os.chown(users, NOBODY, -1)
+    monkeypatch.setenv("PATH", f"{users}:{os.environ['PATH']}")
+    made = with_plugin(tmp_path, "get-token")
+    with pytest.raises(ConfigError, match=r"exec\.command: 'get-token' is not in /usr/local/sbin:.*absolute path"):
+        Access(kubeconfig=str(made)).api_server()
+    monkeypatch.setattr(kubeconfigs, "_PATH", f"{users}")
+    with pytest.raises(ConfigError, match=f"not believed: {users} belongs to user {NOBODY}; chown root {users}"):
+        Access(kubeconfig=str(made)).api_server()
+    monkeypatch.setattr(kubeconfigs, "_PATH", f"{users}:{good}")
+    assert token(Access(kubeconfig=str(made))) == "good"
+    assert (marker.exists(), (tmp_path / "ran").exists()) == (False, True)
+
+
+def test_the_daemon_believes_no_kubeconfig_of_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = kubeconfig(tmp_path / "k", "https://127.0.0.1:1", token="good")
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube/config").write_text(made.read_text())
+    monkeypatch.setenv("KUBECONFIG", str(made))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="give --kubeconfig FILE"):
+        Access().api_server()
