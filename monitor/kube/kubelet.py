@@ -59,7 +59,9 @@ class KubeletTrust:
     pki: Path = PKI
 
     def paths(self) -> tuple[Path, ...]:
-        """Where its certificates may be on this node."""
+        """Where what is known of it may be on this node."""
+        if self.insecure or self.ca is not None:
+            return (self.ca,) if self.ca is not None else ()
         return (*self.certificates, self.pki, *(self.pki / name for name in SERVING))
 
 

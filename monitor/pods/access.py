@@ -110,6 +110,9 @@ class Access:
             trust = KubeletTrust(ca=ca, insecure=self.kubelet_insecure, node_name=self.node if ca else "")
         else:
             trust = self.kubelet.trust
+        if (distrust := alone()) is not None:
+            for problem in filter(None, map(distrust, trust.paths())):
+                raise ConfigError(f"the kubelet's certificate is not believed: {problem}")
         return kubelet_config(url or self.kubelet.url, trust, credentials, "--pods kubelet")
 
     def kubelet_of(self, argument: str) -> ClusterConfig:

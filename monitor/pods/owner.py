@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monitor import documents
 
 #: As many as the kernel follows (MAXSYMLINKS).
 _MOST_LINKS = 40
+_AMONG_OTHERS = " is in a directory where others can put files"
 
 
 def distrust(path: Path, root: Path) -> str:
@@ -40,41 +41,60 @@ def others(path: Path, status: os.stat_result) -> str:
 
 def mend(problem: str) -> str:
     """The remedy for a problem of `others` or `changed_by`."""
+    if problem.endswith(_AMONG_OTHERS):
+        return "move it into a directory of root's"
     path, _, rest = problem.partition(" belongs to")
     return f"chown root {path}" if rest else f"chmod go-w {problem.partition(' (mode ')[0]}"
 
 
-def changed_by(path: Path) -> str:
+def changed_by(path: Path, *, mounted: bool = True) -> str:
     """Who besides root and the caller could change what this path leads to: through the file or directory itself, or
-    any directory or symbolic link on the way. "" if no one.
+    any directory or symbolic link on the way. "" if no one. Raises OSError.
 
-    In a sticky directory others may make files, but not replace ours. On a read-only mount no one can write, whatever
-    the modes: the kubelet mounts a ConfigMap with 0777. Raises OSError.
+    In a sticky directory others may make files, but not replace ours: a directory of root's in it, on the same file
+    system, is believed. A file is not: others can put a file of root's there (a hard link, rename), and a FUSE mount
+    says any owner.
+    ``mounted``: on a read-only mount no one can write, whatever the modes, as the kubelet mounts a ConfigMap with 0777.
+    That is not so where the node's own directory is mounted so.
     """
-    rest = [part for part in os.path.abspath(path).split("/") if part][::-1]
+    sticky = None
+    for at, status, last in _way(path):
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{at} belongs to user {status.st_uid}"
+        if sticky is not None and not (stat.S_ISDIR(status.st_mode) and status.st_dev == sticky):
+            return f"{at}{_AMONG_OTHERS}"
+        sticky = None
+        problem = "" if stat.S_ISLNK(status.st_mode) else others(Path(at), status)
+        if problem and not (mounted and os.statvfs(at).f_flag & os.ST_RDONLY):
+            if last or status.st_uid != 0 or not status.st_mode & stat.S_ISVTX:
+                return problem
+            sticky = status.st_dev
+    return ""
+
+
+def _way(path: Path) -> Iterator[tuple[str, os.stat_result, bool]]:
+    """Every directory and symbolic link on the way to what a path leads to, and that itself, which is the last. Raises
+    OSError.
+    """
+    # No abspath: of link/.. it makes nothing, and the kernel the directory above the link's target.
+    rest = [part for part in os.path.join(os.getcwd(), path).split("/") if part][::-1]
     at, links = "/", 0
     while True:
         status = os.lstat(at)
-        if stat.S_ISLNK(status.st_mode):
-            problem = "" if status.st_uid in (0, os.geteuid()) else f"{at} belongs to user {status.st_uid}"
+        is_link = stat.S_ISLNK(status.st_mode)
+        yield at, status, not rest and not is_link
+        if is_link:
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             target = os.readlink(at)
             rest += [part for part in target.split("/") if part][::-1]
             at = "/" if target.startswith("/") else os.path.dirname(at)
-        else:
-            problem = others(Path(at), status)
-            shared = rest and status.st_uid == 0 and status.st_mode & stat.S_ISVTX
-            if problem and status.st_uid in (0, os.geteuid()) and (shared or os.statvfs(at).f_flag & os.ST_RDONLY):
-                problem = ""
-            if not rest and not problem:
-                return ""
-        if problem:
-            return problem
-        if rest:
-            part = rest.pop()
-            at = os.path.normpath(os.path.join(at, part))
+        if not rest:
+            if not is_link:
+                return
+            continue
+        at = os.path.normpath(os.path.join(at, rest.pop()))
 
 
 def alone() -> Callable[[Path], str] | None:
@@ -84,9 +104,9 @@ def alone() -> Callable[[Path], str] | None:
     return _line if os.geteuid() == 0 else None
 
 
-def _line(path: Path) -> str:
+def _line(path: Path, *, mounted: bool = True) -> str:
     try:
-        problem = changed_by(path)
+        problem = changed_by(path, mounted=mounted)
     except OSError:
         return ""  # the one that reads it reports that
     return f"{problem}; {mend(problem)}" if problem else ""
@@ -102,7 +122,7 @@ def check_alone(path: Path) -> None:
     """
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent
-    if problem := _line(path):
+    if problem := _line(path, mounted=False):
         raise ChangeableError(problem)
 
 
@@ -113,7 +133,7 @@ def read_alone(path: Path) -> bytes:
     """
 
     def check(fd: int) -> None:
-        if problem := changed_by(path):
+        if problem := changed_by(path, mounted=False):
             raise ChangeableError(f"{problem}; {mend(problem)}")
         if not os.path.samestat(os.fstat(fd), os.stat(path)):
             raise OSError(errno.ESTALE, "was replaced while it was read", str(path))

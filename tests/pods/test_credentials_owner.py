@@ -133,3 +133,17 @@ def test_the_daemon_believes_no_kubeconfig_of_its_environment(tmp_path: Path, mo
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="give --kubeconfig FILE"):
         Access().api_server()
+
+
+def test_a_certificate_that_others_can_write_pins_nobody(tmp_path: Path) -> None:
+    """Also where the pods are asked of a kubelet by option, and in the side, which has only its flags."""
+    (tmp_path / "kubelet.crt").write_text("x")
+    (tmp_path / "kubelet.crt").chmod(0o666)
+    (tmp_path / "ca").write_text("x")
+    os.chown(tmp_path / "ca", NOBODY, -1)
+    for access, bad in (
+        (Access(kubelet=NodeKubelet(flags={"cert-dir": str(tmp_path)})), "kubelet.crt"),
+        (Access(kubelet_ca=str(tmp_path / "ca"), node_name="n"), "ca"),
+    ):
+        with pytest.raises(ConfigError, match=f"certificate is not believed: {tmp_path / bad} "):
+            access.kubelet_server()

@@ -12,7 +12,7 @@ import pytest
 
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.owner import changed_by
+from monitor.pods.owner import ChangeableError, changed_by, mend, read_alone
 from monitor.pods.source import Change, PodSource, open_source
 from monitor.settings.read import build
 from tests.commands import run
@@ -263,3 +263,69 @@ def test_a_mounted_configmap_is_taken(tmp_path: Path) -> None:
     )
     assert done.stdout == "['', '']\n", done.stderr
     assert "(mode 777) can be written by others" in changed_by(volume)
+
+
+# ---- directories that everybody may put files in
+
+
+def test_in_a_sticky_directory_only_a_directory_of_roots_is_believed(tmp_path: Path) -> None:
+    """A user can link or move a file of root's there, but no directory of root's."""
+    sticky = tmp_path / "sticky"
+    (sticky / "d").mkdir(parents=True)
+    (sticky / "d/file").write_text("x")
+    sticky.chmod(0o1777)
+    assert changed_by(sticky / "d/file") == ""
+    os.link(sticky / "d/file", sticky / "file")
+    (sticky / "link").symlink_to(sticky / "d")
+    for path in (sticky / "file", sticky / "link/file"):
+        bad = sticky / path.relative_to(sticky).parts[0]
+        assert changed_by(path) == f"{bad} is in a directory where others can put files"
+    assert mend(changed_by(sticky / "file")) == "move it into a directory of root's"
+    assert changed_by(sticky).startswith(f"{sticky} (mode 1777)")
+
+
+@pytest.mark.kernel
+def test_a_mount_in_a_sticky_directory_is_not_believed(tmp_path: Path) -> None:
+    """A user's FUSE mount says that root owns all of it."""
+    sticky = tmp_path / "sticky"
+    (sticky / "d").mkdir(parents=True)
+    sticky.chmod(0o1777)
+    mounted = run("mount", "-t", "tmpfs", "-o", "mode=0755", "none", str(sticky / "d"))
+    if mounted.returncode:
+        pytest.skip("no mounts here")
+    try:
+        (sticky / "d/file").write_text("x")
+        assert changed_by(sticky / "d/file") == f"{sticky / 'd'} is in a directory where others can put files"
+    finally:
+        run("umount", str(sticky / "d"))
+
+
+def test_what_is_above_a_link_is_what_the_kernel_finds_there(tmp_path: Path) -> None:
+    (tmp_path / "users/d").mkdir(parents=True)
+    (tmp_path / "users/file").write_text("users'")
+    (tmp_path / "file").write_text("root's")
+    (tmp_path / "link").symlink_to("users/d")
+    os.chown(tmp_path / "users", NOBODY, -1)
+    path = tmp_path / "link/../file"
+    assert path.read_text() == "users'"
+    assert changed_by(path) == f"{tmp_path / 'users'} belongs to user {NOBODY}"
+    assert changed_by(Path(f"{tmp_path}/./link/../../file")).startswith(f"{tmp_path / 'users'} belongs")
+    assert changed_by(Path(f"{tmp_path}/../{tmp_path.name}/file")) == ""
+
+
+@pytest.mark.kernel
+def test_a_nodes_own_directory_is_not_safe_because_it_is_mounted_read_only(tmp_path: Path) -> None:
+    """As in the DaemonSet: on the node others can write there all the same."""
+    (tmp_path / "node").mkdir()
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "node/file").write_text("x")
+    (tmp_path / "node").chmod(0o777)
+    if run("mount", "--bind", str(tmp_path / "node"), str(tmp_path / "pod")).returncode:
+        pytest.skip("no mounts here")
+    try:
+        assert run("mount", "-o", "remount,bind,ro", str(tmp_path / "pod")).returncode == 0
+        assert changed_by(tmp_path / "pod/file") == ""
+        with pytest.raises(ChangeableError, match=f"chmod go-w {tmp_path / 'pod'}"):
+            read_alone(tmp_path / "pod/file")
+    finally:
+        run("umount", str(tmp_path / "pod"))
