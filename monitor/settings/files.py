@@ -8,11 +8,13 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from monitor import documents
 from monitor.documents import UnreadableError, one_line
 from monitor.errors import ConfigError
+from monitor.pods.owner import alone
 from monitor.policy.configuration import Source
 
 #: Real keys of a KubeletConfiguration that look like one of ours and are not.
@@ -75,9 +77,14 @@ def _walk(directory: str) -> Iterator[str]:
 
 
 def _read(path: str, toml: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML, JSON or TOML file."""
+    """The mapping in a YAML, JSON or TOML file. Root believes none that others can write: it may name commands."""
+
+    def check(_: int) -> None:
+        if (distrust := alone()) is not None and (problem := distrust(Path(path))):
+            raise ConfigError(f"{path}: not believed: {problem}")
+
     try:
-        text = documents.decoded(documents.read_bytes(path, pipes=True))
+        text = documents.decoded(documents.read_bytes(path, pipes=True, opened=check))
         data = _toml(text) if toml else _value(text)
     except documents.NotAFileError as error:
         raise ConfigError(f"{path}: {error}", "name a file") from None
