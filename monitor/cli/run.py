@@ -233,8 +233,8 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         )
     if config.enforce and config.pods.startswith("kubelet:http://"):
         log.warning(
-            "who is evicted is decided by a list that nobody vouches for: anybody on this node may serve that "
-            "port while the kubelet restarts: give --pods apiserver, or kubelet with its https port",
+            "who is evicted is decided by a list that nobody vouches for: any root process, also in a pod, may "
+            "serve that port while the kubelet restarts: give --pods apiserver, or kubelet with its https port",
             pods=config.pods,
         )
     if config.enforce and config.enforce_unknown_specs and config.pods == CGROUPS:

@@ -83,10 +83,11 @@ def _servers(access: Access, tried: list[str], enforce: bool) -> list[tuple[str,
 
         found.append((APISERVER, f"the API server at {cluster.server} ({credentials})", ask))
     if (url := kubelet.read_only_url) and enforce:
-        # While the kubelet restarts, anybody on the node may bind it: what says who is killed has to prove who it is.
+        # While the kubelet restarts, any process of uid 0 may bind it: what says who is killed has to prove who it is.
         tried.append(
-            f"the kubelet's read-only port at {url}: not taken by itself with --enforce: it is http, and anybody on "
-            f"this node may serve it while the kubelet restarts; --pods kubelet:{url} takes it all the same"
+            f"the kubelet's read-only port at {url}: not taken by itself with --enforce: it is http, and any "
+            "root process of this node, also in a pod, may serve it while the kubelet restarts; "
+            f"--pods kubelet:{url} takes it all the same"
         )
     elif url:
         try:

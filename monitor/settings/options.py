@@ -117,7 +117,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 "FILE",
                 default="those of the pod, or the kubelet's",
                 example="/etc/outrace/kubeconfig",
-                why="Credentials of its own can have fewer rights than the kubelet's.",
+                why="Credentials of its own can have fewer rights than the kubelet's. Only its exec plugin runs.",
             ),
             setting(
                 "node-name",
@@ -140,7 +140,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             switch(
                 "kubelet-insecure",
                 "Take any certificate of a kubelet on this machine's own address 127.0.0.1.",
-                why="Off: while the kubelet restarts, anybody on the node may serve its port.",
+                why="Off: while the kubelet restarts, any root process, also in a pod, may serve its port.",
             ),
             setting(
                 "cgroup-root",
