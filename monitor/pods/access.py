@@ -52,6 +52,7 @@ class Access:
         flags = {"cert-dir": str(trust.pki), "hostname-override": self.node}
         if trust.certificates:
             flags["tls-cert-file"] = str(trust.certificates[0])
+        flags |= {key: value for key in ("address", "port") if (value := self.kubelet.setting(key))}
         if self.kubelet.kubeconfig is not None:
             flags["kubeconfig"] = str(self.kubelet.kubeconfig)  # no --kubeconfig: its exec plugin may not run
         return {"node_name": self.node, "kubelet_flags": flags}
@@ -108,6 +109,8 @@ class Access:
         ca = Path(self.kubelet_ca) if self.kubelet_ca else None
         if ca is not None or self.kubelet_insecure:
             trust = KubeletTrust(ca=ca, insecure=self.kubelet_insecure, node_name=self.node if ca else "")
+        elif self.kubelet.refused and not url.startswith("http://"):
+            raise ConfigError(self.kubelet.refused)
         else:
             trust = self.kubelet.trust
         if (distrust := alone()) is not None:

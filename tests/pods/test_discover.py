@@ -196,7 +196,8 @@ def test_what_was_found_is_not_looked_for_again(
 ) -> None:
     """The kubelet is away when the side is started again: by the host's name there would be no pods at all."""
     made = kubeconfig(tmp_path / "k", api.url)
-    there = process(None, made, flags={"hostname-override": "node-9", "cert-dir": "/pki"})
+    flags = {"hostname-override": "node-9", "cert-dir": "/pki"}
+    there = dataclasses.replace(process(None, made, flags=flags), config={"port": 4321})
     monkeypatch.setattr(installations, "find_kubelet", lambda: there)
     choice, access = settle(RunConfig())
     assert choice.spec == "apiserver"
@@ -207,6 +208,7 @@ def test_what_was_found_is_not_looked_for_again(
     monkeypatch.setattr(installations, "find_kubelet", lambda: pytest.fail("looked for"))
     again = Access.found(config)
     assert (again.node, again.kubelet.trust.pki) == ("node-9", Path("/pki"))
+    assert again.kubelet.url == "https://127.0.0.1:4321"
     assert (again.api_server()[0].server.port, again.kubeconfig_in_use) == (api.port, str(made))
 
 

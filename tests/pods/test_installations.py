@@ -284,7 +284,10 @@ def test_of_a_refused_kubelet_nobody_is_asked_and_the_line_is_reported(
     config = read({"enforce": True, "pods": "apiserver"}, ask_kubelet=True).config
     with pytest.raises(MonitorError, match=rf"not believed: {made} \(mode 660\).*chmod go-w {made}.*--kubelet-config"):
         check_enforced(config)
-    choice = choose(Access(kubelet=find_kubelet()), tmp_path / "none")
+    access = Access(kubelet=find_kubelet())
+    with pytest.raises(ConfigError, match=f"not believed: {made} "):
+        access.kubelet_server()
+    choice = choose(access, tmp_path / "none")
     assert (choice.spec, choice.kubelet) == ("cgroups", True)
     assert f"chmod go-w {made}" in choice.tried[0]
 
