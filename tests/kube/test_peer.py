@@ -48,9 +48,9 @@ print(came, flush=True)
 
 
 @contextmanager
-def users_listener(whose: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+def users_listener(whose: str, port: int = 0) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """A process of uid 65534 that accepts one connection; ``whose`` socket it listens on: its own, or root's."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         port = listener.getsockname()[1]
         running = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", ACCEPT, str(listener.fileno()), whose],
@@ -85,6 +85,25 @@ def test_a_listener_of_a_user_gets_no_request(how: str, whose: str, serving: Pai
         client.close()
         assert running.stdout is not None
         assert running.stdout.readline() == "0\n"
+
+
+@root_only
+@pytest.mark.parametrize("tls", [True, False])
+def test_nor_one_that_takes_the_port_while_the_kubelet_restarts(tls: bool, serving: Pair) -> None:
+    kubelet = FakeKubelet(serving.server_context() if tls else None)
+    trust = KubeletTrust(certificates=(serving.certificate,))
+    client = KubeletClient(kubelet_config(kubelet.url, trust, Fixed("secret")))
+    assert client.pods(lambda pod: pod) == ()
+    kubelet.refuse()
+    with users_listener("own", kubelet.port) as (_, running):
+        with pytest.raises(CertificateError, match=f"user {NOBODY} serves it"):
+            client.pods(lambda pod: pod)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "0\n"
+    kubelet.listen()
+    assert client.pods(lambda pod: pod) == ()
+    client.close()
+    kubelet.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

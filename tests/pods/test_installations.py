@@ -208,23 +208,6 @@ def test_flags_as_the_kubelet_reads_them() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("config", "flags", "url", "read_only"),
-    [
-        ({}, {}, "https://127.0.0.1:10250", ""),
-        ({"address": "0.0.0.0", "port": 1234}, {}, "https://127.0.0.1:1234", ""),
-        ({"address": "10.1.2.3", "readOnlyPort": 10255}, {}, "https://10.1.2.3:10250", "http://10.1.2.3:10255"),
-        ({"address": "fd00::1"}, {"read-only-port": "1"}, "https://[fd00::1]:10250", "http://[fd00::1]:1"),
-        ({"port": "x", "readOnlyPort": True}, {}, "https://127.0.0.1:10250", ""),
-        ({"port": 1}, {"port": "2"}, "https://127.0.0.1:2", ""),  # a flag wins
-        ({"readOnlyPort": 10255}, {"read-only-port": "0"}, "https://127.0.0.1:10250", ""),
-    ],
-)
-def test_where_it_serves(config: dict[str, Any], flags: dict[str, str], url: str, read_only: str) -> None:
-    found = NodeKubelet(config=config, flags=flags)
-    assert (found.url, found.read_only_url) == (url, read_only)
-
-
 # ---- what is believed
 
 
@@ -260,6 +243,18 @@ def refusal(name: str) -> str:
     found = find_kubelet()
     assert found == NodeKubelet(name, refused=found.refused)  # nothing of it but why
     return found.refused
+
+
+@root_only
+def test_neither_in_a_pod(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The DaemonSet mounts the kubelet's directory: its certificates say which kubelet it is."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    pki = node / "var/lib/kubelet/pki"
+    pki.mkdir(parents=True)
+    found = find_kubelet()
+    assert (found.installation, found.trust.pki, found.url) == (installations.POD, pki, "https://127.0.0.1:10250")
+    os.chown(pki, NOBODY, -1)
+    assert f"{pki} belongs to user {NOBODY}; chown root {pki}" in refusal(installations.POD)
 
 
 @root_only
