@@ -148,12 +148,17 @@ def load(
     if server.https:
         tls.context()  # whatever is in the files is wrong now, not at the first connection
     namespace = chosen.text("namespace") or "default"
-    if user.values.get("exec") is not None and not plugins:
-        raise ConfigError(
-            f"{user.where('exec')}: a plugin runs only from a kubeconfig that is given",
-            f"give --kubeconfig {user.path}",
-        )
+    if not plugins:
+        _check_no_plugin(user)
     return ClusterConfig(server, tls, _credentials(cluster, user, stop, distrust), namespace)
+
+
+def _check_no_plugin(user: _Entry) -> None:
+    if user.values.get("exec") is not None:
+        where = user.where("exec")
+        raise ConfigError(
+            f"{where}: a plugin runs only from a kubeconfig that is given", f"give --kubeconfig {user.path}"
+        )
 
 
 def _check_alone(distrust: Distrust, path: Path, where: str) -> None:
@@ -194,13 +199,7 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object, distrust: Distrust
     if not isinstance(values, dict):
         raise ConfigError(f"{user.where('exec')}: {shown(values)} is no map")
     entry = _Entry(user.path, f"{user.key}.exec", values)
-    command = entry.text("command")
-    if not command:
-        raise ConfigError(f"{entry.where('command')}: is missing", "name the plugin's program")
-    if "/" in command:
-        command = str(user.path.parent / command)
-    if distrust is not None:
-        command = _program(command, entry, distrust)
+    command = _command(entry, distrust)
     if entry.text("interactiveMode") == "Always":
         raise ConfigError(f"{entry.where('interactiveMode')}: Always: a plugin that asks questions cannot be used here")
     args = entry.values.get("args") or []
@@ -228,12 +227,19 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object, distrust: Distrust
     )
 
 
-def _program(command: str, entry: _Entry, distrust: Callable[[Path], str]) -> str:
-    """The program that root runs. Raises ConfigError where others could change it."""
-    where = entry.where("command")
+def _command(entry: _Entry, distrust: Distrust) -> str:
+    """The program of a plugin. Raises ConfigError where there is none, or others could change what root runs."""
+    where, command = entry.where("command"), entry.text("command")
+    if not command:
+        raise ConfigError(f"{where}: is missing", "name the plugin's program")
     if "/" in command:
+        command = str(entry.path.parent / command)
         _check_alone(distrust, Path(command), where)
         return command
+    return command if distrust is None else _on_path(command, where, distrust)
+
+
+def _on_path(command: str, where: str, distrust: Callable[[Path], str]) -> str:
     found = [path for path in (Path(one, command) for one in _PATH.split(":")) if os.access(path, os.X_OK)]
     if good := next((path for path in found if not distrust(path)), None):
         return str(good)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig
 from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.resources import PODS
@@ -17,6 +18,8 @@ from monitor.pods.spec import APISERVER, KUBELET
 
 #: Seconds that one server may take to answer, at the start.
 _TIMEOUT_S = 3.0
+#: Spec, name and a question to a server that may have the pods.
+_Tried = tuple[str, str, Callable[[], object]]
 
 
 def choose(access: Access, manifest_dir: Path = MANIFEST_DIR, *, enforce: bool = False) -> Choice:
@@ -45,57 +48,68 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR, *, enforce: bool =
     return without_cluster(tried, access.kubelet.is_there, manifest_dir)
 
 
-def _servers(access: Access, tried: list[str], enforce: bool) -> list[tuple[str, str, Callable[[], object]]]:
-    """Spec, name and a question to each server that may have the pods, best first."""
-    found: list[tuple[str, str, Callable[[], object]]] = []
-    if access.kubelet.refused:
-        tried.append(access.kubelet.refused)
+def _servers(access: Access, tried: list[str], enforce: bool) -> list[_Tried]:
+    """What may have the pods, best first."""
+    kubelet, cluster, credentials = access.kubelet, None, ""
+    if kubelet.refused:
+        tried.append(kubelet.refused)
     try:
         cluster, credentials = access.api_server()
     except MonitorError as error:
-        cluster = None
-        if access.kubelet.is_there:
+        if kubelet.is_there:
             tried.append(str(error))
-    kubelet = access.kubelet
-    if kubelet.is_there and not kubelet.refused and cluster is not None:
-        try:
-            # The kubelet's own credentials are a client certificate, and it does not let itself in with that.
-            if cluster.credentials.current().token:
-                server = access.kubelet_server(credentials=cluster.credentials)
-                asked = _asks(KubeletClient(server, timeout_s=_TIMEOUT_S))
-                found.append((f"{KUBELET}:{kubelet.url}", f"the kubelet at {kubelet.url}", asked))
-        except MonitorError as error:
-            tried.append(f"the kubelet at {kubelet.url}: {error}")
-    try:
-        node = access.node if cluster is not None else ""
-    except MonitorError as error:
-        cluster = None
-        tried.append(str(error))
+    found: list[_Tried] = []
     if cluster is not None:
-        client = ApiClient(cluster, threading.Event(), timeout_s=_TIMEOUT_S)
+        if kubelet.is_there and not kubelet.refused:
+            found += _secure(access, cluster, tried)
+        found += _api_server(access, cluster, credentials, tried)
+    if url := kubelet.read_only_url:
+        found += _read_only(access, url, tried, enforce)
+    return found
 
-        def ask() -> None:
-            selector = f"spec.nodeName={node}"
-            try:
-                client.list(PODS, lambda _: None, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S)
-            finally:
-                client.close()
 
-        found.append((APISERVER, f"the API server at {cluster.server} ({credentials})", ask))
-    if (url := kubelet.read_only_url) and enforce:
+def _secure(access: Access, cluster: ClusterConfig, tried: list[str]) -> Iterator[_Tried]:
+    url = access.kubelet.url
+    try:
+        # The kubelet's own credentials are a client certificate, and it does not let itself in with that.
+        if cluster.credentials.current().token:
+            server = access.kubelet_server(credentials=cluster.credentials)
+            yield f"{KUBELET}:{url}", f"the kubelet at {url}", _asks(KubeletClient(server, timeout_s=_TIMEOUT_S))
+    except MonitorError as error:
+        tried.append(f"the kubelet at {url}: {error}")
+
+
+def _api_server(access: Access, cluster: ClusterConfig, credentials: str, tried: list[str]) -> Iterator[_Tried]:
+    try:
+        node = access.node
+    except MonitorError as error:
+        tried.append(str(error))
+        return
+    client = ApiClient(cluster, threading.Event(), timeout_s=_TIMEOUT_S)
+
+    def ask() -> None:
+        selector = f"spec.nodeName={node}"
+        try:
+            client.list(PODS, lambda _: None, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S)
+        finally:
+            client.close()
+
+    yield APISERVER, f"the API server at {cluster.server} ({credentials})", ask
+
+
+def _read_only(access: Access, url: str, tried: list[str], enforce: bool) -> Iterator[_Tried]:
+    name = f"the kubelet's read-only port at {url}"
+    if enforce:
         # While the kubelet restarts, any process of uid 0 may bind it: what says who is killed has to prove who it is.
         tried.append(
-            f"the kubelet's read-only port at {url}: not taken by itself with --enforce: it is http, and any "
-            "root process of this node, also in a pod, may serve it while the kubelet restarts; "
-            f"--pods kubelet:{url} takes it all the same"
+            f"{name}: not taken by itself with --enforce: it is http, and any root process of this node, also in a "
+            f"pod, may serve it while the kubelet restarts; --pods kubelet:{url} takes it all the same"
         )
-    elif url:
-        try:
-            asked = _asks(KubeletClient(access.kubelet_server(url), timeout_s=_TIMEOUT_S))
-            found.append((f"{KUBELET}:{url}", f"the kubelet's read-only port at {url}", asked))
-        except MonitorError as error:
-            tried.append(f"the kubelet's read-only port at {url}: {error}")
-    return found
+        return
+    try:
+        yield f"{KUBELET}:{url}", name, _asks(KubeletClient(access.kubelet_server(url), timeout_s=_TIMEOUT_S))
+    except MonitorError as error:
+        tried.append(f"{name}: {error}")
 
 
 def _asks(client: KubeletClient) -> Callable[[], object]:
