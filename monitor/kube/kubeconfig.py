@@ -163,7 +163,7 @@ def _check_no_plugin(user: _Entry) -> None:
 
 def _check_alone(distrust: Distrust, path: Path, where: str) -> None:
     if distrust is not None and (problem := distrust(path)):
-        raise ConfigError(f"{where}: not believed: {problem}")
+        raise ConfigError(f"{where}: not believed: {problem}, or name a copy that root alone can write")
 
 
 def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:

@@ -81,7 +81,7 @@ def _read(path: str, toml: bool = False) -> dict[str, Any]:
 
     def check(_: int) -> None:
         if (distrust := alone()) is not None and (problem := distrust(Path(path))):
-            raise ConfigError(f"{path}: not believed: {problem}")
+            raise ConfigError(f"{path}: not believed: {problem}, or name a copy that root alone can write")
 
     try:
         text = documents.decoded(documents.read_bytes(path, pipes=True, opened=check))
