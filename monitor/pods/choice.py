@@ -40,5 +40,7 @@ def without_cluster(
     if kubelet or tried:
         return Choice(CGROUPS, f"{none}, and there is no {manifest_dir}", tuple(tried), kubelet)
     if kubepods is not None:
-        return Choice(CGROUPS, f"{none}, but {kubepods} holds pods, and there is no {manifest_dir}")
+        unknown = f"{kubepods} holds pods, and their kubelet's files are in none of the known places"
+        why = f"{none}, but {kubepods} holds pods, and there is no {manifest_dir}"
+        return Choice(CGROUPS, why, (f"{unknown}: give --kubelet-config FILE and --kubeconfig FILE",))
     return Choice(SERVICES, f"{none}, and there is no {manifest_dir}")

@@ -163,6 +163,9 @@ def test_without_a_kubelet(tmp_path: Path) -> None:
     assert found == Choice("services", f"no kubelet here, and there is no {tmp_path / 'none'}")
     found = without_cluster(manifest_dir=tmp_path / "none", kubepods=tmp_path / "kubepods")
     assert (found.spec, str(tmp_path / "kubepods") in found.why) == ("cgroups", True)
+    assert "none of the known places: give --kubelet-config FILE and --kubeconfig FILE" in found.tried[0]
+    with pytest.raises(ConfigError, match="give --kubelet-config FILE and --kubeconfig FILE"):
+        check_enforced(RunConfig(pods=found.spec, enforce=True), found)
     assert without_cluster(kubelet=True, manifest_dir=tmp_path / "none").spec == "cgroups"
     assert without_cluster(["the kubelet does not answer"], manifest_dir=tmp_path / "none").spec == "cgroups"
 
