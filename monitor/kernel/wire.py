@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 
@@ -136,13 +137,22 @@ def _comm(raw: bytes) -> str:
     return printable(raw.split(b"\0", 1)[0])
 
 
+#: A backslash of the name itself, where it would be read as the beginning of an escape that `printable` writes.
+_LIKE_AN_ESCAPE = re.compile(rb"\\(?=x(?:[01][0-9a-f]|5c|7f|[89a-f][0-9a-f])|u[0-9a-f]{4}|U[0-9a-f]{8})")
+
+
 def printable(name: bytes) -> str:
-    """A process's name, which it may make of any bytes: control characters, what is no UTF-8 and what turns text around
-    as the kernel's log writes them, ``\\x1b``, so that it is no other line or field, and does nothing to a terminal.
+    """The name of a process or a cgroup, which its owner may make of any bytes: control characters (``\\x1b``), bytes
+    that are no UTF-8 (``\\xff``) and characters that turn text around (``\\u202e``) as escapes, so that it is no other
+    line or field, and does nothing to a terminal. Two names never give one text (``\\x5c`` is a backslash that would
+    make them); systemd's own ``\\x2d`` stays as it is.
     """
-    text = name.decode("utf-8", "backslashreplace")
+    text = _LIKE_AN_ESCAPE.sub(rb"\\x5c", name).decode("utf-8", "backslashreplace")
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode() if ord(char) > 0x7F else f"\\x{ord(char):02x}"
+    number = ord(char)
+    if number < 0x80:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"  # U+0085 is not the byte 0x85

@@ -1,5 +1,6 @@
 """The structs that BPF writes and Python reads are the same bytes: the header against the decoder, and real records."""
 
+import itertools
 import os
 import re
 import signal
@@ -144,7 +145,17 @@ def test_a_name_of_any_bytes_is_printable(name: bytes) -> None:
     assert shown.encode()  # no half of a surrogate pair
 
 
-@pytest.mark.parametrize("name", ["python3", "a (comm) of 15!", "größe", "名前", "a\\b", ""])
+def test_two_names_never_give_one_text() -> None:
+    """Else a user hides a unit behind a twin, or gives it the metrics of another one."""
+    parts = [b"\x1b", b"\\", b"x1b", b"x5c", b"\xff", b"xff", "\x85".encode(), b"\x85", b"u0085", b"\xed\xa0\x80", b"a"]
+    names = {b"".join(some) for n in range(4) for some in itertools.product(parts, repeat=n)}
+    shown: dict[str, bytes] = {}
+    for name in names:
+        assert shown.setdefault(wire.printable(name), name) == name
+    assert len(names) > 1000
+
+
+@pytest.mark.parametrize("name", ["python3", "a (comm) of 15!", "größe", "名前", "a\\b", "a\\x2db", ""])
 def test_an_ordinary_name_stays(name: str) -> None:
     assert wire.printable(name.encode()) == name
 
