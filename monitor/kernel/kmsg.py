@@ -12,12 +12,15 @@ import re
 from typing import NamedTuple
 
 from monitor.errors import MonitorError, remedy_of
+from monitor.kernel.wire import printable
 
 _KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory)[^:]*: Killed process (\d+) \((.*)\)")
 _CONSTRAINT = re.compile(
     # To the very end, because a task is called as it likes: "x,pid=1,uid=0" is a name.
     r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*,pid=(\d+),uid=\d+$"
 )
+#: What /dev/kmsg writes for each byte that is no printable ASCII, and for a backslash (msg_add_ext_text, printk.c).
+_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 #: A record of /dev/kmsg is at most this long (CONSOLE_EXT_LOG_MAX).
 _RECORD = 8192
 #: Records read at once: what floods the log must not hold up who reads it.
@@ -64,10 +67,25 @@ def parse(record: bytes) -> Killed | Constraint | None:
     if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
         return None
     if found := _KILLED.match(text):
-        return Killed(ts_ns, int(found[2]), found[3], found[1].startswith("Memory"), text)
+        return Killed(ts_ns, int(found[2]), comm_of(found[3]), found[1].startswith("Memory"), text)
     if found := _CONSTRAINT.match(text):
-        return Constraint(ts_ns, found[1], found[2], found[3], int(found[4]), text)
+        oom_memcg = None if found[2] is None else path_of(found[2])
+        return Constraint(ts_ns, found[1], oom_memcg, path_of(found[3]), int(found[4]), text)
     return None
+
+
+def path_of(logged: str) -> str:
+    """The path of a cgroup as the file system has it, from the log's text: each cgroup has a path of its own there."""
+    return os.fsdecode(_bytes(logged))
+
+
+def comm_of(logged: str) -> str:
+    """The name of a process as every other source has it, from the log's text."""
+    return printable(_bytes(logged))
+
+
+def _bytes(logged: str) -> bytes:
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), logged.encode())
 
 
 class Kmsg:

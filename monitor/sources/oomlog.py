@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Killed, is_kernels, parse
+from monitor.kernel.kmsg import Constraint, Killed, comm_of, is_kernels, parse, path_of
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import SI_KERNEL, OomEvent
 
@@ -86,7 +86,7 @@ class OomLog:
             return None
         text = record.partition(b";")[2].split(b"\n", 1)[0].decode(errors="replace")
         if found := _INVOKED.match(text):
-            self._report, self._constraint = _Report(invoker_comm=found[1]), None
+            self._report, self._constraint = _Report(invoker_comm=comm_of(found[1])), None
         elif found := _WHERE.match(text):
             if self._report.invoker_comm and not self._report.invoker_pid:
                 self._report.invoker_pid = int(found[1])
@@ -95,7 +95,7 @@ class OomLog:
         elif _NOBODY.match(text):
             self.forget()
         elif found := _GROUP.match(text):
-            self._group = self._hierarchy.root / found[1].lstrip("/"), stamp(record) or 0
+            self._group = self._hierarchy.root / path_of(found[1]).lstrip("/"), stamp(record) or 0
         return None
 
     def calibrate(self, records: Sequence[bytes]) -> None:

@@ -1,5 +1,6 @@
 """The kernel's log as a second witness of OOM kills."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,41 @@ def test_a_real_kill_is_found_and_older_ones_are_not() -> None:
     reasons = [line for line in lines if isinstance(line, Constraint) and line.pid == new]
     assert all((line.oom_memcg, line.task_memcg) == (relative, relative) for line in reasons)  # these are rate limited
     assert not [line for line in lines if line.pid == old]
+
+
+def test_the_logs_escapes_are_the_bytes_that_they_stand_for() -> None:
+    """`a<ESC>` is not the cgroup whose name has a backslash, an x, a 1 and a b; the log has that as `a\\x5cx1b`."""
+    line = b"6,1,9,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/u/a"
+    paths = {}
+    for logged in (rb"\x1b", rb"\x5cx1b", rb"\xff", rb"\xc3\xbf", rb"\x5cx2d"):
+        found = parse(line + logged + b",task_memcg=/u/a" + logged + b",task=a" + logged + b",pid=7,uid=0\n")
+        assert isinstance(found, Constraint)
+        assert found.oom_memcg == found.task_memcg
+        paths[logged] = os.fsencode(found.task_memcg)
+    assert list(paths.values()) == [b"/u/a\x1b", rb"/u/a\x1b", b"/u/a\xff", "/u/a\xff".encode(), rb"/u/a\x2d"]
+    killed = parse(rb"3,2,100,-;Out of memory: Killed process 12 (a\x5cb\xc3\xbc\x1b) total-vm:1kB")
+    assert isinstance(killed, Killed)
+    assert killed.comm == "a\\bü\\x1b", "as /proc/PID/comm and the programs have it"
+
+
+@pytest.mark.kernel
+def test_a_kill_is_of_the_cgroup_and_not_of_its_twin() -> None:
+    with live.cgroup("kmsg\x1b", 32 * MIB) as path, live.cgroup("kmsg\\x1b") as twin, live.Puppet(path) as puppet:
+        log = Kmsg()
+        try:
+            puppet.tell("anon(64)")
+            puppet.wait()
+            lines = []
+
+            def logged() -> list[Constraint]:
+                lines.extend(log.read())
+                return [line for line in lines if isinstance(line, Constraint) and line.pid == puppet.pid]
+
+            logged_kill = live.until(logged, "the report of the kill")[0]
+        finally:
+            log.close()
+        found = cgroupfs.detect().root / logged_kill.task_memcg.lstrip("/")
+        assert (found, found != twin) == (path, True)
 
 
 def test_a_cgroup_that_is_called_like_the_rest_of_the_line() -> None:
