@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
-from monitor.policy.pods import Pod
+from monitor.policy.pods import Pod, stable_uid
 
 #: With inotify a rescan only finds what no event reported (a network file system, an overflowed queue). A scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
@@ -42,6 +42,7 @@ class Change:
     updated: list[FoundPod] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # those of the new problems that are errors
 
 
 @dataclass
@@ -50,8 +51,21 @@ class Scan:
 
     pods: dict[str, FoundPod] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # problems too: two pods with one identity
     watch: dict[Path, int] = field(default_factory=dict)  # directory -> inotify mask
     unsettled: bool = False  # something is about to appear that no event announces: scan again soon
+
+    def add(self, found: FoundPod) -> None:
+        """Take in a pod. Where another one has its identity already, it gets that of its own path: both are watched,
+        and an error names them.
+        """
+        other = self.pods.get(found.pod.uid)
+        if other is not None:
+            self.errors.append(
+                f"cgroups {other.cgroup} and {found.cgroup} are both pod {found.pod.uid}: both are watched; remove one"
+            )
+            found = replace(found, pod=replace(found.pod, uid=stable_uid("cgroup", str(found.cgroup))))
+        self.pods[found.pod.uid] = found
 
 
 class PodSource(ABC):
@@ -187,7 +201,8 @@ class PodSource(ABC):
     def _difference(self, scan: Scan) -> Change:
         updated = [found for uid, found in scan.pods.items() if self._known.get(uid) != found]
         removed = [uid for uid in self._known if uid not in scan.pods]
-        problems = dict.fromkeys(scan.problems)
-        change = Change(updated, removed, [problem for problem in problems if problem not in self._problems])
+        problems = dict.fromkeys((*scan.errors, *scan.problems))
+        new = [problem for problem in problems if problem not in self._problems]
+        change = Change(updated, removed, new, [problem for problem in new if problem in scan.errors])
         self._known, self._problems = scan.pods, tuple(problems)
         return change

@@ -139,7 +139,7 @@ class ServiceSource(PodSource):
                 scan.unsettled |= look.starting
                 facts = self._facts(path, place, inside[path], look, ours.get(path, ""))
                 facts = _with_a_name_of_its_own(facts, names)
-                scan.pods[facts.uid] = FoundPod(service_pod(facts, self._rules), path, {facts.name: path}, (key, key))
+                scan.add(FoundPod(service_pod(facts, self._rules), path, {facts.name: path}, (key, key)))
             except (cgroupfs.CgroupGone, FileNotFoundError):
                 scan.unsettled = True
             except (MonitorError, OSError) as error:
@@ -223,27 +223,25 @@ class ServiceSource(PodSource):
         return _Look(now, first, score, starting, protected.by_processes(path), session, containers)
 
     def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, who: str) -> Facts:
-        name, aliases = printable(os.fsencode(place.name)), [unescaped(place.name)]
+        name, aliases = printable(os.fsencode(place.name)), [place.name, unescaped(place.name)]
         labels: Mapping[str, str] | None = {}
         if place.kind in (CONTAINER, PODMAN_POD):
             known = self._runtimes.known(place.ident)
             labels = None if known is None else known.labels
             if known is not None and known.name:
-                aliases.append(place.name)
-                name = printable(known.name.encode(errors="backslashreplace"))
+                name = printable(known.name.encode(errors="surrogatepass"))
         elif inside:
             # The unit is what systemd starts again, and what goes as a whole: it keeps its name, and has their labels.
             found = [known for ident in inside if (known := self._runtimes.known(ident)) is not None]
             labels = common_labels(found) if len(found) == len(inside) else None
             aliases += [f"{PODMAN}/{known.name}" for known in found]
-        where = "/".join(place.parts)
         request, limit = self._kept(path), cgroupfs.limit(path)
         if inside:
             request, limit = self._sums(place, inside, request, limit)
         vital = f"it holds {who}, which would be killed with it" if who else "" if look.starting else look.vital
         return Facts(
-            uid=place.ident or stable_uid(place.namespace, printable(os.fsencode(where))),
-            namespace=place.namespace,
+            uid=place.ident or stable_uid(place.namespace, "/".join(place.parts)),  # bytes: a name is for people only
+            namespace=printable(os.fsencode(place.namespace)),
             name=name,
             request=min(request, self._mem_total),
             limit=limit,

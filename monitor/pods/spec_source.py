@@ -64,7 +64,7 @@ class SpecSource(PodSource):
         for manifest in self._manifests():
             uid = manifest.pod.uid
             if uid in seen:
-                scan.problems.append(
+                scan.errors.append(
                     f"{manifest.where}: metadata.uid: {uid} is also the pod of {seen[uid]}; remove one of them"
                 )
                 continue

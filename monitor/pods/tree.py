@@ -77,7 +77,7 @@ class TreeSource(PodSource):
                 )
                 continue
             try:
-                scan.pods[pod_dir.uid] = self._describe(pod_dir, live, met, scan)
+                scan.add(self._describe(pod_dir, live, met, scan))
             except cgroupfs.CgroupGone:
                 continue  # it went away while we looked: the next poll sees the tree without it
             except MonitorError as e:

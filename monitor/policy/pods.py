@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,12 +137,13 @@ def pod_from_object(obj: Mapping[str, Any]) -> Pod:
 
 
 def stable_uid(namespace: str, name: str) -> str:
-    """A uid in the usual 8-4-4-4-12 form that depends on namespace and name only (FNV-1a, 128 bits)."""
-    state = 0x6C62272E07BB014262B821756295C58D
-    # A slash is in neither name, so different pairs give different texts.
-    for byte in f"{namespace}/{name}".encode():
-        state = (state ^ byte) * 0x0000000001000000000000000000013B % 2**128
-    digits = f"{state:032x}"
+    """A uid in the usual 8-4-4-4-12 form that depends on namespace and name only.
+
+    Users name their units and cgroups, so it is a hash for which nobody can make two of one value (SHA-256; 128 bits).
+    """
+    # No namespace has a slash, so different pairs give different texts. A byte of a path that is no UTF-8 is half of a
+    # surrogate pair here (os.fsdecode), which surrogatepass keeps apart from every other text.
+    digits = hashlib.sha256(f"{namespace}/{name}".encode(errors="surrogatepass")).hexdigest()[:32]
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 

@@ -54,6 +54,7 @@ class PodSync:
             updated |= {one.pod.uid: one for one in change.updated}
             total.removed.extend(change.removed)
             total.problems.extend(change.problems)
+            total.errors.extend(change.errors)
         total.updated.extend(updated.values())
         self.send()
         return total
@@ -71,7 +72,7 @@ class PodSync:
     def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
         """Log what changed since ``before``, and look at the processes of the pods."""
         for problem in change.problems:
-            self._log.warning(problem)
+            (self._log.error if problem in change.errors else self._log.warning)(problem)
         for uid in change.removed:
             self.scores.remove_pod(uid)
             if uid in before:
@@ -97,7 +98,7 @@ class PodSync:
         cgroup is what is measured and killed. Else it would be a way out of the ranking.
         """
         pods = self.view.pods
-        sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems))
+        sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems), change.errors)
         for found in change.updated:
             uid = found.pod.uid
             try:

@@ -234,10 +234,16 @@ class View:
     def named_pods(self) -> dict[tuple[str, str], FoundPod]:
         """The pods by (namespace, name), as metrics name them.
 
-        A pod that was deleted and made again has another uid and the same labels: the younger one is shown, because a
-        series that appears twice makes the whole scrape invalid.
+        A pod that was deleted and made again has another uid and the same name: the older one is shown as ``name~uid``
+        while it is there, because a series that appears twice makes the whole scrape invalid.
         """
-        return {(found.pod.namespace, found.pod.name): found for found in self.pods.values()}
+        named: dict[tuple[str, str], FoundPod] = {}
+        for found in self.pods.values():
+            namespace, name = key = found.pod.namespace, found.pod.name
+            if (older := named.pop(key, None)) is not None:
+                named[namespace, f"{name}~{older.pod.uid}"] = older
+            named[key] = found
+        return named
 
     def memory(self, path: Path, capacity: int | None = None, counted: bool = True) -> MemoryReading | None:
         """A cgroup's memory: exact from the BPF table where it is watched (not ``counted``: never), else from its

@@ -81,6 +81,26 @@ def test_the_browser_goes_and_the_session_stays(node: LabNode) -> None:
     assert (session.process.poll(), shell.process.poll()) == (None, None)
 
 
+@pytest.mark.parametrize("hog", [b"a\x1b.scope", rb"a\x1b.scope"], ids=["control", "literal"])
+def test_a_twin_hides_nothing(node: LabNode, hog: bytes) -> None:
+    """One has a control character in its name, the other one the four characters that logs write for it."""
+    apps = f"{BROWSER.rpartition('/')[0]}/"
+    (other,) = {b"a\x1b.scope", rb"a\x1b.scope"} - {hog}
+    twin = grown(node, apps + os.fsdecode(other), 8)
+    runaway = unit(node, apps + os.fsdecode(hog), 100)
+    with live.daemon(node, *hard(32), *SERVICES, "--enforce") as daemon:
+        names = {rb"a\x1b.scope": "user-1000/a\\x5cx1b.scope", b"a\x1b.scope": "user-1000/a\\x1b.scope"}
+        found = [live.message(daemon, "pod found", pod=name) for name in names.values()]
+        assert len({one["uid"] for one in found}) == 2
+        shown = [sample for sample in daemon.metrics() if "pod_memory_usage_bytes" in sample]
+        assert len(shown) == 2
+        runaway.go()
+        live.message(daemon, "evicted", pod=names[hog])
+        assert runaway.wait() == -signal.SIGKILL
+        assert [record["pod"] for record in live.messages(daemon, "evicting")] == [names[hog]]
+    assert twin.process.poll() is None
+
+
 def test_a_session_that_grows_takes_no_service_with_it(node: LabNode) -> None:
     """What may not be killed grows: nobody else's end would help (the brake of the next eviction)."""
     calm = grown(node, "system.slice/app.service", 8)

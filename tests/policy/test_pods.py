@@ -39,8 +39,14 @@ def test_a_bare_pod() -> None:
 
 
 def test_stable_uids_differ_and_last() -> None:
-    assert stable_uid("a", "b") == "a68d62d6-fd8b-5822-836d-bc79781849e9"  # FNV-1a of "a/b"
+    assert stable_uid("a", "b") == "c14cddc0-33f6-4b9d-ea80-ea675cf280a0"  # SHA-256 of "a/b"
     assert len({stable_uid(ns, name) for ns in ("a", "b", "ab") for name in ("a", "b", "c", "bc")}) == 12
+
+
+def test_every_name_of_a_cgroup_has_a_uid_of_its_own() -> None:
+    """Names are bytes there: what is no UTF-8 comes as half of a surrogate pair (os.fsdecode)."""
+    names = ["\x1b", "\\x1b", "\xff", "\udcff", "\\xff", "\udcc3\udcbf", "\ud83d\ude00", "\U0001f600"]
+    assert len({stable_uid("user-1000", name) for name in names}) == len(names)
 
 
 def test_numbers_and_spaces_are_quantities_too() -> None:

@@ -70,12 +70,14 @@ def test_a_cgroup_as_the_node_on_a_machine_without_swap(tmp_path: Path, swap: di
     assert samples(view_of(tmp_path, str(node))) == {("memory_limit", ("node", "high")): 5}
 
 
-def test_of_two_pods_with_one_name_the_younger_is_shown(tmp_path: Path, swap: dict[str, int]) -> None:
+def test_of_two_pods_with_one_name_the_older_is_shown_with_its_uid(tmp_path: Path, swap: dict[str, int]) -> None:
     view = view_of(tmp_path)
     view.pods = {
         uid: found("a", write(tmp_path / uid, {"memory.max": size}), uid) for uid, size in (("old", 1), ("young", 2))
     }
-    assert samples(view)["pod_memory_limit", ("ns", "a", "max")] == 2
+    shown = samples(view)
+    assert shown["pod_memory_limit", ("ns", "a", "max")] == 2
+    assert shown["pod_memory_limit", ("ns", "a~old", "max")] == 1, "never one lost"
 
 
 def test_scrapes_within_a_second_read_once(

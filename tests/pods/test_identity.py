@@ -1,0 +1,93 @@
+"""Two cgroups whose names a person cannot tell apart are two pods: a user names what he likes, and hides nothing so."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.model import FoundPod, Scan
+from monitor.pods.tree import TreeSource
+from monitor.policy.pods import Pod, stable_uid
+from tests.pods.unit_tree import GI, ID, MANAGER, Start, source
+from tests.pods.unit_tree import start as start
+from tests.pods.unit_tree import tree as tree
+
+pytestmark = [pytest.mark.live, pytest.mark.newest]
+#: Names of units that were, or look, the same as the next one.
+TWINS = (
+    b"a\x1b.scope",
+    b"a\\x1b.scope",
+    b"a\\x5cx1b.scope",
+    b"b\xff.scope",
+    b"b\\xff.scope",
+    "b\xff.scope".encode(),
+    b"c\x85.scope",
+    "c\x85.scope".encode(),
+    b"c\\u0085.scope",
+    b"d.scope",
+    b"d.scope ",
+    b"d.scope  ",
+    b"d.scope\t",
+    b" d.scope",
+    b"_d.scope",
+    b"d.scope~2",
+    b"e (deleted)",
+    b"e",
+    b"f,task=x",
+    b"f",
+)
+
+
+@pytest.mark.parametrize("above", [f"{MANAGER}/app.slice", "system.slice"])
+def test_every_twin_is_a_pod_of_its_own(tree: tuple[Hierarchy, Path], start: Start, above: str) -> None:
+    made = {start(f"{above}/{os.fsdecode(name)}") for name in TWINS}
+    with source(tree) as found:
+        change = found.poll()
+        assert (change.problems, change.errors) == ([], [])
+        assert {one.cgroup for one in found.pods.values()} == made
+        shown = [(one.pod.namespace, one.pod.name) for one in found.pods.values()]
+        assert len(set(shown)) == len(TWINS), "metrics, logs and commands tell them apart"
+        assert all(name.isprintable() for pair in shown for name in pair)
+        before = set(found.pods)
+        found._next_scan = 0.0
+        assert found.poll().updated == []
+        assert set(found.pods) == before, "and it is the same one at every look"
+
+
+def test_the_kernel_refuses_a_newline(tree: tuple[Hierarchy, Path]) -> None:
+    """So /proc/PID/cgroup has one line for each, whatever a user calls a cgroup."""
+    with pytest.raises(OSError, match="Invalid argument"):
+        (tree[1] / "a\nb").mkdir()
+
+
+def test_two_cgroups_of_one_container_are_both_watched(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    made = [start(f"{above}/docker-{ID}.scope") for above in ("a.slice", "b.slice")]
+    with source(tree) as found:
+        change = found.poll()
+        assert {one.cgroup for one in found.pods.values()} == set(made)
+        assert len(change.errors) == 1
+        assert f"{made[0]} and {made[1]} are both pod {ID}" in change.errors[0]
+        assert change.errors[0] in change.problems
+        assert set(found.pods) == {ID, stable_uid("cgroup", str(made[1]))}
+
+
+def test_two_directories_of_one_uid_in_kubepods_are_both_watched(tree: tuple[Hierarchy, Path]) -> None:
+    hierarchy = Hierarchy(tree[0].version, tree[1])
+    made = {cgroupfs.make(tree[1] / "kubepods" / qos / "poduid-a") for qos in ("burstable", "besteffort")}
+    found = TreeSource(hierarchy, 16 * GI)
+    try:
+        change = found.poll()
+        assert {one.cgroup for one in change.updated} == made
+        assert len(change.errors) == 1
+    finally:
+        found.close()
+
+
+def test_one_that_has_anothers_identity_is_never_lost() -> None:
+    scan = Scan()
+    for name in "abc":
+        scan.add(FoundPod(Pod("uid", "ns", name), Path("/sys/fs/cgroup", name), {}))
+    assert [found.pod.name for found in scan.pods.values()] == ["a", "b", "c"]
+    assert len(scan.errors) == 2
