@@ -171,10 +171,9 @@ def test_one_that_is_held_again_has_no_more_of_them() -> None:
 def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> None:
     both_held(world, 99)
     made = world.decider.holds._brakes.thaws  # type: ignore[union-attr]
-    made.due((), world.now_ns)
     made.begin(HOG, START, world.now_ns + SECOND)
-    assert made.due((HOG, DB), world.now_ns + SECOND + 1) == [DB]
-    assert made.due((HOG, DB), world.now_ns + SECOND + THAWED_NS) == [HOG]
+    assert [made.due((HOG, DB), world.now_ns + SECOND + ns) for ns in (1, 2)] == [DB, ""]
+    assert made.due((HOG, DB), world.now_ns + SECOND + THAWED_NS) == HOG
     made.end(HOG)
     assert not made.may_start(HOG, world.now_ns + SECOND + PAUSE_NS - 1)
 
@@ -289,7 +288,8 @@ def test_who_runs_is_stopped_before_another_is_let_run(world: World, monkeypatch
     both_held(world, 99)
     world.brakes[DB].waits = KILL
     world.wait(SECOND)
-    world.look()
+    for _ in range(2):
+        world.look()
     assert thaws(world.brakes[DB])
     world.brakes[HOG].waits, world.brakes[DB].waits = KILL, ""
     done: list[tuple[str, str]] = []
@@ -302,5 +302,6 @@ def test_who_runs_is_stopped_before_another_is_let_run(world: World, monkeypatch
     monkeypatch.setattr(StandInBrake, "_brake", brake)
     monkeypatch.setattr(StandInBrake, "thaw", lambda self, cap: done.append(("thaw", self.uid)))
     world.wait(SECOND)
-    world.look()
+    for _ in range(2):
+        world.look()
     assert done[:2] == [("apply", DB), ("thaw", HOG)]
