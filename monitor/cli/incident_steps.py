@@ -93,11 +93,15 @@ def _refused(step: Json) -> str:
     return _fill(f"{who} {{names}}: {{problem}}{then}", {**step, "names": ", ".join(step["pods"])})
 
 
+#: Of holds that are begun and ended too often (`monitor.side.hold_ration`).
+_LEFT_OUT = "[; {left_out} more beginnings, changes and ends of holds of it are left out before this]"
+
+
 def _released(step: Json) -> str:
     more = "[; the kubelet evicted {instead} instead]"
     more += "[; connections that waited: {connections}, unread: {unread:bytes}]"
     more += "[; containers not ready any more: {unready}, restarts: {restarts}]"
-    more += "[; probes that failed: {failed_probes}]"
+    more += "[; probes that failed: {failed_probes}]" + _LEFT_OUT
     return _fill(
         "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}" + more,
         {**step, "took": span(step["held_ms"] * 1e6)},
@@ -160,7 +164,7 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     "refused": _refused,
     "pod_held": (
         "{pod} is held ({reason}, {brake}[, at most {cap:bytes}]): it has {usage:bytes}[, {step} the kubelet's line]"
-        "[; killed after all below {second_line:bytes}]"
+        "[; killed after all below {second_line:bytes}]" + _LEFT_OUT
     ),
     "pod_released": _released,
     "signalled": _signalled,

@@ -106,6 +106,7 @@ class Hold(OfThreshold):
     `high` and `freeze`, with + between. `cap`: what it may have at most (0: no limit). `usage` is the pod's,
     `available` the domain's. `second_line`: what is available when it is killed after all (0: it is not). `reason`:
     `victim` (the policy's) or `grows`. `until_ns`: its time limit. `step`: `above` a kubelet's line, or `across`.
+    `left_out`: so many beginnings, changes and ends of holds of it, before this one, are no events.
     """
 
     pod: str
@@ -121,6 +122,7 @@ class Hold(OfThreshold):
     until_ns: int
     step: str = ""
     crossed_ns: int | None = None
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +147,4 @@ class HoldEnd(Timed):
     unready: int | None = None
     restarts: int | None = None
     failed_probes: int | None = None
+    left_out: int = 0

@@ -20,6 +20,7 @@ from monitor.race.episode import Episode, State
 from monitor.race.joining import PRESSURE
 from monitor.side import hold_events
 from monitor.side.cgroup_names import CgroupNames
+from monitor.side.hold_ration import HoldRation
 from monitor.side.kill_confirmation import KillConfirmation
 from monitor.side.kubelet_holds import FOR_MEMORY
 from monitor.side.oom_events import OomEvents, ranked
@@ -80,6 +81,7 @@ class EventBuilder:
         self.confirmation = KillConfirmation(view.hierarchy, has_log, self.feed)
         self._oom_events = OomEvents(view, self._names, self.confirmation, self.feed, self._is_pressed)
         self.pod_figures = PodFigures()
+        self._hold_ration = HoldRation()
         self._figures_fed_ns = 0  # when what pods had was fed last
         self._sampler = Sampler(view, self._names, self.feed, self.pod_figures)
         self._losses = Losses(view, time.monotonic_ns())
@@ -221,8 +223,9 @@ class EventBuilder:
             self.feed(event)
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
-        cost = self._view.hold_costs.of(message.pod, message.id)
-        self._feed_all(hold_events.hold_ended(message, self._name_of, cost))
+        if (left_out := self._hold_ration.ended(message)) is not None:
+            cost = self._view.hold_costs.of(message.pod, message.id)
+            self._feed_all(hold_events.hold_ended(message, self._name_of, cost, left_out))
 
     def _name_of(self, uid: str) -> str:
         found = self._view.pods.get(uid)
@@ -276,7 +279,9 @@ class EventBuilder:
             self.feed(figures)
 
     def _on_held(self, message: Held) -> None:
-        self._feed_all(hold_events.held(message))
+        if (left_out := self._hold_ration.held(message)) is None:
+            return
+        self._feed_all(hold_events.held(message, left_out))
         self._feed_figures(time.monotonic_ns())  # held above the kubelet's line: nothing was crossed yet
 
     def _on_decision(self, message: messages.Decision) -> None:

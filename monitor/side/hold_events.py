@@ -33,8 +33,8 @@ def released(message: Released) -> Iterator[ev.Event]:
     yield ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", "")
 
 
-def held(message: Held) -> Iterator[ev.Event]:
-    """A pod is held. Only hard thresholds hold."""
+def held(message: Held, left_out: int = 0) -> Iterator[ev.Event]:
+    """A pod is held. Only hard thresholds hold. ``left_out``: as many messages about holds of it are no events."""
     if message.order:  # who a kubelet would take: nobody decides, so no decision has it
         yield ranked(message.ts_ns, message.order)
     yield ev.Hold(
@@ -55,11 +55,12 @@ def held(message: Held) -> Iterator[ev.Event]:
         until_ns=message.until_ns,
         step=message.step,
         crossed_ns=message.crossed_ns,
+        left_out=left_out,
     )
 
 
-def hold_ended(message: HoldEnded, name_of: Callable[[str], str], cost: Cost) -> Iterator[ev.Event]:
-    """``name_of(uid)`` is namespace/name."""
+def hold_ended(message: HoldEnded, name_of: Callable[[str], str], cost: Cost, left_out: int = 0) -> Iterator[ev.Event]:
+    """``name_of(uid)`` is namespace/name; ``left_out`` as for `held`."""
     yield ev.HoldEnd(
         message.ts_ns,
         message.pod,
@@ -76,4 +77,5 @@ def hold_ended(message: HoldEnded, name_of: Callable[[str], str], cost: Cost) ->
         unready=cost.unready,
         restarts=cost.restarts,
         failed_probes=cost.failed_probes,
+        left_out=left_out,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from monitor.link.hold_messages import Held, HoldEnded
+from monitor.side.hold_ration import HoldRation
 
 if TYPE_CHECKING:
     from monitor.side.view import View
@@ -19,7 +20,8 @@ _MOST_OVER = 4096
 class Holds:
     """``now`` is replaced as a whole, and read by other threads: uid -> the newest `held` of it."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
         self._view = view
         self.now: Mapping[str, Held] = {}
         self.since_ns: Mapping[str, int] = {}
@@ -27,6 +29,10 @@ class Holds:
         self.ended: Counter[str] = Counter()  # by why
         self.seconds = 0.0  # of holds that are over
         self.grown_bytes = 0  # by held pods, of holds that are over
+        self.left_out = 0  # messages about holds that were not told one by one
+        self._ration = HoldRation()
+        #: When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out.
+        self.due_ns = self._ration.due_ns
         self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
 
     def held(self, message: Held) -> None:
@@ -38,17 +44,22 @@ class Holds:
         if new:
             self.since_ns = {**self.since_ns, message.pod: message.since_ns or message.ts_ns}
             self.begun[message.reason] += 1
+        left_out = self._ration.held(message)
+        if left_out is None:
+            self.left_out += 1
+            return
         fields = {
             key: value
             for key, value in message._asdict().items()
             if key not in ("pod", "name", "ts_ns", "quantity", "order")
         }
         fields |= {"uid": message.pod, "pod": message.name, "held_ns": message.ts_ns, "threshold": message.quantity}
+        fields |= {"left_out": left_out} if left_out else {}
         cluster = self._view.cluster
         if new and cluster is not None:
             why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
             left = f"{message.available >> 20}Mi of {message.signal} left"
-            said = f"Held ({message.brake}) because {why}, with {left}."
+            said = f"Held ({message.brake}) because {why}, with {left}.{_more(left_out)}"
             cluster.pod_event(message.pod, message.name, "OutraceHeld", said, warns=True)
         text = "pod held" if new else "the brake of a held pod changed"
         self._view.log.warning(text, **fields)
@@ -64,13 +75,23 @@ class Holds:
         self.ended[message.why] += 1
         self.seconds += message.held_ns / 1e9
         self.grown_bytes += max(0, message.grew)
+        left_out = self._ration.ended(message)
+        if left_out is None:
+            self.left_out += 1
+            return
         if self._view.cluster is not None:
             grew = f"it grew {max(0, message.grew) >> 20}Mi"
-            said = f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}."
+            said = f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}.{_more(left_out)}"
             self._view.cluster.pod_event(message.pod, message.name, "OutraceReleased", said, warns=False)
         fields = {key: value for key, value in message._asdict().items() if key not in ("pod", "name", "ts_ns")}
         fields |= {"uid": message.pod, "pod": message.name, "ended_ns": message.ts_ns}
+        fields |= {"left_out": left_out} if left_out else {}
         self._view.log.warning("hold ended", **fields)
+
+    def flush(self, *, at_once: bool = False) -> None:
+        """Log how much was left out in each minute that is over, or, ``at_once``, in all of them."""
+        for uid, name, number in self._ration.said(self._clock(), at_once=at_once):
+            self._view.log.warning("more holds of a pod, and changes of its brake", pod=name, uid=uid, left_out=number)
 
     def is_at_cap(self, uid: str, limit: int | None) -> bool:
         """Whether this limit (bytes) is the cap that a pod is held with."""
@@ -106,3 +127,7 @@ class Holds:
             }
             for uid, held in self.now.items()
         ]
+
+
+def _more(left_out: int) -> str:
+    return f" {left_out} more beginnings, changes and ends of holds of it were not reported." if left_out else ""

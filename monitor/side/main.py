@@ -254,7 +254,7 @@ class Side:
         self.disks.close(_CLOSE_S)
         if self.view.cluster is not None:
             self.view.cluster.close()
-        self.view.log_budget.flush(at_once=True)
+        self.processes.over.flush()
         if self.races is not None:
             self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.files.close(_CLOSE_S)

@@ -49,15 +49,24 @@ class OverBudget:
 
     def due_ns(self) -> int | None:
         """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
-        return min((due for due in (self._due_ns, self.view.log_budget.due_ns()) if due is not None), default=None)
+        dues = self._due_ns, self.view.log_budget.due_ns(), self.view.holds.due_ns()
+        return min((due for due in dues if due is not None), default=None)
 
     def turn(self) -> None:
         """Look, if it is time, at every pod (a millisecond for 110 of them); log how many lines were left out."""
         now, lines_ns = self.clock(), self.view.log_budget.due_ns()
         if lines_ns is not None and now >= lines_ns:
             self.view.log_budget.flush()
+        holds_ns = self.view.holds.due_ns()
+        if holds_ns is not None and now >= holds_ns:
+            self.view.holds.flush()
         if self._due_ns is not None and now >= self._due_ns:
             self._check_pods(now)
+
+    def flush(self) -> None:
+        """Log what was left out until now: the daemon ends."""
+        self.view.log_budget.flush(at_once=True)
+        self.view.holds.flush(at_once=True)
 
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}

@@ -19,6 +19,7 @@ from monitor.policy.pods import pod_from_object
 from monitor.race.events import End, Lost
 from monitor.race.verdict import verdict
 from monitor.side.export.log_budget import LogBudget
+from monitor.side.holds import Holds
 from monitor.side.over_budget import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from monitor.side.sampler import Losses
 from tests.race.builders import crossing, died, mark, ms, one, ranked, watched
@@ -106,6 +107,7 @@ class Side:
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
         table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
         self.view = SimpleNamespace(pods=pods, table=table, log=self.log, log_budget=LogBudget(self.log))
+        self.view.holds = Holds(self.view)
         self.over = OverBudget(cast(Any, self.view), self.looked.append, clock=lambda: self.now)
 
     def log(self, level: str, message: str, /, **fields: Any) -> None:
