@@ -15,7 +15,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.event_writer import STATUS_NOTE, EventWriter
-from monitor.side.cluster.node_conditions import HEARTBEAT_S, NodeConditions
+from monitor.side.cluster.node_conditions import HEARTBEAT_S, HELD_S, NodeConditions
 from monitor.side.cluster.record import PendingRecords, Record, record_of
 from monitor.side.cluster.status_writer import AWAY, TAKEN
 from monitor.side.export.log import Log
@@ -298,7 +298,7 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
     seen = holding.seen["outrace.io/PodHeld"]
     assert (seen["status"], seen["reason"], seen["message"]) == ("True", "OutraceHoldsPod", "outrace holds shop/hog")
     holding.held = "shop/cart, shop/hog"
-    holding.after(1.0)
+    holding.after(HELD_S)
     assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
     assert holding.changes == []  # events are on the pods
     node.holding = set()  # a daemon after it, in another mode
@@ -306,6 +306,19 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
     node.after(1.0)
     seen = node.seen["outrace.io/PodHeld"]
     assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
+
+
+def test_who_is_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
+    again = Node(client, api, holds=True)
+    again.holding = set()
+    again.conditions.turn()
+    for number in range(60):
+        again.held = "shop/hog" if number % 2 else ""
+        again.after(1.0)
+    assert 5 <= len(api.seen("PATCH")) <= 8
+    again.held = ""
+    again.after(HELD_S)
+    assert again.seen["outrace.io/PodHeld"]["status"] == "False", "how it is in the end is written"
 
 
 def test_a_node_on_which_nobody_is_held_has_no_such_condition(node: Node) -> None:

@@ -29,6 +29,9 @@ _OF = {MEMORY_PRESSURE: "Memory", DISK_PRESSURE: "Disk", PID_PRESSURE: "PID"}
 #: Pods are held (`--mode hold`, `--hard-grace`): written where that may be, and where a daemon before has left it True.
 POD_HELD = "PodHeld"
 
+#: Who is held is written no more often, seconds: a pod can be held and released twice a second.
+HELD_S = 10.0
+
 _SHORT = {MEMORY_PRESSURE: "memory", PID_PRESSURE: "PID"}
 
 
@@ -55,6 +58,7 @@ class NodeConditions:
         self._on_change = on_change
         self._held = held
         self._held_text = ""
+        self._held_due = 0.0
         self._back_off = back_off or BackOff(cap_s=60.0)
         self._clock = clock
         self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
@@ -68,7 +72,9 @@ class NodeConditions:
             return
         now = self._clock()
         state = {name: name in holding for name in _OF}
-        self._held_text, before = "" if self._held is None else self._held(), self._held_text
+        before, text = self._held_text, "" if self._held is None else self._held()
+        if text != before and now >= self._held_due:
+            self._held_text, self._held_due = text, now + HELD_S
         if self._held is not None or POD_HELD in self._since:
             state[POD_HELD] = bool(self._held_text)
         if not self._since:
