@@ -174,8 +174,6 @@ class HoldControl:
                 self._soften(held, self._applier.grace_left_ns(held))
         return [entry for entry in adopted if entry.uid in self._holds]
 
-    # while pods are held
-
     def due_ns(self) -> int | None:
         """When to look again: while somebody is held, and until the shortage is over for which the policy decides."""
         return self._next_ns if self._holds or self.state != FREE else None
@@ -195,10 +193,12 @@ class HoldControl:
         answers.forget()
         self._advance(look, crossed_ns)
         self._brakes.slow_down()  # whom it has not been done for
-        if (held := self._holds.get(look.first)) is not None and self._brakes.may_start(look.first):
-            cap = self._applier.cap_to_start(held)
-            if may_run(self.rules, self.state, look, figures.room(held.entry, cap, self._holds.values())):
-                self._applier.let_start(held)
+        for held in [one for one in self._holds.values() if one.is_unreported]:
+            self._report(held, resent=False)
+        if (first := self._holds.get(look.first)) is not None and self._brakes.may_start(look.first):
+            cap = self._applier.cap_to_start(first)
+            if may_run(self.rules, self.state, look, figures.room(first.entry, cap, self._holds.values())):
+                self._applier.let_start(first)
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
         rest, ended_ns = _REST * (time.thread_time_ns() - began_ns), time.monotonic_ns()
@@ -262,8 +262,6 @@ class HoldControl:
             headroom = self._figures.headroom(self.state, held, self._holds.values())
             if self._applier.let_die(held, headroom, ends=is_evicted):
                 self._put_in_force(held, held.pod)
-
-    # doing
 
     def _advance(self, look: Look, crossed_ns: int) -> None:
         """Ask the policy, and do what it says."""
@@ -345,5 +343,7 @@ class HoldControl:
         self._send(held.ended(why, usage, self._figures.available(held.watch), self._answers.last))
 
     def _report(self, held: Hold, *, resent: bool) -> None:
+        if not resent and not held.may_report(time.monotonic_ns()):
+            return  # `follow` does, later
         order = self._registry.leaders()
         self._send(held.held(self.rules, self.state, self._figures.available(held.watch), order, resent=resent))

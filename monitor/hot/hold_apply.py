@@ -22,7 +22,7 @@ class HoldApplier:
 
     def __init__(self, brakes: HoldBrakes, outbox: Outbox, version: int, evictor: Evictor) -> None:
         self._brakes, self._version, self._evictor = brakes, version, evictor
-        self._send, self._log = outbox.send, outbox.log
+        self._send = outbox.send
 
     def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int, above: bool) -> bool:
         """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many.
@@ -67,11 +67,8 @@ class HoldApplier:
         return max(held.cap, (held.allowed or held.pod.cap) + ROOM) if held.cap else 0
 
     def let_start(self, held: Hold) -> None:
-        """Let it run for a moment, for a process that starts in it. Once in a hold that is logged."""
+        """Let it run for a moment, for a process that starts in it."""
         self._brakes.let_run(held.pod.uid, START, self.cap_to_start(held))
-        if not held.ran:
-            held.ran = True
-            self._log("info", "a held pod runs for a moment: a process starts in it", pod=held.entry.title)
 
     def soften(self, held: Hold, grace_ns: int, parts: int) -> bool:
         """The pod is asked to end: frozen it cannot, so the side is asked for a brake below which it can. On v1 there

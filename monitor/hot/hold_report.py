@@ -14,6 +14,10 @@ from monitor.policy.hold import Pod, Rules, State
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.sources.watch import Watch
 
+#: Reports of one hold in so long: its brake may change at every look, 200 times a second, and the channel to the side,
+#: which has kills of others too, takes some thousand messages.
+REPORTS, REPORTS_NS = 8, 1_000_000_000
+
 
 @dataclass(slots=True)
 class Hold:
@@ -32,8 +36,18 @@ class Hold:
     most: int = 0  # bytes charged to it at the most
     asked: bool = False  # the side was asked to let it run through its grace
     allowed: int = 0  # the policy's cap, where that of `pod` was lowered for a run; 0: it is that
-    ran: bool = False  # it ran for a process that starts, which is logged
+    reported_ns: int = 0  # since when reports are counted
+    reports: int = 0  # since then
+    is_unreported: bool = False  # it has changed since the last
     unslowed: bool = False  # it runs, and what the last side had set for that is taken back
+
+    def may_report(self, now_ns: int) -> bool:
+        """Whether it is reported now how it is; else later, once, whatever becomes of it until then."""
+        if now_ns - self.reported_ns >= REPORTS_NS:
+            self.reported_ns, self.reports = now_ns, 0
+        self.reports += 1
+        self.is_unreported = self.reports > REPORTS
+        return not self.is_unreported
 
     @property
     def grace_ns(self) -> int:

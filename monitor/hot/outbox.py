@@ -9,41 +9,54 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from monitor.hot.supervise import Side
 from monitor.link import channel
 from monitor.link.counters import SharedStats
+from monitor.link.hold_messages import Held, HoldEnded
 from monitor.link.messages import OF_RACES, HotMessage, LogLine, RaceMessage
 
-#: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30.
-MOST = 2048
+#: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30. Those about holds, of
+#: which one pod makes 12 a second for as long as it likes, have room of their own: they push out no kill.
+MOST, MOST_OF_HOLDS = 2048, 1024
+_Kept = deque[tuple[int, RaceMessage]]
 
 
 class UnstoredMessages:
     """Both ends count the messages of `OF_RACES`; the side reports up to which of them all is stored."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[int, RaceMessage]] = deque(maxlen=MOST)
+        self._kept, self._of_holds = _Kept(), _Kept()
         self._sent = 0
+        self._pushed_out = self._pushed_to = 0  # messages that found no room, and the number of the last
 
     def note(self, message: HotMessage) -> None:
         """This message was given to the side, or there is none to give it to."""
         if isinstance(message, OF_RACES):
             self._sent += 1
-            self._kept.append((self._sent, message))
+            is_of_hold = isinstance(message, Held | HoldEnded)
+            kept, most = (self._of_holds, MOST_OF_HOLDS) if is_of_hold else (self._kept, MOST)
+            if len(kept) >= most:
+                self._pushed_out, self._pushed_to = self._pushed_out + 1, kept.popleft()[0]
+            kept.append((self._sent, message))
 
     def stored(self, count: int) -> None:
         """The side has stored all that came of its first ``count``."""
-        while self._kept and self._kept[0][0] <= count:
-            self._kept.popleft()
+        for kept in (self._kept, self._of_holds):
+            while kept and kept[0][0] <= count:
+                kept.popleft()
+        if count >= self._pushed_to:
+            self._pushed_out = 0
 
     def resend(self, offer: Callable[[HotMessage], bool]) -> int:
-        """Send a new side all that is kept, in order; how many it did not take."""
-        kept = [message for _, message in self._kept]
+        """Send a new side all that is kept, in order; how many it did not take, or there was no room for."""
+        kept = [message for _, message in sorted((*self._kept, *self._of_holds), key=itemgetter(0))]
+        refused = self._pushed_out
         self._kept.clear()
-        self._sent = 0
-        refused = 0
+        self._of_holds.clear()
+        self._sent = self._pushed_out = self._pushed_to = 0
         for message in kept:
             if offer(message._replace(resent=True)):
                 self.note(message)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.thaw_reasons import KILL
+from monitor.hot.hold_report import REPORTS
+from monitor.link.hold_messages import Held
 from monitor.link.messages import PodSeen
-from tests.daemon.hold_world import hold_world
+from tests.daemon.hold_world import hold_world, reported
 from tests.daemon.test_hold_thaws import follow, thaws
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
@@ -105,3 +107,25 @@ def test_less_is_left_than_the_kill_threshold(world: World, monkeypatch: pytest.
     world.working_set = CAPACITY - 24 * MIB
     world.look()
     assert (len(looks), holds.state.opened) == (1, "second_line")
+
+
+def test_a_brake_that_changes_at_every_look_is_reported_a_few_times_a_second(world: World) -> None:
+    """And how it is in the end is reported, so that limits and soft brakes of the side go by it."""
+    holds = world.decider.holds
+    assert holds is not None
+    world.told.clear()
+    held = next(iter(holds._holds.values()))
+    for _ in range(200):
+        world.wait(SECOND // 200)
+        holds._put_in_force(held, held.pod._replace(cap=held.pod.cap + MIB))
+        holds._report(held, resent=False)
+        world.look()
+    caps = [message.cap for message in reported(world, Held)]
+    assert len(caps) <= 2 * REPORTS
+    world.wait(SECOND)
+    world.look()
+    assert [message.cap for message in reported(world, Held)][-1] == held.cap
+    before = len(reported(world, Held))
+    world.wait(SECOND)
+    world.look()
+    assert len(reported(world, Held)) == before

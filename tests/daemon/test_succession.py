@@ -15,7 +15,7 @@ import pytest
 
 from monitor.hot import succession
 from monitor.hot.eviction_note import ASKED, GONE, KILLED, EvictionNote, Noted
-from monitor.hot.outbox import MOST, UnstoredMessages
+from monitor.hot.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
 from monitor.kernel import cgroup_procs, cgroupfs, procfs
 from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
@@ -25,6 +25,7 @@ from monitor.link.messages import Clear, HotMessage, Killed, LogLine
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
 from tests.daemon.hot_node import evicted, hard, hot_node, losing_node
+from tests.side.test_holds import ENDED, HELD
 
 SOFT = (
     *("--enforce", "--eviction-hard", "nodefs.available<1%", "--eviction-soft", "memory.available<64Mi"),
@@ -236,9 +237,28 @@ def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
     for number in range(2 * MOST):
         unstored.note(Killed(number, "", "", 1))
     heard.clear()
-    unstored.resend(take)
+    assert unstored.resend(take) == MOST + 1, "what found no room is counted as lost"
     assert len(heard) == MOST
     assert heard[-1].id == 2 * MOST - 1
+
+
+def test_holds_of_one_pod_push_no_kill_out() -> None:
+    """A hold may begin and end twice a second for as long as the pod likes; nothing is stored while it goes on."""
+    unstored, heard = UnstoredMessages(), list[HotMessage]()
+    unstored.note(Killed(7, "", "", 1))
+    for number in range(MOST):
+        unstored.note(HELD._replace(id=number))
+        unstored.note(ENDED._replace(id=number))
+    unstored.note(Killed(8, "", "", 2))
+    lost = unstored.resend(lambda message: heard.append(message) is None)
+    assert [message.id for message in heard if isinstance(message, Killed)] == [7, 8]
+    assert heard[0] == Killed(7, "", "", 1, resent=True), "in order"
+    assert heard[-1] == Killed(8, "", "", 2, resent=True)
+    assert (len(heard), lost) == (MOST_OF_HOLDS + 2, 2 * MOST - MOST_OF_HOLDS)
+    for number in range(2 * MOST_OF_HOLDS):
+        unstored.note(HELD._replace(id=number))
+    unstored.stored(len(heard) + 2 * MOST_OF_HOLDS)
+    assert unstored.resend(lambda message: True) == 0, "what is stored is not lost"
 
 
 def test_when_a_process_was_born() -> None:

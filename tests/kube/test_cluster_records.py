@@ -15,7 +15,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.event_writer import STATUS_NOTE, EventWriter
-from monitor.side.cluster.node_conditions import HEARTBEAT_S, HELD_S, NodeConditions
+from monitor.side.cluster.node_conditions import HEARTBEAT_S, NodeConditions
 from monitor.side.cluster.record import PendingRecords, Record, record_of
 from monitor.side.cluster.status_writer import AWAY, TAKEN
 from monitor.side.export.log import Log
@@ -286,45 +286,6 @@ def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: 
     assert node.seen["outrace.io/MemoryPressure"]["lastHeartbeatTime"] == "2027-01-15T08:05:11Z"
     assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
     assert len(api.seen("PATCH")) == 3
-
-
-def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    holding = Node(client, api, holds=True)
-    holding.holding = set()
-    holding.conditions.turn()
-    assert holding.seen["outrace.io/PodHeld"]["status"] == "False"
-    holding.held = "shop/hog"
-    holding.after(1.0)
-    seen = holding.seen["outrace.io/PodHeld"]
-    assert (seen["status"], seen["reason"], seen["message"]) == ("True", "OutraceHoldsPod", "outrace holds shop/hog")
-    holding.held = "shop/cart, shop/hog"
-    holding.after(HELD_S)
-    assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
-    assert holding.changes == []  # events are on the pods
-    node.holding = set()  # a daemon after it, in another mode
-    node.conditions.turn()
-    node.after(1.0)
-    seen = node.seen["outrace.io/PodHeld"]
-    assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
-
-
-def test_who_is_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    again = Node(client, api, holds=True)
-    again.holding = set()
-    again.conditions.turn()
-    for number in range(60):
-        again.held = "shop/hog" if number % 2 else ""
-        again.after(1.0)
-    assert 5 <= len(api.seen("PATCH")) <= 8
-    again.held = ""
-    again.after(HELD_S)
-    assert again.seen["outrace.io/PodHeld"]["status"] == "False", "how it is in the end is written"
-
-
-def test_a_node_on_which_nobody_is_held_has_no_such_condition(node: Node) -> None:
-    node.holding = set()
-    node.conditions.turn()
-    assert "outrace.io/PodHeld" not in node.seen
 
 
 def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:
