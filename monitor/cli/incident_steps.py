@@ -98,10 +98,7 @@ _LEFT_OUT = "[; {left_out} more beginnings, changes and ends of holds of it are 
 
 
 def _released(step: Json) -> str:
-    more = "[; the kubelet evicted {instead} instead]"
-    more += "[; connections that waited: {connections}, unread: {unread:bytes}]"
-    more += "[; containers not ready any more: {unready}, restarts: {restarts}]"
-    more += "[; probes that failed: {failed_probes}]" + _LEFT_OUT
+    more = "[; the kubelet evicted {instead} instead]" + _LEFT_OUT
     return _fill(
         "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}" + more,
         {**step, "took": span(step["held_ms"] * 1e6)},

@@ -40,9 +40,8 @@ SERVING = ("kubelet-server-current.pem", "kubelet.crt")
 TIMEOUT_S = 10.0
 #: Bytes of configz; of healthz no more is looked at.
 _MAX_ANSWER = 1 << 20
-#: Of a Summary: some 3 KB for a container. Of probes: 1 KB.
+#: Of a Summary: some 3 KB for a container.
 _MAX_SUMMARY = 16 << 20
-_METRICS = '{apiGroups: [""], resources: ["nodes/metrics"], verbs: ["get"]}'
 _STATS = '{apiGroups: [""], resources: ["nodes/stats"], verbs: ["get"]}'
 
 
@@ -146,12 +145,6 @@ class KubeletClient:
         what, path = "get the kubelet's /stats/summary", "/stats/summary?only_cpu_and_memory=true"
         with self.transport.ask(Request("GET", path), what, _STATS, self._timeout_s) as answer:
             return parse_object(answer.read(_MAX_SUMMARY), what)
-
-    def probes(self) -> str:
-        """How often the probes of its containers succeeded and failed, in Prometheus' text format."""
-        what = "get the kubelet's /metrics/probes"
-        with self.transport.ask(Request("GET", "/metrics/probes"), what, _METRICS, self._timeout_s) as answer:
-            return answer.read(_MAX_SUMMARY).decode(errors="replace")
 
     def healthz(self) -> None:
         """Raises the error where it is not healthy, or not there."""

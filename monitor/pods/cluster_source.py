@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import Hierarchy
@@ -56,9 +56,6 @@ class ClusterSource(SpecSource):
 
     def notify_ending(self, on_ending: Callable[[str], object]) -> None:
         self.feed.on_ending = on_ending
-
-    def health(self, uid: str) -> Mapping[str, tuple[bool, int]] | None:
-        return self.feed.health(uid)
 
     @property
     def unlisted(self) -> tuple[str, ...]:

@@ -152,12 +152,6 @@ class PodFeed(ABC):
             gone = [one.manifest for _, one in self._gone.values() if one.manifest is not None]
         return there + [replace(one, pod=replace(one.pod, phase="Succeeded")) for one in gone]
 
-    def health(self, uid: str) -> Mapping[str, tuple[bool, int]] | None:
-        """Container -> whether it is ready by its probes, and its restarts; None of a pod that is not known."""
-        with self._lock:
-            found = self._pods.get(uid)
-        return None if found is None else pod_objects.health(found.object)
-
     def problems(self) -> list[str]:
         """One line each: pods that cannot be read, and a source that does not answer."""
         with self._lock:

@@ -100,10 +100,6 @@ class PodSource(ABC):
     def notify_evicted(self, on_evicted: Callable[[str, str, str], object]) -> None:  # noqa: B027 - others do not know
         """Have it called, from any thread, with uid, name and message of each pod that is Evicted in the cluster."""
 
-    def health(self, uid: str) -> Mapping[str, tuple[bool, int]] | None:  # others do not know
-        """Container -> whether it is ready by its probes, and its restarts; None where that is not known."""
-        return None
-
     def notify_ending(self, on_ending: Callable[[str], object]) -> None:  # noqa: B027 - others do not know
         """Have it called, from any thread, with the uid of each pod that is deleted or evicted through the API."""
 

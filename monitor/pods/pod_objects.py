@@ -25,7 +25,7 @@ _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 #: and of a text. (Kubernetes' own volumes of a pod are a few; a label's value has 63 characters at most.)
 _MOST, _LONGEST = 100, 1024
 _STATUS = ("phase", "qosClass", "reason", "message")
-_CONTAINER_STATUS = ("name", "containerID", "ready", "restartCount")
+_CONTAINER_STATUS = ("name", "containerID")
 _SPECS = ("containers", "initContainers")
 _STATUSES = ("containerStatuses", "initContainerStatuses")
 #: What a resize in place can change, and the resources that a policy asks for.
@@ -92,15 +92,6 @@ def owner(obj: Mapping[str, Any]) -> str:
     owners = _list(_map(obj, "metadata").get("ownerReferences"))
     first: Mapping[str, Any] = next((one for one in owners if one.get("controller")), next(iter(owners), {}))
     return f"{first.get('kind')}/{first.get('name')}" if first.get("kind") else ""
-
-
-def health(obj: Mapping[str, Any]) -> dict[str, tuple[bool, int]]:
-    """Of each container that a status has: whether it is ready, and its restarts."""
-    return {
-        one["name"]: (one.get("ready") is True, one["restartCount"])
-        for one in _list(_map(obj, "status").get("containerStatuses"))
-        if isinstance(one.get("name"), str) and type(one.get("restartCount")) is int
-    }
 
 
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -79,7 +79,7 @@ def decode(cls: Any, data: Any, where: str) -> Any:
             made[f.name] = _checked(hints[f.name], data[f.name], f"{where}.{f.name}")
         elif f.default is MISSING and f.default_factory is MISSING:
             raise RecordError(f"{where}.{f.name}: missing")
-    unknown = [key for key in data if key not in hints]
+    unknown = [key for key in data if key not in hints and key not in getattr(cls, "RETIRED", ())]
     if unknown:
         raise RecordError(f"{where}.{unknown[0]}: not known")
     return cls(**made)

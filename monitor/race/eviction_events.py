@@ -128,10 +128,11 @@ class Hold(OfThreshold):
 @dataclass(frozen=True, slots=True)
 class HoldEnd(Timed):
     """A pod is not held any more, after `held_ns`; `why` is one of `monitor.link.hold_messages.HOLD_ENDS`. `grew`: by
-    how much the pod did. `instead`: namespace/name of the pod that the kubelet evicted instead. What it cost, at the
-    most (None: not known): `connections` to it that nobody accepted, bytes that waited `unread` in its TCP sockets;
-    containers that became `unready`, their `restarts`, and `failed_probes` of any kind.
+    how much the pod did. `instead`: namespace/name of the pod that the kubelet evicted instead.
+    `left_out` as for `Hold`.
     """
+
+    RETIRED = frozenset(("connections", "unread", "unready", "restarts", "failed_probes"))  # in older recordings
 
     pod: str
     pod_name: str
@@ -142,9 +143,4 @@ class HoldEnd(Timed):
     usage: int
     available: int
     instead: str | None = None
-    connections: int | None = None
-    unread: int | None = None
-    unready: int | None = None
-    restarts: int | None = None
-    failed_probes: int | None = None
     left_out: int = 0

@@ -33,8 +33,6 @@ class HeldPod(Record):
     signal as it began, and `cap_bytes` that the pod could have at most (0: no limit). `grew_bytes`: the pod's growth
     meanwhile, `grown` that of others. `lasts_ms`: how long what was left would have lasted without the hold, at the
     growth before it (None: not known, or no growth). `by_kubelet`: the kubelet evicted the pod; `instead`: another one.
-    What it cost meanwhile, at the most (None: not known): `connections` that nobody accepted, `unread_bytes` that
-    waited in its TCP sockets, containers that became `unready`, their `restarts`, and `failed_probes` of any kind.
     """
 
     pod: str
@@ -49,11 +47,6 @@ class HeldPod(Record):
     lasts_ms: float | None
     by_kubelet: bool
     instead: str | None
-    connections: int | None = None
-    unread_bytes: int | None = None
-    unready: int | None = None
-    restarts: int | None = None
-    failed_probes: int | None = None
 
 
 def began_ns(events: Sequence[Event]) -> int | None:
@@ -92,11 +85,6 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
                 lasts_ms=lasts_ms if hold.ts_ns == start_ns else None,
                 by_kubelet=evicted.get(hold.pod, -1) >= hold.ts_ns,
                 instead=end.instead if end is not None else None,
-                connections=end.connections if end is not None else None,
-                unread_bytes=end.unread if end is not None else None,
-                unready=end.unready if end is not None else None,
-                restarts=end.restarts if end is not None else None,
-                failed_probes=end.failed_probes if end is not None else None,
             )
         )
     return tuple(found)
@@ -148,23 +136,6 @@ _ENDS = {
 }
 
 
-def cost(held: HeldPod) -> str:
-    """What it cost, in a few words; "" where nothing is known to have waited or failed."""
-    unready, restarts = held.unready or 0, held.restarts or 0
-    parts = (
-        (held.connections, f"{_counted(held.connections or 0, 'connection')} waited to be accepted"),
-        (held.unread_bytes, f"{size(held.unread_bytes or 0)} waited unread"),
-        (held.failed_probes, f"{_counted(held.failed_probes or 0, 'probe')} failed"),
-        (unready, f"{_counted(unready, 'container')} not ready any more"),
-        (restarts, f"{_counted(restarts, 'restart')} of containers"),
-    )
-    return ", ".join(text for number, text in parts if number)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def remark(holds: Sequence[HeldPod]) -> str:
     """What happened, as part of a sentence: to the pod that was held first, and how many others were. (One that the
     kubelet does not take at once is released when there is room, and held again.)
@@ -175,12 +146,6 @@ def remark(holds: Sequence[HeldPod]) -> str:
         ms=sum(one.ms for one in mine),
         grew_bytes=_of_known(sum, [one.grew_bytes for one in mine]),
         lasts_ms=mine[0].lasts_ms,
-        # The most of one hold: those that wait in it may wait in the next one still.
-        connections=_of_known(max, [one.connections for one in mine]),
-        unread_bytes=_of_known(max, [one.unread_bytes for one in mine]),
-        unready=_of_known(max, [one.unready for one in mine]),
-        restarts=_of_known(sum, [one.restarts for one in mine]),
-        failed_probes=_of_known(sum, [one.failed_probes for one in mine]),
     )
     others = len({one.pod for one in holds}) - 1
     more = f", and {others} more pod{'s' * (others > 1)} with it" if others else ""
@@ -205,8 +170,6 @@ def sentence(held: HeldPod, times: int = 1) -> str:
     grew = "" if held.grew_bytes is None or held.instead is not None else f", and grew {size(max(0, held.grew_bytes))}"
     span_of = f"for {span(held.ms * 1e6)}" if times == 1 else f"{times} times, for {span(held.ms * 1e6)} in all,"
     text = f"{held.pod} was held {span_of} {end}{grew}"
-    if what := cost(held):
-        text += f"; {what}"
     if held.lasts_ms is not None and held.instead is None:
         text += f" (else memory would have lasted {span(held.lasts_ms * 1e6)})"
     return text

@@ -75,8 +75,6 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
         case ev.HoldEnd():
             made = {"what": "pod_released", "pod": event.pod_name, "why": event.why, "held_ms": event.held_ns / 1e6}
             made |= {"grew": event.grew, "usage": event.usage, "available": event.available, "instead": event.instead}
-            made |= {"connections": event.connections, "unread": event.unread}
-            made |= {"unready": event.unready, "restarts": event.restarts, "failed_probes": event.failed_probes}
             made |= {"left_out": event.left_out or None}
         case ev.Signalled():
             made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}

@@ -224,8 +224,7 @@ class EventBuilder:
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         if (left_out := self._hold_ration.ended(message)) is not None:
-            cost = self._view.hold_costs.of(message.pod, message.id)
-            self._feed_all(hold_events.hold_ended(message, self._name_of, cost, left_out))
+            self._feed_all(hold_events.hold_ended(message, self._name_of, left_out))
 
     def _name_of(self, uid: str) -> str:
         found = self._view.pods.get(uid)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from monitor.link.hold_messages import Held, HoldEnded
 from monitor.link.messages import Braked, Released
 from monitor.race import events as ev
-from monitor.side.hold_costs import Cost
 from monitor.side.oom_events import ranked
 
 
@@ -59,7 +58,7 @@ def held(message: Held, left_out: int = 0) -> Iterator[ev.Event]:
     )
 
 
-def hold_ended(message: HoldEnded, name_of: Callable[[str], str], cost: Cost, left_out: int = 0) -> Iterator[ev.Event]:
+def hold_ended(message: HoldEnded, name_of: Callable[[str], str], left_out: int = 0) -> Iterator[ev.Event]:
     """``name_of(uid)`` is namespace/name; ``left_out`` as for `held`."""
     yield ev.HoldEnd(
         message.ts_ns,
@@ -72,10 +71,5 @@ def hold_ended(message: HoldEnded, name_of: Callable[[str], str], cost: Cost, le
         message.usage,
         message.available,
         instead=name_of(message.other) if message.other else None,
-        connections=cost.connections,
-        unread=cost.unread,
-        unready=cost.unready,
-        restarts=cost.restarts,
-        failed_probes=cost.failed_probes,
         left_out=left_out,
     )

@@ -1,9 +1,8 @@
-"""Tells the hot process what the kubelet has of pods that are held, and who is evicted by others; and how many of their
-probes fail meanwhile, which is a part of what a hold costs.
+"""Tells the hot process what the kubelet has of pods that are held, and who is evicted by others.
 
 The kubelet ranks pods by figures of its own that are up to 15 s old. A pod is held above its line until these show what
 it holds (`monitor.policy.hold`); where they cannot be read, hot goes by their age. A request a second of the kubelet's
-/stats/summary and one of /metrics/probes, and only while pods are held.
+/stats/summary, and only while pods are held.
 """
 
 from __future__ import annotations
@@ -24,38 +23,25 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 #: After a request that failed.
 RETRY_S = 5.0
-_PROBES_RETRY_S = 60.0
 #: Pods that somebody evicts, kept.
 _MOST = 256
-#: Counts the results of each probe of each container.
-_PROBED = "prober_probe_total"
 #: How the kubelet's message about an eviction for memory begins.
 FOR_MEMORY = "The node was low on resource: memory."
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z")
 
 
 class KubeletHolds:
-    """``summary()`` is the kubelet's Summary as a dict, ``probes()`` the text of its /metrics/probes; they may block,
-    and raise MonitorError.
-    """
+    """``summary()`` is the kubelet's Summary as a dict; it may block, and raise MonitorError."""
 
-    def __init__(
-        self,
-        view: View,
-        summary: Callable[[], Mapping[str, Any]] | None,
-        probes: Callable[[], str] | None = None,
-    ) -> None:
+    def __init__(self, view: View, summary: Callable[[], Mapping[str, Any]] | None) -> None:
         self._view = view
-        self._summary, self._probes = summary, probes
+        self._summary = summary
         self._ending: dict[str, int] = {}  # uid of a pod that somebody evicts -> its hold that was told so
-        self._wakes: list[threading.Event] = []
+        self._wake = threading.Event()
         self._end = threading.Event()
         self._problem = ""
-        # One does not wait for the other: a first figure that comes late prolongs a hold.
         if summary is not None:
-            self._start("kubelet figures", self.look, RETRY_S)
-        if probes is not None:
-            self._start("kubelet probes", self.look_at_probes, _PROBES_RETRY_S)
+            threading.Thread(target=self._run, name="kubelet figures", daemon=True).start()
 
     def held(self, uid: str, number: int) -> None:
         """A pod is held, or its brake changed. One that was asked to end before may use its grace."""
@@ -64,8 +50,7 @@ class KubeletHolds:
         if self._ending.get(uid, number) != number:
             self._ending[uid] = number
             self._view.send(KubeletEviction(uid, for_memory=False))
-        for wake in self._wakes:
-            wake.set()
+        self._wake.set()
 
     def evicted(self, uid: str, message: str) -> None:
         """The API server reports a pod as Evicted, or as about to go. From any thread. It may be held only later: one
@@ -79,22 +64,15 @@ class KubeletHolds:
 
     def close(self) -> None:
         self._end.set()
-        for wake in self._wakes:
-            wake.set()
+        self._wake.set()
 
-    def _start(self, name: str, look: Callable[[], bool], retry_s: float) -> None:
-        """Look while pods are held, in a thread of its own."""
-        wake = threading.Event()
-        self._wakes.append(wake)
-
-        def run() -> None:
-            while not self._end.is_set():
-                wake.wait()
-                wake.clear()
-                while self._view.holds.now and not self._end.is_set():
-                    self._end.wait(LOOK_S if look() else retry_s)
-
-        threading.Thread(target=run, name=name, daemon=True).start()
+    def _run(self) -> None:
+        """Look while pods are held."""
+        while not self._end.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            while self._view.holds.now and not self._end.is_set():
+                self._end.wait(LOOK_S if self.look() else RETRY_S)
 
     def look(self) -> bool:
         """Ask once, and pass it on; whether there was an answer."""
@@ -114,36 +92,6 @@ class KubeletHolds:
         if found:
             self._view.send(KubeletFigures(found))
         return True
-
-    def look_at_probes(self) -> bool:
-        """Ask once, and keep it for the cost of the holds; whether there was an answer."""
-        assert self._probes is not None
-        try:
-            found = failed_probes(self._probes())
-        except (MonitorError, LookupError, ValueError, OverflowError) as error:
-            self._view.log_budget("warning", "failed probes of held pods are not counted", problem=str(error))
-            return False
-        for uid, held in self._view.holds.now.items():
-            if uid in found:
-                self._view.hold_costs.probed(uid, held.id, found[uid])
-        return True
-
-
-def failed_probes(text: str) -> dict[str, dict[str, int]]:
-    """Uid -> probe -> how often it has failed since the kubelet runs, of pods with probes that had
-    results. ``text``: of /metrics/probes. Raises ValueError, LookupError and OverflowError.
-    """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    found: dict[str, dict[str, int]] = {}
-    lines = "\n".join(line for line in text.splitlines() if line.startswith(_PROBED))
-    for family in text_string_to_metric_families(f"{lines}\n"):
-        for sample in family.samples:
-            labels = sample.labels
-            probes = found.setdefault(labels["pod_uid"], {})
-            if labels["result"] == "failed":
-                probes[f"{labels['container']} {labels['probe_type']}"] = int(sample.value)
-    return found
 
 
 def figures(summary: Mapping[str, Any], uids: frozenset[str], now: float, now_ns: int) -> dict[str, tuple[int, int]]:
@@ -186,4 +134,4 @@ def kubelet_holds(view: View) -> KubeletHolds | None:
         if config.two_steps:
             view.log.warning("the kubelet's own figures of held pods cannot be read", problem=str(error))
         return KubeletHolds(view, None)
-    return KubeletHolds(view, client.summary if config.two_steps else None, client.probes)
+    return KubeletHolds(view, client.summary if config.two_steps else None)

@@ -30,7 +30,6 @@ from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.policy.stats import PodStats
 from monitor.side.brake_report import BrakeReport
-from monitor.side.held_pods import HeldPods
 from monitor.side.machine_kills import MachineKills, is_outside_node
 from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.view import View, label
@@ -78,7 +77,6 @@ class MessageHandler:
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
         self.soft_brakes = SoftBrakes(view)
-        self._held_pods = HeldPods(view)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -123,14 +121,12 @@ class MessageHandler:
         return False
 
     def _on_held(self, message: Held) -> None:
-        self._held_pods.held(message)
         self.view.holds.held(message)
         if self.view.kubelet_holds is not None:
             self.view.kubelet_holds.held(message.pod, message.id)
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         self.soft_brakes.ended(message)
-        self._held_pods.ended(message)
         self.view.holds.over(message)
 
     def _on_reread(self, _: Reread) -> None:

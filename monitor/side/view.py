@@ -28,7 +28,6 @@ from monitor.race.events import Refused
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.export.log_budget import LogBudget
-from monitor.side.hold_costs import HoldCosts
 from monitor.side.holds import Holds
 
 if TYPE_CHECKING:
@@ -105,7 +104,6 @@ class View:
     def __post_init__(self) -> None:
         self.limits = LimitCache(self.hierarchy)
         self.holds = Holds(self)
-        self.hold_costs = HoldCosts(self)
         self.log_budget = LogBudget(self.log)  # for lines that a pod can cause any number of
 
     @property

@@ -24,7 +24,6 @@ from monitor.side import event_builder as module
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
-from monitor.side.hold_costs import Cost
 from tests.daemon import harness
 
 S = 1_000_000_000
@@ -68,7 +67,6 @@ class Heard:
             mem_total=1 << 30,
             holds=SimpleNamespace(is_at_cap=lambda *_: False),
             cluster=SimpleNamespace(is_capped=lambda uid: uid == capped) if capped else None,
-            hold_costs=SimpleNamespace(of=lambda *_: Cost()),
             kubelet_holds=SimpleNamespace(evicted=lambda *what: self.passed_on.append(what)),
             log=SimpleNamespace(info=lambda *_, **__: None),
         )

@@ -92,28 +92,6 @@ def test_unload_releases_on_whatever_state_dir(node: LabNode, tmp_path: Path, wh
     assert node.oom_kills() == 0
 
 
-def test_who_waits_for_a_lock_of_a_held_pod_is_in_the_log(node: LabNode, tmp_path: Path) -> None:
-    """Once, and he gets it when the hold is over."""
-    take = f"import fcntl; fd = os.open({str(tmp_path / 'lock')!r}, os.O_RDWR | os.O_CREAT); fcntl.flock(fd, 2)"
-    pod, other = node.add_pod("hog"), node.add_pod("other", "Guaranteed", request=64 * MIB)
-    with (
-        live.Puppet(pod.containers["c0"]) as hog,
-        live.Puppet(other.containers["c0"]) as waiter,
-        daemon(node, 16) as running,
-    ):
-        hog.do(take)
-        hog.tell(f"anon({up_to(node, 118)})")
-        holding(running, pod)
-        waiter.tell(take)
-        line = live.message(running, "a process waits for a file lock of a held pod")
-        assert (line["pod"], line["waiter_pid"], line["holder_pid"]) == ("lab/hog", waiter.pid, hog.pid)
-        live.ended(running)
-        assert hog.answer() == "done"
-        hog.do("fcntl.flock(fd, fcntl.LOCK_UN)")
-        assert waiter.answer() == "done"
-        assert len(live.messages(running, "a process waits for a file lock of a held pod")) == 1
-
-
 def pod_of_v2(node: LabNode) -> LabPod:
     if not V2:
         pytest.skip("cgroup v1 has no memory.high: the guests of make test-vm have v2")

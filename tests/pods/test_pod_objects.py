@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.pods.feed import known
-from monitor.pods.pod_objects import health, kept, owner
+from monitor.pods.pod_objects import kept, owner
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical, qos_class
 from monitor.policy.releases import CURRENT
@@ -61,20 +61,6 @@ def test_pod_level_resources_and_overhead() -> None:
     assert request(pod) == 310
     assert request(with_spec(containers=[container("main", "64Mi")], overhead={"memory": "10Mi"})) == 74
     assert request(with_spec(containers=[container("main")], overhead={"memory": "10Mi"})) == 0  # as the kubelet does
-
-
-def test_the_health_of_containers_is_kept() -> None:
-    pod = with_spec(containers=[container("main", "64Mi")])
-    pod["status"]["containerStatuses"] = [
-        {"name": "main", "ready": True, "restartCount": 2, "started": True},
-        {"name": "starting", "ready": "yes", "restartCount": 0},
-        {"name": "unknown", "ready": True},
-        {"name": 7, "ready": True, "restartCount": 1},
-        {"name": "many", "ready": False, "restartCount": True},
-        "no container",
-    ]
-    assert health(kept(pod)) == {"main": (True, 2), "starting": (False, 0)}
-    assert health(kept({})) == {}
 
 
 @pytest.mark.parametrize(

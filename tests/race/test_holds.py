@@ -7,7 +7,6 @@ import pytest
 from monitor.cli.incident_steps import describe
 from monitor.race.events import End, Event, event_from_json
 from monitor.race.facts import facts
-from monitor.race.holds import cost as cost_of
 from monitor.race.world import world
 from tests.race.builders import (
     MI,
@@ -42,21 +41,6 @@ def test_what_is_known_of_a_hold() -> None:
     assert held.lasts_ms == pytest.approx(1000, rel=0.05)  # 100 MiB were left, at 100 MiB/s
     assert not held.by_kubelet
     assert held.instead is None
-
-
-def test_what_a_hold_cost() -> None:
-    cost = {"connections": 1, "unread": 3 * MI, "unready": 2, "restarts": 1, "failed_probes": 5}
-    found = judged(*HELD, clear(890), hold_end(900, "clear", **cost), End(ms(9000)))
-    (held,) = found.holds
-    assert (held.connections, held.unread_bytes, held.unready, held.restarts) == (1, 3 * MI, 2, 1)
-    assert held.failed_probes == 5
-    waited = "1 connection waited to be accepted, 3.0 MiB waited unread"
-    assert f"; {waited}, 5 probes failed, 2 containers not ready any more, 1 restart of containers (" in found.summary
-    (step,) = [step for step in found.steps if step["what"] == "pod_released"]
-    assert {key: step[key] for key in cost} == cost
-    nothing = judged(*HELD, clear(890), hold_end(900, "clear", connections=0, unread=0), End(ms(9000))).holds[0]
-    assert (nothing.connections, nothing.unready) == (0, None), "none waited; of probes nothing is known"
-    assert cost_of(nothing) == ""
 
 
 def test_a_changed_brake_is_the_same_hold() -> None:
@@ -127,15 +111,6 @@ def test_killed_at_the_cap_of_its_hold() -> None:
     assert (
         "at the cap of 64.0 MiB that outrace held the pod with" in of_scenario("killed at the cap of its hold").summary
     )
-
-
-def test_what_several_holds_of_a_pod_cost() -> None:
-    """Probes and restarts of all of them; connections that waited in the first may be those of the second."""
-    costs = {"failed_probes": 9, "restarts": 1, "connections": 3, "unread": None}
-    first = hold_end(900, "clear", **costs)
-    last = hold_end(2000, "gone", hold=2, **costs | {"failed_probes": 2, "restarts": None, "connections": 1})
-    found = judged(*HELD, clear(890), first, hold(1000, hold=2), last, End(ms(9000)))
-    assert "; 3 connections waited to be accepted, 11 probes failed, 1 restart of containers" in found.summary
 
 
 def test_what_a_pod_did_with_its_grace() -> None:

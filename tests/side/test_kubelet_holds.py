@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 
 from monitor.errors import MonitorError
 from monitor.link.hold_messages import KubeletEviction, KubeletFigures
-from monitor.side.kubelet_holds import FOR_MEMORY, KubeletHolds, failed_probes, figures
+from monitor.side.kubelet_holds import FOR_MEMORY, KubeletHolds, figures
 
 SUMMARY = {
     "pods": [
@@ -118,77 +117,4 @@ def test_it_asks_while_pods_are_held_and_ends() -> None:
     again = KubeletHolds(found._view, found._summary)
     again.held("held", 1)
     wait_for(sent)
-    again.close()
-
-
-#: As kubelet 1.36.2 writes it, shortened.
-PROBES = """# HELP prober_probe_duration_seconds [ALPHA] Duration in seconds for a probe response.
-# TYPE prober_probe_duration_seconds histogram
-prober_probe_duration_seconds_bucket{container="main",namespace="ns",pod="p",probe_type="Liveness",le="0.005"} 4
-# HELP prober_probe_total [BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.
-# TYPE prober_probe_total counter
-prober_probe_total{container="main",namespace="ns",pod="p",pod_uid="held",probe_type="Liveness",result="failed"} 3
-prober_probe_total{container="main",namespace="ns",pod="p",pod_uid="held",probe_type="Liveness",result="successful"} 9
-prober_probe_total{container="main",namespace="ns",pod="p",pod_uid="held",probe_type="Readiness",result="failed"} 2
-prober_probe_total{container="side",namespace="ns",pod="p",pod_uid="held",probe_type="Startup",result="unknown"} 1
-prober_probe_total{container="main",namespace="ns",pod="q",pod_uid="other",probe_type="Liveness",result="failed"} 8
-"""
-
-
-def test_probes_that_did_not_succeed() -> None:
-    """Of those without a result (an error of the runtime) nothing is known."""
-    assert failed_probes(PROBES) == {
-        "held": {"main Liveness": 3, "main Readiness": 2},
-        "other": {"main Liveness": 8},
-    }
-    assert failed_probes("") == {}
-
-
-def probing(answer: str | MonitorError) -> tuple[KubeletHolds, list[Any], list[str]]:
-    found, _, lines = made(held=True)
-    kept: list[Any] = []
-
-    def probes() -> str:
-        if isinstance(answer, MonitorError):
-            raise answer
-        return answer
-
-    view: Any = found._view
-    view.hold_costs = SimpleNamespace(probed=lambda *figures: kept.append(figures))
-    view.log_budget = lambda _, text, **__: lines.append(text)
-    found._probes = probes
-    return found, kept, lines
-
-
-def test_probes_of_held_pods_are_kept() -> None:
-    """Of a pod without probes nothing is known: it has no cost of none."""
-    found, kept, lines = probing(PROBES)
-    assert found.look_at_probes()
-    assert (kept, lines) == ([("held", 1, {"main Liveness": 3, "main Readiness": 2})], [])
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [MonitorError("forbidden", ""), "prober_probe_total{", "prober_probe_total 1", PROBES.replace(" 3", " +Inf")],
-)
-def test_probes_that_cannot_be_read_are_no_cost(answer: Any) -> None:
-    found, kept, lines = probing(answer)
-    assert not found.look_at_probes()
-    assert (kept, lines) == ([], ["failed probes of held pods are not counted"])
-
-
-def test_probes_that_hang_keep_no_figure_waiting() -> None:
-    found, sent, _ = made(held=True)
-    hangs = threading.Event()
-
-    def probes() -> str:
-        hangs.wait(30)
-        return PROBES
-
-    view: Any = found._view
-    view.hold_costs = SimpleNamespace(probed=lambda *_: None)
-    again = KubeletHolds(view, found._summary, probes)
-    again.held("held", 1)
-    wait_for(sent)
-    hangs.set()
     again.close()
