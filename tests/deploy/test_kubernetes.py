@@ -259,10 +259,10 @@ def test_every_capability_has_its_reason() -> None:
 
 
 def test_the_node_may_not_run_commands_in_pods() -> None:
-    """nodes/proxy would allow it; nodes/pods, nodes/configz, nodes/stats and nodes/metrics do."""
+    """nodes/proxy would allow it; nodes/pods, nodes/configz and nodes/stats do."""
     assert rights(base()) == {
         *(("pods", verb) for verb in ("get", "list", "watch")),
-        *((name, "get") for name in ("nodes/pods", "nodes/configz", "nodes/stats", "nodes/metrics", "nodes")),
+        *((name, "get") for name in ("nodes/pods", "nodes/configz", "nodes/stats", "nodes")),
         *(("nodes/status", "patch"), ("events", "create")),
     }
     for objects in (base(), enforce(), chart("--set", EVERYTHING)):
