@@ -40,7 +40,7 @@ class Thaws:
 
     def due(self, held: Collection[str], now_ns: int) -> str:
         """The pod to look at in this turn, "" for none: one that runs, or, in turns with those, one that does not. Of
-        each kind the one whose look is longest ago.
+        each kind it is the pod with the oldest look.
         """
         runs = self._longest_ago((uid for uid in self.running if uid in held), now_ns - THAWED_NS)
         other = self._longest_ago((uid for uid in held if uid not in self.running), now_ns - ASK_NS)

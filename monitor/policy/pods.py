@@ -139,7 +139,8 @@ def pod_from_object(obj: Mapping[str, Any]) -> Pod:
 def stable_uid(namespace: str, name: str) -> str:
     """A uid in the usual 8-4-4-4-12 form that depends on namespace and name only.
 
-    Users name their units and cgroups, so it is a hash for which nobody can make two of one value (SHA-256; 128 bits).
+    Users name their units and cgroups, so it is a hash for which no two texts of one value are known (128 bits of
+    SHA-256).
     """
     # No namespace has a slash, so different pairs give different texts. A byte of a path that is no UTF-8 is half of a
     # surrogate pair here (os.fsdecode), which surrogatepass keeps apart from every other text.

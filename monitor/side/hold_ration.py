@@ -32,7 +32,7 @@ class _Told:
 
 
 class HoldRation:
-    """By the times of the messages: who asks at the same messages gets the same answers."""
+    """It goes by the times of the messages: the log and the record of a race, with one each, report the same holds."""
 
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}  # by uid

@@ -1,4 +1,4 @@
-"""Tells the hot process what the kubelet has of pods that are held, and who is evicted by others.
+"""Tells the hot process what the kubelet has of held pods, and which pods others evict.
 
 The kubelet ranks pods by figures of its own that are up to 15 s old. A pod is held above its line until these show what
 it holds (`monitor.policy.hold`); where they cannot be read, hot goes by their age. A request a second of the kubelet's

@@ -46,7 +46,7 @@ def set_frozen(cgroup: Path, wanted: bool) -> None:
 
 
 def test_a_lock_of_a_held_process_is_waited_for_until_the_release(held: Stand, tmp_path: Path) -> None:
-    """It holds it, as it did when it ran: who waits gets it when the holder goes on."""
+    """It holds it, as it did when it ran: the waiter gets it when the holder goes on."""
     take = "import fcntl; fd = os.open({!r}, os.O_RDWR | os.O_CREAT); fcntl.flock(fd, fcntl.LOCK_EX)".format
     with held.puppet() as holder, live.Puppet(cgroupfs.make(held.node / "other")) as other:
         holder.do(take(str(tmp_path / "lock")))

@@ -27,7 +27,7 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
     assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
 
 
-def test_who_is_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
+def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     again = Node(client, api, holds=True)
     again.holding = set()
     again.conditions.turn()

@@ -1,4 +1,4 @@
-"""Two cgroups whose names a person cannot tell apart are two pods: a user names what he likes, and hides nothing so."""
+"""Two cgroups whose names a person cannot tell apart are two pods: users name their units, and hide none so."""
 
 import os
 from pathlib import Path

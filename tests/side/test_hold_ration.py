@@ -59,7 +59,7 @@ def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
     assert [reason for _, reason, _ in side.events] == ["OutraceHeld", "OutraceReleased"]
     assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
     assert side.holds.left_out == 2 * CYCLES - 2
-    assert side.holds.now == {}, "who is held is known of each"
+    assert side.holds.now == {}, "the held pods are known all the time"
 
 
 def test_the_rest_is_said_when_the_minute_is_over() -> None:

@@ -29,7 +29,7 @@ _OF = {MEMORY_PRESSURE: "Memory", DISK_PRESSURE: "Disk", PID_PRESSURE: "PID"}
 #: Pods are held (`--mode hold`, `--hard-grace`): written where that may be, and where a daemon before has left it True.
 POD_HELD = "PodHeld"
 
-#: Who is held is written no more often, seconds: a pod can be held and released twice a second.
+#: The held pods are written no more often, seconds: a pod can be held and released twice a second.
 HELD_S = 10.0
 
 _SHORT = {MEMORY_PRESSURE: "memory", PID_PRESSURE: "PID"}
