@@ -68,8 +68,8 @@ class Mark(Timed):
 
     `exiting`: it was dying already and nobody was killed. `scope`: one of SCOPES, what `oom_path` is; `oom_path` and
     the bytes of that cgroup are None for "global". `totalpages`: what an oom_score_adj is a thousandth of. `group`:
-    the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name. `capped`: outrace
-    limits the victim's pod, which it evicted, until the API server answers; `held`: because it holds it.
+    the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name. `held`: at the
+    cap that outrace holds its pod with; `capped`: at a limit that earlier releases gave an evicted pod (recordings).
     """
 
     victim_pid: int

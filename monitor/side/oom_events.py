@@ -139,7 +139,6 @@ class OomEvents:
                 totalpages=pages,
                 exiting=event.exiting,
                 group=self._is_group(victim),
-                capped=pod is not None and self.view.cluster is not None and self.view.cluster.is_capped(pod),
                 held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),
             )
         )

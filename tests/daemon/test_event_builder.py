@@ -47,7 +47,6 @@ class Heard:
         is_machine: bool = False,
         pods: Mapping[str, FoundPod] | None = None,
         kubepods: Path | None = None,
-        capped: str = "",
     ) -> None:
         self.events: list[Event] = []
         self.episodes: list[tuple[Episode, bool]] = []
@@ -66,7 +65,6 @@ class Heard:
             counted=dict,
             mem_total=1 << 30,
             holds=SimpleNamespace(is_at_cap=lambda *_: False),
-            cluster=SimpleNamespace(is_capped=lambda uid: uid == capped) if capped else None,
             kubelet_holds=SimpleNamespace(evicted=lambda *what: self.passed_on.append(what)),
             log=SimpleNamespace(info=lambda *_, **__: None),
         )
@@ -136,17 +134,6 @@ def test_but_the_machine_running_out_is_and_on_a_machine_everything_is(node: Pat
     heard = Heard(node, is_machine=True)
     heard.event_builder.handle(marked(at, at))
     assert [m.scope for m in heard.of(Mark)] == ["outside"]
-
-
-@pytest.mark.parametrize("capped", ["u", "another", ""])
-def test_an_oom_kill_of_a_pod_that_outrace_limits_is_marked_so(node: Path, capped: str) -> None:
-    pod = node / "kubepods" / "podx"
-    pod.mkdir(parents=True)
-    made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
-    found = {"u": FoundPod(made, pod, {}, (cgroup_id(pod),))}
-    heard = Heard(node, pods=found, kubepods=node / "kubepods", capped=capped)
-    heard.event_builder.handle(marked(cgroup_id(pod), cgroup_id(pod)))
-    assert [mark.capped for mark in heard.of(Mark)] == [capped == "u"]
 
 
 @pytest.mark.parametrize("hit", ["burstable", "."])

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.changes import ChangeJournal
 from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
 from monitor.kube.client import ApiClient
@@ -26,8 +25,7 @@ from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.event_writer import EventWriter
 from monitor.side.cluster.node_conditions import NodeConditions, reason
 from monitor.side.cluster.node_taints import NodeTaints
-from monitor.side.cluster.pod_caps import PodCaps
-from monitor.side.cluster.record import PendingRecords, Record, cap_record, condition_record, pod_record, record_of
+from monitor.side.cluster.record import PendingRecords, Record, condition_record, pod_record, record_of
 from monitor.side.cluster.status_writer import FATES, TIMEOUT_S, WINDOW_S, StatusWriter
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords
 from monitor.side.export.log import Log
@@ -63,7 +61,6 @@ class Cluster:
         files: Worker,
         log: Log,
         holding: Callable[[], Collection[str] | None] = lambda: None,
-        caps: PodCaps | None = None,
         on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
         own_taints: bool = False,
         kubeconfig: str = "",
@@ -72,7 +69,6 @@ class Cluster:
     ) -> None:
         self.node = node
         self._config = config
-        self.caps = caps
         self._on_status_not_taken = on_status_not_taken
         self._files = files
         self._log = log
@@ -86,7 +82,7 @@ class Cluster:
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
         self.statuses = StatusWriter(
-            self._client, log, self._status_done, on_late=self._late, on_accepted=self._send_events
+            self._client, log, self._status_done, on_late=self._send_events, on_accepted=self._send_events
         )
         self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
         self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed, held=held)
@@ -101,9 +97,6 @@ class Cluster:
 
     def start(self) -> None:
         """Also reports what the previous daemon left; a status only where that still has a meaning."""
-        if self.caps is not None:
-            self.caps.on_capped = self._capped
-            self.caps.start()
         for record in self._pending.load(
             lambda problem: self._log.warning("a stored eviction cannot be read", problem=problem)
         ):
@@ -124,8 +117,6 @@ class Cluster:
             self.evictions.wake()
         self._client.close()
         self._events_client.close()
-        if self.caps is not None:
-            self.caps.close()
         if self.taints.own and self._thread.is_alive():
             self._thread.join(_END_S)
         self._ended.set()
@@ -202,17 +193,6 @@ class Cluster:
         if is_open:
             self._pending.write(record)
 
-    def _late(self, record: Record) -> None:
-        self._send_events(record)
-        if self.caps is not None:
-            self.caps.late(record)
-            self._warm_due = 0.0  # it matters now when the server is back
-            self._wake.set()
-
-    def is_capped(self, uid: str) -> bool:
-        """Whether outrace limits the memory of this pod because the API server is away."""
-        return self.caps is not None and self.caps.has(uid)
-
     def pod_event(self, uid: str, title: str, reason: str, text: str, *, warns: bool) -> None:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
@@ -220,14 +200,7 @@ class Cluster:
         self._submit(record, None)
         self._files.submit(partial(self._write, record))
 
-    def _capped(self, record: Record, limit: int) -> None:
-        capped = cap_record(record, self.node, limit, time.time())
-        self._submit(capped, None)
-        self._files.submit(partial(self._write, capped))
-
     def _status_done(self, record: Record, fate: str) -> None:
-        if self.caps is not None:
-            self.caps.outcome(record, fate)
         self._send_events(record)
         self.events.note_status_outcome(record, fate)
         level, text = FATES[fate]
@@ -270,27 +243,20 @@ class Cluster:
         now = time.monotonic()
         if now < self._warm_due:
             return
-        cares = self.caps is not None and self.caps.waiting
-        self._warm_due = now + (2 * _TURN_S if cares else WARM_S)
+        self._warm_due = now + WARM_S
         try:
             self._client.warm()
         except Cancelled:
             raise
         except MonitorError as error:
             self._warm_due = now + 2 * _TURN_S
-            self._answered(False)
             if not self._problem:
                 self._log.warning("the API server does not answer; status and events wait", problem=str(error))
             self._problem = str(error)
         else:
-            self._answered(True)
             if self._problem:
                 self._log.info("the API server answers again", server=self._client.transport.address)
             self._problem = ""
-
-    def _answered(self, does: bool) -> None:
-        if self.caps is not None:
-            self.caps.answers(does)
 
     def _note_taints(self, keys: Collection[str]) -> None:
         if keys:
@@ -334,14 +300,10 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
     def holding() -> Collection[str] | None:
         return None if view.state is None else view.conditions
 
-    caps = None
-    if config.enforce:
-        journal = ChangeJournal(Path(config.state_dir))
-        caps = PodCaps(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log)
     alert = partial(report_status, view)
     state_dir = Path(config.state_dir)
     by = access.kubeconfig_in_use, bool(access.kubeconfig)
-    about = state_dir, files, view.log, holding, caps, alert, config.taints_node, *by
+    about = state_dir, files, view.log, holding, alert, config.taints_node, *by
     cluster = Cluster(server, access.node, *about, held=view.holds.names if config.holds else None)
     cluster.start()
     messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended

@@ -56,16 +56,6 @@ def record_of(eviction: EvictedPod, killed: float) -> Record:
     )
 
 
-def cap_record(record: Record, node: str, limit: int, when: float) -> Record:
-    """That the memory of an evicted pod was limited at ``when``: an event on the pod, for when the server is back."""
-    text = (
-        "Evicted while the API server was away, so the status could not be written and the kubelet may run it again: "
-        f"until the server answered the pod's cgroup was limited to {limit >> 20}Mi, at which a container that grows "
-        "is OOM-killed in its pod."
-    )
-    return pod_record(record.namespace, record.pod, record.uid, node, "MemoryLimited", text, when, "limit")
-
-
 def pod_record(
     namespace: str, pod: str, uid: str, node: str, reason: str, text: str, when: float, kind: str, warns: bool = True
 ) -> Record:

@@ -34,14 +34,3 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
         "cluster_events_dropped", "Events that the API server refused, or that were too many.", events.dropped
     )
     yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", events.waiting)
-
-
-def cap_metrics(cluster: Cluster | None) -> Iterator[Metric]:
-    """There from the start, also without a cluster: rules ask for them."""
-    caps = cluster.caps if cluster is not None else None
-    text = "Evicted pods whose memory is limited until the API server answers."
-    yield gauge("pods_capped", text, caps.capped if caps is not None else 0)
-    text = "Times the memory of an evicted pod was limited because the API server had not taken its status."
-    yield counter("cluster_caps", text, caps.total if caps is not None else 0)
-    text = "Tries to set or lift such a limit that failed."
-    yield counter("cluster_cap_failures", text, caps.failures if caps is not None else 0)

@@ -25,7 +25,7 @@ from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.policy.eviction_brake import REASONS
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, RESOURCE
-from monitor.side.export.cluster_metrics import cap_metrics, cluster_metrics
+from monitor.side.export.cluster_metrics import cluster_metrics
 from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.hold_metrics import hold_metrics
 from monitor.side.export.http import Response
@@ -150,7 +150,6 @@ class Metrics(Collector):
         yield from self._side()
         if self.view.races is not None:
             yield from race_metrics(self.view.races)
-        yield from cap_metrics(self.view.cluster)
         if self.view.cluster is not None:
             yield from cluster_metrics(self.view.cluster)
 
