@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from monitor.actions.changes import FOREIGN, RESTORED, UNCHANGED, VANISHED, Change, identity_of, source_of, value_of
-from monitor.actions.hold_journal import HELD
 from monitor.actions.inherited import enable_below
+from monitor.actions.ledger import HELD
 from monitor.actions.thaw_reasons import CGROUPS
 from monitor.kernel.wire import PAGE
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED, UNCHANGED, Change
-from monitor.actions.hold_journal import HELD, OVER, HoldJournal
+from monitor.actions.ledger import HELD, OVER, Ledger
 from monitor.kernel.troubles import TROUBLES
 
 
 class BrakeLedger:
     """Of one pod. ``order``: names of files, what is undone first."""
 
-    def __init__(self, uid: str, journal: HoldJournal, order: Sequence[str]) -> None:
+    def __init__(self, uid: str, journal: Ledger, order: Sequence[str]) -> None:
         self._uid, self._journal, self._order = uid, journal, order
         #: Descriptor of the pod's cgroup, at which all is written down.
         self.directory = -1

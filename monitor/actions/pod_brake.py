@@ -15,7 +15,7 @@ that it takes cost a sleep of up to 2 s in it (try_charge_memcg, since Linux 5.1
 
 The cap comes before the freeze, which takes the lock of all cgroups. It is above the pod's usage: there it reclaims
 nothing in the writer. All of it is on the pod's own cgroup, whatever its containers have; their limits stay. It is
-written down first (`monitor.actions.hold_journal`), and so comes back after a SIGKILL too.
+written down first (`monitor.actions.ledger`), and so comes back after a SIGKILL too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from monitor.actions.brake_file import Braked, BrakeFile, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, move_limit, plan_limit, write_limit
 from monitor.actions.changes import Change
-from monitor.actions.hold_journal import HoldJournal
 from monitor.actions.inherited import any_disabled, counts_below
+from monitor.actions.ledger import Ledger
 from monitor.actions.slow_down import HIGH as _HIGH_FILE
 from monitor.actions.slow_down import SlowDowns
 from monitor.actions.thaw_reasons import ThawReasons
@@ -59,7 +59,7 @@ class PodBrake:
         uid: str,
         cgroup: Path,
         hierarchy: cgroupfs.Hierarchy,
-        journal: HoldJournal,
+        journal: Ledger,
         kind: str = AUTO,
         slow_downs: SlowDowns | None = None,
     ) -> None:

@@ -4,7 +4,7 @@ The kernel puts the value in force before it reclaims (memory_high_write), so a 
 on, and only this thread waits, up to 2.2 s. Asked by a message, the side came to it after 8 to 40 ms in a busy guest,
 and a call that had 4 MiB to go was at its cap by then.
 
-What is written is in the hold's note already (`monitor.actions.hold_journal`), and so comes back after a SIGKILL. Where
+What is written is in the hold's note already (`monitor.actions.ledger`), and so comes back after a SIGKILL. Where
 the hold is over by the time it is written it is taken back here: the note says so before anybody puts back the old
 value, and goes when the thread has come to it (`SlowDowns.is_done`).
 """
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import Change, value_of
-from monitor.actions.hold_journal import HELD, HoldJournal
+from monitor.actions.ledger import HELD, Ledger
 from monitor.kernel.sched import hurry
 from monitor.kernel.troubles import TROUBLES
 
@@ -53,7 +53,7 @@ class SlowDown(NamedTuple):
 class SlowDowns:
     """Writes them, one after the other, by a thread that ends with the process. One thread uses this."""
 
-    def __init__(self, journal: HoldJournal) -> None:
+    def __init__(self, journal: Ledger) -> None:
         self._journal = journal
         self._queue: SimpleQueue[SlowDown] = SimpleQueue()
         self._begun: SimpleQueue[None] = SimpleQueue()
@@ -149,7 +149,7 @@ def _set(call: Callable[..., None], *arguments: object) -> None:
         call(*arguments)
 
 
-def slow_down(wanted: SlowDown, journal: HoldJournal, begun: Callable[[], object] = lambda: None) -> bool:
+def slow_down(wanted: SlowDown, journal: Ledger, begun: Callable[[], object] = lambda: None) -> bool:
     """Write it; whether it is in force. May block for seconds. ``begun`` is called right before. Raises OSError."""
     if _read(wanted.file) != wanted.change.written[-1]:
         return False  # the pod is released, or somebody has set another value
@@ -171,7 +171,7 @@ def _write(file: int, value: str) -> None:
     os.pwrite(file, value.encode(), 0)
 
 
-def _is_noted(wanted: SlowDown, journal: HoldJournal) -> bool:
+def _is_noted(wanted: SlowDown, journal: Ledger) -> bool:
     """Whether this very cgroup is held, and what was written will come back."""
     try:
         changes = journal.changes(wanted.directory)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.actions.daemons import is_dead
-from monitor.actions.hold_journal import noted
+from monitor.actions.ledger import noted
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, charging, instances, meminfo, mounts
 from monitor.kernel.btf import VMLINUX, Btf, BtfError

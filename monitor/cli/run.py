@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from monitor.actions.hold_journal import undo_holds
+from monitor.actions.ledger import undo_holds
 from monitor.cli.in_turn import in_turn
 from monitor.cli.listen import bind
 from monitor.cli.options import configuration_options, resolve, with_disks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from monitor.actions import hold_journal
+from monitor.actions import ledger
 from monitor.actions.changes import UNSEEN, ChangeJournal
 from monitor.actions.oom_marks import MarkJournal
 from monitor.errors import CannotError, MonitorError
@@ -99,7 +99,7 @@ def _release(state_dirs: list[Path], force: bool) -> list[str]:
     free = [state_dir for state_dir in state_dirs if force or not _runs_on(state_dir)]
     holders: list[Path | None] = [*free, None]  # of daemons that are dead on any state dir too
     for holder in holders:
-        for change, fate in hold_journal.undo_all(holder, hierarchy, problems.append):
+        for change, fate in ledger.undo_all(holder, hierarchy, problems.append):
             click.echo(f"{change.path}/{change.file} ({change.why}): {fate}", err=True)
     for state_dir in free:
         for mark, what in MarkJournal(state_dir).restore_all(problems.append):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.ledger import Ledger
 from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_apply import HoldApplier
 from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, HoldBrakes
@@ -57,7 +57,7 @@ class HoldControl:
         self._send, self._log = core.outbox.send, core.outbox.log
         self._version = core.gauge.hierarchy.version
         kind = "limit" if self.graceful and self._version == 1 else config.hold_brake
-        self._brakes = HoldBrakes(core.gauge.hierarchy, HoldJournal(Path(config.state_dir)), kind)
+        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), kind)
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
         self._applier = HoldApplier(self._brakes, core.outbox, self._version, self._evictor)
         self._holds: dict[str, Hold] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.actions.brake_file import may_set_low
-from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import AUTO, PodBrake
 from monitor.actions.slow_down import SlowDowns
 from monitor.actions.thaw_reasons import CGROUPS, KILL
@@ -32,7 +32,7 @@ GONE, LOST, DYING, ENDED = "gone", "lost", "dying", "ended"
 class HoldBrakes:
     """By uid. One that cannot be used is kept as well, so that it is not tried at every crossing."""
 
-    def __init__(self, hierarchy: Hierarchy, journal: HoldJournal, kind: str) -> None:
+    def __init__(self, hierarchy: Hierarchy, journal: Ledger, kind: str) -> None:
         self._hierarchy, self._journal, self._kind = hierarchy, journal, kind
         late = hierarchy.version == 2 and kind == AUTO and not may_set_low()
         self._slow_downs = SlowDowns(journal) if late else None

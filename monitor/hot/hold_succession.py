@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.changes import Change
-from monitor.actions.hold_journal import attribute_of, is_noted, undoing_holds
+from monitor.actions.ledger import attribute_of, is_noted, undoing_holds
 from monitor.actions.thaw_reasons import CGROUPS
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ class LeftChanges:
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         if not self._next_one():
-            from monitor.actions.hold_journal import undo_holds  # nobody else pays for it
+            from monitor.actions.ledger import undo_holds  # nobody else pays for it
 
             undo_holds(Path(self._config.state_dir), self._log, self._hierarchy)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from monitor.actions.brake_file import may_set_low
 from monitor.actions.changes import Change, opened
-from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
 from monitor.actions.slow_down import SlowDowns
 from monitor.kernel import cgroupfs
@@ -40,7 +40,7 @@ class Stand:
     def __init__(self, node: Path, state: Path, freezer_root: Path | None) -> None:
         self.node, self.state = node, state
         self.pod = cgroupfs.make(node / "pod")
-        self.journal = HoldJournal(state)
+        self.journal = Ledger(state)
         self._brakes = ExitStack()
         self.freezer = None if freezer_root is None else self.frozen_path(freezer_root)
         if self.freezer is not None and not V2:

@@ -15,7 +15,7 @@ from monitor.actions import brake_file, changes
 from monitor.actions import slow_down as slow_down_module
 from monitor.actions.brake_file import Braked, BrakeFile
 from monitor.actions.changes import Change, opened
-from monitor.actions.hold_journal import HoldJournal, undo_all
+from monitor.actions.ledger import Ledger, undo_all
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.slow_down import SlowDown, SlowDowns, slow_down
 from monitor.kernel.cgroupfs import Hierarchy
@@ -33,7 +33,7 @@ def stop(brake: PodBrake, cap: int, *, reclaims: bool = True) -> Braked | None:
 class Asked:
     """In the place of `SlowDowns`, whose thread comes to it at once or seconds late: `come` is that moment."""
 
-    def __init__(self, journal: HoldJournal) -> None:
+    def __init__(self, journal: Ledger) -> None:
         self._journal = journal
         self.queue: list[SlowDown] = []
         self._asked = self._done = 0
@@ -71,7 +71,7 @@ class PlainPod:
         real = changes._write
         patch.setattr(changes, "_write", lambda at, file, value, flags=0: real(at, file, value, flags | os.O_TRUNC))
         self.root, self.state = root / "cgroup", root / "state"
-        self.hierarchy, self.journal = Hierarchy(2, self.root), HoldJournal(self.state)
+        self.hierarchy, self.journal = Hierarchy(2, self.root), Ledger(self.state)
         self.path = self.root / "pod"
         self.asked = Asked(self.journal)
         self.path.mkdir(parents=True)

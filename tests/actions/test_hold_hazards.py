@@ -191,10 +191,10 @@ def test_who_joins_a_held_pod_is_held_with_it_and_goes_on_after_the_release(held
 def test_the_monitors_own_cgroup_is_never_held(held: Stand) -> None:
     """Nor one that something runs in that started it."""
     script = (
-        "import os, sys; from pathlib import Path; from monitor.actions.hold_journal import HoldJournal\n"
+        "import os, sys; from pathlib import Path; from monitor.actions.ledger import Ledger\n"
         "from monitor.actions.pod_brake import PodBrake; from monitor.kernel import cgroupfs\n"
         "pod = Path(sys.argv[2]); Path(pod / 'inner/cgroup.procs').write_text('0')\n"
-        "brake = PodBrake('uid', pod, cgroupfs.detect(), HoldJournal(Path(sys.argv[1])))\n"
+        "brake = PodBrake('uid', pod, cgroupfs.detect(), Ledger(Path(sys.argv[1])))\n"
         "print(brake.problem, brake.kind, brake.apply(1 << 30), brake.is_held, sep='|')"
     )
     cgroupfs.make(held.pod / "inner")

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from monitor.actions import hold_journal, inherited
+from monitor.actions import inherited, ledger
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED
-from monitor.actions.hold_journal import undo_all
+from monitor.actions.ledger import undo_all
 from monitor.actions.pod_brake import FREEZE, LIMIT
 from monitor.actions.thaw_reasons import CGROUPS, ThawReasons
 from monitor.cli.run import lock
@@ -226,8 +226,8 @@ def test_a_freezer_with_the_inode_number_of_the_pods_memory_cgroup(
     if held.freezer is None:
         pytest.skip("v1's freezer is not mounted, and cannot be")
     assert held.brake(FREEZE).apply(0) is not None
-    real, freezer = hold_journal.identity_of, held.freezer
-    monkeypatch.setattr(hold_journal, "identity_of", lambda path: real(freezer if path == held.pod else path))
+    real, freezer = ledger.identity_of, held.freezer
+    monkeypatch.setattr(ledger, "identity_of", lambda path: real(freezer if path == held.pod else path))
     assert {fate for _, fate in undo_all(held.state, HIERARCHY)} == {RESTORED}
     assert (freezer / "freezer.self_freezing").read_text().strip() == "0"
 
@@ -262,8 +262,8 @@ def test_all_cgroups_are_looked_at_for_what_earlier_daemons_hold_in_turns(
     assert held.brake().apply(64 * MIB) is not None
     for number in range(3 * CGROUPS):
         cgroupfs.make(held.node / f"c{number}")
-    read, real = list[object](), hold_journal._names
-    monkeypatch.setattr(hold_journal, "_names", lambda path: read.append(path) or real(path))
+    read, real = list[object](), ledger._names
+    monkeypatch.setattr(ledger, "_names", lambda path: read.append(path) or real(path))
     left = left_holds(held, held.node)
     if ends:
         left.finish(time.monotonic_ns() + 10**10)

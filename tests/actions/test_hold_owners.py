@@ -13,13 +13,13 @@ import pytest
 
 from monitor.actions.changes import RESTORED
 from monitor.actions.daemons import is_dead, this_daemon
-from monitor.actions.hold_journal import HoldJournal, noted, undo_all, undo_holds
+from monitor.actions.ledger import Ledger, noted, undo_all, undo_holds
 from monitor.actions.pod_brake import PodBrake
 from monitor.cli import checks
 from monitor.cli.main import main
 from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, Stand, stand
-from tests.actions.test_hold_journal import left_by_a_dead_one, undone
+from tests.actions.test_ledger import left_by_a_dead_one, undone
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from monitor.actions import hold_journal, pod_brake
+from monitor.actions import ledger, pod_brake
 from monitor.kernel import cgroupfs
-brake = pod_brake.PodBrake("uid", Path(sys.argv[2]), cgroupfs.detect(), hold_journal.HoldJournal(Path(sys.argv[1])))
+brake = pod_brake.PodBrake("uid", Path(sys.argv[2]), cgroupfs.detect(), ledger.Ledger(Path(sys.argv[1])))
 assert brake.apply(64 << 20) is not None, brake.problem
 print("held", flush=True)
 time.sleep(1000)
@@ -46,7 +46,7 @@ def test_another_daemon_undoes_only_its_own_while_the_other_runs(held: Stand, tm
     left_by_a_dead_one(held)
     assert undo_all(tmp_path / "another", HIERARCHY) == []
     assert held.noted()
-    assert not PodBrake("uid", held.pod, HIERARCHY, HoldJournal(tmp_path / "another")).adopt()
+    assert not PodBrake("uid", held.pod, HIERARCHY, Ledger(tmp_path / "another")).adopt()
     assert RESTORED in undone(held).values()
 
 
@@ -56,7 +56,7 @@ def test_of_two_daemons_that_hold_a_pod_the_last_gives_its_own_values_back(
 ) -> None:
     """In either order. What the other one wrote is no value of the pod's."""
     before, first = held.files(), held.brake()
-    second = PodBrake("uid", held.pod, HIERARCHY, HoldJournal(tmp_path / "another"))
+    second = PodBrake("uid", held.pod, HIERARCHY, Ledger(tmp_path / "another"))
     assert first.apply(64 * MIB) is not None
     assert second.apply(48 * MIB) is not None
     (first if first_ends_first else second).close()

@@ -14,7 +14,7 @@ import pytest
 from monitor.actions import slow_down as slow_down_module
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import Change
-from monitor.actions.hold_journal import HELD
+from monitor.actions.ledger import HELD
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.slow_down import MOST, SlowDowns
 from monitor.kernel.troubles import TROUBLES

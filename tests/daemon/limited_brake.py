@@ -8,7 +8,7 @@ from monitor.actions.brake_file import Braked, BrakeFile
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, move_limit, plan_limit, write_limit
 from monitor.actions.changes import Change
-from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.ledger import Ledger
 from tests.replay.stand_ins import StandInBrake
 
 UNLIMITED = 0x7FFFFFFFFFFFF000
@@ -36,7 +36,7 @@ def ledger(own: int = UNLIMITED) -> BrakeLedger:
     journal = SimpleNamespace(
         boot="b", note=lambda *_: None, forget=lambda _: None, with_own_value=lambda _, change: change
     )
-    made = BrakeLedger("u", cast(HoldJournal, journal), (LIMIT, COMPANION))
+    made = BrakeLedger("u", cast(Ledger, journal), (LIMIT, COMPANION))
     made.files = {LIMIT: StringFile(LIMIT, str(own)), COMPANION: StringFile(COMPANION, "0")}
     return made
 

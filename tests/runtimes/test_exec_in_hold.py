@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot import hold_brakes
@@ -57,7 +57,7 @@ def kill_in_hold(runtime: Containerd, pod: Pod, cgroup: Path, state: Path) -> in
     """
     ident = pod.run("c", NAME)
     entry: Any = SimpleNamespace(uid="a", cgroup=cgroup)
-    brakes = HoldBrakes(cgroupfs.detect(), HoldJournal(state), "auto")
+    brakes = HoldBrakes(cgroupfs.detect(), Ledger(state), "auto")
     stop, started = threading.Event(), 0
     with ThreadPoolExecutor(4) as pool:
         try:

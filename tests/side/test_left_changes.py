@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions import hold_journal
+from monitor.actions import ledger
 from monitor.cli.run import lock
 from monitor.settings.config import RunConfig
 from monitor.side import left_changes
@@ -27,10 +27,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 _HOT = """
 import os, subprocess, sys
 from pathlib import Path
-from monitor.actions import hold_journal, pod_brake
+from monitor.actions import ledger, pod_brake
 from monitor.kernel import cgroupfs
 state, pod, side = sys.argv[1:]
-journal = hold_journal.HoldJournal(Path(state))
+journal = ledger.Ledger(Path(state))
 brake = pod_brake.PodBrake("uid", Path(pod), cgroupfs.detect(), journal)
 assert brake.apply(64 << 20) is not None
 subprocess.Popen([sys.executable, "-c", side, state])
@@ -100,7 +100,7 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
         assert lines == []
         assert held.noted()
         assert held.files() != before
-        assert hold_journal.undo_holds(held.state, lambda *_, **__: None) == 1
+        assert ledger.undo_holds(held.state, lambda *_, **__: None) == 1
         return
     assert set(lines) == {"info a hold of an earlier daemon is undone"}
     assert held.files() == before

@@ -48,7 +48,7 @@ class Noted(NamedTuple):
     changes: list[Change]
 
 
-class HoldJournal:
+class Ledger:
     """Writes down what the daemon on ``state_dir`` is about to change; each state dir has an attribute of its own."""
 
     def __init__(self, state_dir: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import FOREIGN, RESTORED, UNCHANGED, UNSEEN
-from monitor.actions.hold_journal import HoldJournal, attribute_of, undo_all, undo_holds
+from monitor.actions.ledger import Ledger, attribute_of, undo_all, undo_holds
 from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.cli.main import main
 from monitor.cli.run import lock
@@ -29,10 +29,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from monitor.actions import hold_journal, pod_brake
+from monitor.actions import ledger, pod_brake
 from monitor.kernel import cgroupfs
 state, pod, kind = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-journal, hierarchy = hold_journal.HoldJournal(Path(state)), cgroupfs.detect()
+journal, hierarchy = ledger.Ledger(Path(state)), cgroupfs.detect()
 def counted(call):
     def wrapped(*arguments):
         global left
@@ -214,9 +214,9 @@ def test_what_the_kernel_does_not_take_back_stays_noted(held: Stand) -> None:
 def test_without_cap_sys_admin_the_problem_names_it(held: Stand) -> None:
     """The kernel lets only CAP_SYS_ADMIN write such an attribute, so that no container forges one."""
     script = (
-        "import sys; from pathlib import Path; from monitor.actions.hold_journal import HoldJournal\n"
+        "import sys; from pathlib import Path; from monitor.actions.ledger import Ledger\n"
         "from monitor.actions.pod_brake import PodBrake; from monitor.kernel import cgroupfs\n"
-        "journal = HoldJournal(Path(sys.argv[1]))\n"
+        "journal = Ledger(Path(sys.argv[1]))\n"
         "print(PodBrake('uid', Path(sys.argv[2]), cgroupfs.detect(), journal).problem)"
     )
     command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", script]
@@ -253,7 +253,7 @@ def test_unload_releases_what_a_daemon_left_that_does_not_run(held: Stand, capsy
 
 
 def test_a_journal_is_of_one_state_dir(tmp_path: Path) -> None:
-    assert HoldJournal(tmp_path / "a").attribute != HoldJournal(tmp_path / "b").attribute
+    assert Ledger(tmp_path / "a").attribute != Ledger(tmp_path / "b").attribute
 
 
 def test_another_process_goes_on_with_what_a_dead_one_held(held: Stand) -> None:
