@@ -12,9 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from monitor.actions.changes import FOREIGN, RESTORED, UNCHANGED, VANISHED, Change, identity_of, source_of, value_of
+from monitor.actions.changes import VANISHED, Change, identity_of, put_back, source_of, value_of
 from monitor.actions.inherited import enable_below
-from monitor.actions.ledger import HELD
 from monitor.actions.thaw_reasons import CGROUPS
 from monitor.kernel.wire import PAGE
 
@@ -56,11 +55,10 @@ class BrakeFile:
         self._below = None
         os.pwrite(self._write, value.encode(), 0)
 
-    def change(self, value: str, before: Change | None, uid: str, boot: str) -> Change | None:
-        """The change that writing ``value`` now would be, where ``before`` is ours that is in force; None if that value
-        is there already and not ours. Raises OSError.
+    def change(self, now: str, value: str, before: Change | None, uid: str, why: str) -> Change | None:
+        """The change that writing ``value`` would be where ``now`` is there, and ``before`` is ours that is in force;
+        None if that value is there already and not ours.
         """
-        now = self.read()
         old, written = now, tuple[str, ...]()
         if before is not None and now in (before.old, *before.written):
             # Only what is there: a value that the kernel refused (EBUSY) is in `before`, and never was in force.
@@ -68,28 +66,22 @@ class BrakeFile:
         elif now == value:
             return None
         kept = tuple(one for one in written if one != value)
-        return Change(str(self.path), self.file, self.identity, old, (*kept, value), uid, HELD, boot)
+        return Change(str(self.path), self.file, self.identity, old, (*kept, value), uid, why)
 
-    def has(self, change: Change, boot: str) -> bool:
+    def has(self, change: Change) -> bool:
         """Whether what was written is there still, in this very cgroup. Raises OSError."""
-        return change.identity == self.identity and change.boot == boot and self.read() in change.written
+        return change.identity == self.identity and self.read() in change.written
 
     def put_back(self, change: Change) -> str:
         """Write the old value where one of ours is there; what became of it. It is not over before `finish` says so.
         Raises OSError.
         """
         try:
-            now = self.read()
-            if now == change.old:
-                return UNCHANGED
-            if now not in change.written:
-                return FOREIGN
-            self.write(change.old)
+            return put_back(change, self.read, self.write)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
             return VANISHED
-        return RESTORED
 
     def finish(self, change: Change) -> bool:
         """A change is put back: take back what cgroups below have inherited of it, `CGROUPS` of them in a call, because
@@ -105,6 +97,10 @@ class BrakeFile:
         for fd in {self._read, self._write}:
             with suppress(OSError):
                 os.close(fd)
+
+
+#: What is to be changed: None where the value is there already, and is not ours.
+Planned = dict[BrakeFile, Change | None]
 
 
 def slow_at(usage: int, room: int) -> int:

@@ -1,4 +1,4 @@
-"""What a brake has changed of a pod: written down before the first write, and until all of it is back."""
+"""What one process has changed of a pod: written down before the first write, and until all of it is back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from monitor.actions.changes import RESTORED, UNCHANGED, Change
 from monitor.actions.ledger import HELD, OVER, Ledger
 from monitor.kernel.troubles import TROUBLES
 
+#: Times that a file is read anew because another process of outrace has written it meanwhile.
+_TRIES = 8
+
 
 class BrakeLedger:
-    """Of one pod. ``order``: names of files, what is undone first."""
+    """Of one pod. ``order``: names of files, what is undone first. ``why``: `HELD` or `SOFT`."""
 
-    def __init__(self, uid: str, journal: Ledger, order: Sequence[str]) -> None:
-        self._uid, self._journal, self._order = uid, journal, order
+    def __init__(self, uid: str, journal: Ledger, order: Sequence[str], why: str = HELD) -> None:
+        self._uid, self._journal, self._order, self._why = uid, journal, order, why
         #: Descriptor of the pod's cgroup, at which all is written down.
         self.directory = -1
         self.files: dict[str, BrakeFile] = {}
@@ -46,7 +49,7 @@ class BrakeLedger:
         noted = {change.file: change for change in journal.changes(self.directory)}
         if not noted.keys() <= self.files.keys():
             return
-        found = {name: c for name, c in noted.items() if self.files[name].has(c, journal.boot)}
+        found = {name: c for name, c in noted.items() if self.files[name].has(c)}
         self.changes = {name: replace(change, why=HELD) for name, change in found.items()}
         if self.changes:
             self.rest = {name: c for name, c in noted.items() if name not in self.changes}
@@ -55,11 +58,27 @@ class BrakeLedger:
     def change(self, file: BrakeFile, value: str) -> Change | None:
         """What writing ``value`` would change; None where it is there already, and somebody else's. Raises OSError."""
         before = self.changes.get(file.file) or self.rest.get(file.file)
-        change = file.change(value, before, self._uid, self._journal.boot)
+        change = self._with_own_value(file, value, before)
         if change is not None and before is not None and file.file in self.until:
             earlier = tuple(one for one in before.written if one not in change.written)
             change = replace(change, written=(*earlier, *change.written))
-        return self._journal.with_own_value(self.directory, change)
+        return change
+
+    def _with_own_value(self, file: BrakeFile, value: str, before: Change | None) -> Change | None:
+        """Another process of outrace notes before it writes, and puts back before its note goes: its value, if it is
+        read here, has a note before or after the read, unless the file changes again.
+        """
+        change, others = None, self._journal.others(self.directory)
+        for _ in range(_TRIES):
+            now = file.read()
+            change = file.change(now, value, before, self._uid, self._why)
+            others = [*others, *self._journal.others(self.directory)]
+            if change is None or not others:
+                break
+            change = self._journal.with_own_value(self.directory, change, others)
+            if file.read() == now:
+                break
+        return change
 
     def expect(self, planned: dict[BrakeFile, Change | None]) -> None:
         """Write down what is about to be changed, and all that is. None: what is there already is somebody else's, and

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from monitor.actions.brake_file import BrakeFile
+from monitor.actions.brake_file import BrakeFile, Planned
 from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.changes import Change
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 
@@ -17,7 +16,6 @@ COMPANIONS = ("memory.oom.group", "memory.oom_control")
 ROOM = 1 << 20
 #: v1 refuses a limit that the pod has passed meanwhile (EBUSY). Looks and writes, each with twice the room.
 _TRIES = 5
-Planned = dict[BrakeFile, Change | None]
 
 
 def plan_limit(

@@ -1,15 +1,15 @@
-"""What a hold changed in a pod's cgroups, kept in the kernel itself: it comes back exactly also after a SIGKILL.
+"""What outrace changes in the kernel, written down in the kernel before: it comes back exactly also after a SIGKILL.
 
-An extended attribute of the pod's cgroup: written in 1.4 us (1.6 at the 99th percentile, measured) and never waiting
-for a disk, which a store into a mapped file does (3.8 ms on ext4 with a busy disk, without end on a frozen one: the
-first store after each writeback is a transaction). It goes with its cgroup, and so says which one it was; it survives
-every process, and ends with the machine as cgroups do. ``trusted.``: only CAP_SYS_ADMIN writes it, so that nobody in a
-container can have his own limits "undone".
+A note is an extended attribute of the pod's cgroup: written in 1.4 us (1.6 at the 99th percentile, measured) and never
+waiting for a disk, which a store into a mapped file does (3.8 ms on ext4 with a busy disk, without end on a frozen one:
+the first store after each writeback is a transaction). It goes with its cgroup, and so says which one it was; it
+survives every process, and ends with the machine as cgroups do. ``trusted.``: only CAP_SYS_ADMIN writes it, so that no
+container can have its own limits "undone".
 
-It names the daemon that wrote it, and each state dir has one of its own: a daemon that starts undoes what the last one
-on its state dir left, and what any other left that is dead (`monitor.actions.daemons`).
-
-What was changed is described and judged as in `monitor.actions.changes`.
+Each process that changes something has a note of its own at a cgroup (`HOT`, `SIDE`, `MARKS`; each state dir has
+these): so none waits for a lock, or for another one's write. All of them hold the value from before any of them: what
+another one wrote is no value of the pod's (`Ledger.with_own_value`). A note names the process that wrote it.
+`monitor.actions.undo` undoes the notes of processes that have ended.
 """
 
 from __future__ import annotations
@@ -17,50 +17,58 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, VANISHED, Change, boot_id, identity_of, parsed, undone
-from monitor.actions.daemons import is_dead, this_daemon
-from monitor.actions.inherited import enable_below
-from monitor.actions.oomadj import Logger
-from monitor.errors import MonitorError
+from monitor.actions.changes import FIELDS, Change, parsed
+from monitor.actions.daemons import this_daemon
 from monitor.kernel import cgroupfs, instances
 
-#: Bytes that are read of one: three changes have less than 2,000, with paths of 4,095 bytes less than 14,000.
+#: Bytes that are read of one: the most that the kernel takes.
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
+#: Whose note it is: of the hot process (holds), of the helper process (soft brakes), and which processes of a pod the
+#: helper has marked for the OOM killer (`monitor.actions.oom_marks`). The end of the attribute's name.
+HOT, SIDE, MARKS = "", "-side", "-marks"
+ROLES = (HOT, SIDE, MARKS)
 #: Why something is changed: it is in force, or put back and not over (cgroups below have it, or a thread is late).
-HELD, OVER = "hold", "hold that is over"
-#: For `dataclasses.asdict`, which copies deeply: it took 120 of the 220 us of a brake.
-_FIELDS = tuple(field.name for field in fields(Change))
+HELD, OVER, SOFT = "hold", "hold that is over", "soft brake"
+#: What a note that says something else raises.
+WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class Noted(NamedTuple):
-    """What is written down at a cgroup, and by whom (`monitor.actions.daemons`)."""
+    """What is written down at a cgroup, and by which process (`monitor.actions.daemons`). ``body``: all of it."""
 
     path: Path
     attribute: str
     owner: str
-    changes: list[Change]
+    body: dict[str, Any]
+
+    @property
+    def role(self) -> str:
+        return next((role for role in (SIDE, MARKS) if self.attribute.endswith(role)), HOT)
+
+    def changes(self) -> list[Change]:
+        """Raises one of `WRONG`."""
+        return [parsed(one) for one in self.body["changes"]]
 
 
 class Ledger:
-    """Writes down what the daemon on ``state_dir`` is about to change; each state dir has an attribute of its own."""
+    """Writes down what one process (``role``) of the daemon on ``state_dir`` is about to change."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self.attribute = attribute_of(state_dir)
-        self.boot = boot_id()
+    def __init__(self, state_dir: Path, role: str = HOT) -> None:
+        self.attribute = attribute_of(state_dir, role)
         self._owner = this_daemon()
 
     def obstacle(self, directory: int) -> str:
         """Why nothing can be written down at a cgroup; "" if it can."""
         try:
             if self.attribute in _names(directory):
-                return "what an earlier daemon held is not undone"
+                return "what an earlier daemon changed is not undone"
             self.note(directory, [])
             os.removexattr(directory, self.attribute)
         except OSError as error:
@@ -73,42 +81,43 @@ class Ledger:
         ``since_ns``: when it was held first (CLOCK_MONOTONIC). Raises OSError (EPERM: no CAP_SYS_ADMIN; EROFS; ENODEV:
         the cgroup is gone).
         """
-        noted = [{name: getattr(change, name) for name in _FIELDS} for change in changes]
-        made = {"owner": self._owner, "since_ns": since_ns, "changes": noted}
-        os.setxattr(directory, self.attribute, json.dumps(made).encode())
+        noted = [{name: getattr(change, name) for name in FIELDS} for change in changes]
+        self.note_body(directory, {"since_ns": since_ns, "changes": noted})
+
+    def note_body(self, directory: int, body: dict[str, Any]) -> None:
+        """Raises OSError, with E2BIG for more than `_MOST` bytes."""
+        text = json.dumps({"owner": self._owner, **body}, separators=(",", ":")).encode()
+        os.setxattr(directory, self.attribute, text)
 
     def since_ns(self, directory: int) -> int:
-        """When the pod was held first; 0: not known, by a release before this was written down. Raises OSError."""
-        with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return int(json.loads(os.getxattr(directory, self.attribute)[:_MOST])["since_ns"])
+        """When the pod was held first; 0: not known. Raises OSError."""
+        with suppress(*WRONG):
+            return int(_body(directory, self.attribute)["since_ns"])
         return 0
 
     def changes(self, directory: int) -> list[Change]:
         """What is written down at a cgroup. Raises OSError, and ValueError for what is not readable."""
         try:
-            return _read(os.getxattr(directory, self.attribute))[1]
+            return [parsed(one) for one in _body(directory, self.attribute)["changes"]]
         except OSError as error:
             if error.errno != errno.ENODATA:
                 raise
             return []
-        except (TypeError, LookupError, AttributeError, RecursionError) as error:
+        except WRONG as error:
             raise ValueError(str(error)) from error
 
-    def with_own_value(self, directory: int, change: Change | None) -> Change | None:
-        """The change with the pod's own value as the old one, where that is what another daemon wrote: it would come
-        back when that one holds the pod no more. Raises OSError.
-        """
-        if change is not None:
-            for name in _names(directory):
-                with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                    for other in _read(os.getxattr(directory, name))[1] if name != self.attribute else ():
-                        is_same = (other.file, other.identity, other.boot) == (
-                            change.file,
-                            change.identity,
-                            change.boot,
-                        )
-                        if is_same and change.old in other.written:
-                            change = replace(change, old=other.old)
+    def others(self, directory: int) -> list[str]:
+        """Attributes of other processes that have changed files of this cgroup. Raises OSError."""
+        return [name for name in _names(directory) if name != self.attribute and not name.endswith(MARKS)]
+
+    def with_own_value(self, directory: int, change: Change, others: Collection[str]) -> Change:
+        """The change with the pod's own value as the old one, where that is what one of these processes wrote."""
+        for name in others:
+            with suppress(OSError, *WRONG):
+                for other in (parsed(one) for one in _body(directory, name)["changes"]):
+                    is_same = (other.file, other.identity) == (change.file, change.identity)
+                    if is_same and change.old in other.written:
+                        change = replace(change, old=other.old)
         return change
 
     def forget(self, directory: int) -> None:
@@ -117,8 +126,13 @@ class Ledger:
             os.removexattr(directory, self.attribute)
 
 
-def attribute_of(state_dir: Path) -> str:
-    return _PREFIX + instances.instance_directory(state_dir).name
+def attribute_of(state_dir: Path, role: str = HOT) -> str:
+    return f"{_PREFIX}{instances.instance_directory(state_dir).name}{role}"
+
+
+def attributes_of(state_dirs: Iterable[Path], roles: Iterable[str] = ROLES) -> set[str]:
+    """Of the daemons on these state dirs."""
+    return {attribute_of(state_dir, role) for state_dir in state_dirs for role in roles}
 
 
 def _names(cgroup: Path | int) -> list[str]:
@@ -126,132 +140,59 @@ def _names(cgroup: Path | int) -> list[str]:
     return [name for name in os.listxattr(cgroup) if name.startswith(_PREFIX)]
 
 
-def _read(text: bytes) -> tuple[str, list[Change]]:
-    """Who wrote it, and what. Raises ValueError, TypeError, LookupError, AttributeError or RecursionError."""
-    made: dict[str, Any] = json.loads(text[:_MOST])
-    return str(made["owner"]), [parsed(one) for one in made["changes"]]
-
-
-def noted(root: Path, on_problem: Callable[[str], object] = lambda _: None) -> Iterator[Noted]:
-    """All that is written down in cgroups below ``root``. (15 us for each cgroup.) Raises MonitorError."""
-    for path in _below(root):
-        yield from _noted_at(path, on_problem)
+def _body(cgroup: Path | int, attribute: str) -> dict[str, Any]:
+    """Raises OSError, or one of `WRONG`."""
+    made: dict[str, Any] = json.loads(os.getxattr(cgroup, attribute)[:_MOST])
+    return made
 
 
 def is_noted(path: Path, attribute: str) -> bool:
-    """Whether the daemon that this attribute is of has written something down at a cgroup. (2 us.)"""
+    """Whether the process that this attribute is of has written something down at a cgroup. (2 us.)"""
     try:
         return attribute in os.listxattr(path)
     except OSError:
         return False
 
 
-def _below(root: Path) -> Iterator[Path]:
+def noted(root: Path, on_problem: Callable[[str], object] = lambda _: None) -> Iterator[Noted]:
+    """All that is written down in cgroups below ``root``. (15 us for each cgroup.) Raises MonitorError."""
+    for path in below(root):
+        yield from noted_at(path, on_problem)
+
+
+def below(root: Path) -> Iterator[Path]:
+    """Raises MonitorError."""
     try:
         yield from cgroupfs.below(root)
     except OSError as error:
         raise cgroupfs.failure(root, "list", error) from error
 
 
-def _noted_at(path: Path, on_problem: Callable[[str], object]) -> Iterator[Noted]:
-    attribute = _PREFIX
+def noted_at(path: Path, on_problem: Callable[[str], object]) -> Iterator[Noted]:
     try:
-        for attribute in _names(path):
-            yield Noted(path, attribute, *_read(os.getxattr(path, attribute)))
+        names = _names(path)
     except OSError as error:
-        if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENAMETOOLONG, *cgroupfs.GONE):
-            on_problem(f"{path}: {attribute}: {error.strerror}")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        remedy = f"remove it: setfattr -x {attribute} {path}"
-        on_problem(f"{path}: {attribute}: {type(error).__name__}: {error}; what it changed cannot be undone; {remedy}")
-
-
-def undo_all(
-    state_dir: Path | None, hierarchy: cgroupfs.Hierarchy, on_problem: Callable[[str], object] = lambda _: None
-) -> list[tuple[Change, str]]:
-    """Undo what hot processes that have ended hold, the one on ``state_dir`` and all that are known to be dead: every
-    change, and what became of it. Not while one runs on it.
-    """
-    return [found for found in _undoing(state_dir, hierarchy, on_problem) if found is not None]
-
-
-def _undoing(
-    state_dir: Path | None,
-    hierarchy: cgroupfs.Hierarchy,
-    on_problem: Callable[[str], object],
-    keep: Callable[[Path], bool] = lambda _: False,
-    paths: Iterable[Path] | None = None,
-) -> Iterator[tuple[Change, str] | None]:
-    """The same in steps of one cgroup; None where there is nothing to say."""
-    mine = attribute_of(state_dir) if state_dir is not None else ""
-    for path in _below(hierarchy.root) if paths is None else paths:
-        for one in _noted_at(path, on_problem):
-            if (one.attribute == mine or is_dead(one.owner)) and not keep(path):
-                yield from _undo(one, on_problem)
-        yield None
-
-
-def _undo(one: Noted, on_problem: Callable[[str], object]) -> Iterator[tuple[Change, str] | None]:
-    """The values first, then what cgroups below have inherited; when all is back nothing is written down any more."""
-    is_over, fates = True, list[tuple[Change, str]]()
-    for change in one.changes:
+        _unreadable(path, _PREFIX, error, on_problem)
+        return
+    for attribute in names:
         try:
-            fates.append(_undone(change, one.path))
+            body = _body(path, attribute)
+            one = Noted(path, attribute, str(body["owner"]), body)
+            if one.role != MARKS:
+                one.changes()
         except OSError as error:
-            on_problem(_refused(change, error))
-            is_over = False
-    yield from fates
-    for change, fate in fates:
-        is_over = is_over and fate != UNSEEN
-        try:
-            for _ in enable_below(change) if fate in (RESTORED, UNCHANGED) else ():
-                yield None
-        except OSError as error:
-            on_problem(_refused(change, error))
-            is_over = False
-    if is_over:
-        with suppress(OSError):
-            os.removexattr(one.path, one.attribute)
+            _unreadable(path, attribute, error, on_problem)
+        except WRONG as error:
+            on_problem(wrong(path, attribute, error))
+        else:
+            yield one
 
 
-def _undone(change: Change, path: Path) -> tuple[Change, str]:
-    """What became of a change that is written down at the cgroup ``path``. Raises OSError where the kernel refuses."""
-    # Where it is mounted elsewhere than the daemon had it, the pod's cgroup is the one that says so.
-    # (v1's freezer is another hierarchy, with inode numbers of its own, which may be the same.)
-    if change.file != "freezer.state" and change.identity == identity_of(path):
-        change = replace(change, path=str(path))
-    return change, VANISHED if change.boot != boot_id() else undone(change)
+def wrong(path: Path, attribute: str, error: Exception) -> str:
+    remedy = f"remove it: setfattr -x {attribute} {path}"
+    return f"{path}: {attribute}: {type(error).__name__}: {error}; what it changed cannot be undone; {remedy}"
 
 
-def _refused(change: Change, error: OSError) -> str:
-    return f"{change.path}/{change.file} cannot be set back to {change.old}: {error.strerror}"
-
-
-def undo_holds(state_dir: Path, log: Logger, hierarchy: cgroupfs.Hierarchy | None = None) -> int:
-    """`undo_all`, said in the log; how many pods are no longer held because of it."""
-    return len({change.uid for change in undoing_holds(state_dir, log, hierarchy) if change is not None})
-
-
-def undoing_holds(
-    state_dir: Path,
-    log: Logger,
-    hierarchy: cgroupfs.Hierarchy | None,
-    keep: Callable[[Path], bool] = lambda _: False,
-    paths: Iterable[Path] | None = None,
-) -> Iterator[Change | None]:
-    """The same in steps of one cgroup (20 us), for the hot process while it watches: what it has changed itself (at the
-    cgroups ``keep``) stays. ``paths``: only at these.
-    """
-
-    def on_problem(problem: str) -> None:
-        log("error", "a hold of an earlier daemon is not undone", problem=problem)
-
-    try:
-        for found in _undoing(state_dir, hierarchy or cgroupfs.detect(), on_problem, keep, paths):
-            if found is not None:
-                change, fate = found
-                fields = {"cgroup": change.path, "file": change.file, "value": change.old, "uid": change.uid}
-                log("info", "a hold of an earlier daemon is undone", **fields, outcome=fate)
-            yield None if found is None else found[0]
-    except (MonitorError, OSError) as error:
-        log("error", "holds of an earlier daemon cannot be looked for", problem=str(error))
+def _unreadable(path: Path, attribute: str, error: OSError, on_problem: Callable[[str], object]) -> None:
+    if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENAMETOOLONG, *cgroupfs.GONE):
+        on_problem(f"{path}: {attribute}: {error.strerror}")

@@ -6,37 +6,38 @@ There the kernel compares the same values. Where a container ranks its processes
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
-def may_raise(
-    pod: Path, before: Iterable[tuple[str, int]], found: Iterable[tuple[str, int]]
-) -> Callable[[str, int], bool]:
-    """Whether a process in this cgroup with this oom_score_adj may be raised. ``before``: what those had that are
+def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]]) -> Callable[[int, int], bool]:
+    """Whether a process in this container with this oom_score_adj may be raised. ``before``: what those had that are
     raised; ``found``: what others have. In a container that is raised already a new one may be that has as much:
     left alone it would die behind those before which it should.
     """
-    raised = {container: max(values) for container, values in _by_container(pod, before).items()}
-    apart = {container for container, values in _by_container(pod, found).items() if len(values) > 1}
+    raised = {container: max(values) for container, values in _by_container(before).items()}
+    apart = {container for container, values in _by_container(found).items() if len(values) > 1}
 
-    def may(cgroup: str, value: int) -> bool:
-        container = _container_of(pod, cgroup)
+    def may(container: int, value: int) -> bool:
         return value >= raised[container] if container in raised else container not in apart
 
     return may
 
 
-def _by_container(pod: Path, values: Iterable[tuple[str, int]]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for cgroup, value in values:
-        found.setdefault(_container_of(pod, cgroup), set()).add(value)
+def _by_container(values: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for container, value in values:
+        found.setdefault(container, set()).add(value)
     return found
 
 
-def _container_of(pod: Path, cgroup: str) -> str:
-    """The first directory below the pod's, "" for the pod itself: limits of a container count all that is below."""
-    return cgroup.removeprefix(str(pod)).lstrip("/").partition("/")[0]
+def container_of(pod: Path, cgroup: str) -> int:
+    """A number for the first directory below the pod's: limits of a container count all that is below. The pod itself
+    has 0. (The pod's author chooses the names, and a note has room for numbers.)
+    """
+    return zlib.crc32(os.fsencode(cgroup.removeprefix(str(pod)).lstrip("/").partition("/")[0]))
 
 
 def largest(pids: list[int], most: int) -> list[int]:

@@ -1,8 +1,8 @@
 """oom_score_adj 1000 for every process of a pod, so that the kernel's OOM killer takes it first; and back, exactly.
 
-What the processes had is in ``STATE/marks`` before the first one is raised: one file for a pod, because a file for each
-process (`monitor.actions.changes`) is two flushes of the disk for each. None here: the values end with the kernel that
-has them.
+What the processes had is noted at the pod's cgroup before the first one is raised (`monitor.actions.ledger`): there is
+nothing at a process that could hold it. A note has at most 64 KiB, some 2,000 processes: of a pod with more that have
+1000 already none is raised.
 
 Without CAP_SYS_RESOURCE a process may be lowered to the least that somebody with it ever set (fs/proc/base.c,
 __set_oom_adj): raised without it, it may always go back. So it is done without, whoever has it.
@@ -10,20 +10,16 @@ __set_oom_adj): raised without it, it may always go back. So it is done without,
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import errno
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from monitor import documents
-from monitor.actions.changes import boot_id, identity_of, is_seen
-from monitor.actions.mark_choice import largest, may_raise
-from monitor.actions.oomadj import Logger
+from monitor.actions.changes import identity_of, opened
+from monitor.actions.ledger import MARKS, WRONG, Ledger, Noted, noted_at
+from monitor.actions.mark_choice import container_of, largest, may_raise
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.capabilities import CAP_SYS_RESOURCE, without
@@ -45,11 +41,11 @@ _MOST_PARENTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process as it was before: when it was started, its value, and the cgroup it was in."""
+    """A process as it was before: when it was started, its value, and the container it was in (`container_of`)."""
 
     started: int
     old: int
-    cgroup: str
+    container: int
 
 
 @dataclass(slots=True)
@@ -61,7 +57,6 @@ class Mark:
     cgroup: Path
     identity: str
     uid: str
-    boot: str
     processes: dict[int, Seen] = field(default_factory=dict)
     denied: int = 0
 
@@ -69,10 +64,6 @@ class Mark:
     def raised(self) -> int:
         """How many processes have another value than their own."""
         return sum(seen.old != RAISED for seen in self.processes.values())
-
-    @property
-    def name(self) -> str:
-        return hashlib.sha256(os.fsencode(self.cgroup)).hexdigest()[:32] + ".json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +85,18 @@ class Restored:
 
 
 class MarkJournal:
-    """The marks below ``state_dir``. One thread uses it at a time."""
+    """The marks of the daemon on ``state_dir``. One thread uses it at a time."""
 
     def __init__(self, state_dir: Path, most: int = MOST) -> None:
-        self.path = state_dir / "marks"
+        self._ledger = Ledger(state_dir, MARKS)
         self._most = most
-        self._boot = boot_id()
 
     def mark(self, cgroup: Path, uid: str) -> Mark:
-        """Raise every process of this pod. Raises OSError where the journal cannot be written or the pod is gone, and
-        then nothing is raised; MonitorError where its processes cannot be listed.
+        """Raise every process of this pod. Raises OSError where nothing can be noted or the pod is gone, and then
+        nothing is raised; MonitorError where its processes cannot be listed.
         """
-        mark = Mark(cgroup, identity_of(cgroup), uid, self._boot)
-        before = self._left(mark)
-        if before is not None:
-            mark.processes = before.processes
+        mark = Mark(cgroup, identity_of(cgroup), uid)
+        mark.processes = self._left(cgroup)
         self.look_again(mark)
         return mark
 
@@ -118,13 +106,13 @@ class MarkJournal:
         """
         found: dict[int, Seen] = {}
         inside = dict(_pids(mark.cgroup))
-        for pid, cgroup in inside.items():
-            seen, known = _seen(pid, cgroup), mark.processes.get(pid)
+        for pid, container in inside.items():
+            seen, known = _seen(pid, container), mark.processes.get(pid)
             if seen is not None and (known is None or known.started != seen.started):
                 found[pid] = seen
-        pod, before = mark.cgroup, [(s.cgroup, s.old) for s in mark.processes.values() if s.old != RAISED]
-        may = may_raise(pod, before, [(s.cgroup, s.old) for s in found.values() if s.old > _SANDBOX])
-        lower = [pid for pid, s in found.items() if _SANDBOX < s.old < RAISED and may(s.cgroup, s.old)]
+        before = [(s.container, s.old) for s in mark.processes.values() if s.old != RAISED]
+        may = may_raise(before, [(s.container, s.old) for s in found.values() if s.old > _SANDBOX])
+        lower = [pid for pid, s in found.items() if _SANDBOX < s.old < RAISED and may(s.container, s.old)]
         if mark.raised + len(lower) > self._most:
             mark.processes = {pid: seen for pid, seen in mark.processes.items() if _started(pid) == seen.started}
         new = {pid: found[pid] for pid in largest(lower, self._most - mark.raised)}
@@ -146,124 +134,89 @@ class MarkJournal:
         return raised
 
     def restore(self, mark: Mark) -> Restored:
-        """Give every process of the pod its own value, also those that left it and those that were forked since. The
-        mark is forgotten, unless one could not be set back. Raises MonitorError.
-        """
-        if mark.boot != self._boot:
-            self._forget(mark)
-            return Restored()
-        total: Counter[str] = Counter()
-        left = 0
-        pids = {pid: seen.cgroup for pid, seen in mark.processes.items()} | dict(self._inside(mark))
-        bases = _bases(mark)
-        denied: set[int] = set()
-        with without(CAP_SYS_RESOURCE):
-            for look in range(_LOOKS):
-                fates = Counter(_set_back(mark, pid, cgroup, bases, denied) for pid, cgroup in pids.items())
-                if look:
-                    del fates["foreign"]  # counted in the first look
-                total += fates
-                left = fates["own"] + fates["inherited"]
-                if not left:
-                    break
-                pids = dict(self._inside(mark))
-        for pid in list(denied):  # somebody with the capability wrote since
-            denied.discard(pid)
-            total[_set_back(mark, pid, "", bases, denied)] += 1
-        restored = total["own"] + total["inherited"]
-        found = Restored(restored, total["inherited"], total["foreign"], len(denied), left)
-        if found.complete and is_seen(mark.cgroup.parent):
-            self._forget(mark)
+        """`set_back`; the mark is forgotten, unless a process could not be set back. Raises OSError, MonitorError."""
+        found = set_back(mark)
+        if found.complete:
+            with suppress(OSError), opened(mark.cgroup) as directory:
+                if identity_of(mark.cgroup) == mark.identity:
+                    self._ledger.forget(directory)
         return found
 
-    def load(self, on_problem: Callable[[str], object] = lambda _: None) -> list[Mark]:
-        """All marks that are left. A file that cannot be read is left where it is."""
-        found = []
-        for path in sorted(self.path.glob("*.json")):
-            try:
-                found.append(_parsed(path))
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError, TypeError, LookupError) as error:
-                on_problem(f"{path}: {type(error).__name__}: {error}; what it raised cannot be set back: remove it")
-        return found
-
-    def restore_all(self, on_problem: Callable[[str], object] = lambda _: None) -> list[tuple[Mark, Restored]]:
-        """Set back what a daemon before left."""
-        found = []
-        for mark in self.load(on_problem):
-            try:
-                found.append((mark, self.restore(mark)))
-            except (OSError, MonitorError) as error:
-                on_problem(f"oom_score_adj of the processes in {mark.cgroup} is not set back: {error}")
-        return found
-
-    def _left(self, mark: Mark) -> Mark | None:
-        """A mark of this very cgroup that could not be set back: what its processes had before counts."""
-        try:
-            found = _parsed(self.path / mark.name)
-        except (OSError, ValueError, TypeError, LookupError):
-            return None
-        return found if (found.identity, found.boot) == (mark.identity, mark.boot) else None
-
-    def _inside(self, mark: Mark) -> Iterable[tuple[int, str]]:
-        """Who is in the pod's cgroup, if that is still the one that was marked."""
-        try:
-            return _pids(mark.cgroup) if identity_of(mark.cgroup) == mark.identity else ()
-        except OSError as error:
-            if error.errno not in GONE:
-                raise failure(mark.cgroup, "read", error) from error
-            return ()
-
-    def _forget(self, mark: Mark) -> None:
-        (self.path / mark.name).unlink(missing_ok=True)
+    def _left(self, cgroup: Path) -> dict[int, Seen]:
+        """Of a mark of this very cgroup that could not be set back: what its processes had before counts."""
+        with suppress(*WRONG):
+            for one in noted_at(cgroup, lambda _: None):
+                if one.attribute == self._ledger.attribute:
+                    return parsed(one).processes
+        return {}
 
     def _store(self, mark: Mark) -> None:
-        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        new = self.path / f".{mark.name}.new"
-        cgroups = list({seen.cgroup: None for seen in mark.processes.values()})
-        at = {cgroup: number for number, cgroup in enumerate(cgroups)}
-        made = {
-            "cgroup": str(mark.cgroup), "identity": mark.identity, "uid": mark.uid, "boot": mark.boot,
-            "cgroups": cgroups,
-            "processes": [[pid, s.started, s.old, at[s.cgroup]] for pid, s in mark.processes.items()],
-        }  # fmt: skip
-        try:
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(fd, "w") as file:
-                json.dump(made, file)
-            os.replace(new, self.path / mark.name)
-        except OSError:
-            with suppress(OSError):
-                new.unlink()
-            raise
+        processes = [[pid, s.started, s.old, s.container] for pid, s in mark.processes.items()]
+        with opened(mark.cgroup) as directory:
+            if identity_of(mark.cgroup) != mark.identity:
+                raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
+            self._ledger.note_body(directory, {"uid": mark.uid, "processes": processes})
 
 
-def restore_left(state_dir: Path, log: Logger) -> None:
-    """Set back what a daemon before left raised, and say so."""
+def parsed(one: Noted) -> Mark:
+    """The mark that is noted at a cgroup. Raises one of `ledger.WRONG`."""
+    uid, rows = one.body["uid"], one.body["processes"]
+    if not isinstance(uid, str) or not all(isinstance(number, int) for row in rows for number in row):
+        raise ValueError("not what a mark is made of")
+    seen = {pid: Seen(started, old, container) for pid, started, old, container in rows}
+    if not all(-RAISED <= one.old <= RAISED for one in seen.values()):
+        raise ValueError("no oom_score_adj")
+    return Mark(one.path, identity_of(one.path), uid, seen)
+
+
+def set_back(mark: Mark) -> Restored:
+    """Give every process of the pod its own value, also those that left it and those that were forked since. Raises
+    MonitorError.
+    """
+    total: Counter[str] = Counter()
+    left = 0
+    pids = {pid: seen.container for pid, seen in mark.processes.items()} | dict(_inside(mark))
+    bases = _bases(mark)
+    denied: set[int] = set()
+    with without(CAP_SYS_RESOURCE):
+        for look in range(_LOOKS):
+            fates = Counter(_set_back(mark, pid, container, bases, denied) for pid, container in pids.items())
+            if look:
+                del fates["foreign"]  # counted in the first look
+            total += fates
+            left = fates["own"] + fates["inherited"]
+            if not left:
+                break
+            pids = dict(_inside(mark))
+    for pid in list(denied):  # a program with the capability wrote since
+        denied.discard(pid)
+        total[_set_back(mark, pid, 0, bases, denied)] += 1
+    restored = total["own"] + total["inherited"]
+    return Restored(restored, total["inherited"], total["foreign"], len(denied), left)
+
+
+def _inside(mark: Mark) -> Iterable[tuple[int, int]]:
+    """Which processes are in the pod's cgroup, if that is still the one that was marked."""
     try:
-        found = MarkJournal(state_dir).restore_all(
-            lambda problem: log("error", "oom_score_adj that an earlier daemon raised is not set back", problem=problem)
-        )
+        return _pids(mark.cgroup) if identity_of(mark.cgroup) == mark.identity else ()
     except OSError as error:
-        log("error", "what an earlier daemon raised cannot be read", problem=str(error))
-        return
-    for mark, what in found:
-        fields = {"cgroup": str(mark.cgroup), "uid": mark.uid, **asdict(what)}
-        log("info", "oom_score_adj that an earlier daemon raised is set back", **fields)
+        if error.errno not in GONE:
+            raise failure(mark.cgroup, "read", error) from error
+        return ()
 
 
-def _pids(cgroup: Path) -> list[tuple[int, str]]:
+def _pids(cgroup: Path) -> list[tuple[int, int]]:
+    """Each process, and the container that it is in."""
     try:
-        return [(pid, path) for path, pids in cgroup_procs.walk(cgroup) for pid in pids]
+        return [(pid, container_of(cgroup, path)) for path, pids in cgroup_procs.walk(cgroup) for pid in pids]
     except OSError as error:
         raise failure(cgroup / "cgroup.procs", "read", error) from error
 
 
-def _seen(pid: int, cgroup: str) -> Seen | None:
+def _seen(pid: int, container: int) -> Seen | None:
     with Process(pid) as process:
         started, now = process.started(), process.oom_score_adj()
-    return None if started is None or now is None else Seen(started, now, cgroup)
+    return None if started is None or now is None else Seen(started, now, container)
 
 
 def _started(pid: int) -> int | None:
@@ -271,7 +224,7 @@ def _started(pid: int) -> int | None:
         return process.started()
 
 
-def _set_back(mark: Mark, pid: int, cgroup: str, bases: dict[str, int], denied: set[int]) -> str:
+def _set_back(mark: Mark, pid: int, container: int, bases: dict[int | None, int], denied: set[int]) -> str:
     """What became of one process: "own" or "inherited" (set back), "foreign", or "" (nothing to do)."""
     if pid in denied:
         return ""
@@ -288,7 +241,7 @@ def _set_back(mark: Mark, pid: int, cgroup: str, bases: dict[str, int], denied: 
         elif now != RAISED:
             return ""
         else:
-            old = _inherited(mark, process, cgroup, bases)
+            old = _inherited(mark, process, container, bases)
         if old == RAISED:
             return ""
         try:
@@ -300,7 +253,7 @@ def _set_back(mark: Mark, pid: int, cgroup: str, bases: dict[str, int], denied: 
         return "own" if own else "inherited"
 
 
-def _inherited(mark: Mark, process: Process, cgroup: str, bases: dict[str, int]) -> int:
+def _inherited(mark: Mark, process: Process, container: int, bases: dict[int | None, int]) -> int:
     """What a process would have that was forked by a raised one: what its parent had, or the parent of that."""
     parent = process.parent()
     for _ in range(_MOST_PARENTS):
@@ -311,30 +264,14 @@ def _inherited(mark: Mark, process: Process, cgroup: str, bases: dict[str, int])
             if known is not None and above.started() == known.started:
                 return known.old
             parent = above.parent()
-    return bases.get(cgroup, bases.get("", RAISED))
+    return bases.get(container, bases.get(None, RAISED))
 
 
-def _bases(mark: Mark) -> dict[str, int]:
-    """What a process in each cgroup has whose parents are gone: what most had there; "" is for the rest of the pod."""
-    counts: dict[str, Counter[int]] = {}
+def _bases(mark: Mark) -> dict[int | None, int]:
+    """What a process has whose parents are gone: what most had in its container; None: in the rest of the pod."""
+    counts: dict[int | None, Counter[int]] = {}
     for seen in mark.processes.values():
         if seen.old > _SANDBOX:
-            for key in (seen.cgroup, ""):
+            for key in (seen.container, None):
                 counts.setdefault(key, Counter())[seen.old] += 1
     return {key: max(counted.items(), key=lambda item: (item[1], item[0]))[0] for key, counted in counts.items()}
-
-
-def _parsed(path: Path) -> Mark:
-    made: dict[str, Any] = documents.from_json(documents.decoded(documents.read_bytes(path)))
-    texts = [made[key] for key in ("cgroup", "identity", "uid", "boot")]
-    numbers = [number for one in made["processes"] for number in one]
-    if not all(isinstance(one, str) for one in (*texts, *made["cgroups"])) or not all(
-        isinstance(one, int) for one in numbers
-    ):
-        raise ValueError("not what a mark is made of")
-    cgroup, identity, uid, boot = texts
-    seen = {pid: Seen(started, old, made["cgroups"][at]) for pid, started, old, at in made["processes"]}
-    mark = Mark(Path(cgroup), identity, uid, boot, seen)
-    if path.name != mark.name or not mark.cgroup.is_absolute():
-        raise ValueError("its name is not that of its content")
-    return mark

@@ -27,9 +27,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from monitor.actions.brake_file import Braked, BrakeFile, joined, slow_at
+from monitor.actions.brake_file import Braked, BrakeFile, Planned, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, Planned, move_limit, plan_limit, write_limit
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, move_limit, plan_limit, write_limit
 from monitor.actions.changes import Change
 from monitor.actions.inherited import any_disabled, counts_below
 from monitor.actions.ledger import Ledger
@@ -71,7 +71,7 @@ class PodBrake:
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._thaw_reasons = ThawReasons(cgroup)
-        #: The side sets memory.high, until the release (a soft brake).
+        #: From now on the side sets memory.high, until the release (a soft brake).
         self.high_is_left = False
         self._low = self._asked = 0  # bytes: what the thread of `SlowDowns` is to set; not 0: it is asked
         self._late = -1  # descriptor of memory.high for it alone
@@ -109,7 +109,7 @@ class PodBrake:
         self.is_held = bool(self._ledger.changes)
         if not self.is_held:
             self._close()
-            self.problem = self.problem or "what an earlier daemon held is not undone"
+            self.problem = self.problem or "what an earlier daemon changed is not undone"
         return self.is_held
 
     @property
@@ -241,12 +241,6 @@ class PodBrake:
         if self._slow_downs is not None and self._asked:
             self._ledger.until[_HIGH_FILE] = partial(self._slow_downs.is_done, self._asked)
         self._low = self._asked = 0
-
-    def leave_high(self) -> str:
-        """The side sets memory.high from now on, until the release; what it was before the hold, "" if it is that."""
-        self.high_is_left = True
-        change = self._ledger.changes.get(_HIGH_FILE)
-        return "" if change is None else change.old
 
     def in_force(self) -> bool:
         """Whether all that was written is there still: a runtime that thaws, or a limit that was changed, ends it."""

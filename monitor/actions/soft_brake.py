@@ -1,6 +1,6 @@
 """A brake under which a pod still runs, so that it can answer SIGTERM: cgroup v2's memory.high far below what it holds.
 
-Whoever takes a page sleeps for up to 2 s at his next return to user space: 0.13 MiB a second for each thread (1 MiB
+Whoever takes a page sleeps for up to 2 s at its next return to user space: 0.13 MiB a second for each thread (1 MiB
 with huge pages), and handlers of signals run in 0.05 to 2 s (measured, docs/hold.md). A fork bomb gets around that, so
 pids.max goes down to what is there.
 
@@ -11,11 +11,11 @@ process. From 6.16 on a file opened with O_NONBLOCK does not.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.actions.changes import Change, ChangeJournal
+from monitor.actions.brake_file import BrakeFile, Planned
+from monitor.actions.brake_ledger import BrakeLedger
+from monitor.actions.ledger import SOFT, Ledger
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
@@ -27,49 +27,61 @@ _PART = 0.65
 THREAD_BPS, HUGE_THREAD_BPS = 136_000, 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class SoftBrake:
-    """What is in force: ``high`` in bytes, and what was changed for it."""
+    """Of one pod. Raises OSError, or MonitorError with the reason, where nothing can be changed."""
 
-    high: int
-    changes: tuple[Change, ...]
+    def __init__(self, uid: str, cgroup: Path, ledger: Ledger) -> None:
+        #: memory.high that is in force, bytes; 0: none of this brake.
+        self.high = 0
+        self._cgroup = cgroup
+        self._changes = BrakeLedger(uid, ledger, (HIGH, TASKS), SOFT)
+        self._changes.directory = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            obstacle = ledger.obstacle(self._changes.directory)
+            if obstacle:
+                raise MonitorError(obstacle, "")
+            if not (cgroup / TASKS).exists():
+                raise MonitorError(f"{cgroup} has no {TASKS}: a pod that forks would get around the brake", "")
+            for name in (HIGH, TASKS):
+                self._changes.files[name] = BrakeFile(cgroup, name)
+        except (OSError, MonitorError):
+            self._changes.close()
+            raise
 
+    def soften(self, cap: int, grace_s: float) -> None:
+        """Brake a pod that may grow up to ``cap`` bytes (0: no cap) and runs for ``grace_s``. May block for seconds.
+        Raises OSError or MonitorError, and then changes nothing.
+        """
+        usage, kept, huge = _figures(self._cgroup)
+        threads = int((self._cgroup / "pids.current").read_text())
+        pace = threads * (HUGE_THREAD_BPS if huge else THREAD_BPS)
+        if cap and pace * grace_s > cap - usage:
+            raise MonitorError(
+                f"{threads} threads would take {max(0, cap - usage)} bytes in less than {grace_s:g} s", ""
+            )
+        high = int(kept * _PART) // PAGE * PAGE
+        tasks, limit = (self._changes.files[name] for name in (TASKS, HIGH))
+        planned: Planned = {}
+        most, own = (cgroupfs.limit_of(file.read().encode()) for file in (tasks, limit))
+        if most is None or most > threads:  # one that is lower was set below what runs, and raised it could fork more
+            planned[tasks] = self._changes.change(tasks, str(threads))
+        if own is None or own > high:
+            planned[limit] = self._changes.change(limit, str(high))
+        try:
+            self._changes.expect(planned)
+            self._changes.write(planned)
+        except OSError:
+            if not self.high:
+                self._changes.put_back(HIGH, TASKS)
+            raise
+        self.high = high if limit in planned else own or 0
 
-def soften(journal: ChangeJournal, cgroup: Path, uid: str, cap: int, grace_s: float, own_high: str = "") -> SoftBrake:
-    """Brake a pod softly that may grow up to ``cap`` bytes (0: no cap) and runs for ``grace_s``. May block for seconds.
-    ``own_high``: its memory.high before it was held, where that has changed it.
-
-    Raises MonitorError where it cannot be, with the reason; OSError. Nothing is changed then.
-    """
-    usage, kept, huge = _figures(cgroup)
-    threads = _number(cgroup / "pids.current")
-    if threads is None:
-        raise MonitorError(f"{cgroup} has no pids.current: a pod that forks would get around the brake", "")
-    pace = threads * (HUGE_THREAD_BPS if huge else THREAD_BPS)
-    if cap and pace * grace_s > cap - usage:
-        raise MonitorError(f"{threads} threads would take {max(0, cap - usage)} bytes in less than {grace_s:g} s", "")
-    high = int(kept * _PART) // PAGE * PAGE
-    own = _number(cgroup / HIGH)
-    changes, most = [], _number(cgroup / TASKS)
-    if most is None or most > threads:  # one that is lower was set below what runs, and raised nobody could fork more
-        changes.append(journal.change(cgroup, TASKS, str(threads), uid, "soft brake"))
-    if own is not None and own <= high:
-        return SoftBrake(own, tuple(changes))
-    try:
-        changes.append(journal.change(cgroup, HIGH, str(high), uid, "soft brake", flags=os.O_NONBLOCK, old=own_high))
-    except (OSError, MonitorError):
-        harden(journal, changes)
-        raise
-    return SoftBrake(high, tuple(changes))
-
-
-def harden(journal: ChangeJournal, changes: list[Change] | tuple[Change, ...]) -> list[tuple[Change, str]]:
-    """Take it back: each change, and what became of it. What the kernel refuses stays in the journal."""
-    found = []
-    for change in reversed(changes):
-        with suppress(OSError):
-            found.append((change, journal.undo(change)))
-    return found
+    def harden(self) -> list[tuple[str, str]]:
+        """Take it back: (file, what became of it). What the kernel refuses stays written down."""
+        found = self._changes.put_back(HIGH, TASKS)
+        found += [(name, "refused by the kernel") for name in self._changes.changes]
+        self._changes.close()
+        return found
 
 
 def _figures(cgroup: Path) -> tuple[int, int, bool]:
@@ -81,11 +93,3 @@ def _figures(cgroup: Path) -> tuple[int, int, bool]:
         raise MonitorError(f"{cgroup}: its memory cannot be read: {error}", "") from error
     given = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable"))
     return usage, max(0, usage - given), int(stat.get("anon_thp", 0)) > 0
-
-
-def _number(path: Path) -> int | None:
-    """None for no limit, or no such file. Raises ValueError."""
-    try:
-        return cgroupfs.limit_of(path.read_bytes())
-    except OSError:
-        return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.actions.daemons import is_dead
-from monitor.actions.ledger import noted
+from monitor.actions.ledger import HOT, noted
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, charging, instances, meminfo, mounts
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
@@ -155,18 +155,19 @@ def _pins() -> Iterator[Check]:
 
 
 def _holds() -> Iterator[Check]:
-    """Pods of daemons that are dead stay held until the next start or `outrace unload` releases them."""
+    """What daemons that are dead changed stays until the next start or `outrace unload` undoes it."""
     try:
         root = cgroupfs.detect().root
     except MonitorError:
         return  # no pod is to be seen from here
     problems = list[str]()
-    held = list(noted(root, problems.append))
-    left = [f"{one.path} is held by a daemon that is dead ({one.owner})" for one in held if is_dead(one.owner)]
+    found = list(noted(root, problems.append))
+    held = sum(one.role == HOT for one in found)
+    left = [f"{one.path} was changed by a daemon that is dead ({one.owner})" for one in found if is_dead(one.owner)]
     if left or problems:
         yield Check("holds", False, "; ".join([*left, *problems]), "outrace unload --holds")
     else:
-        yield Check("holds", True, f"{len(held)} pods are held" if held else "none")
+        yield Check("holds", True, f"{held} pods are held" if held else "none")
 
 
 def _bcc() -> Iterator[Check]:

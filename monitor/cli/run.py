@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from monitor.actions.ledger import undo_holds
+from monitor.actions.undo import undo_left
 from monitor.cli.in_turn import in_turn
 from monitor.cli.listen import bind
 from monitor.cli.options import configuration_options, resolve, with_disks
@@ -41,26 +41,46 @@ if TYPE_CHECKING:
     from monitor.pods.choice import Choice
 
 
-@click.command()
+class _Run(click.Command):
+    """Undoes what a killed daemon left also where its options are wrong."""
+
+    def make_context(self, *args: Any, **rest: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **rest)
+        except click.ClickException:
+            _undo_left(None, locked=False)
+            raise
+
+
+@click.command(cls=_Run)
 @configuration_options
 def run(**options: Any) -> None:
     """Run the monitor: observe by default, evict with --enforce."""
-    config, locks = resolve(options).config, list[int]()
+    state_dir, locks = None, list[int]()
     try:
+        config = resolve(options).config
+        state_dir = Path(config.state_dir)
         start(config, locks)
-    except MonitorError:
-        if config.holds and os.geteuid() == 0:
-            _release_left(Path(config.state_dir), bool(locks))
+    except (MonitorError, click.ClickException, OSError):
+        _undo_left(state_dir, bool(locks))
         raise
 
 
-def _release_left(state_dir: Path, locked: bool) -> None:
-    """A start that fails takes over nobody whom a killed daemon held, and the next may be far: in a crash loop."""
-    with contextlib.suppress(MonitorError):  # another daemon runs: they are its own
-        if state_dir.is_dir():
+def _undo_left(state_dir: Path | None, locked: bool) -> None:
+    """A start that fails takes over nothing that a killed daemon changed, and the next may be far: in a crash loop.
+    ``state_dir``: None where the configuration that names it cannot be read.
+    """
+    from monitor.cli.unload import known_state_dirs, stopped
+
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(MonitorError, OSError):  # another daemon runs: they are its own
+        if state_dir is None:
+            undo_left(stopped(known_state_dirs()), Log())
+        elif state_dir.is_dir():
             if not locked:
                 lock(state_dir)
-            undo_holds(state_dir, Log())
+            undo_left([state_dir], Log())
 
 
 def start(config: RunConfig, locks: list[int]) -> NoReturn:
@@ -97,7 +117,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     config = dataclasses.replace(config, lock_fd=lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port)
     _announce(config, choice, loaded, strays)
     if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
-        undo_holds(Path(config.state_dir), log)
+        undo_left([Path(config.state_dir)], log)
     # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
     # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()

@@ -1,4 +1,4 @@
-"""`outrace unload`: remove every pinned BPF program, map and link."""
+"""`outrace unload`: remove every BPF program, map and link that is pinned; undo what ended daemons changed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from monitor.actions import ledger
-from monitor.actions.changes import UNSEEN, ChangeJournal
-from monitor.actions.oom_marks import MarkJournal
+from monitor.actions.ledger import attributes_of
+from monitor.actions.undo import undo
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, instances, mounts, pins
 from monitor.kernel.instances import Instance
@@ -25,12 +24,12 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    help="Only the pins, limits and taints of this state dir. Default: all pins, and limits and taints of their "
-    f"state dirs and of {_STATE_DIR}. Holds of dead daemons are always released.",
+    help="Only the pins and taints of this state dir. Default: all pins, and taints of their state dirs and of "
+    f"{_STATE_DIR}. What daemons that ended changed in the kernel is always undone.",
 )
 @click.option("--strays", is_flag=True, help="Only the pins of state dirs that are gone (`outrace doctor` names them).")
 @click.option(
-    "--holds", is_flag=True, help="Only release pods that a killed daemon held or marked (systemd: ExecStopPost=)."
+    "--holds", is_flag=True, help="Only undo what a killed daemon changed in the kernel (systemd: ExecStopPost=)."
 )
 @click.option(
     "--force", is_flag=True, help="Also those a running daemon uses (it keeps its own descriptors until it ends)."
@@ -38,20 +37,22 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
 def unload(state_dir: Path | None, strays: bool, holds: bool, force: bool) -> None:
     """Remove every BPF program, map and link that outrace pinned, and undo what a killed daemon left behind.
 
-    Without its pin a program is detached. Undone are held pods, memory limits and oom_score_adj of pods, and, where
-    the API server answers, taints of the node.
+    Without its pin a program is detached. Undone are limits, freezes and oom_score_adj of pods, and, where the API
+    server answers, taints of the node.
     """
     if os.geteuid() != 0:
         raise CannotError("outrace unload must be root", "use sudo")
     is_pinned = mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()
-    state_dirs = _state_dirs(state_dir, is_pinned)
+    state_dirs = known_state_dirs(state_dir)
     if holds and os.environ.get("SERVICE_RESULT") in _STARTED_AGAIN:
         return
-    left = [] if strays else _release(state_dirs, force)
+    ended = state_dirs if force else stopped(state_dirs)
+    left = [] if strays else _undo(ended)
     if holds:
         _complain(left)
         return
-    left += [] if strays else _set_back(state_dirs, force)
+    for one in [] if strays else ended:
+        left += _untaint(one) if (one / "taints").is_dir() else []
     if not is_pinned:
         click.echo("nothing is pinned", err=True)
         _complain(left)
@@ -81,47 +82,29 @@ def unload(state_dir: Path | None, strays: bool, holds: bool, force: bool) -> No
     _complain(left)
 
 
-def _state_dirs(only: Path | None, is_pinned: bool) -> list[Path]:
-    """Where changes of daemons may be written down."""
+def known_state_dirs(only: Path | None = None) -> list[Path]:
+    """Of the daemons that may have left something."""
     if only is not None:
         return [only]
+    is_pinned = mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()
     owners = [one.owner for one in instances.survey()] if is_pinned else []
     return list(dict.fromkeys([Path(_STATE_DIR), *(Path(one.state_dir) for one in owners if one is not None)]))
 
 
-def _release(state_dirs: list[Path], force: bool) -> list[str]:
-    """Undo what daemons that do not run any more hold, and whom they guided the OOM killer to; what could not be."""
+def stopped(state_dirs: list[Path]) -> list[Path]:
+    """Those on which no daemon runs."""
+    return [state_dir for state_dir in state_dirs if not _runs_on(state_dir)]
+
+
+def _undo(state_dirs: list[Path]) -> list[str]:
+    """Undo what daemons changed in the kernel that have ended, and those on these state dirs; what could not be."""
     problems: list[str] = []
     try:
         hierarchy = cgroupfs.detect()
     except MonitorError:
         return []  # no pod is to be seen from here
-    free = [state_dir for state_dir in state_dirs if force or not _runs_on(state_dir)]
-    holders: list[Path | None] = [*free, None]  # of daemons that are dead on any state dir too
-    for holder in holders:
-        for change, fate in ledger.undo_all(holder, hierarchy, problems.append):
-            click.echo(f"{change.path}/{change.file} ({change.why}): {fate}", err=True)
-    for state_dir in free:
-        for mark, what in MarkJournal(state_dir).restore_all(problems.append):
-            click.echo(f"oom_score_adj of {what.restored} processes in {mark.cgroup}: set back", err=True)
-            if not what.complete:
-                left = what.denied + what.left
-                problems.append(f"oom_score_adj of {left} processes in {mark.cgroup} is not set back")
-    return problems
-
-
-def _set_back(state_dirs: list[Path], force: bool) -> list[str]:
-    """Undo what daemons changed that do not run any more; what could not be undone."""
-    problems: list[str] = []
-    for state_dir in state_dirs:
-        if _runs_on(state_dir) and not force:
-            continue
-        for change, fate in ChangeJournal(state_dir).undo_all(problems.append):
-            click.echo(f"{change.path}/{change.file} ({change.why}): {fate}", err=True)
-            if fate == UNSEEN:
-                problems.append(f"{change.path} is in no hierarchy that is mounted here")
-        if (state_dir / "taints").is_dir():
-            problems += _untaint(state_dir)
+    for one in undo(hierarchy, problems.append, attributes_of(state_dirs)):
+        click.echo(f"{one.path}/{one.file} ({one.why}): {one.outcome}", err=True)
     return problems
 
 

@@ -98,8 +98,8 @@ class HoldApplier:
         return max(0, ends_ns - time.monotonic_ns()) if ends_ns else held.grace_ns
 
     def _ask(self, held: Hold, grace_ns: int) -> None:
-        high = self._brakes.of(held.entry).leave_high()
-        self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns, high))
+        self._brakes.of(held.entry).high_is_left = True
+        self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns))
 
     def _part(self, held: Hold, cap: int, parts: int) -> int:
         """The cap of one of so many that run; frozen each might have all that they may take together."""

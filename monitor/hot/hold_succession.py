@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.changes import Change
-from monitor.actions.ledger import attribute_of, is_noted, undoing_holds
+from monitor.actions.ledger import HOT, attribute_of, is_noted
 from monitor.actions.thaw_reasons import CGROUPS
+from monitor.actions.undo import Undone, logged, problem_logged, undoing
+from monitor.errors import MonitorError
 
 if TYPE_CHECKING:
     from monitor.hot.parts import Core, Parts
@@ -51,9 +52,16 @@ class LeftHolds:
         self._due_ns: int | None = time.monotonic_ns() + core.config.hold_limit_ns
         self._steps = self.steps()
 
-    def steps(self, paths: Iterable[Path] | None = None) -> Iterator[Change | None]:
+    def steps(self, paths: Iterable[Path] | None = None) -> Iterator[Undone | None]:
         """Each looks at one cgroup, and releases it if it is held. ``paths``: of these alone."""
-        return undoing_holds(self._state_dir, self._log, self._hierarchy, self._keep, paths)
+        ended, on_problem = {attribute_of(self._state_dir)}, problem_logged(self._log)
+        try:
+            for one in undoing(self._hierarchy, on_problem, ended, roles=(HOT,), keep=self._keep, paths=paths):
+                if one is not None:
+                    logged(one, self._log)
+                yield one
+        except MonitorError as error:
+            on_problem(str(error))
 
     def begin(self) -> None:
         """All pods are known, and those that are held on."""

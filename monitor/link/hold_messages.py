@@ -74,7 +74,6 @@ class Soften(NamedTuple):
     pod: str  # uid
     cap: int  # bytes that it may have at most; 0: no limit is set
     grace_ns: int  # for how long it is to run; no soft brake where what is left does not last so long
-    high: str = ""  # its memory.high before the hold, where the hold has changed that
 
 
 class Softened(NamedTuple):

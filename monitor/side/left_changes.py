@@ -8,9 +8,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.actions.changes import undo_left
-from monitor.actions.oom_marks import restore_left
+from monitor.actions.ledger import MARKS, SIDE
 from monitor.actions.oomadj import Logger
+from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import born_ns
 from monitor.kernel.readable import readable
@@ -39,9 +39,10 @@ class LeftChanges:
         self._next_s = next_s
 
     def at_start(self) -> None:
-        """Limits of a side before; nothing is reclaimed, because they are raised. And the marks that it made."""
-        undo_left(Path(self._config.state_dir), self._log)
-        restore_left(Path(self._config.state_dir), self._log)
+        """Soft brakes and marks of a side before; nothing is reclaimed, because limits are raised. Holds are the hot
+        process's to go on with.
+        """
+        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS))
 
     def at_end(self, listener: socket.socket) -> None:
         """Pods that the hot process held, if it has ended and no next one goes on with them. One that has become
@@ -53,9 +54,7 @@ class LeftChanges:
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         if not self._next_one():
-            from monitor.actions.ledger import undo_holds  # nobody else pays for it
-
-            undo_holds(Path(self._config.state_dir), self._log, self._hierarchy)
+            undo_left([Path(self._config.state_dir)], self._log, self._hierarchy)
 
     def _next_one(self) -> bool:
         """Whether a daemon is started on the same state dir: it holds on whom memory is short for, and releases the

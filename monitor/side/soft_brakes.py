@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from monitor.actions.changes import ChangeJournal
-from monitor.actions.soft_brake import SoftBrake, harden, soften
+from monitor.actions.ledger import SIDE, Ledger
+from monitor.actions.soft_brake import SoftBrake
 from monitor.errors import MonitorError
 from monitor.link.hold_messages import HoldEnded, Soften, Softened
 from monitor.side.view import View, label
@@ -18,7 +18,7 @@ class SoftBrakes:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._journal = ChangeJournal(Path(view.config.state_dir))
+        self._ledger = Ledger(Path(view.config.state_dir), SIDE)
         self._worker: Worker | None = None  # a thread that most daemons never need
         self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
 
@@ -64,11 +64,15 @@ class SoftBrakes:
         if found is None:
             raise MonitorError("the pod is not known any more", "")
         began = time.monotonic_ns()
-        brake = soften(self._journal, found.cgroup, message.pod, message.cap, message.grace_ns / 1e9, message.high)
-        # Asked twice (a decision, and the kubelet's eviction) the second finds the memory.high that the first wrote.
-        before = self._brakes.get(message.pod)
-        changes = {change.name: change for change in (*(before.changes if before else ()), *brake.changes)}
-        self._brakes[message.pod] = SoftBrake(brake.high, tuple(changes.values()))
+        # Asked twice (a decision, and the kubelet's eviction) it is the same brake.
+        brake = self._brakes.get(message.pod) or SoftBrake(message.pod, found.cgroup, self._ledger)
+        try:
+            brake.soften(message.cap, message.grace_ns / 1e9)
+        except (OSError, MonitorError):
+            if message.pod not in self._brakes:
+                brake.harden()
+            raise
+        self._brakes[message.pod] = brake
         took_us = (time.monotonic_ns() - began) // 1000
         text = "a held pod may run, and hardly grow"
         self._view.log.info(text, pod=label(found.pod), high=brake.high, took_us=took_us)
@@ -76,5 +80,5 @@ class SoftBrakes:
 
     def _harden(self, uid: str) -> None:
         brake = self._brakes.pop(uid, None)
-        for change, fate in harden(self._journal, brake.changes) if brake is not None else ():
-            self._view.log.info("a soft brake is taken back", uid=uid, file=change.file, value=change.old, outcome=fate)
+        for file, outcome in brake.harden() if brake is not None else ():
+            self._view.log.info("a soft brake is taken back", uid=uid, file=file, outcome=outcome)

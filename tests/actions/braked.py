@@ -7,9 +7,10 @@ from pathlib import Path
 
 from monitor.actions.brake_file import may_set_low
 from monitor.actions.changes import Change, opened
-from monitor.actions.ledger import Ledger
+from monitor.actions.ledger import Ledger, attributes_of
 from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
 from monitor.actions.slow_down import SlowDowns
+from monitor.actions.undo import Undone, undo
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
 from tests import live
@@ -106,6 +107,11 @@ class Stand:
     def oom_kills(self) -> int:
         """Of the node, the pod and what is below it."""
         return sum(cgroupfs.oom_kills(HIERARCHY, path) or 0 for path in (self.node, *cgroupfs.descendants(self.node)))
+
+
+def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[Undone]:
+    """As the next start on this state dir does."""
+    return undo(HIERARCHY, on_problem, attributes_of([state_dir]))
 
 
 @contextmanager

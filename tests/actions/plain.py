@@ -15,9 +15,10 @@ from monitor.actions import brake_file, changes
 from monitor.actions import slow_down as slow_down_module
 from monitor.actions.brake_file import Braked, BrakeFile
 from monitor.actions.changes import Change, opened
-from monitor.actions.ledger import Ledger, undo_all
+from monitor.actions.ledger import Ledger, attributes_of
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.slow_down import SlowDown, SlowDowns, slow_down
+from monitor.actions.undo import undo
 from monitor.kernel.cgroupfs import Hierarchy
 
 MIB = 1 << 20
@@ -68,14 +69,14 @@ class PlainPod:
         patch.setattr(brake_file, "_linux", lambda: (6, 1))
         patch.setattr(BrakeFile, "write", _write)
         patch.setattr(slow_down_module, "_write", _write_to)
-        real = changes._write
-        patch.setattr(changes, "_write", lambda at, file, value, flags=0: real(at, file, value, flags | os.O_TRUNC))
+        patch.setattr(changes, "_write", _write_anew)
         self.root, self.state = root / "cgroup", root / "state"
         self.hierarchy, self.journal = Hierarchy(2, self.root), Ledger(self.state)
         self.path = self.root / "pod"
         self.asked = Asked(self.journal)
         self.path.mkdir(parents=True)
         values = {"memory.current": str(64 * MIB), "memory.max": "max", "memory.oom.group": "0", "memory.high": "max"}
+        values |= {"pids.max": "max", "pids.current": "3", "memory.stat": "inactive_file 0"}
         for name, value in {**values, "cgroup.freeze": "0", "cgroup.procs": ""}.items():
             (self.path / name).write_text(f"{value}\n")
         try:
@@ -126,7 +127,13 @@ class PlainPod:
 
     def undo(self) -> None:
         """As the next start does."""
-        undo_all(self.state, self.hierarchy)
+        undo(self.hierarchy, lambda _: None, attributes_of([self.state]))
+
+
+def _write_anew(directory: int, file: str, value: str) -> None:
+    fd = os.open(file, os.O_WRONLY | os.O_TRUNC, dir_fd=directory)
+    os.write(fd, value.encode())
+    os.close(fd)
 
 
 def _write(self: BrakeFile, value: str) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from monitor.actions import inherited, ledger
+from monitor.actions import inherited, ledger, undo
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED
-from monitor.actions.ledger import undo_all
+from monitor.actions.ledger import HELD
 from monitor.actions.pod_brake import FREEZE, LIMIT
 from monitor.actions.thaw_reasons import CGROUPS, ThawReasons
 from monitor.cli.run import lock
@@ -26,7 +26,7 @@ from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_succession import LeftHolds, take_over
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
-from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
+from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand, undo_on
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 v1 = pytest.mark.skipif(V2, reason="only cgroup v1 has memory.oom_control, and a freezer that SIGKILL waits for")
@@ -51,7 +51,7 @@ def test_a_container_made_during_a_hold_has_its_oom_killer_after_it(held: Stand,
     container = cgroupfs.make(held.pod / "c" / "below")
     assert oom_killer(container) == "oom_kill_disable 1"
     if killed:
-        undo_all(held.state, HIERARCHY)
+        undo_on(held.state)
     else:
         brake.release()
     assert [oom_killer(path) for path in (held.pod, container.parent, container)] == ["oom_kill_disable 0"] * 3
@@ -109,7 +109,7 @@ def test_many_cgroups_made_during_a_hold_have_their_oom_killer_in_the_end(
     if how == "end":
         brakes.finish(time.monotonic_ns() + 10**10)
     elif how == "killed":
-        assert undo_all(held.state, HIERARCHY)
+        assert undo_on(held.state)
     else:
         if how == "held again":
             assert brakes.of(entry).apply(64 * MIB) is not None
@@ -133,13 +133,13 @@ def test_a_value_that_was_refused_hides_none_that_is_in_force(held: Stand) -> No
     """v1 refuses a limit with EBUSY, and it is tried again: what is there then is still ours, and comes back."""
     file = BrakeFile(held.pod, LIMIT_FILE)
     before = file.read()
-    first = file.change(str(64 * MIB), None, "uid", held.journal.boot)
+    first = file.change(file.read(), str(64 * MIB), None, "uid", HELD)
     assert first is not None
     file.write(str(64 * MIB))
-    refused = file.change(str(32 * MIB), first, "uid", held.journal.boot)
-    last = file.change(str(48 * MIB), refused, "uid", held.journal.boot)
+    refused = file.change(file.read(), str(32 * MIB), first, "uid", HELD)
+    last = file.change(file.read(), str(48 * MIB), refused, "uid", HELD)
     assert last is not None
-    assert file.has(last, held.journal.boot)
+    assert file.has(last)
     assert file.put_back(last) == RESTORED
     assert file.read() == before
     file.close()
@@ -157,7 +157,7 @@ def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
             os.mkdir(name, dir_fd=at[-1])
             at.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at[-1]))
         problems = list[str]()
-        assert {fate for _, fate in undo_all(held.state, HIERARCHY, problems.append)} == {RESTORED}
+        assert {one.outcome for one in undo_on(held.state, problems.append)} == {RESTORED}
         assert problems == []
         assert not held.noted()
     finally:
@@ -226,9 +226,9 @@ def test_a_freezer_with_the_inode_number_of_the_pods_memory_cgroup(
     if held.freezer is None:
         pytest.skip("v1's freezer is not mounted, and cannot be")
     assert held.brake(FREEZE).apply(0) is not None
-    real, freezer = ledger.identity_of, held.freezer
-    monkeypatch.setattr(ledger, "identity_of", lambda path: real(freezer if path == held.pod else path))
-    assert {fate for _, fate in undo_all(held.state, HIERARCHY)} == {RESTORED}
+    real, freezer = undo.identity_of, held.freezer
+    monkeypatch.setattr(undo, "identity_of", lambda path: real(freezer if path == held.pod else path))
+    assert {one.outcome for one in undo_on(held.state)} == {RESTORED}
     assert (freezer / "freezer.self_freezing").read_text().strip() == "0"
 
 

@@ -13,12 +13,13 @@ import pytest
 
 from monitor.actions.changes import RESTORED
 from monitor.actions.daemons import is_dead, this_daemon
-from monitor.actions.ledger import Ledger, noted, undo_all, undo_holds
+from monitor.actions.ledger import Ledger, noted
 from monitor.actions.pod_brake import PodBrake
+from monitor.actions.undo import undo, undo_left
 from monitor.cli import checks
 from monitor.cli.main import main
 from tests import live
-from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, Stand, stand
+from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, Stand, stand, undo_on
 from tests.actions.test_ledger import left_by_a_dead_one, undone
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -44,7 +45,7 @@ def held(tmp_path: Path) -> Iterator[Stand]:
 
 def test_another_daemon_undoes_only_its_own_while_the_other_runs(held: Stand, tmp_path: Path) -> None:
     left_by_a_dead_one(held)
-    assert undo_all(tmp_path / "another", HIERARCHY) == []
+    assert undo_on(tmp_path / "another") == []
     assert held.noted()
     assert not PodBrake("uid", held.pod, HIERARCHY, Ledger(tmp_path / "another")).adopt()
     assert RESTORED in undone(held).values()
@@ -74,7 +75,7 @@ def killed_daemon(held: Stand) -> None:
     with subprocess.Popen(command, env=live.environment(), stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == "held\n"
-        assert undo_all(None, HIERARCHY) == []
+        assert undo(HIERARCHY, lambda _: None) == []
         daemon.kill()
         os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)  # nobody has waited for it yet
         [one] = noted(held.node)
@@ -86,7 +87,7 @@ def test_what_a_dead_daemon_left_is_undone_from_any_state_dir(held: Stand, tmp_p
     before = held.files()
     killed_daemon(held)
     assert held.files() != before
-    assert undo_holds(tmp_path / "another", lambda *_, **__: None) == 1
+    assert undo_left([tmp_path / "another"], lambda *_, **__: None)
     assert held.files() == before
     assert not held.noted()
 
@@ -97,7 +98,7 @@ def test_doctor_names_what_a_dead_daemon_left_and_unload_releases_it(
     before = held.files()
     killed_daemon(held)
     (found,) = [check for check in checks._holds() if not check.ok]
-    assert f"{held.pod} is held by a daemon that is dead (pid " in found.detail
+    assert f"{held.pod} was changed by a daemon that is dead (pid " in found.detail
     assert main(["unload", "--holds", "--state-dir", str(tmp_path / "another")]) == 0
     assert f"{held.pod}/{LIMIT_FILE} (hold): restored" in capsys.readouterr().err
     assert held.files() == before

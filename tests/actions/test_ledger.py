@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import FOREIGN, RESTORED, UNCHANGED, UNSEEN
-from monitor.actions.ledger import Ledger, attribute_of, undo_all, undo_holds
+from monitor.actions.ledger import Ledger, attribute_of
 from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
+from monitor.actions.undo import undo_left
 from monitor.cli.main import main
 from monitor.cli.run import lock
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, kinds, stand
+from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, kinds, stand, undo_on
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -70,8 +71,8 @@ def held(tmp_path: Path) -> Iterator[Stand]:
 
 def undone(held: Stand, problems: list[str] | None = None) -> dict[str, str]:
     """File -> what became of it."""
-    found = undo_all(held.state, HIERARCHY, (problems if problems is not None else list[str]()).append)
-    return {change.file: fate for change, fate in found}
+    found = undo_on(held.state, (problems if problems is not None else list[str]()).append)
+    return {one.file: one.outcome for one in found}
 
 
 def left_by_a_dead_one(held: Stand, cap: int = 64 * MIB, kind: str = "auto") -> PodBrake:
@@ -109,9 +110,9 @@ def test_a_held_process_goes_on_when_the_hold_of_a_dead_one_is_undone(held: Stan
         left_by_a_dead_one(held, 16 * MIB)
         assert held.noted()
         reported = list[str]()
-        assert undo_holds(held.state, lambda level, message, **fields: reported.append(f"{level} {message}")) == 1
+        assert undo_left([held.state], lambda level, message, **fields: reported.append(f"{level} {message}"))
         assert reported
-        assert set(reported) == {"info a hold of an earlier daemon is undone"}
+        assert set(reported) == {"info a change of an earlier daemon is undone"}
         assert puppet.answer() == "done"
     assert held.oom_kills() == 0
 
@@ -168,18 +169,8 @@ def test_what_cannot_be_read_is_one_message_and_hides_nothing_else(held: Stand, 
     assert (other / LIMIT_FILE).read_text() == before
     assert not held.noted()
     brake = held.any_brake(cgroup=other)
-    assert brake.problem == "what an earlier daemon held is not undone"
+    assert brake.problem == "what an earlier daemon changed is not undone"
     assert brake.apply(MIB) is None
-
-
-def test_an_earlier_boot_is_over(held: Stand) -> None:
-    """No cgroup outlives its boot: only a snapshot of a running machine would have one."""
-    left_by_a_dead_one(held, kind=LIMIT)
-    attribute = attribute_of(held.state)
-    made = json.loads(os.getxattr(held.pod, attribute))
-    made["changes"] = [{**one, "boot": "another"} for one in made["changes"]]
-    os.setxattr(held.pod, attribute, json.dumps(made).encode())
-    assert set(undone(held).values()) == {"vanished"}
 
 
 def test_a_freezer_that_cannot_be_seen_from_here_stays_noted(held: Stand, tmp_path: Path) -> None:
@@ -261,7 +252,7 @@ def test_another_process_goes_on_with_what_a_dead_one_held(held: Stand) -> None:
     left_by_a_dead_one(held)
     braked, ended_ns = held.files(), time.monotonic_ns()
     brake = held.any_brake()
-    assert brake.problem == "what an earlier daemon held is not undone"
+    assert brake.problem == "what an earlier daemon changed is not undone"
     assert brake.adopt()
     assert began_ns < brake.since_ns < ended_ns, "its time limit goes on"
     assert not brake.adopt()
@@ -292,8 +283,8 @@ def test_nothing_is_gone_on_with_by_one_that_brakes_otherwise(held: Stand) -> No
     left_by_a_dead_one(held)
     brake = held.any_brake(FREEZE)
     assert not brake.adopt()
-    assert brake.problem == "what an earlier daemon held is not undone"
-    assert undo_holds(held.state, lambda *_, **__: None) == 1
+    assert brake.problem == "what an earlier daemon changed is not undone"
+    assert undo_left([held.state], lambda *_, **__: None)
     assert held.files() == before
     brake.refresh()
     assert brake.problem == ""

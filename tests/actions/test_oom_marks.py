@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from monitor.actions.oom_marks import Mark, MarkJournal, Restored, restore_left
+from monitor.actions.ledger import MARKS, attribute_of
+from monitor.actions.oom_marks import MarkJournal, Restored
+from monitor.actions.undo import undo_left
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.daemon.test_scores import capable
@@ -62,25 +65,26 @@ def forked(parent: Puppet, path: Path) -> int:
     return int(path.read_text())
 
 
-def left(journal: MarkJournal) -> list[str]:
-    return sorted(path.name for path in journal.path.iterdir()) if journal.path.exists() else []
+def left(pod: Path) -> list[str]:
+    """What is noted at the pod."""
+    return [name for name in os.listxattr(pod) if name.startswith("trusted.outrace.")]
 
 
 def test_every_process_is_raised_and_set_back(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
     mark = journal.mark(pod, "uid")
     assert values(processes) == [1000, 1000]
     assert mark.raised == 2
-    assert len(left(journal)) == 1
+    assert len(left(pod)) == 1
     assert journal.restore(mark) == Restored(restored=2)
     assert values(processes) == [100, 200]
-    assert left(journal) == []
+    assert left(pod) == []
 
 
 def test_its_own_1000_stays_and_nothing_is_kept(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
     for one in processes:
         write(one.pid, 1000)
     mark = journal.mark(pod, "uid")
-    assert (mark.raised, left(journal)) == (0, [])
+    assert (mark.raised, left(pod)) == (0, [])
     assert journal.restore(mark) == Restored()
     assert values(processes) == [1000, 1000]
 
@@ -148,7 +152,7 @@ def test_the_largest_are_raised_of_more_than_the_budget(pod: Path, processes: li
 def test_what_a_daemon_that_was_killed_left_is_set_back(
     journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
 ) -> None:
-    """By the next start, from the files alone; also a child that only the kernel knows of."""
+    """By the next start on whatever state dir, from the note alone; also a child that only the kernel knows of."""
     script = (
         "import os, signal, sys; from pathlib import Path; from monitor.actions.oom_marks import MarkJournal\n"
         "MarkJournal(Path(sys.argv[1])).mark(Path(sys.argv[2]), 'uid'); os.kill(os.getpid(), signal.SIGKILL)"
@@ -159,13 +163,12 @@ def test_what_a_daemon_that_was_killed_left_is_set_back(
     assert killed.returncode == -signal.SIGKILL
     assert values(processes) == [1000, 1000]
     child = forked(processes[1], tmp_path / "child")
-    lines: list[tuple[str, dict[str, object]]] = []
-    restore_left(tmp_path, lambda level, message, /, **fields: lines.append((message, fields)))
+    lines: list[tuple[str, object]] = []
+    undo_left([tmp_path / "another"], lambda _, message, /, **fields: lines.append((message, fields["outcome"])))
     assert [*values(processes), value(child)] == [100, 200, 200]
-    assert left(journal) == []
-    assert [(message, fields["restored"], fields["inherited"]) for message, fields in lines] == [
-        ("oom_score_adj that an earlier daemon raised is set back", 3, 1)
-    ]
+    assert left(pod) == []
+    outcome = "3 processes set back, 1 of them forked since"
+    assert lines == [("a change of an earlier daemon is undone", outcome)]
 
 
 def test_marked_again_before_it_was_set_back(
@@ -179,38 +182,49 @@ def test_marked_again_before_it_was_set_back(
     assert [*values(processes), value(child)] == [100, 200, 100]
 
 
-def test_nothing_is_raised_that_is_not_on_disk(pod: Path, processes: list[Puppet], tmp_path: Path) -> None:
-    (tmp_path / "marks").write_text("a file where the directory should be")
-    with pytest.raises(OSError, match=r"marks"):
-        MarkJournal(tmp_path).mark(pod, "uid")
+def test_nothing_is_raised_that_cannot_be_noted(
+    journal: MarkJournal, pod: Path, processes: list[Puppet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    with pytest.raises(OSError, match="not permitted"):
+        journal.mark(pod, "uid")
     assert values(processes) == [100, 200]
 
 
-def test_of_an_earlier_boot_nothing_is_written(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+def test_a_cgroup_made_anew_is_not_noted_at(journal: MarkJournal, pod: Path) -> None:
     mark = journal.mark(pod, "uid")
-    assert journal.restore(replace(mark, boot="another")) == Restored()
-    assert values(processes) == [1000, 1000]
-    assert left(journal) == []
+    pod.rmdir()
+    cgroupfs.make(pod)
+    with Puppet(pod) as late:
+        write(late.pid, 100)
+        with pytest.raises(FileNotFoundError):
+            journal.look_again(mark)
+        assert value(late.pid) == 100
+        assert left(pod) == []
 
 
-@pytest.mark.parametrize("broken", ["{", "[]", '{"cgroup": 1}', '{"cgroup":"/x","identity":"","uid":"","boot":""}'])
-def test_a_file_that_cannot_be_read_is_reported_and_stays(journal: MarkJournal, broken: str) -> None:
-    journal.path.mkdir()
-    (journal.path / "0.json").write_text(broken)
-    problems: list[str] = []
-    assert journal.restore_all(problems.append) == []
-    assert len(problems) == 1
-    assert "remove it" in problems[0]
-    assert left(journal) == ["0.json"]
-
-
-def test_a_file_of_another_pod_is_refused(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
-    mark: Mark = journal.mark(pod, "uid")
-    made = json.loads((journal.path / mark.name).read_text()) | {"cgroup": "/sys/fs/cgroup/other"}
-    (journal.path / mark.name).write_text(json.dumps(made))
-    problems: list[str] = []
-    assert journal.load(problems.append) == []
-    assert len(problems) == 1
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"uid": "u"}',
+        '{"uid": 1, "processes": []}',
+        '{"uid": "u", "processes": [[1, 2]]}',
+        '{"uid": "u", "processes": 1}',
+        '{"uid": "u", "processes": [[1, 1, "a", 0]]}',
+        '{"uid": "u", "processes": [[1, 1, -1001, 0]]}',
+    ],
+)
+def test_a_note_that_cannot_be_read_is_reported_and_stays(tmp_path: Path, pod: Path, broken: str) -> None:
+    attribute = attribute_of(tmp_path, MARKS)
+    os.setxattr(pod, attribute, json.dumps({"owner": "", **json.loads(broken)}).encode())
+    problems = list[str]()
+    assert undo_left([tmp_path], lambda _, __, **fields: problems.append(str(fields["problem"]))) == []
+    [problem] = problems
+    assert f"setfattr -x {attribute} {pod}" in problem
+    assert left(pod) == [attribute]
 
 
 @pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: nobody can set a floor here (a guest's root can)")

@@ -54,7 +54,7 @@ def test_the_thread_sets_it_and_goes_on_after_an_error(pod: PlainPod) -> None:
     brake.release()
     file = BrakeFile(pod.path, "memory.max")
     with (pod.path / "memory.max").open() as unwritable, (pod.path / "memory.current").open() as directory:
-        change = Change(str(pod.path), "memory.max", "", "max", ("max",), "other", HELD, pod.journal.boot)
+        change = Change(str(pod.path), "memory.max", "", "max", ("max",), "other", HELD)
         assert slow_downs.begin("other", file, unwritable.fileno(), directory.fileno(), change, LOW)
     until(lambda: TROUBLES.any)
     assert [(one.call, one.whose) for one in TROUBLES.take()] == [("cgroup", "other")]
@@ -79,7 +79,7 @@ def test_nobody_waits_for_a_thread_that_cannot_go_on(
     """It lasts where memory is short, and whatever else ends it keeps no note and no descriptor."""
     TROUBLES.take()
     slow_downs, file = SlowDowns(pod.journal), BrakeFile(pod.path, "memory.high")
-    change = Change(str(pod.path), "memory.high", "", "max", ("max",), "a", HELD, pod.journal.boot)
+    change = Change(str(pod.path), "memory.high", "", "max", ("max",), "a", HELD)
 
     def fails(*_: object) -> bool:
         raise error
@@ -125,7 +125,7 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
     monkeypatch.setattr(slow_down_module, "slow_down", waits)
     slow_downs, file = SlowDowns(pod.journal), BrakeFile(pod.path, "memory.high")
     before = live.open_descriptors()
-    change = Change(str(pod.path), "memory.high", "", "max", ("max",), "u", HELD, pod.journal.boot)
+    change = Change(str(pod.path), "memory.high", "", "max", ("max",), "u", HELD)
     asked = [slow_downs.begin("u", file, file._write, file._write, change, LOW) for _ in range(MOST + 1)]
     assert asked == [*range(1, MOST + 1), 0]
     assert began.wait(30)

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.brake_file import Braked, may_set_low
-from monitor.actions.changes import RESTORED, ChangeJournal, undo_left, undone
+from monitor.actions.changes import RESTORED, opened, undone
+from monitor.actions.ledger import SIDE, Ledger
 from monitor.actions.pod_brake import AUTO, LIMIT
-from monitor.actions.soft_brake import HIGH, TASKS, harden, soften
+from monitor.actions.soft_brake import HIGH, TASKS, SoftBrake
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
+from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand, undo_on
 from tests.actions.plain import stop
 
 pytestmark = [
@@ -53,8 +54,14 @@ def held(tmp_path: Path) -> Iterator[Stand]:
 
 
 @pytest.fixture
-def journal(held: Stand) -> ChangeJournal:
-    return ChangeJournal(held.state)
+def soft(held: Stand) -> SoftBrake:
+    return SoftBrake("uid", held.pod, Ledger(held.state, SIDE))
+
+
+def softened(held: Stand) -> list[str]:
+    """The files that a soft brake has changed."""
+    with opened(held.pod) as directory:
+        return [change.file for change in Ledger(held.state, SIDE).changes(directory)]
 
 
 def number(path: Path) -> int:
@@ -71,7 +78,7 @@ def becomes_low(held: Stand, braked: Braked | None) -> int:
     return high
 
 
-def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, journal: ChangeJournal) -> None:
+def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, soft: SoftBrake) -> None:
     """As --hard-grace has it: cap and freeze, SIGTERM, the soft brake, thaw."""
     with held.puppet() as puppet:
         puppet.do(f"exec({_ANSWERS!r})")
@@ -80,7 +87,7 @@ def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, journal: Chang
         live.until(lambda: (brake.usage() or 0) > 48 * MIB, "the pod to grow")
         braked = brake.apply((brake.usage() or 0) + 24 * MIB)
         assert braked is not None
-        soft = soften(journal, held.pod, "uid", braked.cap, 5.0)
+        soft.soften(braked.cap, 5.0)
         assert number(held.pod / HIGH) == soft.high
         assert number(held.pod / TASKS) == 1
         brake.thaw()
@@ -91,10 +98,10 @@ def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, journal: Chang
         puppet.process.send_signal(signal.SIGTERM)
         assert puppet.answer() == "answered"
         assert puppet.answer() == "done"
-        assert {fate for _, fate in harden(journal, soft.changes)} == {RESTORED}
+        assert {fate for _, fate in soft.harden()} == {RESTORED}
         brake.close()
         assert held.files() == before
-        assert journal.load() == []
+        assert softened(held) == []
 
 
 def test_the_default_action_of_sigterm_needs_no_thaw_where_the_pod_is_frozen(held: Stand) -> None:
@@ -108,7 +115,7 @@ def test_the_default_action_of_sigterm_needs_no_thaw_where_the_pod_is_frozen(hel
         brake.close()
 
 
-def test_a_memory_high_that_was_set_before_comes_back_exactly(held: Stand, journal: ChangeJournal) -> None:
+def test_a_memory_high_that_was_set_before_comes_back_exactly(held: Stand, soft: SoftBrake) -> None:
     """By MemoryQoS or systemd: of the pod, where the brake writes one of its own, and of its containers."""
     with held.puppet("container") as puppet:
         puppet.do("anon(32)")
@@ -118,15 +125,14 @@ def test_a_memory_high_that_was_set_before_comes_back_exactly(held: Stand, journ
         before, brake = held.files(), held.brake()
         assert brake.apply(64 * MIB) is not None
         assert number(held.pod / HIGH) < 64 * MIB
-        own_high = brake.leave_high()
-        assert own_high == str(112 * MIB)
-        soft = soften(journal, held.pod, "uid", 0, 5.0, own_high)
+        brake.high_is_left = True
+        soft.soften(0, 5.0)
         assert number(held.pod / HIGH) == soft.high < 32 * MIB
         assert brake.in_force(), "memory.high is the side's"
         assert brake.loosen(72 * MIB) is not None
         assert number(held.pod / HIGH) == soft.high
         brake.release()
-        undo_left(held.state, lambda *_, **__: None)  # as the start after a SIGKILL does
+        undo_on(held.state)  # as the start after a SIGKILL does
         assert held.files() == before
         assert number(held.pod / "container" / HIGH) == 100 * MIB
         puppet.do("anon(1)")
@@ -135,7 +141,7 @@ def test_a_memory_high_that_was_set_before_comes_back_exactly(held: Stand, journ
 
 @pytest.mark.parametrize("side_first", [True, False])
 def test_a_memory_high_that_hold_and_soft_brake_set_comes_back_exactly(
-    held: Stand, journal: ChangeJournal, side_first: bool
+    held: Stand, soft: SoftBrake, side_first: bool
 ) -> None:
     """Each wrote one of its own: the hold at first, the soft brake a lower one, as beside a kernel before 6.16."""
     with held.puppet() as puppet:
@@ -143,14 +149,15 @@ def test_a_memory_high_that_hold_and_soft_brake_set_comes_back_exactly(
         (held.pod / HIGH).write_text(str(112 * MIB))
         before, brake = held.files(), held.brake()
         assert brake.apply(64 * MIB) is not None
-        own_high = brake.leave_high()
-        made = journal.change(held.pod, HIGH, str(MIB), "uid", "soft brake", old=own_high)
+        brake.high_is_left = True
+        soft.soften(0, 5.0)
+        high = number(held.pod / HIGH)
         if side_first:
-            assert journal.undo(made) == RESTORED
+            soft.harden()
         brake.close()
         if not side_first:
-            assert number(held.pod / HIGH) == MIB
-            undo_left(held.state, lambda *_, **__: None)
+            assert number(held.pod / HIGH) == high
+            soft.harden()
         assert held.files() == before
 
 
@@ -168,19 +175,19 @@ def test_a_lower_memory_high_stays_while_a_pod_is_held(held: Stand) -> None:
 
 
 @late
-def test_a_thread_slows_a_held_pod_down(held: Stand, journal: ChangeJournal) -> None:
+def test_a_thread_slows_a_held_pod_down(held: Stand, soft: SoftBrake) -> None:
     """What comes back is what was there before the hold, and a soft brake after it changes less."""
     with held.puppet() as puppet:
         puppet.do("anon(32)")
         before, brake = held.files(), held.brake()
         low = becomes_low(held, stop(brake, 96 * MIB))
         assert brake.in_force()
-        brake.leave_high()
-        soft = soften(journal, held.pod, "uid", 0, 5.0, "max")
-        assert [change.file for change in soft.changes] == [TASKS]
+        brake.high_is_left = True
+        soft.soften(0, 5.0)
+        assert softened(held) == [TASKS]
         assert number(held.pod / HIGH) == low
         brake.release()
-        assert {fate for _, fate in harden(journal, soft.changes)} == {RESTORED}
+        assert {fate for _, fate in soft.harden()} == {RESTORED}
         assert held.files() == before
 
 
@@ -242,31 +249,31 @@ def test_a_pod_that_is_let_grow_to_its_cap_does_not_sleep_above_memory_high(held
 
 
 @pytest.mark.parametrize(("own", "runs"), [("1", "1"), ("5", "1"), ("max", "1")])
-def test_pids_max_is_never_above_what_it_was(held: Stand, journal: ChangeJournal, own: str, runs: str) -> None:
+def test_pids_max_is_never_above_what_it_was(held: Stand, soft: SoftBrake, own: str, runs: str) -> None:
     """Also where a pod that runs 3 processes may have 1: it was lowered meanwhile."""
     with held.puppet() as puppet:
         children = 2 if own == "1" else 0
         puppet.do(f"children = [os.fork() or time.sleep(1000) for _ in range({children})]")
         (held.pod / TASKS).write_text(own)
-        soft = soften(journal, held.pod, "uid", 0, 5.0)
+        soft.soften(0, 5.0)
         assert (held.pod / TASKS).read_text().strip() == runs
-        harden(journal, soft.changes)
+        soft.harden()
         assert (held.pod / TASKS).read_text().strip() == own
 
 
-def test_a_lower_memory_high_of_its_own_stays(held: Stand, journal: ChangeJournal) -> None:
+def test_a_lower_memory_high_of_its_own_stays(held: Stand, soft: SoftBrake) -> None:
     with held.puppet() as puppet:
         puppet.do("anon(24)")
         (held.pod / HIGH).write_text(str(MIB))
-        soft = soften(journal, held.pod, "uid", 0, 5.0)
+        soft.soften(0, 5.0)
         assert soft.high == MIB == number(held.pod / HIGH)
-        assert [change.file for change in soft.changes] == [TASKS]
-        harden(journal, soft.changes)
+        assert softened(held) == [TASKS]
+        soft.harden()
 
 
-def test_a_pod_under_a_soft_brake_cannot_fork(held: Stand, journal: ChangeJournal) -> None:
+def test_a_pod_under_a_soft_brake_cannot_fork(held: Stand, soft: SoftBrake) -> None:
     with held.puppet() as puppet:
-        soft = soften(journal, held.pod, "uid", 0, 5.0)
+        soft.soften(0, 5.0)
         puppet.do(
             """
 try: os._exit(0) if os.fork() == 0 else os._exit(1)
@@ -275,19 +282,20 @@ except BlockingIOError: pass
             .replace("\n", "\\n")
             .join(("exec('", "')"))
         )
-        harden(journal, soft.changes)
+        soft.harden()
         puppet.do("os.waitpid(os.fork() or os._exit(0), 0)")
 
 
-def test_where_what_is_left_does_not_last_there_is_no_soft_brake(held: Stand, journal: ChangeJournal) -> None:
+def test_where_what_is_left_does_not_last_there_is_no_soft_brake(held: Stand, soft: SoftBrake) -> None:
     with held.puppet() as puppet:
         puppet.do("[threading.Thread(target=time.sleep, args=(1000,), daemon=True).start() for _ in range(20)]")
         before, usage = held.files(), cgroupfs.usage(HIERARCHY, held.pod)
         with pytest.raises(MonitorError, match="21 threads would take"):
-            soften(journal, held.pod, "uid", usage + 16 * MIB, 30.0)
+            soft.soften(usage + 16 * MIB, 30.0)
         assert held.files() == before
-        assert journal.load() == []
-        harden(journal, soften(journal, held.pod, "uid", usage + 1024 * MIB, 30.0).changes)
+        assert softened(held) == []
+        soft.soften(usage + 1024 * MIB, 30.0)
+        soft.harden()
 
 
 def test_the_cap_of_v2_alone_kills_in_the_pod(held: Stand) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from monitor.actions.ledger import MARKS
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon
@@ -34,16 +35,21 @@ def pattern(mib: int) -> str:
 
 def is_held(pod: LabPod) -> bool:
     """Whether a brake is written down at its cgroup and in force."""
-    if not any("outrace" in name for name in os.listxattr(pod.cgroup)):
+    if not _is_noted(pod):
         return False
     if V2:
         return (pod.cgroup / "cgroup.freeze").read_text().strip() == "1"
     return (pod.cgroup / "memory.oom_control").read_text().startswith("oom_kill_disable 1")
 
 
+def _is_noted(pod: LabPod) -> bool:
+    """Also where the OOM killer is guided to it, which is noted too."""
+    return any("outrace" in name and not name.endswith(MARKS) for name in os.listxattr(pod.cgroup))
+
+
 def is_as_before(pod: LabPod) -> bool:
     """Whether nothing of a brake is left on a pod without limits: no value, nothing written down."""
-    if any("outrace" in name for name in os.listxattr(pod.cgroup)):
+    if _is_noted(pod):
         return False
     if not V2:
         oom_killer = (pod.cgroup / "memory.oom_control").read_text().startswith("oom_kill_disable 0")

@@ -33,9 +33,7 @@ class StringFile(BrakeFile):
 
 
 def ledger(own: int = UNLIMITED) -> BrakeLedger:
-    journal = SimpleNamespace(
-        boot="b", note=lambda *_: None, forget=lambda _: None, with_own_value=lambda _, change: change
-    )
+    journal = SimpleNamespace(note=lambda *_: None, forget=lambda _: None, others=lambda _: [])
     made = BrakeLedger("u", cast(Ledger, journal), (LIMIT, COMPANION))
     made.files = {LIMIT: StringFile(LIMIT, str(own)), COMPANION: StringFile(COMPANION, "0")}
     return made

@@ -75,7 +75,7 @@ def test_the_next_start_releases_also_in_mode_observe(node: LabNode) -> None:
         with live.daemon(node, *hard(16)) as running:
             released(pod)
             assert hog.answer() == "done"
-            assert live.message(running, "a hold of an earlier daemon is undone")["outcome"] == "restored"
+            assert live.message(running, "a change of an earlier daemon is undone")["outcome"] == "restored"
     assert node.oom_kills() == 0
 
 

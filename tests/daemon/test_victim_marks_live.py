@@ -87,7 +87,7 @@ def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Hog])
         _kill(daemon)
         assert values(hogs) == [1000, SECOND]
         daemon.start()
-        live.message(daemon, "oom_score_adj that an earlier daemon raised is set back")
+        live.message(daemon, "a change of an earlier daemon is undone", file="oom_score_adj")
         become(hogs, 1000, SECOND)  # and it is the next victim again
         _kill(daemon)
         done = live.outrace("unload", "--holds", "--state-dir", str(daemon.state_dir))
@@ -99,7 +99,7 @@ def test_the_side_alone_is_killed(node: LabNode, hogs: list[Hog]) -> None:
     with live.daemon(node, "--enforce", *hard(8)) as daemon:
         become(hogs, 1000, SECOND)
         os.kill(live.children(daemon.pid)[0], signal.SIGKILL)
-        live.message(daemon, "oom_score_adj that an earlier daemon raised is set back")
+        live.message(daemon, "a change of an earlier daemon is undone", file="oom_score_adj")
         become(hogs, 1000, SECOND)
         live.ended(daemon)
     become(hogs, FIRST, SECOND)

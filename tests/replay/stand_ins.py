@@ -71,10 +71,6 @@ class StandInBrake:
     def slow_down(self) -> None:
         pass
 
-    def leave_high(self) -> str:
-        self.high_is_left = True
-        return "max"
-
     def release(self) -> None:
         if self.is_held:
             self.log.append(("release", 0))

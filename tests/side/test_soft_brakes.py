@@ -1,6 +1,6 @@
-"""Soft brakes of the side: one that is asked for twice is taken back whole.
+"""Soft brakes of the helper process, on files that stand for a pod's: cgroup v1 has no memory.high.
 
-Stand-ins for the kernel's files, which are in tests/actions/test_soft_brake.py: cgroup v1 has no memory.high.
+On real cgroups: tests/actions/test_soft_brake.py.
 """
 
 from __future__ import annotations
@@ -11,36 +11,90 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.changes import Change
-from monitor.actions.soft_brake import HIGH, TASKS, SoftBrake
+from monitor.actions.brake_file import BrakeFile
 from monitor.link.hold_messages import Soften
 from monitor.side import soft_brakes
+from monitor.side.soft_brakes import SoftBrakes
+from tests.actions.plain import MIB, PlainPod
+
+#: Of 64 MiB that cannot be reclaimed.
+HIGH = int(64 * MIB * 0.65) // 4096 * 4096
 
 
-def change(file: str) -> Change:
-    return Change("/pod", file, "inode 1", "max", ("64",), "u", "soft brake", "boot")
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainPod:
+    monkeypatch.setattr(soft_brakes, "label", lambda _: "ns/p")
+    return PlainPod(tmp_path, monkeypatch)
 
 
-def view_of(state: Path, cgroup: Path) -> Any:
-    """Of a side that knows one pod, ``u``."""
-    return SimpleNamespace(
-        config=SimpleNamespace(state_dir=str(state)),
+def side_of(pod: PlainPod) -> SoftBrakes:
+    """Of a helper process that knows one pod, ``u``."""
+    view: Any = SimpleNamespace(
+        config=SimpleNamespace(state_dir=str(pod.state)),
         hierarchy=SimpleNamespace(version=2),
-        pods={"u": SimpleNamespace(cgroup=cgroup, pod=SimpleNamespace(namespace="ns", name="p"))},
+        pods={"u": SimpleNamespace(cgroup=pod.path, pod=SimpleNamespace(namespace="ns", name="p"))},
         log=SimpleNamespace(info=lambda *_, **__: None, warning=lambda text, **_: pytest.fail(text)),
     )
+    return SoftBrakes(view)
 
 
-def test_a_pod_that_is_braked_twice_gets_its_memory_high_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second time it has a lower memory.high already, the first brake's, which is left as it is."""
-    brakes = [SoftBrake(64, (change(TASKS), change(HIGH))), SoftBrake(64, (change(TASKS),))]
-    taken_back = list[str]()
-    monkeypatch.setattr(soft_brakes, "soften", lambda *_: brakes.pop(0))
-    monkeypatch.setattr(soft_brakes, "harden", lambda _, changes: taken_back.extend(c.file for c in changes) or ())
-    view = view_of(tmp_path, tmp_path)
-    side = soft_brakes.SoftBrakes(view)
-    monkeypatch.setattr(soft_brakes, "label", lambda _: "ns/p")
+def files(pod: PlainPod) -> dict[str, str]:
+    return {name: (pod.path / name).read_text().strip() for name in ("memory.high", "pids.max")}
+
+
+def test_a_pod_that_is_braked_twice_gets_its_memory_high_back(pod: PlainPod) -> None:
+    before, side = files(pod), side_of(pod)
     for number in (1, 2):
-        assert side._brake(Soften(number, "u", 0, 10**9)) == 64
+        assert side._brake(Soften(number, "u", 0, 10**9)) == HIGH
+        assert files(pod) == {"memory.high": str(HIGH), "pids.max": "3"}
+        (pod.path / "memory.current").write_text(str(80 * MIB))
     side._harden("u")
-    assert sorted(taken_back) == [HIGH, TASKS]
+    assert files(pod) == before
+
+
+def test_what_the_kernel_refuses_to_take_back_stays_noted(pod: PlainPod, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, side = files(pod), side_of(pod)
+    side._brake(Soften(1, "u", 0, 10**9))
+
+    def refused(*_: object) -> None:
+        raise OSError(22, "refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BrakeFile, "write", refused)
+        side._harden("u")
+    assert files(pod) != before
+    with pytest.raises(soft_brakes.MonitorError, match="not undone"):
+        side._brake(Soften(2, "u", 0, 10**9))
+    pod.undo()
+    assert files(pod) == before
+
+
+@pytest.mark.parametrize("own", ["max", str(112 * MIB)])
+@pytest.mark.parametrize("first", ["hold", "soft"])
+@pytest.mark.parametrize("ends", ["hold soft", "soft hold", "hold killed", "soft killed", "killed"])
+def test_a_hold_and_a_soft_brake_of_one_pod_leave_nothing(pod: PlainPod, own: str, first: str, ends: str) -> None:
+    """Each writes memory.high, and what the other one wrote is no value of the pod's. ``killed``: the next start undoes
+    what is left. Before one ledger held both, a value of the hold could stay for good.
+    """
+    pod.high = own
+    before, side, brake = files(pod), side_of(pod), pod.brake()
+    for change in ("hold", "soft") if first == "hold" else ("soft", "hold"):
+        if change == "hold":
+            assert brake.apply(96 * MIB) is not None
+            brake.high_is_left = first == "hold"
+        else:
+            side._brake(Soften(1, "u", 0, 10**9))
+    assert files(pod) != before
+    for end in ends.split():
+        if end == "hold":
+            brake.release()
+        elif end == "soft":
+            side._harden("u")
+        else:
+            pod.undo()
+    assert files(pod) == before
+    assert (pod.path / "memory.max").read_text().strip() == "max"
+    assert not pod.is_noted
+    side._harden("u")
+    brake.close()
+    assert files(pod) == before

@@ -1,0 +1,164 @@
+"""Undoes what processes of outrace that have ended changed in the kernel: the one way back.
+
+The next start calls it, a start that fails, the helper process when its hot process is gone, `outrace unload`, and with
+`--holds` the service manager (ExecStopPost=). A daemon that runs puts its own changes back the same way
+(`monitor.actions.changes.put_back`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, identity_of, undone
+from monitor.actions.daemons import is_dead
+from monitor.actions.inherited import enable_below
+from monitor.actions.ledger import MARKS, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+
+if TYPE_CHECKING:
+    from monitor.actions.oomadj import Logger
+
+OnProblem = Callable[[str], object]
+
+
+class Undone(NamedTuple):
+    """A file that was changed, in the directory ``path``, and what became of it. ``value``: the one from before."""
+
+    path: str
+    file: str
+    value: str
+    uid: str
+    why: str
+    outcome: str
+
+
+def undoing(
+    hierarchy: cgroupfs.Hierarchy,
+    on_problem: OnProblem,
+    ended: Collection[str] = (),
+    *,
+    roles: Collection[str] = ROLES,
+    keep: Callable[[Path], bool] = lambda _: False,
+    paths: Iterable[Path] | None = None,
+) -> Iterator[Undone | None]:
+    """In steps of one cgroup (20 us), for the hot process while it watches; None where there is nothing to say.
+
+    Undone is what processes noted that are known to be dead, and under the attributes ``ended``, whose processes the
+    caller knows to have ended. Only of these ``roles``; not at the cgroups ``keep``; ``paths``: only at these.
+    Raises MonitorError.
+    """
+    for path in below(hierarchy.root) if paths is None else paths:
+        for one in noted_at(path, on_problem):
+            has_ended = one.role in roles and (one.attribute in ended or is_dead(one.owner))
+            if has_ended and not keep(path):
+                yield from _undo_marks(one, on_problem) if one.role == MARKS else _undo(one, on_problem)
+        yield None
+
+
+def undo(
+    hierarchy: cgroupfs.Hierarchy,
+    on_problem: OnProblem,
+    ended: Collection[str] = (),
+    roles: Collection[str] = ROLES,
+) -> list[Undone]:
+    """All of `undoing` at once."""
+    return [found for found in undoing(hierarchy, on_problem, ended, roles=roles) if found is not None]
+
+
+def undo_left(
+    state_dirs: Iterable[Path],
+    log: Logger,
+    hierarchy: cgroupfs.Hierarchy | None = None,
+    roles: Collection[str] = ROLES,
+) -> list[Undone]:
+    """`undo`, with the processes on these state dirs known to have ended; logged. Raises nothing."""
+    found = list[Undone]()
+    try:
+        ended = attributes_of(state_dirs, roles)
+        for one in undoing(hierarchy or cgroupfs.detect(), problem_logged(log), ended, roles=roles):
+            if one is not None:
+                logged(one, log)
+                found.append(one)
+    except (MonitorError, OSError) as error:
+        log("error", "changes of an earlier daemon cannot be looked for", problem=str(error))
+    return found
+
+
+def logged(one: Undone, log: Logger) -> None:
+    fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
+    log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
+
+
+def problem_logged(log: Logger) -> OnProblem:
+    return lambda problem: log("error", "a change of an earlier daemon is not undone", problem=problem)
+
+
+def _undo(one: Noted, on_problem: OnProblem) -> Iterator[Undone | None]:
+    """The values first, then what cgroups below have inherited; when all is back nothing is written down any more."""
+    is_over, fates = True, list[tuple[Change, str]]()
+    for change in one.changes():
+        try:
+            fates.append(_undone(change, one.path))
+        except OSError as error:
+            on_problem(_refused(change, error))
+            is_over = False
+    for change, fate in fates:
+        yield Undone(change.path, change.file, change.old, change.uid, change.why, fate)
+        if fate == UNSEEN:
+            on_problem(f"{change.path} is in no hierarchy that is mounted here")
+    for change, fate in fates:
+        is_over = is_over and fate != UNSEEN
+        try:
+            for _ in enable_below(change) if fate in (RESTORED, UNCHANGED) else ():
+                yield None
+        except OSError as error:
+            on_problem(_refused(change, error))
+            is_over = False
+    if is_over:
+        _forget(one)
+
+
+def _undone(change: Change, path: Path) -> tuple[Change, str]:
+    """What became of a change that is written down at the cgroup ``path``. Raises OSError where the kernel refuses."""
+    # Where it is mounted elsewhere than the daemon had it, the pod's cgroup is the one that says so.
+    # (v1's freezer is another hierarchy, with inode numbers of its own, which may be the same.)
+    if change.file != "freezer.state" and change.identity == identity_of(path):
+        change = replace(change, path=str(path))
+    return change, undone(change)
+
+
+def _undo_marks(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
+    from monitor.actions import oom_marks  # the hot process never comes here
+
+    try:
+        mark = oom_marks.parsed(one)
+    except WRONG as error:
+        on_problem(wrong(one.path, one.attribute, error))
+        return
+    try:
+        what = oom_marks.set_back(mark)
+    except (OSError, MonitorError) as error:
+        on_problem(f"oom_score_adj of the processes in {one.path} is not set back: {error}")
+        return
+    outcome = f"{what.restored} processes set back, {what.inherited} of them forked since"
+    yield Undone(str(one.path), "oom_score_adj", "", mark.uid, "victim", outcome)
+    if what.complete:
+        _forget(one)
+    else:
+        problem = f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back"
+        on_problem(problem)
+
+
+def _forget(one: Noted) -> None:
+    with suppress(OSError):
+        os.removexattr(one.path, one.attribute)
+
+
+def _refused(change: Change, error: OSError) -> str:
+    return f"{change.path}/{change.file} cannot be set back to {change.old}: {error.strerror}"
