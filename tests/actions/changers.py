@@ -1,0 +1,132 @@
+"""Processes that change a pod's files as those of outrace do, and are killed: a case is one line on stdin.
+
+``{"pod", "states": [the daemon's, another one's], "steps": [[actor, change], ...], "kills": {step: [actor, ...]},
+"ends": bool}``. An actor is forked for it (`hot`, `side`, or `other`: the hot process of the other daemon), makes its
+change, and waits. With ``ends`` those that live put back what is theirs; then, and else at once, all are killed.
+Answers ``done`` when no actor is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from monitor.actions.brake_file import BrakeFile
+from monitor.actions.brake_ledger import BrakeLedger
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES
+from monitor.actions.daemons import this_daemon
+from monitor.actions.ledger import SIDE, SOFT, Ledger
+from monitor.actions.oom_marks import MarkJournal
+from monitor.actions.pod_brake import AUTO, FREEZE, LIMIT, PodBrake
+from monitor.actions.soft_brake import SoftBrake
+from monitor.kernel import cgroupfs
+
+MIB = 1 << 20
+
+
+def hold(kind: str, mib: int, state: Path, pod: Path) -> Callable[[], object]:
+    brake = PodBrake("uid", pod, cgroupfs.detect(), Ledger(state), kind)
+    assert brake.apply(mib * MIB) is not None, brake.problem
+    return brake.release
+
+
+def limit(state: Path, pod: Path) -> Callable[[], object]:
+    """The helper process changes the files that a hold changes."""
+    version = cgroupfs.detect().version
+    names = [files[0 if version == 2 else 1] for files in (LIMIT_FILES, COMPANIONS)]
+    changes = BrakeLedger("uid", Ledger(state, SIDE), names, SOFT)
+    changes.directory = os.open(pod, os.O_RDONLY)
+    changes.files = {name: BrakeFile(pod, name) for name in names}
+    value = dict(zip(names, (str(40 * MIB), "1"), strict=True))
+    planned = {file: changes.change(file, value[name]) for name, file in reversed(changes.files.items())}
+    changes.expect(planned)
+    changes.write(planned)
+    return lambda: changes.put_back(*names)
+
+
+def mark(state: Path, pod: Path) -> Callable[[], object]:
+    journal = MarkJournal(state)
+    made = journal.mark(pod, "uid")
+    assert made.raised == 1
+    return lambda: journal.restore(made)
+
+
+def soften(state: Path, pod: Path) -> Callable[[], object]:
+    brake = SoftBrake("uid", pod, Ledger(state, SIDE))
+    brake.soften(0, 1.0)
+    return brake.harden
+
+
+CHANGES: dict[str, Callable[[Path, Path], Callable[[], object]]] = {
+    "hold": lambda state, pod: hold(AUTO, 64, state, pod),
+    "cap": lambda state, pod: hold(LIMIT, 56, state, pod),
+    "freeze": lambda state, pod: hold(FREEZE, 0, state, pod),
+    "limit": limit,
+    "mark": mark,
+    "soften": soften,
+}
+
+
+class Actor:
+    """A process forked for one case: a change for each line, and what is to be put back for an empty one."""
+
+    def __init__(self, state: Path, pod: Path) -> None:
+        down, up = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(down[1])
+            self._play(state, pod, os.fdopen(down[0], "r"), up[1])
+        os.close(down[0])
+        os.close(up[1])
+        self._to, self._from = down[1], up[0]
+
+    @staticmethod
+    def _play(state: Path, pod: Path, lines: Any, answer: int) -> None:
+        this_daemon.cache_clear()
+        undos = list[Callable[[], object]]()
+        try:
+            for line in lines:
+                if line.strip():
+                    undos.append(CHANGES[line.strip()](state, pod))
+                else:
+                    for undo in reversed(undos):
+                        undo()
+                os.write(answer, b".")
+        finally:
+            os._exit(1)
+
+    def tell(self, line: str) -> None:
+        os.write(self._to, f"{line}\n".encode())
+        assert os.read(self._from, 1) == b".", line
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._to)
+        os.close(self._from)
+
+
+def play(case: dict[str, Any]) -> None:
+    pod, states = Path(case["pod"]), [Path(state) for state in case["states"]]
+    actors = {name: Actor(states[name == "other"], pod) for name in dict(case["steps"])}
+    for number, (name, change) in enumerate(case["steps"]):
+        if name in actors:
+            actors[name].tell(change)
+        for killed in case["kills"].get(str(number), ()):
+            if killed in actors:
+                actors.pop(killed).kill()
+    for actor in actors.values() if case["ends"] else ():
+        actor.tell("")
+    for actor in actors.values():
+        actor.kill()
+
+
+if __name__ == "__main__":
+    for each in sys.stdin:
+        play(json.loads(each))
+        print("done", flush=True)
