@@ -134,15 +134,15 @@ def _undone(change: Change, path: Path) -> tuple[Change, str]:
 
 
 def _undo_marks(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
-    from monitor.actions import oom_marks  # the hot process never comes here
+    from monitor.actions import oom_values  # the hot process never comes here
 
     try:
-        mark = oom_marks.parsed(one)
+        mark = oom_values.parsed(one)
     except WRONG as error:
         on_problem(wrong(one.path, one.attribute, error))
         return
     try:
-        what = oom_marks.set_back(mark)
+        what = oom_values.set_back(mark)
     except (OSError, MonitorError) as error:
         on_problem(f"oom_score_adj of the processes in {one.path} is not set back: {error}")
         return

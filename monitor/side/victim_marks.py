@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from monitor.actions.oom_marks import Mark, MarkJournal
+from monitor.actions.oom_marks import MarkJournal
+from monitor.actions.oom_values import Mark
 from monitor.actions.oomadj import REMEDY
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import GONE, Hierarchy

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.ledger import MARKS, attribute_of
-from monitor.actions.oom_marks import MarkJournal, Restored
+from monitor.actions.oom_marks import MarkJournal
+from monitor.actions.oom_values import Restored
 from monitor.actions.undo import undo_left
 from monitor.kernel import cgroupfs
 from tests import live
