@@ -30,10 +30,13 @@ from monitor.kernel import cgroupfs, instances
 #: Bytes that are read of one: the most that the kernel takes.
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
-#: Whose note it is: of the hot process (holds), of the helper process (soft brakes), and which processes of a pod the
-#: helper has marked for the OOM killer (`monitor.actions.oom_marks`). The end of the attribute's name.
-HOT, SIDE, MARKS = "", "-side", "-marks"
-ROLES = (HOT, SIDE, MARKS)
+#: What a note is of: holds of the hot process, soft brakes of the helper process; and oom_score_adj that the helper has
+#: given processes: for the OOM killer (`monitor.actions.oom_marks`), by their QoS class (`monitor.actions.oomadj`). The
+#: end of the attribute's name.
+HOT, SIDE, MARKS, SCORES = "", "-side", "-marks", "-scores"
+ROLES = (HOT, SIDE, MARKS, SCORES)
+#: Of processes, not of files of the cgroup.
+OF_PROCESSES = (MARKS, SCORES)
 #: Why something is changed: it is in force, or put back and not over (cgroups below have it, or a thread is late).
 HELD, OVER, SOFT = "hold", "hold that is over", "soft brake"
 #: What a note that says something else raises.
@@ -50,7 +53,7 @@ class Noted(NamedTuple):
 
     @property
     def role(self) -> str:
-        return next((role for role in (SIDE, MARKS) if self.attribute.endswith(role)), HOT)
+        return next((role for role in ROLES[1:] if self.attribute.endswith(role)), HOT)
 
     def changes(self) -> list[Change]:
         """Raises one of `WRONG`."""
@@ -108,7 +111,7 @@ class Ledger:
 
     def others(self, directory: int) -> list[str]:
         """Attributes of other processes that have changed files of this cgroup. Raises OSError."""
-        return [name for name in _names(directory) if name != self.attribute and not name.endswith(MARKS)]
+        return [name for name in _names(directory) if name != self.attribute and not name.endswith(OF_PROCESSES)]
 
     def with_own_value(self, directory: int, change: Change, others: Collection[str]) -> Change:
         """The change with the pod's own value as the old one, where that is what one of these processes wrote."""
@@ -178,7 +181,7 @@ def noted_at(path: Path, on_problem: Callable[[str], object]) -> Iterator[Noted]
         try:
             body = _body(path, attribute)
             one = Noted(path, attribute, str(body["owner"]), body)
-            if one.role != MARKS:
+            if one.role not in OF_PROCESSES:
                 one.changes()
         except OSError as error:
             _unreadable(path, attribute, error, on_problem)

@@ -1,20 +1,19 @@
 """oom_score_adj 1000 for every process of a pod, so that the kernel's OOM killer takes it first; and back, exactly.
 
 What the processes had is noted at the pod's cgroup before the first one is raised (`monitor.actions.ledger`): there is
-nothing at a process that could hold it. A note has at most 64 KiB, some 2,000 processes: of a pod with more that have
+nothing at a process that could hold it. A note has at most 64 KiB, some 1,500 processes: of a pod with more that have
 1000 already none is raised.
 """
 
 from __future__ import annotations
 
-import errno
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from monitor.actions.changes import identity_of, opened
-from monitor.actions.ledger import MARKS, WRONG, Ledger, noted_at
+from monitor.actions.changes import identity_of
+from monitor.actions.ledger import MARKS, SCORES, Ledger
 from monitor.actions.mark_choice import largest, may_raise
-from monitor.actions.oom_values import RAISED, SANDBOX, Mark, Restored, Seen, parsed, pids_of, set_back
+from monitor.actions.oom_values import RAISED, SANDBOX, Mark, Restored, Seen, noted_in, pids_of, restore, store
 from monitor.errors import MonitorError
 from monitor.kernel.capabilities import CAP_SYS_RESOURCE, without
 from monitor.kernel.procfs import Process
@@ -35,7 +34,8 @@ class MarkJournal:
         nothing is raised; MonitorError where its processes cannot be listed.
         """
         mark = Mark(cgroup, identity_of(cgroup), uid)
-        mark.processes = self._left(cgroup)
+        # Of a mark of this very cgroup that could not be set back: what its processes had before counts.
+        mark.processes = noted_in(cgroup, lambda one: one.attribute == self._ledger.attribute)
         self.look_again(mark)
         return mark
 
@@ -54,14 +54,15 @@ class MarkJournal:
         lower = [pid for pid, s in found.items() if SANDBOX < s.old < RAISED and may(s.container, s.old)]
         if mark.raised + len(lower) > self._most:
             mark.processes = {pid: seen for pid, seen in mark.processes.items() if _started(pid) == seen.started}
-        new = {pid: found[pid] for pid in largest(lower, self._most - mark.raised)}
+        qos = noted_in(mark.cgroup, lambda one: one.role == SCORES) if lower else {}
+        new = {pid: _own(found[pid], qos.get(pid)) for pid in largest(lower, self._most - mark.raised)}
         if not mark.raised:  # later it may be inherited, which `restore` finds out
             now = mark.processes | {pid: seen for pid, seen in found.items() if seen.old == RAISED}
             mark.processes = {pid: seen for pid, seen in now.items() if pid in inside}
         if not new:
             return 0
         mark.processes |= new
-        self._store(mark)
+        store(self._ledger, mark)
         raised = 0
         with without(CAP_SYS_RESOURCE):
             for pid, seen in new.items():
@@ -73,34 +74,21 @@ class MarkJournal:
         return raised
 
     def restore(self, mark: Mark) -> Restored:
-        """`set_back`; the mark is forgotten, unless a process could not be set back. Raises OSError, MonitorError."""
-        found = set_back(mark)
-        if found.complete:
-            with suppress(OSError), opened(mark.cgroup) as directory:
-                if identity_of(mark.cgroup) == mark.identity:
-                    self._ledger.forget(directory)
-        return found
-
-    def _left(self, cgroup: Path) -> dict[int, Seen]:
-        """Of a mark of this very cgroup that could not be set back: what its processes had before counts."""
-        with suppress(*WRONG):
-            for one in noted_at(cgroup, lambda _: None):
-                if one.attribute == self._ledger.attribute:
-                    return parsed(one).processes
-        return {}
-
-    def _store(self, mark: Mark) -> None:
-        processes = [[pid, s.started, s.old, s.container] for pid, s in mark.processes.items()]
-        with opened(mark.cgroup) as directory:
-            if identity_of(mark.cgroup) != mark.identity:
-                raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
-            self._ledger.note_body(directory, {"uid": mark.uid, "processes": processes})
+        """`oom_values.restore`. Raises OSError, MonitorError."""
+        return restore(self._ledger, mark)
 
 
 def _seen(pid: int, container: int) -> Seen | None:
     with Process(pid) as process:
         started, now = process.started(), process.oom_score_adj()
     return None if started is None or now is None else Seen(started, now, container)
+
+
+def _own(seen: Seen, given: Seen | None) -> Seen:
+    """With the process's own value, where the one that it has is outrace's (`monitor.actions.oomadj`)."""
+    if given is None or (given.started, given.written) != (seen.started, seen.old):
+        return seen
+    return replace(seen, old=given.old)
 
 
 def _started(pid: int) -> int | None:

@@ -6,13 +6,15 @@ __set_oom_adj): raised without it, it may always go back. So it is done without,
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monitor.actions.changes import identity_of
-from monitor.actions.ledger import Noted
+from monitor.actions.changes import identity_of, opened
+from monitor.actions.ledger import WRONG, Ledger, Noted, noted_at
 from monitor.actions.mark_choice import container_of
 from monitor.kernel import cgroup_procs
 from monitor.kernel.capabilities import CAP_SYS_RESOURCE, without
@@ -32,17 +34,21 @@ _MOST_PARENTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process as it was before: when it was started, its value, and the container it was in (`container_of`)."""
+    """A process as it was before: when it was started, its value, and the container it was in (`container_of`).
+    ``written``: the value that it was given, ``since`` when, in ticks since boot.
+    """
 
     started: int
     old: int
     container: int
+    written: int = RAISED
+    since: int = 0
 
 
 @dataclass(slots=True)
 class Mark:
-    """A pod that is marked: its cgroup, and what those of its processes had that were raised, or had 1000 already.
-    ``denied``: how many of them the kernel refused.
+    """A pod whose processes were given other values: its cgroup, and what they had before. Of a pod that is marked for
+    the OOM killer also those that had 1000 already. ``denied``: how many of them the kernel refused.
     """
 
     cgroup: Path
@@ -75,13 +81,42 @@ class Restored:
         return not self.denied and not self.left
 
 
+def store(ledger: Ledger, mark: Mark) -> None:
+    """Note it at its cgroup. Raises OSError, and then nothing more may be written."""
+    rows = [[pid, s.started, s.old, s.container, s.written, s.since] for pid, s in mark.processes.items()]
+    with opened(mark.cgroup) as directory:
+        if identity_of(mark.cgroup) != mark.identity:
+            raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
+        ledger.note_body(directory, {"uid": mark.uid, "processes": rows})
+
+
+def restore(ledger: Ledger, mark: Mark) -> Restored:
+    """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
+    found = set_back(mark)
+    if found.complete:
+        with suppress(OSError), opened(mark.cgroup) as directory:
+            if identity_of(mark.cgroup) == mark.identity:
+                ledger.forget(directory)
+    return found
+
+
+def noted_in(cgroup: Path, is_wanted: Callable[[Noted], bool]) -> dict[int, Seen]:
+    """The processes in these notes at a cgroup."""
+    found = dict[int, Seen]()
+    for one in noted_at(cgroup, lambda _: None):
+        if is_wanted(one):
+            with suppress(OSError, *WRONG):
+                found |= parsed(one).processes
+    return found
+
+
 def parsed(one: Noted) -> Mark:
-    """The mark that is noted at a cgroup. Raises one of `ledger.WRONG`."""
+    """What is noted at a cgroup. Raises OSError or one of `ledger.WRONG`."""
     uid, rows = one.body["uid"], one.body["processes"]
     if not isinstance(uid, str) or not all(isinstance(number, int) for row in rows for number in row):
         raise ValueError("not what a mark is made of")
-    seen = {pid: Seen(started, old, container) for pid, started, old, container in rows}
-    if not all(-RAISED <= one.old <= RAISED for one in seen.values()):
+    seen = {pid: Seen(*rest) for pid, *rest in rows}
+    if not all(-RAISED <= value <= RAISED for one in seen.values() for value in (one.old, one.written)):
         raise ValueError("no oom_score_adj")
     return Mark(one.path, identity_of(one.path), uid, seen)
 
@@ -141,14 +176,12 @@ def _set_back(mark: Mark, pid: int, container: int, bases: dict[int | None, int]
         known = mark.processes.get(pid)
         own = known is not None and known.started == started
         if known is not None and own:
-            if now != RAISED:
+            if now != known.written:
                 return "foreign" if now != known.old else ""
             old = known.old
-        elif now != RAISED:
-            return ""
         else:
-            old = _inherited(mark, process, container, bases)
-        if old == RAISED:
+            old = _inherited(mark, process, started, now, bases.get(container, bases.get(None, now)))
+        if old == now:
             return ""
         try:
             if not process.set_oom_score_adj(old):
@@ -159,8 +192,12 @@ def _set_back(mark: Mark, pid: int, container: int, bases: dict[int | None, int]
         return "own" if own else "inherited"
 
 
-def _inherited(mark: Mark, process: Process, container: int, bases: dict[int | None, int]) -> int:
-    """What a process would have that was forked by a raised one: what its parent had, or the parent of that."""
+def _inherited(mark: Mark, process: Process, started: int, now: int, base: int) -> int:
+    """What a process would have that was forked by a changed one: what its parent had, or the parent of that; of a
+    raised one whose parents are gone ``base``. ``now``: its value, which stays where it is inherited from none.
+    """
+    if now != RAISED and not any(seen.written == now for seen in mark.processes.values()):
+        return now
     parent = process.parent()
     for _ in range(_MOST_PARENTS):
         if not parent:
@@ -168,16 +205,16 @@ def _inherited(mark: Mark, process: Process, container: int, bases: dict[int | N
         with Process(parent) as above:
             known = mark.processes.get(parent)
             if known is not None and above.started() == known.started:
-                return known.old
+                return known.old if now == known.written and started >= known.since else now
             parent = above.parent()
-    return bases.get(container, bases.get(None, RAISED))
+    return base if now == RAISED else now
 
 
 def _bases(mark: Mark) -> dict[int | None, int]:
     """What a process has whose parents are gone: what most had in its container; None: in the rest of the pod."""
     counts: dict[int | None, Counter[int]] = {}
     for seen in mark.processes.values():
-        if seen.old > SANDBOX:
+        if seen.old > SANDBOX and not seen.since:  # else it is not raised, and more may have 1000 of their own
             for key in (seen.container, None):
                 counts.setdefault(key, Counter())[seen.old] += 1
     return {key: max(counted.items(), key=lambda item: (item[1], item[0]))[0] for key, counted in counts.items()}

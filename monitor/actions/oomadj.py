@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.containers import is_sandbox
@@ -56,12 +57,12 @@ class _PodScores:
 
 
 class OomScores:
-    """Audits, and under ``enforce`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes."""
+    """Audits, and with ``notes`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes."""
 
     def __init__(
-        self, hierarchy: cgroupfs.Hierarchy, capacity: int, enforce: bool, log: Logger, era: Era = CURRENT
+        self, hierarchy: cgroupfs.Hierarchy, capacity: int, notes: ScoreNotes | None, log: Logger, era: Era = CURRENT
     ) -> None:
-        self.hierarchy, self.capacity, self.enforce, self.log, self.era = hierarchy, capacity, enforce, log, era
+        self.hierarchy, self.capacity, self._notes, self.log, self.era = hierarchy, capacity, notes, log, era
         self.mismatches = self.written = self.denied = self.skipped = 0
         self._denial_reported = self._all_waits = False
         self._pods: dict[str, _PodScores] = {}
@@ -132,9 +133,8 @@ class OomScores:
             return
         pids = sorted(cgroup_procs.processes(pod.found.cgroup))
         later = [pid for pid in pids if pid > pod.looked_at] or pids
-        for pid in later[:_SAMPLE]:
-            self._check(pod, pid)
-            pod.looked_at = pid
+        self._check(pod, *later[:_SAMPLE])
+        pod.looked_at = later[:_SAMPLE][-1] if later else 0
         if len(later) <= _SAMPLE:
             pod.looked_at = 0
 
@@ -153,7 +153,7 @@ class OomScores:
             self._look_at(pid, uid)
 
     def _look_at(self, pid: int, uid: str) -> None:
-        if self.enforce:
+        if self._notes is not None:
             self._check(self._pods[uid], pid)
         else:
             self._wait(pid, uid)
@@ -186,18 +186,41 @@ class OomScores:
                 self._check(pod, pid)
 
     def _audit(self, pod: _PodScores) -> None:
-        for pid in cgroup_procs.processes(pod.found.cgroup):
-            self._check(pod, pid)
+        self._check(pod, *cgroup_procs.processes(pod.found.cgroup))
 
-    def _check(self, pod: _PodScores, pid: int) -> None:
-        """Compare one process with what it should have; log a difference once; write under enforce."""
-        if pod.found.pod.uid in self.raised:
+    def _check(self, pod: _PodScores, *pids: int) -> None:
+        """Compare processes with what they should have; log a difference once; with notes, write."""
+        if pids and pod.found.pod.uid in self.raised:
             self.on_raised(pod.found.pod.uid)
             return
+        wanted = [one for pid in pids if (one := self._look(pod, pid)) is not None]
+        if self._notes is None or not self._note(pod, wanted):
+            return
+        for one in wanted:
+            with Process(one.pid) as process:
+                if process.started() == one.started:
+                    self._write(pod, process, one)
+
+    def _note(self, pod: _PodScores, wanted: list[Wanted]) -> bool:
+        """Note what they have; False where nothing may be written."""
+        assert self._notes is not None
+        if not wanted:
+            return False
+        try:
+            self._notes.note(pod.found, wanted)
+        except OSError as error:
+            if error.errno not in cgroupfs.GONE:
+                self.denied += len(wanted)
+                self._report_denial(f"oom_score_adj cannot be noted: {error.strerror}", pod, wanted[0])
+            return False
+        return True
+
+    def _look(self, pod: _PodScores, pid: int) -> Wanted | None:
+        """What a process should have; None where that is what it has, or it is not the pod's."""
         with Process(pid) as process:
             path = process.memory_cgroup(self.hierarchy)
             if path is None or not path.is_relative_to(pod.found.cgroup):
-                return  # gone, or it left the pod since it was seen in it
+                return None  # gone, or it left the pod since it was seen in it
             containers = pod.found.containers.items()
             container = next((name for name, own in containers if path.is_relative_to(own)), None)
             if (
@@ -205,16 +228,16 @@ class OomScores:
                 and path.parent == pod.found.cgroup
                 and is_sandbox(self.hierarchy, path, any_score=True)
             ):
-                return  # the runtime's value (-998) stays; it is never written, as any process can call itself pause
-            self._compare(pod, process, container)
+                return None  # the runtime's value (-998) stays; as any process can call itself pause
+            return self._compare(pod, process, container, str(path))
 
-    def _compare(self, pod: _PodScores, process: Process, container: str | None) -> None:
+    def _compare(self, pod: _PodScores, process: Process, container: str | None, path: str) -> Wanted | None:
         should = pod.default if container is None else pod.scores.get(container)
-        pid, is_now = process.pid, process.oom_score_adj()
-        if should is None or is_now is None or is_now == should:
-            return
+        pid, is_now, started = process.pid, process.oom_score_adj(), process.started()
+        if should is None or is_now is None or started is None or is_now == should:
+            return None
         if is_now == _GUARANTEED and not pod.found.pod.spec_known:
-            return  # found by its cgroup alone: it may be system-node-critical, which only its spec says
+            return None  # found by its cgroup alone: it may be system-node-critical, which only its spec says
         if (pid, is_now) not in pod.reported:
             if len(pod.reported) >= _MAX_REPORTED:
                 pod.reported.clear()
@@ -223,24 +246,22 @@ class OomScores:
             whose = {"pod": pod.label, "uid": pod.found.pod.uid, "container": container, "pid": pid}
             values = {"is_now": is_now, "should_be": should, "qos": self.era.qos_class(pod.found.pod)}
             self.log("info", "oom_score_adj differs from the pod's QoS", **whose, **values)
-        if self.enforce:
-            self._write(pod, process, is_now, should)
+        return Wanted(pid, started, is_now, should, path)
 
-    def _write(self, pod: _PodScores, process: Process, is_now: int, should: int) -> None:
+    def _write(self, pod: _PodScores, process: Process, wanted: Wanted) -> None:
+        is_now, should = wanted.is_now, wanted.should
         try:
             written = process.set_oom_score_adj(should)
         except PermissionError:
             self.denied += 1
-            if not self._denial_reported:
-                self._denial_reported = True
-                # Opening the file of another user takes CAP_DAC_OVERRIDE (it is his, mode 0644), lowering
-                # what is in it CAP_SYS_RESOURCE.
-                problem = f"oom_score_adj cannot be {'lowered' if should < is_now else 'written'} (EACCES)"
-                fields = {"pod": pod.label, "pid": process.pid, "is_now": is_now, "should_be": should}
-                self.log("warning", problem, **fields, remedy=REMEDY)
+            # Opening the file of another user takes CAP_DAC_OVERRIDE (it is that user's, mode 0644), lowering what is
+            # in it CAP_SYS_RESOURCE.
+            problem = f"oom_score_adj cannot be {'lowered' if should < is_now else 'written'} (EACCES)"
+            self._report_denial(problem, pod, wanted)
             # Without the capability the kernel lets a value go down to the least a privileged process ever set, 0
             # unless it was lowered before (fs/proc/base.c, __set_oom_adj): go as far as that.
-            written = is_now > 0 > should and self._may_set(process, 0)
+            to_zero = is_now > 0 > should and self._note(pod, [wanted._replace(should=0)])
+            written = to_zero and self._may_set(process, 0)
         if not written:
             return
         path = process.memory_cgroup(self.hierarchy)
@@ -248,6 +269,13 @@ class OomScores:
             self._may_set(process, is_now)  # it left between the look at its cgroup and the write
             return
         self.written += 1
+
+    def _report_denial(self, problem: str, pod: _PodScores, wanted: Wanted) -> None:
+        """Once."""
+        if not self._denial_reported:
+            self._denial_reported = True
+            fields = {"pod": pod.label, "pid": wanted.pid, "is_now": wanted.is_now, "should_be": wanted.should}
+            self.log("warning", problem, **fields, remedy=REMEDY)
 
     def _may_set(self, process: Process, value: int) -> bool:
         try:

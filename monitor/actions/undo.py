@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, identity_of, undone
 from monitor.actions.daemons import is_dead
 from monitor.actions.inherited import enable_below
-from monitor.actions.ledger import MARKS, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
+from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 
@@ -57,7 +57,7 @@ def undoing(
         for one in noted_at(path, on_problem):
             has_ended = one.role in roles and (one.attribute in ended or is_dead(one.owner))
             if has_ended and not keep(path):
-                yield from _undo_marks(one, on_problem) if one.role == MARKS else _undo(one, on_problem)
+                yield from _undo_values(one, on_problem) if one.role in OF_PROCESSES else _undo(one, on_problem)
         yield None
 
 
@@ -133,11 +133,13 @@ def _undone(change: Change, path: Path) -> tuple[Change, str]:
     return change, undone(change)
 
 
-def _undo_marks(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
+def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
     from monitor.actions import oom_values  # the hot process never comes here
 
     try:
         mark = oom_values.parsed(one)
+    except OSError:
+        return  # the cgroup is gone
     except WRONG as error:
         on_problem(wrong(one.path, one.attribute, error))
         return
@@ -147,7 +149,7 @@ def _undo_marks(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
         on_problem(f"oom_score_adj of the processes in {one.path} is not set back: {error}")
         return
     outcome = f"{what.restored} processes set back, {what.inherited} of them forked since"
-    yield Undone(str(one.path), "oom_score_adj", "", mark.uid, "victim", outcome)
+    yield Undone(str(one.path), "oom_score_adj", "", mark.uid, "victim" if one.role == MARKS else "QoS", outcome)
     if what.complete:
         _forget(one)
     else:

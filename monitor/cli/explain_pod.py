@@ -106,7 +106,7 @@ def _scores(seen: Situation, found: FoundPod) -> dict[str, Any]:
         mismatches.append({key: fields[key] for key in ("container", "pid", "is_now", "should_be")})
 
     wanted = pod_scores(found, seen.node.capacity, seen.era)
-    OomScores(seen.node.hierarchy, seen.node.capacity, False, note, seen.era).set_pod(found)
+    OomScores(seen.node.hierarchy, seen.node.capacity, None, note, seen.era).set_pod(found)
     containers = [
         {
             "name": c.name,

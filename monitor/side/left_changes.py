@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.actions.ledger import MARKS, SIDE
+from monitor.actions.ledger import MARKS, SCORES, SIDE
 from monitor.actions.oomadj import Logger
 from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
@@ -39,10 +39,10 @@ class LeftChanges:
         self._next_s = next_s
 
     def at_start(self) -> None:
-        """Soft brakes and marks of a side before; nothing is reclaimed, because limits are raised. Holds are the hot
-        process's to go on with.
+        """Soft brakes and oom_score_adj of a side before; nothing is reclaimed, because limits are raised. Holds are
+        the hot process's to go on with.
         """
-        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS))
+        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS, SCORES))
 
     def at_end(self, listener: socket.socket) -> None:
         """Pods that the hot process held, if it has ended and no next one goes on with them. One that has become

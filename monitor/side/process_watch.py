@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from monitor.actions.oom_marks import MarkJournal
 from monitor.actions.oomadj import OomScores
+from monitor.actions.qos_notes import ScoreNotes
 from monitor.errors import MonitorError
 from monitor.link import messages
 from monitor.policy.releases import era
@@ -29,7 +30,8 @@ class ProcessWatch:
     def __init__(self, view: View) -> None:
         config = view.config
         self._view = view
-        self.scores = OomScores(view.hierarchy, view.capacity, config.enforce, view.log_budget, era(config.policy))
+        self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
+        self.scores = OomScores(view.hierarchy, view.capacity, self._notes, view.log_budget, era(config.policy))
         self.over = OverBudget(view, self.scores.look_around)
         self.marks: VictimMarks | None = None
         if config.guides:
@@ -79,3 +81,5 @@ class ProcessWatch:
     def close(self, timeout_s: float) -> None:
         if self.marks is not None:
             self.marks.close(timeout_s)
+        if self._notes is not None:
+            self._notes.close(timeout_s)

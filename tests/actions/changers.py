@@ -14,7 +14,8 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.brake_ledger import BrakeLedger
@@ -23,8 +24,11 @@ from monitor.actions.daemons import this_daemon
 from monitor.actions.ledger import SIDE, SOFT, Ledger
 from monitor.actions.oom_marks import MarkJournal
 from monitor.actions.pod_brake import AUTO, FREEZE, LIMIT, PodBrake
+from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.actions.soft_brake import SoftBrake
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
+from monitor.kernel.procfs import Process
+from monitor.pods.model import FoundPod
 
 MIB = 1 << 20
 
@@ -50,10 +54,26 @@ def limit(state: Path, pod: Path) -> Callable[[], object]:
 
 
 def mark(state: Path, pod: Path) -> Callable[[], object]:
+    """For the OOM killer."""
     journal = MarkJournal(state)
     made = journal.mark(pod, "uid")
     assert made.raised == 1
     return lambda: journal.restore(made)
+
+
+def score(state: Path, pod: Path) -> Callable[[], object]:
+    """By its QoS class."""
+    notes, found = ScoreNotes(state), SimpleNamespace(cgroup=pod, pod=SimpleNamespace(uid="uid"))
+    [pid] = cgroup_procs.pids_below(pod)
+    with Process(pid) as process:
+        started, now = process.started(), process.oom_score_adj()
+        assert started is not None
+        assert now is not None
+        if now == 1000:  # marked: left alone
+            return notes.close
+        notes.note(cast(FoundPod, found), [Wanted(pid, started, now, 500, str(pod))])
+        process.set_oom_score_adj(500)
+    return notes.close
 
 
 def soften(state: Path, pod: Path) -> Callable[[], object]:
@@ -68,6 +88,7 @@ CHANGES: dict[str, Callable[[Path, Path], Callable[[], object]]] = {
     "freeze": lambda state, pod: hold(FREEZE, 0, state, pod),
     "limit": limit,
     "mark": mark,
+    "score": score,
     "soften": soften,
 }
 

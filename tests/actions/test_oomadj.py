@@ -1,6 +1,7 @@
 """oom_score_adj: the values themselves, and real processes in real cgroups."""
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from monitor.actions import oomadj
 from monitor.actions.oomadj import OomScores, pod_scores
+from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
@@ -74,7 +76,8 @@ def log() -> Recorder:
 
 
 def make_scores(enforce: bool, log: Recorder) -> OomScores:
-    return OomScores(cgroupfs.detect(), 16 * GIB, enforce, log)
+    notes = ScoreNotes(Path("/state")) if enforce else None  # only its name is used
+    return OomScores(cgroupfs.detect(), 16 * GIB, notes, log)
 
 
 def test_values_by_container() -> None:
@@ -250,8 +253,22 @@ def test_a_process_that_leaves_while_it_is_written_gets_its_value_back(
     scores = make_scores(True, log)
     scores.set_pod(found(pod, {"main": pod}))
     with Process(pid) as process:
-        scores._write(scores._pods["u"], process, before, 1000)
+        scores._write(scores._pods["u"], process, Wanted(pid, process.started() or 0, before, 1000, str(pod)))
     assert (read(pid), scores.written) == (before, 0)
+
+
+def test_what_cannot_be_noted_is_not_written(
+    cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    pid = sleeper(cgroup)
+    before, scores = read(pid), make_scores(True, log)
+    monkeypatch.setattr(os, "setxattr", refused)
+    scores.set_pod(found(cgroup, {"main": cgroup}))
+    assert (read(pid), scores.written, scores.denied) == (before, 0, 1)
+    assert "oom_score_adj cannot be noted: Operation not permitted" in [message for _, message, _ in log.lines]
 
 
 def test_a_process_that_ended_answers_nothing() -> None:

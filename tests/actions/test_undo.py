@@ -27,13 +27,13 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 CHANGES = [
     *(("hot", name) for name in ("hold", "cap", "freeze")),
     ("other", "cap"),
-    *(("side", name) for name in ("limit", "mark", *(["soften"] if V2 else []))),
+    *(("side", name) for name in ("limit", "mark", "score", *(["soften"] if V2 else []))),
 ]
 PAIRS = [
     (first, second)
     for first, second in permutations(CHANGES, 2)
     # A hot process has one brake of a pod; a helper one note of limits.
-    if first[0] != second[0] or (first[0] == "side" and "mark" in (first[1], second[1]))
+    if first[0] != second[0] or (first[0] == "side" and {"mark", "score"} & {first[1], second[1]})
 ]
 DIES: dict[str, list[str]] = {
     "nobody": [],

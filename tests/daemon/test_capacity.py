@@ -118,7 +118,7 @@ def test_oom_scores_follow_the_capacity(tmp_path: Path) -> None:
         source = open_source(f"manifests:{node.manifests}", cgroupfs.detect(), 1 * GIB)
         source.poll()
         (found,) = source.pods.values()
-        scores = OomScores(cgroupfs.detect(), 1 * GIB, False, lambda *_, **fields: sent.append(fields))
+        scores = OomScores(cgroupfs.detect(), 1 * GIB, None, lambda *_, **fields: sent.append(fields))
         scores.set_pod(found)
         before = scores._pods[pod.uid].scores["c0"]
         scores.set_capacity(2 * GIB)

@@ -75,7 +75,9 @@ def test_the_next_start_releases_also_in_mode_observe(node: LabNode) -> None:
         with live.daemon(node, *hard(16)) as running:
             released(pod)
             assert hog.answer() == "done"
-            assert live.message(running, "a change of an earlier daemon is undone")["outcome"] == "restored"
+            assert live.message(running, "a change of an earlier daemon is undone", outcome="restored")[
+                "cgroup"
+            ] == str(pod.cgroup)
     assert node.oom_kills() == 0
 
 
@@ -88,6 +90,27 @@ def test_unload_releases_on_whatever_state_dir(node: LabNode, tmp_path: Path, wh
         done = live.outrace("unload", "--holds", "--state-dir", str(state_dir))
         assert done.returncode == 0, done.stderr
         assert is_as_before(pod)
+        assert hog.answer() == "done"
+    assert node.oom_kills() == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--no-such-option",), ("--config", "/no/such/file"), ("--eviction-hard", "memory.free<1Gi"), ("--step", "0")],
+    ids=lambda wrong: wrong[0],
+)
+def test_a_start_that_fails_undoes_what_killed_processes_left(node: LabNode, wrong: tuple[str, ...]) -> None:
+    """The service manager does not start it again then: a limit and raised oom_score_adj would stay."""
+    pod = node.add_pod("hog")
+    with live.Puppet(pod.containers["c0"]) as hog:
+        score = Path(f"/proc/{hog.pid}/oom_score_adj")
+        score.write_text("100")
+        grown_and_left(node, pod, hog)
+        done = live.outrace("run", "--mode", "hold", "--state-dir", str(live.state_dir()), *wrong)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.splitlines()[-1].startswith("outrace: error: ")
+        assert is_as_before(pod)
+        assert (score.read_text(), os.listxattr(pod.cgroup)) == ("100\n", [])
         assert hog.answer() == "done"
     assert node.oom_kills() == 0
 

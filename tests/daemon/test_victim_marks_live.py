@@ -19,6 +19,8 @@ from tests.daemon.hot_node import hard
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 #: By the kubelet's formula, for requests of a quarter and of an eighth of the node.
 FIRST, SECOND = 750, 875
+#: What the processes have before: no runtime gave them those.
+OWN = (100, 200)
 
 
 @pytest.fixture
@@ -32,7 +34,10 @@ def hogs(node: LabNode) -> list[Hog]:
     """Of two pods far below their requests: the one of the lower priority is the policy's next victim."""
     first = node.add_pod("first", "Burstable", request=64 * MIB, priority=-10)
     second = node.add_pod("second", "Burstable", request=32 * MIB, priority=10)
-    return [live.filled(node, pod, 8) for pod in (first, second)]
+    found = [live.filled(node, pod, 8) for pod in (first, second)]
+    for hog, value in zip(found, OWN, strict=True):
+        Path(f"/proc/{hog.pid}/oom_score_adj").write_text(str(value))
+    return found
 
 
 def values(hogs: list[Hog]) -> list[int]:
@@ -58,7 +63,7 @@ def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: La
         assert live.metric(daemon, "oom_guide_marks_total") >= 1
         live.ended(daemon)
         assert live.messages(daemon, "oom_score_adj of a pod's processes cannot be set") == []
-    become(hogs, FIRST, SECOND)
+    become(hogs, *OWN)
 
 
 def test_another_pod_takes_the_first_place(node: LabNode, hogs: list[Hog]) -> None:
@@ -91,7 +96,7 @@ def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Hog])
         become(hogs, 1000, SECOND)  # and it is the next victim again
         _kill(daemon)
         done = live.outrace("unload", "--holds", "--state-dir", str(daemon.state_dir))
-        assert values(hogs) == [FIRST, SECOND]
+        assert values(hogs) == list(OWN)
         assert "oom_score_adj" in done.stderr
 
 
@@ -102,7 +107,7 @@ def test_the_side_alone_is_killed(node: LabNode, hogs: list[Hog]) -> None:
         live.message(daemon, "a change of an earlier daemon is undone", file="oom_score_adj")
         become(hogs, 1000, SECOND)
         live.ended(daemon)
-    become(hogs, FIRST, SECOND)
+    become(hogs, *OWN)
 
 
 def _kill(daemon: LabDaemon) -> None:

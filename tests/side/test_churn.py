@@ -70,7 +70,7 @@ class Node:
         self.view.table = self.table  # type: ignore[assignment]
         self.log = open("/dev/null", "w")  # noqa: SIM115 - closed with the node
         self.view.log = Log(fd=self.log.fileno())
-        self.scores = OomScores(hierarchy, 1 << 40, False, self.view.log_budget)
+        self.scores = OomScores(hierarchy, 1 << 40, None, self.view.log_budget)
         self.changes: list[Change] = []
         watch: Any = SimpleNamespace(take=self._take, wait_known=lambda _: True)
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

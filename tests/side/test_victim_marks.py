@@ -15,6 +15,7 @@ import pytest
 
 from monitor.actions.oom_marks import MarkJournal
 from monitor.actions.oomadj import OomScores
+from monitor.actions.qos_notes import ScoreNotes
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Braked, Decision, Evicted
 from monitor.pods.model import FoundPod
@@ -171,10 +172,12 @@ def test_new_processes_are_raised_soon(bench: Bench) -> None:
         assert path.read_text() == "150\n"
 
 
-def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench) -> None:
+def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench, tmp_path: Path) -> None:
     """While a pod is marked its values are not compared; afterwards those of its QoS class win."""
     lines: list[str] = []
-    scores = OomScores(cgroupfs.detect(), 1 << 30, True, lambda level, message, /, **fields: lines.append(message))
+    scores = OomScores(
+        cgroupfs.detect(), 1 << 30, ScoreNotes(tmp_path), lambda level, message, /, **fields: lines.append(message)
+    )
     appeared: list[str] = []
     scores.on_raised = appeared.append
     spec = {"containers": [{"name": "c", "resources": {"requests": {"memory": "512Mi"}}}], "priority": 0}
