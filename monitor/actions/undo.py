@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, identity_of, undone
+from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, undone
 from monitor.actions.daemons import is_dead
 from monitor.actions.inherited import enable_below
 from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
@@ -126,9 +126,8 @@ def _undo(one: Noted, on_problem: OnProblem) -> Iterator[Undone | None]:
 
 def _undone(change: Change, path: Path) -> tuple[Change, str]:
     """What became of a change that is written down at the cgroup ``path``. Raises OSError where the kernel refuses."""
-    # Where it is mounted elsewhere than the daemon had it, the pod's cgroup is the one that says so.
-    # (v1's freezer is another hierarchy, with inode numbers of its own, which may be the same.)
-    if change.file != "freezer.state" and change.identity == identity_of(path):
+    # It may be mounted elsewhere than the daemon had it. (v1's freezer is another hierarchy.)
+    if change.file != "freezer.state":
         change = replace(change, path=str(path))
     return change, undone(change)
 

@@ -74,13 +74,17 @@ def _undo_left(state_dir: Path | None, locked: bool) -> None:
 
     if os.geteuid() != 0:
         return
-    with contextlib.suppress(MonitorError, OSError):  # another daemon runs: they are its own
+    ended = list[Path]()
+    try:
         if state_dir is None:
-            undo_left(stopped(known_state_dirs()), Log())
-        elif state_dir.is_dir():
-            if not locked:
-                lock(state_dir)
-            undo_left([state_dir], Log())
+            ended = stopped(known_state_dirs())
+        elif locked or (state_dir.is_dir() and lock(state_dir)):
+            ended = [state_dir]
+    except InUseError:
+        return  # what is changed is the other daemon's
+    except (MonitorError, OSError):
+        pass  # what processes changed that are known to be dead is undone without
+    undo_left(ended, Log())
 
 
 def start(config: RunConfig, locks: list[int]) -> NoReturn:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions import inherited, ledger, undo
+from monitor.actions import inherited, ledger
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import HELD
@@ -216,20 +216,6 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
         LISTED.clear()
         look()
         assert 0 < len(LISTED) <= 17 * CGROUPS
-
-
-@v1
-def test_a_freezer_with_the_inode_number_of_the_pods_memory_cgroup(
-    held: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each hierarchy of cgroup v1 counts for itself."""
-    if held.freezer is None:
-        pytest.skip("v1's freezer is not mounted, and cannot be")
-    assert held.brake(FREEZE).apply(0) is not None
-    real, freezer = undo.identity_of, held.freezer
-    monkeypatch.setattr(undo, "identity_of", lambda path: real(freezer if path == held.pod else path))
-    assert {one.outcome for one in undo_on(held.state)} == {RESTORED}
-    assert (freezer / "freezer.self_freezing").read_text().strip() == "0"
 
 
 def left_holds(held: Stand, root: Path, keep: Callable[[Path], bool] = lambda _: False) -> LeftHolds:

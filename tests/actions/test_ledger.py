@@ -63,6 +63,20 @@ for line in sys.stdin:
 """
 
 
+def wrong(**values: object) -> bytes:
+    """A note that says something else."""
+    right = {
+        "path": "/x",
+        "file": LIMIT_FILE,
+        "identity": "inode 1",
+        "old": "1",
+        "written": ["2"],
+        "uid": "",
+        "why": "",
+    }
+    return json.dumps({"owner": "me", "changes": [{"uid": "", "why": "", **right, **values}]}).encode()
+
+
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Stand]:
     with stand(tmp_path / "state") as found:
@@ -154,6 +168,14 @@ def test_the_freezer_made_anew_is_not_touched(held: Stand) -> None:
     [
         *(b"", b"{", b"[1]", b"{}", b'{"owner": "me", "changes": [{"path": "/x"}]}', b"\xff" * 40, b"[" * 60_000),
         b'{"owner": "me", "changes": [{"written": [], "file": "../x"}]}',
+        *(
+            wrong(path="relative"),
+            wrong(file="../memory.max"),
+            wrong(written=[]),
+            wrong(old=1),
+            wrong(written=["x\n1"]),
+        ),
+        wrong(path="/proc/sys/kernel", file="core_pattern", old="|/tmp/x", written=["core"]),
     ],
 )
 def test_what_cannot_be_read_is_one_message_and_hides_nothing_else(held: Stand, text: bytes) -> None:
@@ -190,11 +212,11 @@ def test_what_the_kernel_does_not_take_back_stays_noted(held: Stand) -> None:
     left_by_a_dead_one(held, kind=LIMIT)
     attribute = attribute_of(held.state)
     made = json.loads(os.getxattr(held.pod, attribute))
-    made["changes"][0]["old"] = "a lot"
+    made["changes"][0]["old"] = "-2"
     os.setxattr(held.pod, attribute, json.dumps(made).encode())
     problems = list[str]()
     assert undone(held, problems) == {COMPANION: RESTORED}
-    assert problems == [f"{held.pod}/{LIMIT_FILE} cannot be set back to a lot: Invalid argument"]
+    assert problems == [f"{held.pod}/{LIMIT_FILE} cannot be set back to -2: Invalid argument"]
     assert held.noted()
     (held.pod / LIMIT_FILE).write_text("-1" if HIERARCHY.version == 1 else "max")
     made["changes"][0]["old"] = (held.pod / LIMIT_FILE).read_text().strip()
