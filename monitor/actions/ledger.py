@@ -123,6 +123,12 @@ class Ledger:
                         change = replace(change, old=other.old)
         return change
 
+    def is_own(self, directory: int) -> bool:
+        """Whether this very process wrote the note: the next daemon's on its state dir may come before this one ends.
+        Raises OSError, or one of `WRONG`.
+        """
+        return bool(_body(directory, self.attribute)["owner"] == self._owner)
+
     def forget(self, directory: int) -> None:
         """All of it is undone."""
         with suppress(OSError):  # none there, or the cgroup is gone

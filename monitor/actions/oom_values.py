@@ -94,8 +94,8 @@ def restore(ledger: Ledger, mark: Mark) -> Restored:
     """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
     found = set_back(mark)
     if found.complete:
-        with suppress(OSError), opened(mark.cgroup) as directory:
-            if identity_of(mark.cgroup) == mark.identity:
+        with suppress(OSError, *WRONG), opened(mark.cgroup) as directory:
+            if identity_of(mark.cgroup) == mark.identity and ledger.is_own(directory):
                 ledger.forget(directory)
     return found
 

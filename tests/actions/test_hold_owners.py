@@ -105,6 +105,17 @@ def test_doctor_names_what_a_dead_daemon_left_and_unload_releases_it(
     assert [check.ok for check in checks._holds()] == [True]
 
 
+def test_a_start_that_fails_without_a_state_dir_undoes_what_a_dead_daemon_left(held: Stand, tmp_path: Path) -> None:
+    before = held.files()
+    killed_daemon(held)
+    command = (sys.executable, "-P", "-m", "monitor.cli.main", "run", "--state-dir", str(tmp_path / "missing"))
+    options = ("--pods", "cgroups", "--node-cgroup", "no-such-cgroup", "--eviction-hard", "memory.available<1Mi")
+    ended = subprocess.run((*command, *options), env=live.environment(), capture_output=True, text=True, check=False)
+    assert (ended.returncode, "no-such-cgroup" in ended.stderr) == (2, True), ended.stderr
+    assert held.files() == before
+    assert not (tmp_path / "missing").exists()
+
+
 def test_who_may_run_is_not_dead() -> None:
     mine = this_daemon()
     other_start = re.sub(r"started \d+", "started 1", mine)

@@ -183,6 +183,18 @@ def test_marked_again_before_it_was_set_back(
     assert [*values(processes), value(child)] == [100, 200, 100]
 
 
+def test_a_side_that_ends_late_leaves_the_note_of_the_next_one(
+    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
+) -> None:
+    """Both have the same state dir, and so the same attribute."""
+    mark = journal.mark(pod, "uid")
+    [name] = left(pod)
+    body = json.loads(os.getxattr(pod, name))
+    os.setxattr(pod, name, json.dumps({**body, "owner": "the next one"}).encode())
+    assert journal.restore(mark).restored == 2
+    assert left(pod) == [name]
+
+
 def test_nothing_is_raised_that_cannot_be_noted(
     journal: MarkJournal, pod: Path, processes: list[Puppet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
