@@ -21,9 +21,9 @@ bench: setup ## Measure races, latency and overhead on this machine
 	@$(BIN)/outrace bench latency $(ARGS)
 	@$(BIN)/outrace bench overhead $(ARGS)
 
-test: setup ## Run every test this machine can run
+test: setup ## Run the tests that one run decides, in parallel; the others are races
 	@scripts/test-tools.sh
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder -m "not races" $(ARGS)
 
 mutation: setup ## Break rules of the policy one at a time: do the tests notice?
 	@$(BIN)/python scripts/mutate.py $(ARGS)

@@ -4,6 +4,7 @@ And what no test may leave behind: programs pinned under bpffs, which stay attac
 """
 
 import ctypes
+import fcntl
 import gc
 import hashlib
 import importlib.util
@@ -12,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -22,14 +24,21 @@ from hypothesis import HealthCheck, settings
 
 from tests.filesystems import Mounts
 
-# A shared machine is sometimes slow: how long an example takes shows nothing about whether the code is right.
-settings.register_profile("outrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A shared machine is sometimes slow: how long an example takes shows nothing about whether the code is right. Every run
+# tries the same examples, so that a change is judged by what it changed; `--hypothesis-profile nightly` tries new ones.
+settings.register_profile(
+    "outrace", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
+)
+settings.register_profile("nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=1000)
 settings.load_profile("outrace")
+
+# readline of the process that starts xdist's workers puts the width of its own terminal there, for every program.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in ("COLUMNS", "LINES"):
+        os.environ.pop(variable, None)
 
 #: scripts/vm/guest.py boots its guests with it.
 EXPENDABLE = "outrace.expendable=1"
-#: Exit code of a session that left programs pinned: not pytest's for failed tests, which `make test-vm` runs once more.
-LEFT_PINNED = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +52,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, instead of skip, tests of the guests themselves where there is no QEMU or no image",
     )
+
+
+LANES = tomllib.loads((Path(__file__).parent / "races.toml").read_text())
+
+
+def _races() -> dict[str, bool]:
+    """File, test or test with parameters -> whether tests/races.toml takes it out of `make test`, or keeps it there."""
+    taken = {name: True for family in LANES["family"] for name in family["tests"]}
+    return taken | {name: False for family in LANES["family"] for name in family.get("but", ())}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the races; and the files with tests of the live kernel first: they wait, and take long. xdist gives out
+    files in this order, and what is left for the end should be short.
+    """
+    races = _races()
+    live = set()
+    for item in items:
+        file, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+        if next((races[name] for name in (item.nodeid, test, file) if name in races), False):
+            item.add_marker("races")
+        elif item.get_closest_marker("kernel") or item.get_closest_marker("live"):
+            live.add(file)
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in live)
 
 
 @cache
@@ -87,6 +121,44 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if item.config.getoption("--require-kernel"):
             pytest.fail(f"this machine cannot run kernel tests: {obstacle}", pytrace=False)
         pytest.skip(f"kernel test: {obstacle}")
+
+
+class Machine:
+    """A lock that sessions and xdist's workers on this machine share: every daemon that starts undoes what a dead one
+    left in any cgroup, so the tests of that (`alone` in tests/races.toml) have no other test of the live kernel beside
+    them. Its time is not in the timeout of a test.
+    """
+
+    PLACE = Path("/sys/fs/cgroup")
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def take(self, how: int) -> None:
+        if self._fd < 0 and self.PLACE.is_dir():
+            self._fd = os.open(self.PLACE, os.O_RDONLY)
+            fcntl.flock(self._fd, how)
+
+    def give(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+_machine = Machine()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    file = item.nodeid.partition("::")[0]
+    alone = file in LANES["alone"]["tests"]
+    if alone or item.get_closest_marker("kernel") or item.get_closest_marker("live"):
+        _machine.take(fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        if not alone or nextitem is None or nextitem.nodeid.partition("::")[0] != file:
+            _machine.give()
 
 
 @pytest.fixture(scope="session")
@@ -237,13 +309,3 @@ def _descriptors_closed() -> Iterator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish(nodeid: str) -> None:
     _pinned.look(nodeid)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A session that left programs pinned has failed, and prints after which test they were there."""
-    for line in _pinned.report(_pinned.left()):
-        print(f"\nERROR: {line}")
-        session.exitstatus = LEFT_PINNED
-    if session.config.option.xmlpath:  # make turns every exit code into 2, and junit has nothing of an interruption
-        Path(session.config.option.xmlpath).with_suffix(".code").write_text(f"{int(session.exitstatus)}\n")

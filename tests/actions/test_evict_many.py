@@ -58,7 +58,7 @@ def test_nobody_survives_because_there_are_more_than_descriptors(pod: Path, monk
         assert len(eviction.pids) == 51
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_a_pod_of_5000_processes_dies_to_the_last(pod: Path) -> None:
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 5000)

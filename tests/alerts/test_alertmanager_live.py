@@ -196,7 +196,6 @@ def test_people_are_notified_of_a_late_event(tmp_path: Path) -> None:
     assert notified["alerts"][0]["annotations"]["summary"] == "killed"
 
 
-@pytest.mark.slow
 def test_down_for_thirty_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alertmanager = Alertmanager(tmp_path)
     begin = time.monotonic()

@@ -66,7 +66,6 @@ def cluster() -> tuple[list[Object], list[Object]]:
     return going, staying
 
 
-@pytest.mark.slow
 def test_10000_pods_2000_to_go_two_controllers_one_killed_half_way(api: FakeApiServer, start: Start) -> None:
     going, staying = cluster()
     put(api, *staying)

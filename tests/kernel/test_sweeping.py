@@ -27,7 +27,6 @@ def crowd(number: int, name: str) -> Iterator[tuple[Path, Crowd]]:
         yield parent, made
 
 
-@pytest.mark.slow
 @pytest.mark.once
 def test_more_cgroups_with_page_cache_than_16384_do_not_hide_a_working_set() -> None:
     """Half of them are dead, and their page cache is still charged. Then each is charged once more, without a sweep:

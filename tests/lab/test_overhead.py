@@ -21,7 +21,7 @@ def test_a_row_is_median_99th_percentile_and_maximum() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.slow
+@pytest.mark.once
 def test_bench_overhead_measures_both_states_and_leaves_nothing() -> None:
     bench = subprocess.Popen(
         [sys.executable, "-m", "monitor.cli.main", "bench", "overhead", "--triples", "3", "-o", "json"],

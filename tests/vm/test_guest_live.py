@@ -117,7 +117,6 @@ def built(pytestconfig: pytest.Config) -> images.Image:
     return image
 
 
-@pytest.mark.slow
 def test_a_guest_runs_the_command_and_hands_back_files_and_exit_code(tmp_path: Path, built: images.Image) -> None:
     lines: list[str] = []
     command = "uname -r >/out/release\nls monitor/_bpf/wire.h\nexit 7\n"
@@ -129,7 +128,6 @@ def test_a_guest_runs_the_command_and_hands_back_files_and_exit_code(tmp_path: P
     assert not list(built.disk.parent.glob("run-*"))
 
 
-@pytest.mark.slow
 def test_a_guest_that_dies_has_no_exit_code_and_its_console_is_kept(tmp_path: Path, built: images.Image) -> None:
     command = "echo before the end\necho c >/proc/sysrq-trigger\n"
     outcome = guest.boot(built, command, guest.Options(memory_mib=512), tmp_path, lambda line: None)
