@@ -1,0 +1,127 @@
+"""`make races`: its judge, what it makes of the benches' answers, and the table of what it runs."""
+
+import ast
+import importlib
+import json
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conftest import LANES
+
+ROOT = Path(__file__).resolve().parents[1]
+LISTED = [
+    *(name for family in LANES["family"] for name in (*family["tests"], *family.get("but", ()))),
+    *LANES["alone"]["tests"],
+]
+
+
+@pytest.fixture(scope="module")
+def races() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        return importlib.import_module("races")
+
+
+@pytest.mark.parametrize(
+    ("lost", "runs", "base_lost", "base_runs", "expected"),
+    [
+        (1, 500, 0, 360, "as before"),  # one loss is a datum
+        (1, 2, 0, 360, "undecided"),
+        (2, 10, 0, 360, "worse"),
+        (0, 40, 0, 360, "undecided"),
+        (0, 120, 0, 360, "as before"),
+        (4, 40, 10, 100, "as before"),  # it always lost one in ten
+        (14, 40, 10, 100, "worse"),
+        (9, 10, 99, 100, "undecided"),  # nothing can become worse
+    ],
+)
+def test_the_judge(races: ModuleType, lost: int, runs: int, base_lost: int, base_runs: int, expected: str) -> None:
+    assert races.judge(lost, runs, base_lost, base_runs) == expected
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.002, 0.01), (0.1, 0.01)])
+def test_a_family_that_did_not_change_is_hardly_ever_found_worse(races: ModuleType, rate: float, most: float) -> None:
+    """Looked at after every race, as the run does: fewer than one in a hundred, of 2,000 with a baseline of 1,000."""
+    chance = random.Random(34)
+    base = round(rate * 1000)
+    found = 0
+    for _ in range(2000):
+        lost = 0
+        for runs in range(1, 300):
+            lost += chance.random() < rate
+            said = races.judge(lost, runs, base, 1000)
+            if said != "undecided":
+                found += said == "worse"
+                break
+    assert found / 2000 < most
+
+
+def test_a_family_that_loses_one_in_ten_instead_of_none_is_found(races: ModuleType) -> None:
+    chance = random.Random(34)
+    found = 0
+    for _ in range(200):
+        lost = 0
+        for runs in range(1, 300):
+            lost += chance.random() < 0.1
+            said = races.judge(lost, runs, 0, 360)
+            if said != "undecided":
+                found += said == "worse"
+                break
+    assert found > 190
+
+
+def hold(**changed: Any) -> dict[str, Any]:
+    return {"name": "4k", "runs": 5, "held": 5, "right": 5, "oom": 0, "killed": 0, "failed": 0} | changed
+
+
+def test_who_was_held_and_damaged_is_a_broken_promise_and_who_was_late_a_loss(races: ModuleType) -> None:
+    assert races.of_holds([hold()]) == races.Found(5)
+    assert races.of_holds([hold(held=4, right=4)]) == races.Found(5, ["4k"])
+    assert races.of_holds([hold(right=4)]).broken == ["4k: a process of a held pod was damaged"]
+    assert races.of_races([{"name": "user", "runs": 5, "wins": 3}]) == races.Found(5, ["user", "user"])
+    kills = {"name": "hot", "runs": 1, "right": 0, "problems": ["lab/a was changed"]}
+    assert races.of_kills([kills]).broken == ["hot: lab/a was changed"]
+
+
+def test_what_pytest_finds_left_behind_is_broken(
+    races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\npytestmark = pytest.mark.races\n"
+        "@pytest.fixture\ndef left():\n    yield\n    pytest.fail('left a pin')\n"
+        "def test_good(): pass\ndef test_late(): assert 0, 'late'\ndef test_leaves(left): pass\n"
+        "def test_not_here(): pytest.skip('x')\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
+    monkeypatch.setattr(races, "ROOT", tmp_path)
+    found = races.tests(["test_it.py"], tmp_path / "junit.xml")
+    assert found.runs == 3
+    assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
+    assert len(found.broken) == 1
+    assert "left a pin" in found.broken[0]
+
+
+def test_the_sample_is_a_tenth_and_what_the_change_reaches(races: ModuleType) -> None:
+    names = [f"tests/daemon/test_hold_live.py::test_{n}" for n in range(1000)]
+    drawn = races.sample(names, "abc", [])
+    assert 60 < len(drawn) < 140
+    assert races.sample(names, "abd", []) != drawn
+    assert races.sample(names, "abc", ["tests/daemon/test_hold_live.py"])[: len(drawn)] == drawn
+    assert len(races.sample(names, "abc", ["tests/daemon/test_hold_live.py"])) == 1000
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_name_in_the_table_is_a_test(name: str) -> None:
+    file, _, test = name.partition("[")[0].partition("::")
+    there = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert not test or test in there
+
+
+def test_every_family_has_a_baseline(races: ModuleType) -> None:
+    record = json.loads(races.BASELINE.read_text())
+    assert set(record["families"]) == {*races.BENCHES, *races.families()} - {"guests"}  # which needs an image
+    assert all(0 <= family["lost"] <= family["runs"] > 0 for family in record["families"].values())
