@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
+.PHONY: help run demo bench test races everything mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,12 @@ test: setup ## Run the tests that one run decides, in parallel; the others are r
 	@scripts/test-tools.sh
 	@$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder -m "not races" $(ARGS)
 
+races: setup ## Repeat what is a race or a latency: more losses than there were? (ARGS="--only hold")
+	@$(BIN)/python scripts/races.py $(ARGS)
+
+everything: setup ## All of it, for a release: tests, races, three kernels in guests
+	@$(BIN)/python scripts/stages.py --everything
+
 mutation: setup ## Break rules of the policy one at a time: do the tests notice?
 	@$(BIN)/python scripts/mutate.py $(ARGS)
 
@@ -36,7 +42,7 @@ lint: setup ## Check format, style and types
 setup: ## Install what is missing: python3-bpfcc, libbpf (apt), .venv
 	@scripts/setup.sh
 
-test-vm: setup ## Run the kernel tests on Linux 6.1, 6.12 and 7.2 in virtual machines (ARGS="--kernel 6.1 -- -k oom")
+test-vm: setup ## Run the kernel tests in a virtual machine on Linux 6.1, 6.12 or 7.2 (ARGS=--all, ARGS="--kernel 6.1 -- -k oom")
 	@$(BIN)/python scripts/vm/matrix.py $(ARGS)
 
 test-vagrant: setup ## Run the kernel tests in a Vagrant machine, made here and destroyed afterwards

@@ -17,21 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import table
+from chosen import choose_by_change
 from commands import VmError, say, stop_building
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
 from images import ROOT, Builder, Family, Image, choose, install_tools
-from report import MOST_UNKNOWN, Row, counts, failures, lines, unproven
+from report import Row, counts, failures, lines, unproven
 from suites import Suite, guest_command, suites
 
 CACHE = Path(os.environ.get("OUTRACE_VM_CACHE", ROOT / ".vm"))
-#: A guest waits for timers, or for a race to settle, a third of its time.
-JOBS = (os.cpu_count() or 1) + 1
+#: An emulated guest is bound by its CPU: one more than there are makes all of them late.
+JOBS = os.cpu_count() or 1
 #: A guest that is begun with less than this left of `--within` could only be killed in the middle.
 LEAST_S = 120.0
 DEFAULT_MEMORY = 1024
 EPILOG = """\
-What follows `--` goes to pytest in the guest, instead of what is run else: the tests marked `kernel` or `live` that are
-neither `slow` nor `once`, and then, in a guest of 512 MiB that may be lost, those marked `expendable`:
+Without --kernel and --all one kernel, chosen by the commit's hash; all of them where the last commits touched bpf/ or
+monitor/kernel. What follows `--` goes to pytest in the guest, instead of what is run else: the tests marked `kernel` or
+`live` that are neither `races` nor `once`, and then, in a guest of 512 MiB that may be lost, those marked `expendable`:
   make test-vm ARGS="--kernel 6.1 -- tests/kernel -k oom"
 Results are in .vm/results/NAME: console.log, junit.xml, dmesg.txt, exit-code, and .vm/results/matrix.json for all.
 Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a guest died, hung or could not be made.
@@ -58,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--cpus", type=int, default=2, help="CPUs of a guest (default 2)")
     made.add_argument(
-        "--jobs", type=int, default=JOBS, metavar="N", help=f"guests at a time (default: one more than CPUs, {JOBS})"
+        "--jobs", type=int, default=JOBS, metavar="N", help=f"guests at a time (default: one a CPU, {JOBS})"
     )
     made.add_argument(
         "--deadline", type=float, default=2400, metavar="S", help="a guest that runs longer is killed (2400)"
@@ -74,8 +76,9 @@ def parser() -> argparse.ArgumentParser:
         "--command", metavar="SH", help="run this in the guest, in the project's directory, instead of pytest"
     )
     made.add_argument("--before", metavar="SH", help="run this in the guest before pytest")
+    made.add_argument("--all", action="store_true", help="all kernels")
     made.add_argument(
-        "--all", action="store_true", help="with those alike on every kernel (`once`, `newest` and its like)"
+        "--alike", action="store_true", help="also tests that are alike on every kernel (`once`, `newest` and its like)"
     )
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
     made.add_argument("--build-only", action="store_true", help="build the images that are missing and stop")
@@ -99,9 +102,6 @@ def clear(results: Path) -> None:
         "console.log",
         "output.log",
         "junit.xml",
-        "junit.code",
-        "again.xml",
-        "again.code",
         "dmesg.txt",
         "exit-code",
     ):
@@ -130,7 +130,7 @@ def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, 
     )
     if outcome.code is None:
         explain(name, outcome, place)
-    why = unproven(place, MOST_UNKNOWN) if outcome.code == 0 and not options.command else outcome.why
+    why = unproven(place) if outcome.code == 0 and not options.command else outcome.why
     return row(outcome.code, why, outcome.seconds)
 
 
@@ -146,7 +146,7 @@ def without_guests(family: Family, options: argparse.Namespace, results: Path, w
         name, memory = name_of(family, suite, options), suite.memory_mib or options.memory
         clear(results / name)
         said = (name, suite.what, family.kernel, "", options.cgroup, memory)
-        rows.append(Row(*said, 0, 0, 0, 0, 0.0, None, why.splitlines()[0]))
+        rows.append(Row(*said, 0, 0, 0, 0.0, None, why.splitlines()[0]))
     return rows
 
 
@@ -158,7 +158,10 @@ def explain(name: str, outcome: Outcome, place: Path) -> None:
 
 def possible(options: argparse.Namespace) -> list[Family]:
     """The families that were asked for and can be had; the others are named with the reason."""
-    families = choose(options.kernel)
+    families: Sequence[Family] = choose(options.kernel)
+    if not (options.kernel or options.all or options.cgroup == "v1"):
+        families, why = choose_by_change()
+        say(why)
     for family in families:
         if why := obstacle(family, options.cgroup):
             say(f"{family.kernel} is left out: {why}")
@@ -238,12 +241,12 @@ def matrix(options: argparse.Namespace) -> int:
     results.mkdir(parents=True, exist_ok=True)
     (results / "matrix.json").write_text(json.dumps(record, indent=1) + "\n")
     for row in rows:
-        for what, name, message in failures(results / row.name):
-            print(f"{row.name}: {what} {name}: {message}")
+        for name, message in failures(results / row.name):
+            print(f"{row.name}: FAILED {name}: {message}")
     print(lines(rows))
     if not options.command:
-        sums = [sum(getattr(row, what) for row in rows) for what in ("passed", "again", "failed", "skipped")]
-        print("{} passed, {} of them flaky, {} failed, {} skipped, in {:.0f} s".format(*sums, seconds))
+        sums = [sum(getattr(row, what) for row in rows) for what in ("passed", "failed", "skipped")]
+        print("{} passed, {} failed, {} skipped, in {:.0f} s".format(*sums, seconds))
     if options.table:
         try:
             table.update(results / "matrix.json")
@@ -255,9 +258,9 @@ def matrix(options: argparse.Namespace) -> int:
 
 def is_whole(options: argparse.Namespace) -> bool:
     """Whether this is the matrix that docs/measurements.md shows."""
-    usual = parser().parse_args([])
-    names = ("kernel", "cgroup", "memory", "cpus", "append", "command", "before", "all", "pytest", "build_only")
-    return all(getattr(options, name) == getattr(usual, name) for name in names)
+    usual = parser().parse_args(["--all"])
+    names = ("kernel", "cgroup", "memory", "cpus", "append", "command", "before", "all", "alike", "pytest")
+    return not options.build_only and all(getattr(options, name) == getattr(usual, name) for name in names)
 
 
 def others_files(error: Exception) -> str:
@@ -285,7 +288,7 @@ def exit_code(name: str, work: Callable[[], int]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.table and not is_whole(options):
-        parser().error("--table is for the whole matrix: without options that choose or change guests or tests")
+        parser().error("--table is for the whole matrix: --all, without options that choose or change guests or tests")
     return exit_code("test-vm", partial(matrix, options))
 
 

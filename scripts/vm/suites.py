@@ -11,7 +11,8 @@ from images import FAMILIES, ROOT, Family
 
 #: One hung test must not cost the others their result: its traces are printed after this, long before the deadline.
 FAULTHANDLER_S = 150
-
+#: And then it fails. Emulated, a test takes up to ten times as long.
+TIMEOUT_S = 600
 
 #: Marks of tests that are alike on every kernel with cgroup v2, and the guest that runs them: shared out, so that no
 #: guest is left alone with many of them in the end.
@@ -53,18 +54,19 @@ def files(*marks: str, but: Sequence[str] = ()) -> str:
     return shlex.join(found)
 
 
-_NOT = ("slow", "expendable")
-_EVERYWHERE = files("kernel", "live", but=(*_NOT, "once"))
+_EVERYWHERE = files("kernel", "live", but=("expendable", "once"))
 SUITES = (
-    Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not expendable' {_EVERYWHERE}"),
+    Suite("kernel", "", f"-m '(kernel or live) and not races and not once and not expendable' {_EVERYWHERE}"),
     # So small that running out of memory takes seconds in an emulated guest too.
     Suite("global OOM, swap, lockdown", "-oom", f"-m expendable {files('expendable')} {LOCKDOWN}", 512),
 )
 
 
-#: With `--all` in place of the first of them.
+#: With `--alike` in place of the first of them.
 EVERYTHING = Suite(
-    "kernel", "", f"-m '(kernel or live) and not slow and not expendable' {files('kernel', 'live', but=_NOT)}"
+    "kernel",
+    "",
+    f"-m '(kernel or live) and not races and not expendable' {files('kernel', 'live', but=('expendable',))}",
 )
 
 
@@ -72,7 +74,10 @@ def suites(options: argparse.Namespace) -> Sequence[Suite]:
     """What every guest runs; one boot of the given memory where the caller says what."""
     if options.command or options.pytest:
         return (Suite("as asked", "", shlex.join(options.pytest)),)
-    return (EVERYTHING, *SUITES[1:]) if options.all else SUITES
+    first = EVERYTHING if options.alike else SUITES[0]
+    if options.all:
+        first = replace(first, selection=first.selection.replace(" and not races", ""))
+    return (first, *SUITES[1:])
 
 
 def guest_command(options: argparse.Namespace, suite: Suite = SUITES[0], deadline_s: float | None = None) -> str:
@@ -80,32 +85,16 @@ def guest_command(options: argparse.Namespace, suite: Suite = SUITES[0], deadlin
     if options.command:
         return f"{options.command}\n"
     before = f"{options.before}\n" if options.before else ""
-    once = pytest_command(options, "/out/junit.xml", suite, deadline_s)
-    again = pytest_command(
-        options, "/out/again.xml", suite, deadline_s, "--last-failed --last-failed-no-failures none --maxfail=1"
-    )
-    return f"""{before}{once}
-code=$?
-if [ $code = 1 ] && [ $SECONDS -lt {(deadline_s or options.deadline) * 0.8:.0f} ]; then
-  echo 'guest: what failed, once more'
-  {again}
-  code=$?
-fi
-exit $code
-"""
+    return f"{before}{pytest_command(options, '/out/junit.xml', suite, deadline_s)}\n"
 
 
 def pytest_command(
-    options: argparse.Namespace,
-    junit: str,
-    suite: Suite = SUITES[0],
-    deadline_s: float | None = None,
-    more: str = "",
+    options: argparse.Namespace, junit: str, suite: Suite = SUITES[0], deadline_s: float | None = None
 ) -> str:
     """pytest in a guest; interrupted, which still reports and writes junit.xml, well before the guest is killed."""
-    selection = f"{shlex.join(options.pytest) if options.pytest else suite.selection} {more}".strip()
+    selection = shlex.join(options.pytest) if options.pytest else suite.selection
     fixed = f"-o cache_dir=/tmp/pytest-cache --color=no --durations=15 --junitxml={junit}"
-    fixed += f" -o faulthandler_timeout={FAULTHANDLER_S}"
+    fixed += f" -o faulthandler_timeout={FAULTHANDLER_S} --timeout={TIMEOUT_S}"
     left = f"$(({(deadline_s or options.deadline) * 0.85:.0f} - SECONDS))"  # bash counts from when it was started
     limit = f"timeout --signal=INT --kill-after=60 {left}"
     return f"{limit} python3 -m pytest {fixed} --require-kernel {selection}"

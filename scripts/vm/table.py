@@ -27,8 +27,7 @@ def cell(row: Mapping[str, Any]) -> str:
     """What came of one guest, in a word or two."""
     if row["code"] is None:
         return f"{row['why'].partition(':')[0] or 'no result'}"
-    again = f" ({row['again']} of them flaky)" if row.get("again") else ""
-    parts = [f"{row['passed']} passed{again}"]
+    parts = [f"{row['passed']} passed"]
     if row["failed"]:
         parts.append(f"**{row['failed']} failed**")
     if row["skipped"]:

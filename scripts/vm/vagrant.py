@@ -241,7 +241,7 @@ def test(options: argparse.Namespace) -> int:
             machine.vagrant("ssh", "-c", "sudo cat /tmp/junit.xml", into=results / "junit.xml")
     took("destroyed")
     if not options.command:
-        passed, _, failed, skipped = counts(results)
+        passed, failed, skipped = counts(results)
         print(f"{passed} passed, {failed} failed, {skipped} skipped")
         if passed + failed == 0:
             code = code or 1

@@ -1,7 +1,6 @@
 """A machine that is locked down while outrace runs, for real: only in a guest that may be lost (`make test-vm`).
 
-Lockdown cannot be taken back, so these are the last tests of their guest, in this order, and none of them is run after
-a test that failed: that one is to have its second try.
+Lockdown cannot be taken back, so these are the last tests of their guest, in this order.
 """
 
 import signal
@@ -37,12 +36,9 @@ def daemon_of(node: LabNode, state_dir: Path) -> LabDaemon:
 
 
 @pytest.fixture(scope="module")
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state dir whose programs were loaded before the lockdown."""
     assert LOCKDOWN.exists(), "these run in our guests alone, whose kernels have it: is securityfs mounted?"
-    if request.session.testsfailed:
-        # How it begins is known to scripts/vm/report.py: it is no flaky test.
-        pytest.fail("postponed: tests before these failed, and under lockdown could not load what a second try needs")
     state = tmp_path_factory.mktemp("loaded") / "state"
     live.lend_pins(state)
     yield state

@@ -56,20 +56,21 @@ def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing
 
 def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memory() -> None:
     kernel, small = suites.suites(options())
-    assert " -m '(kernel or live) and not slow and not once and" in suites.guest_command(options(), kernel)
+    assert " -m '(kernel or live) and not races and not once and" in suites.guest_command(options(), kernel)
     for family in images.FAMILIES:
         command = suites.guest_command(options(), kernel.on(family))
         mark = suites.ONE_GUEST
         left_out = {one for one in mark if f" and not {one} " in command}
         assert left_out == {one for one, kernel_of in mark.items() if kernel_of != family.kernel}
         assert len(left_out) == 2
-    everything, *others = suites.suites(options("--all"))
+    everything, *others = suites.suites(options("--alike"))
     assert everything.on(images.FAMILIES[0]) == everything
     assert small.on(images.FAMILIES[0]) == small
-    assert " -m '(kernel or live) and not slow and not expendable' " in suites.guest_command(options(), everything)
+    assert " -m '(kernel or live) and not races and not expendable' " in suites.guest_command(options(), everything)
     assert others == [small]
+    assert " not races" not in suites.suites(options("--all"))[0].selection
     # What cannot be taken back is the last thing a guest does.
-    last = "tests/lab/test_global_oom.py tests/lab/test_swap.py tests/lab/test_lockdown.py\ncode=$?\n"
+    last = "tests/lab/test_global_oom.py tests/lab/test_swap.py tests/lab/test_lockdown.py\n"
     assert (
         f"-m expendable tests/actions/test_hold_swap.py tests/daemon/test_capacity.py {last}"
         in suites.guest_command(options(), small)
@@ -82,7 +83,7 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     assert once not in named
     assert once in everything.selection.split()
     (asked,) = suites.suites(options("--", "-k", "oom"))
-    assert "--require-kernel -k oom\ncode=$?\n" in suites.guest_command(options("--", "-k", "oom"), asked)
+    assert "--require-kernel -k oom\n" in suites.guest_command(options("--", "-k", "oom"), asked)
     (shell,) = suites.suites(options("--command", "true"))
     assert suites.guest_command(options("--command", "true"), shell) == "true\n"
 
@@ -155,29 +156,20 @@ def test_a_guest_in_which_no_test_passed_is_not_good(
     assert matrix.one(image, suites.suites(shell)[0], shell, tmp_path / "shell", ends).good
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "code", "tried"), [(0, 0, 0, 1), (1, 0, 0, 2), (1, 1, 1, 2), (2, 0, 2, 1), (5, 0, 5, 1)]
-)
-def test_what_failed_is_run_once_more(tmp_path: Path, first: int, second: int, code: int, tried: int) -> None:
-    """The guest's own script, with a pytest that ends as the test wants."""
+def test_the_guests_exit_code_is_pytests(tmp_path: Path) -> None:
+    """The guest's own script: what failed is not run again."""
     impostor = tmp_path / "python3"
-    impostor.write_text(f"""#!/bin/sh
-echo "$*" >> {tmp_path}/runs
-case "$*" in *--last-failed*) exit {second} ;; esac
-exit {first}
-""")
+    impostor.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/runs\nexit 1\n')
     impostor.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-c", suites.guest_command(options())],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, capture_output=True,
-    )  # fmt: skip
-    assert done.returncode == code
-    runs = (tmp_path / "runs").read_text().splitlines()
-    assert len(runs) == tried
-    assert ["again.xml" in run for run in runs] == [False, True][:tried]
+    command = ["bash", "-c", suites.guest_command(options())]
+    done = subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, capture_output=True)
+    assert done.returncode == 1
+    assert len((tmp_path / "runs").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize("more", [("--all",), ("--kernel", "6.1"), ("--cpus", "4"), ("--", "-k", "oom")])
+@pytest.mark.parametrize(
+    "more", [("--alike", "--all"), ("--kernel", "6.1"), ("--all", "--cpus", "4"), ("--all", "--", "-k", "oom"), ()]
+)
 def test_the_table_is_not_written_from_anything_else_than_the_whole(
     capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
