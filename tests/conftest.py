@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -65,10 +66,10 @@ def _races() -> dict[str, bool]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the races; and the files with tests of the live kernel first: they wait, and take long. xdist gives out
-    files in this order, and what is left for the end should be short.
+    """Mark the races. xdist gives out files in order: those with tests of the live kernel first, because they take
+    long; then those that need no kernel, and among them the ones that no live test may be beside.
     """
-    races = _races()
+    races, alone = _races(), LANES["alone"]["tests"]
     live = set()
     for item in items:
         file, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
@@ -76,7 +77,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("races")
         elif item.get_closest_marker("kernel") or item.get_closest_marker("live"):
             live.add(file)
-    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in live)
+
+    def turn(item: pytest.Item) -> tuple[bool, int]:
+        file = item.nodeid.partition("::")[0]
+        return file not in live or file in alone, zlib.crc32(file.encode())
+
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=turn)
 
 
 @cache
