@@ -31,7 +31,7 @@ races: setup ## Repeat what is a race or a latency: more losses than there were?
 everything: setup ## All of it, for a release: tests, races, three kernels in guests
 	@$(BIN)/python scripts/stages.py --everything
 
-mutation: setup ## Break rules of the policy one at a time: do the tests notice?
+mutation: setup ## Break the code one change at a time: do the tests notice? (ARGS="hold --budget 40")
 	@$(BIN)/python scripts/mutate.py $(ARGS)
 
 lint: setup ## Check format, style and types

@@ -1,131 +1,262 @@
 #!/usr/bin/env python3
-"""Break the rules of the eviction policy one at a time: the project's own tests must notice every one.
+"""Break the code, one change at a time: do the project's own tests notice?
 
-Each mutation is made in a copy of the tree and the policy's tests run there until the first failure. Exit code 1 if a
-mutation survives, 2 if the check itself cannot be trusted: the tests fail without any mutation, a text to replace is
-not there exactly once, or a mutation cannot even be imported.
+WHAT is a subject of scripts/mutants.py (hold, changes, evict, verdict, claims, codec, sweep) or a file: its
+mutants are generated. `rules`: rules of the policy, broken. `faults`: mended faults, brought back. Default: all.
+
+The tool changes a copy of the tree. A generated mutant runs the tests that execute its lines, in a PID namespace and
+cgroups of its own. Exit code 1: a rule or a fault survives, or --compare finds a loss. 2: the result cannot be trusted,
+because tests fail without any mutation or a mutation cannot be made.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import json
 import os
+import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mutations import MUTATIONS, Mutation
+from mutants import SUBJECTS, Mutant, by_hand, files_of, generated
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/policy", "tests/cli/test_conformance.py")
-# It measures, and asserts nothing about rules.
-SKIPPED = "tests/policy/test_bench_policy.py"
-RECORDED = ("tests/policy/test_recorded.py", "tests/cli/test_conformance.py")
-COPIED = ("monitor", "tests", "pyproject.toml")
-#: Seconds for one run, which takes some 10. A rule broken so that tests hang is noticed too.
-PATIENCE_S = 240
-
-# Nothing is learnt from a smaller counterexample here, and the same examples give the same answer every time.
-PLUGIN = """
-from hypothesis import HealthCheck, Phase, settings
-settings.register_profile(
-    "mutation", deadline=None, database=None, derandomize=True, max_examples=40,
-    phases=(Phase.explicit, Phase.generate), suppress_health_check=[HealthCheck.too_slow],
-)
-"""
+PLUGIN = ROOT / "scripts" / "mutation"
+NOT_COPIED = (".git", ".venv", ".vm", "dist", "build", "__pycache__", ".*_cache", ".hypothesis")
+#: BPF sees all of the machine, and what is slow decides no sooner.
+LEFT_OUT = ("kernel", "slow", "cluster", "expendable", "races")
+#: It measures, and asserts nothing about rules.
+BENCH = "tests/policy/test_bench_policy.py"
+#: They measure too, or are about guests and packages; those in tests/ itself read documents.
+SKIPPED = (BENCH, "tests/lab/", "tests/vm/", "tests/deploy/")
+#: Seconds for one run by hand. A rule broken so that tests hang is noticed too.
+PATIENCE_S = 600
+#: PID 1 of the namespace. In place of the root of each hierarchy it has a cgroup of its own, $1. Where that cannot be
+#: (cgroup v2), and in bpffs, it can only read.
+SANDBOX = """own=$1; shift
+for m in $(awk '$3 ~ "^(cgroup2?|bpf)$" { print $2 }' /proc/self/mounts)
+do { mkdir "$m/$own" && echo $$ > "$m/$own/cgroup.procs" && mount --bind "$m/$own" "$m"; } 2>/dev/null ||
+mount -o remount,bind,ro "$m" || exit 97; done; exec unshare --cgroup "$@" """
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SANDBOX, "sh")
 
 
 class Result(NamedTuple):
-    """`code` is pytest's exit code (None: it hung); `said` the first failure."""
+    """``verdict``: noticed, survived, unreached, races, stale or broken. ``by``: the test, or why."""
 
-    code: int | None
-    said: str
-
-
-def run_tests(tree: Path, skipped: Iterable[str]) -> Result:
-    """The policy's tests in ``tree`` but those ``skipped``, until the first failure."""
-    (tree / "mutation_profile.py").write_text(PLUGIN)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "mutation_profile"]
-    command += ["--hypothesis-profile=mutation", *(name for name in TESTS if name not in skipped)]
-    command += [f"--ignore={name}" for name in skipped]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Result(None, f"nothing after {PATIENCE_S} s")
-    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return Result(done.returncode, failures[0] if failures else (done.stdout + done.stderr).strip()[-300:])
+    verdict: str
+    by: str
 
 
-def copied(tree: Path) -> Path:
-    """What the tests need of the project, in ``tree``."""
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(ROOT / name, tree / name)
-    return tree
+def remove_cgroups(own: str) -> None:
+    """Those of a sandbox that has ended, when it has: a frozen process ends once it is thawed."""
+    for hierarchy in Path("/sys/fs/cgroup").glob(f"*/{own}"):
+        for state in hierarchy.rglob("freezer.state"):
+            state.write_text("THAWED")
+        for directory, _, _ in os.walk(hierarchy, topdown=False):
+            for _ in range(200):
+                try:
+                    os.rmdir(directory)
+                    break
+                except OSError:
+                    time.sleep(0.01)
 
 
-def misplaced(mutation: Mutation, tree: Path) -> str:
-    """Why ``mutation`` cannot be made; empty if it can."""
-    file = tree / "monitor" / "policy" / mutation.file
-    found = file.read_text().count(mutation.old) if file.exists() else 0
-    return "" if found == 1 else f"{mutation.old!r} is {found} times in monitor/policy/{mutation.file}, not once"
+def pytest_in(
+    tree: Path,
+    arguments: Iterable[str],
+    *,
+    alone: bool = True,
+    races: bool = False,
+    patience: float = PATIENCE_S,
+    **more: str,
+) -> Result:
+    """What the tests in ``tree`` report. ``alone``: they reach no process and no cgroup of others."""
+    known = (tree / "pyproject.toml").read_text()
+    marks = [name for name in LEFT_OUT if f'"{name}:' in known and (alone or (name == "races" and not races))]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "reached", f"--ignore={BENCH}"]
+    command += ["--hypothesis-profile=mutation", f"-m={' and '.join(f'not {name}' for name in marks)}", *arguments]
+    own = f"outrace-mutation-{tree.parent.name}-{tree.name}"
+    command = [*UNSHARE, own, *command] if alone and os.geteuid() == 0 else command
+    environment = {**os.environ, **more, "PYTHONPATH": f"{tree}:{PLUGIN}"}
+    with tempfile.TemporaryFile("w+") as output:
+        files: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
+        run = subprocess.Popen(command, cwd=tree, env=environment, start_new_session=True, **files)
+        try:
+            code = run.wait(patience)
+        except subprocess.TimeoutExpired:
+            return Result("noticed", f"nothing after {patience:.0f} s")
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+                run.wait()
+            remove_cgroups(own)
+        output.seek(0)
+        report = output.read()
+    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", report, re.MULTILINE)
+    verdict = {0: "survived", 1: "noticed", 5: "unreached"}.get(code, "broken")
+    return Result(verdict, failures[0] if failures else report.strip().rpartition("\n")[2])
 
 
-def tried(mutation: Mutation, source: Path, skipped: Iterable[str]) -> Result:
-    """The tests with one rule broken, in a copy of ``source``."""
-    with tempfile.TemporaryDirectory(prefix="outrace-mutation-") as directory:
-        tree = Path(directory) / "tree"
-        shutil.copytree(source, tree, symlinks=True)
-        file = tree / "monitor" / "policy" / mutation.file
-        file.write_text(file.read_text().replace(mutation.old, mutation.new))
-        return run_tests(tree, skipped)
+class Trees:
+    """Copies of the tree, one for each job. The tree itself may change meanwhile."""
+
+    def __init__(self, directory: Path, jobs: int) -> None:
+        self.source = directory / "source"
+        shutil.copytree(ROOT, self.source, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        self._free: queue.Queue[Path] = queue.Queue()
+        for number in range(jobs):
+            self._free.put(shutil.copytree(self.source, directory / f"tree{number}", symlinks=True))
+
+    def run(self, texts: Mapping[str, str], arguments: Iterable[str], **more: Any) -> Result:
+        """The tests where the files of ``texts`` have that text."""
+        tree = self._free.get()
+        try:
+            self._write(tree, texts)
+            return pytest_in(tree, arguments, **more)
+        finally:
+            self._write(tree, {name: (self.source / name).read_text() for name in texts})
+            self._free.put(tree)
+
+    def _write(self, tree: Path, texts: Mapping[str, str]) -> None:
+        for name, text in texts.items():
+            (tree / name).write_text(text)
+            # Python knows a compiled file by second and size of its source: those of one mutant are those of the next.
+            for compiled in (tree / name).parent.glob(f"__pycache__/{Path(name).stem}.*.pyc"):
+                compiled.unlink()
+
+
+@cache
+def tests_of(root: Path, files: frozenset[str]) -> list[str]:
+    """Files of tests that import any of ``files``, at whatever distance."""
+    paths = {str(p.relative_to(root)): p for part in ("monitor", "tests") for p in (root / part).rglob("*.py")}
+    direct = dict[str, set[str]]()
+    for name, path in paths.items():
+        names = set[str]()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        direct[name] = {f"{module.replace('.', '/')}.py" for module in names} & paths.keys()
+    reaching = set(files)
+    while more := {name for name, imported in direct.items() if imported & reaching} - reaching:
+        reaching |= more
+    return sorted(name for name in reaching if re.match("tests/.*/test_", name) and not name.startswith(SKIPPED))
+
+
+def executed(test: str, trees: Trees, files: frozenset[str]) -> dict[str, dict[str, Any]]:
+    """Test of a file -> seconds, whether it passes, and the lines of ``files`` that it executes."""
+    with tempfile.NamedTemporaryFile(prefix="outrace-reached-") as file:
+        trees.run({}, [test], MUTATION_REACHED=file.name, MUTATION_TARGETS=":".join(files))
+        text = Path(file.name).read_text()
+    return json.loads(text) if text else {test: {"seconds": 0.0, "passed": False, "lines": {}}}
+
+
+def tried(mutant: Mutant, trees: Trees, known: Mapping[str, dict[str, Any]], races: bool) -> Result:
+    """Whether the tests notice ``mutant``."""
+    if mutant.stale:
+        return Result("stale", mutant.stale)
+    if mutant.lane == "races" and not races:
+        return Result("races", "make races")
+    if mutant.tests:
+        there = [test for test in mutant.tests if (trees.source / test).exists()]
+        run = partial(trees.run, alone=mutant.subject == "rules", races=races)
+        result = run(mutant.texts, ["-x", *(there or tests_of(trees.source, frozenset(mutant.texts)))])
+        test = result.by.partition("[")[0]
+        if result.verdict == "noticed" and "::" in test and run({}, [test]).verdict != "survived":
+            return Result("broken", f"fails without any mutation: {test}")
+        return result
+    (file,) = mutant.texts
+    able = {name: test for name, test in known.items() if not set(mutant.lines).isdisjoint(test["lines"].get(file, ()))}
+    able = {name: test["seconds"] for name, test in able.items() if test["passed"]}
+    if not able:
+        return Result("unreached", "no test executes it")
+    patience = 20 + 5 * sum(able.values())
+    result = trees.run(mutant.texts, ["-x", *sorted(able, key=lambda name: able[name])], patience=patience)
+    # The tests passed before: what cannot be imported any more is noticed as well.
+    return result._replace(verdict="noticed") if result.verdict == "broken" else result
+
+
+def chosen(root: Path, options: argparse.Namespace, wanted: frozenset[str]) -> list[Mutant]:
+    """The mutants; LookupError where there is no file."""
+    found = list[Mutant]()
+    for name in options.what:
+        files = files_of(root, name)
+        if name in ("rules", "faults"):
+            found += by_hand(root, name)
+        elif not files:
+            raise LookupError(f"{name}: no such file, and none of {', '.join((*SUBJECTS, 'rules', 'faults'))}")
+        for file in files:
+            found += generated(root, name, file, options.budget, wanted)
+    return [mutant for mutant in found if options.only in mutant.key]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=[*SUBJECTS, "rules", "faults"], metavar="WHAT")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only mutants whose name contains TEXT")
+    parser.add_argument("--budget", type=int, default=20, help="generated mutants of each file [default: 20]")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel runs [default: the CPUs]")
+    parser.add_argument("--races", action="store_true", help="run tests of the lane `races` too")
+    parser.add_argument("--compare", type=Path, metavar="OLD.json", help="list what OLD noticed and this run does not")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    return parser.parse_args()
+
+
+def trial(options: argparse.Namespace, wanted: frozenset[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """What came of each mutant, and the tests that fail without any. LookupError where there is no such file."""
+    known, entries = dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory(prefix="outrace-mutation-") as directory, ThreadPoolExecutor(options.jobs) as pool:
+        trees = Trees(Path(directory), options.jobs)
+        mutants = chosen(trees.source, options, wanted)
+        files = frozenset(file for mutant in mutants if mutant.lines for file in mutant.texts)
+        for more in pool.map(partial(executed, trees=trees, files=files), tests_of(trees.source, files)):
+            known |= more
+        results = pool.map(partial(tried, trees=trees, known=known, races=options.races), mutants)
+        for m, result in zip(mutants, results, strict=True):
+            entries.append({"key": m.key, "subject": m.subject, "where": m.where, "lane": m.lane, **result._asdict()})
+            if options.output == "table" and (result.verdict != "noticed" or m.tests):
+                print(f"{result.verdict:9} {m.where}: {m.key}\n          {result.by}", flush=True)
+    return entries, [name for name, test in known.items() if not test["passed"]]
 
 
 def main() -> int:
-    """Make every mutation (or those whose rule contains the text given) and say who noticed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="?", default="", help="only rules that contain this text")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="how many at a time (default 2)")
-    parser.add_argument(
-        "--without-recorded", action="store_true", help="leave the recorded answers of a kubelet out of the tests"
-    )
-    options = parser.parse_args()
-    skipped = (SKIPPED, *(RECORDED if options.without_recorded else ()))
-    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.rule]
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="outrace-mutation-") as directory:
-        # One picture of the tree for all: it may be worked on meanwhile.
-        source = copied(Path(directory) / "source")
-        wrong = [complaint for mutation in chosen if (complaint := misplaced(mutation, source))]
-        untouched = run_tests(source, skipped)
-        if untouched.code != 0:
-            wrong.append(f"the tests fail without any mutation: {untouched.said}")
-        if wrong or not chosen:
-            print("\n".join(wrong) or f"no rule contains {options.only!r}", file=sys.stderr)
-            return 2
-        survived = broken = 0
-        with ThreadPoolExecutor(max(1, options.jobs)) as pool:
-            for mutation, result in zip(chosen, pool.map(lambda m: tried(m, source, skipped), chosen), strict=True):
-                noticed = result.code in (1, None)
-                survived += result.code == 0
-                broken += not noticed and result.code != 0
-                verdict = "caught  " if noticed else "SURVIVED" if result.code == 0 else "BROKEN  "
-                print(f"{verdict} {mutation.rule} ({mutation.file})", f"         {result.said}", sep="\n", flush=True)
-    print(f"{len(chosen)} rules broken, {len(chosen) - survived - broken} noticed, {survived} survived, in", end=" ")
-    print(f"{time.monotonic() - began:.0f} s")
-    return 2 if broken else 1 if survived else 0
+    """Make the mutants and report which ones the tests notice."""
+    options, began = parsed(), time.monotonic()
+    before = json.loads(options.compare.read_text())["mutants"] if options.compare else []
+    try:
+        entries, failing = trial(options, frozenset(entry["key"] for entry in before))
+    except LookupError as wrong:
+        print(wrong.args[0], file=sys.stderr)
+        return 2
+    counts = {name: Counter(e["verdict"] for e in entries if e["subject"] == name) for name in options.what}
+    if options.output == "json":
+        print(json.dumps({"mutants": entries, "counts": counts, "failing": failing}, indent=1))
+    else:
+        for name, verdicts in counts.items():
+            print(f"{name}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(verdicts.items()))}")
+    now = {entry["key"]: entry["verdict"] for entry in entries}
+    found = [(entry["key"], now.get(entry["key"], "stale")) for entry in before if entry["verdict"] == "noticed"]
+    gone = [key for key, verdict in found if verdict not in ("noticed", "stale")]
+    absent = len([key for key, verdict in found if verdict == "stale"])
+    lines = [f"fails without any mutation, and is left out: {name}" for name in failing]
+    lines += [f"no longer noticed: {key}" for key in gone]
+    lines += [f"{len(entries)} mutants in {time.monotonic() - began:.0f} s"]
+    print(*lines, f"{len(gone)} no longer noticed, {absent} of code that is gone", sep="\n", file=sys.stderr)
+    by_hand = {entry["verdict"] for entry in entries if entry["subject"] in ("rules", "faults")}
+    if failing or by_hand & {"stale", "broken"}:
+        return 2
+    return 1 if gone or by_hand & {"survived", "unreached"} else 0
 
 
 if __name__ == "__main__":

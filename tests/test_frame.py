@@ -1,7 +1,6 @@
 """The frame around everything: the command, its exit codes, how data is printed, the doctor, set-up, packaging."""
 
 import errno
-import importlib
 import json
 import os
 import re
@@ -282,12 +281,6 @@ def test_the_wrong_bcc_is_not_a_dependency() -> None:
     wanted = [re.match(r"[\w-]+", text)[0].lower() for text in project["dependencies"]]
     assert "bcc" not in wanted
     assert project["scripts"] == {"outrace": "monitor.cli.main:main"}
-
-
-def test_every_rule_that_make_mutation_breaks_is_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    mutate = importlib.import_module("mutate")
-    assert [why for mutation in mutate.MUTATIONS if (why := mutate.misplaced(mutation, ROOT))] == []
 
 
 def test_make_alone_explains_every_target() -> None:

@@ -1,0 +1,165 @@
+"""`make mutation` on a project of one function: what it changes, what it notices, and what it compares."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CODE = """
+def is_over(used: int, limit: int) -> bool:
+    return used > limit
+"""
+#: The second test alone knows what happens at the limit.
+TESTS = """
+from monitor.limit import is_over
+
+def test_above_and_below() -> None:
+    assert is_over(2, 1) is True
+    assert is_over(1, 2) is False
+"""
+AT_THE_LIMIT = """
+def test_at_the_limit() -> None:
+    assert is_over(1, 1) is False
+"""
+ALONE = """
+def test_root_sees_no_process_of_others() -> None:
+    import os
+    assert os.geteuid() != 0 or len([name for name in os.listdir("/proc") if name.isdigit()]) < 5
+"""
+FAULTS = """
+[[fault]]
+commit = "0000001"
+fault = "everything is over its limit"
+lane = "gate"
+tests = ["tests/policy/test_limit.py"]
+diff = '''
+@@ monitor/moved.py
+-    return used > limit
++    return True
+'''
+
+[[fault]]
+commit = "0000002"
+fault = "its code is gone"
+lane = "gate"
+tests = ["tests/policy/test_limit.py"]
+diff = '''
+@@ monitor/limit.py
+-    return limit < used
++    return True
+'''
+
+[[fault]]
+commit = "0000003"
+fault = "only a race shows it"
+lane = "races"
+tests = ["tests/policy/test_limit.py"]
+diff = '''
+@@ monitor/limit.py
+-    return used > limit
++    return False
+'''
+"""
+
+
+@pytest.fixture
+def mutate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("mutate")
+
+
+@pytest.fixture
+def project(tmp_path: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "monitor").mkdir()
+    (tmp_path / "tests/policy").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
+    (tmp_path / "monitor/limit.py").write_text(CODE)
+    (tmp_path / "tests/policy/test_limit.py").write_text(TESTS + AT_THE_LIMIT)
+    (tmp_path / "faults.toml").write_text(FAULTS)
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+    monkeypatch.setattr(importlib.import_module("mutants"), "DATA", tmp_path)
+    return tmp_path
+
+
+def run(
+    mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, dict[str, str], str]:
+    """Exit code, verdict of each mutant, and what is on stderr."""
+    monkeypatch.setattr(sys, "argv", ["mutate.py", *arguments, "-o", "json"])
+    code, printed = mutate.main(), capsys.readouterr()
+    return code, {one["key"]: one["verdict"] for one in json.loads(printed.out)["mutants"]}, printed.err
+
+
+def text_of(directory: Path) -> dict[Path, str]:
+    return {path: path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_mutant_dies_where_a_test_knows_its_line_and_the_tree_stays_as_it_is(
+    project: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "tests/policy/test_limit.py").write_text(TESTS + AT_THE_LIMIT + ALONE)
+    before = text_of(project)
+    limit = "monitor/limit.py is_over: used > limit ->"
+    code, verdicts, _ = run(mutate, monkeypatch, capsys, "monitor/limit.py")
+    assert code == 0
+    assert {key.partition("->")[2]: verdict for key, verdict in verdicts.items()} == {
+        " used <= limit": "noticed",
+        " used >= limit": "noticed",
+        " return None": "noticed",
+    }
+    assert text_of(project) == before
+
+    old = project / "old.json"
+    old.write_text(json.dumps({"mutants": [{"key": key, "verdict": verdict} for key, verdict in verdicts.items()]}))
+    (project / "tests/policy/test_limit.py").write_text(TESTS)
+    code, verdicts, said = run(mutate, monkeypatch, capsys, "monitor/limit.py", "--budget=0", f"--compare={old}")
+    assert (code, verdicts[f"{limit} used >= limit"], verdicts[f"{limit} used <= limit"]) == (1, "survived", "noticed")
+    assert f"no longer noticed: {limit} used >= limit\n" in said
+    assert "1 no longer noticed, 0 of code that is gone" in said
+
+
+def test_tests_that_fail_by_themselves_prove_nothing(
+    project: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_the_limit = "\ndef test_red() -> None:\n    assert is_over(1, 1)\n"
+    (project / "tests/policy/test_limit.py").write_text(TESTS + at_the_limit)
+    code, verdicts, said = run(mutate, monkeypatch, capsys, "monitor/limit.py", "--only=used >= limit")
+    assert (code, [*verdicts.values()]) == (2, ["survived"])
+    assert "fails without any mutation, and is left out: tests/policy/test_limit.py::test_red\n" in said
+
+    (project / "tests/policy/test_limit.py").write_text("def test_red() -> None:\n    assert False\n")
+    code, verdicts, _ = run(mutate, monkeypatch, capsys, "faults", "--only=0000001")
+    assert (code, [*verdicts.values()]) == (2, ["broken"])
+
+
+def test_a_fault_is_found_by_its_text_and_named_where_that_is_gone(
+    project: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, verdicts, _ = run(mutate, monkeypatch, capsys, "faults")
+    assert code == 2
+    assert verdicts == {
+        "0000001 everything is over its limit": "noticed",
+        "0000002 its code is gone": "stale",
+        "0000003 only a race shows it": "races",
+    }
+    code, verdicts, _ = run(mutate, monkeypatch, capsys, "faults", "--only=0000003", "--races")
+    assert (code, verdicts) == (0, {"0000003 only a race shows it": "noticed"})
+
+
+def test_what_compiles_to_the_same_is_no_mutant(project: Path, mutate: ModuleType) -> None:
+    (project / "monitor/limit.py").write_text("NONE = 0 - 0\n")
+    keys = {one.key for one in mutate.generated(project, "x", "monitor/limit.py", 99, frozenset())}
+    assert keys == {"x : 0 -> 1", "x : 0 -> 1 #2"}
+
+
+def test_every_rule_is_in_its_file(mutate: ModuleType) -> None:
+    assert {one.key: one.stale for one in mutate.by_hand(ROOT, "rules") if one.stale} == {}
+
+
+def test_every_subject_has_files(mutate: ModuleType) -> None:
+    assert [name for name in mutate.SUBJECTS if not mutate.files_of(ROOT, name)] == []
