@@ -161,5 +161,11 @@ def test_every_rule_is_in_its_file(mutate: ModuleType) -> None:
     assert {one.key: one.stale for one in mutate.by_hand(ROOT, "rules") if one.stale} == {}
 
 
+def test_there_are_forty_faults_small_enough_to_read(mutate: ModuleType) -> None:
+    faults = mutate.by_hand(ROOT, "faults")
+    assert len({one.key.partition(" ")[0] for one in faults}) >= 40
+    assert {one.lane for one in faults} <= {"gate", "races"}
+
+
 def test_every_subject_has_files(mutate: ModuleType) -> None:
     assert [name for name in mutate.SUBJECTS if not mutate.files_of(ROOT, name)] == []
