@@ -1,12 +1,16 @@
 """Who is asked to end while he is held, and memory.high of the side's: the hot process without a kernel."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.kubelet_answers import KubeletAnswers
+from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.hold_messages import Held, KubeletEviction, KubeletFigures, Soften, Softened
 from monitor.policy.hold import MARGIN
 from monitor.settings.config import RunConfig
@@ -168,3 +172,13 @@ def test_figures_of_the_kubelet_are_those_of_who_is_held(world: World) -> None:
     holds = world.decider.holds
     assert holds is not None
     assert list(holds._figures.shown) == [HOG]
+
+
+def test_at_an_orderly_end_the_late_thread_has_half_of_the_time(tmp_path: Path) -> None:
+    """The other half is for what else is to be put back."""
+    asked: list[int] = []
+    brakes = HoldBrakes(Hierarchy(1, tmp_path), MagicMock(), "auto")
+    brakes._slow_downs = MagicMock(finish=asked.append)
+    began_ns = time.monotonic_ns()
+    brakes.finish(began_ns + 3600 * SECOND)
+    assert began_ns + 1800 * SECOND <= asked[0] < began_ns + 2700 * SECOND

@@ -70,3 +70,29 @@ def test_who_is_known_only_since_the_crossing_did_not_grow_by_what_it_had() -> N
     assert held.who_grows_on(short, state) == []
     usages |= {"late": 60 * MIB, "new": 8 * MIB}
     assert held.who_grows_on(short, state) == ["new"]
+
+
+def test_what_a_pod_took_as_the_domains_were_read_is_no_growth() -> None:
+    """Its counters are read again after them: else what is available has fallen by 1 MiB that it does not have yet."""
+    usages, counted, now = {"a": 100 * MIB}, {"a": 100 * MIB}, {"a": 100 * MIB}
+    held = figures(usages)
+    held._registry = SimpleNamespace(by_uid={"a": SimpleNamespace(index="a")})  # type: ignore[assignment]
+    held._gauge = SimpleNamespace(reread=lambda: counted.update(now), table=SimpleNamespace(working_set=counted.get))  # type: ignore[assignment]
+    caps = {"a": 107 * MIB}
+    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD, {"a"})
+    counted["a"], now["a"] = 102 * MIB, 103 * MIB
+    seen = held.with_rates({"memory.available": Domain(5 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD, {"a"})
+    assert seen["memory.available"].rate == 0
+
+
+def test_page_cache_that_becomes_memory_below_a_cap_is_no_growth() -> None:
+    """The kernel reclaims the cache of a pod at the cap of its run: its usage stays, and its working set grows."""
+    sets = {"a": 50 * MIB}
+    held = figures({"a": 100 * MIB})
+    held._registry = SimpleNamespace(by_uid={"a": SimpleNamespace(index="a")})  # type: ignore[assignment]
+    held._gauge = SimpleNamespace(reread=lambda: None, table=SimpleNamespace(working_set=sets.get))  # type: ignore[assignment]
+    caps = {"a": 104 * MIB}
+    held.with_rates({"memory.available": Domain(18 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD, {"a"})
+    sets["a"] += 3 * MIB
+    seen = held.with_rates({"memory.available": Domain(15 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD, {"a"})
+    assert seen["memory.available"].rate == 0

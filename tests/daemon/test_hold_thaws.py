@@ -178,6 +178,14 @@ def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> 
     assert not made.may_start(HOG, world.now_ns + SECOND + PAUSE_NS - 1)
 
 
+def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:
+    """It is stopped then. Behind the hog, whose look lets the hog run, both ran at once."""
+    both_held(world, 99)
+    made = world.decider.holds._brakes.thaws  # type: ignore[union-attr]
+    made.begin(DB, KILL, world.now_ns)
+    assert made.due((HOG, DB), world.now_ns + SECOND) == [DB, HOG]
+
+
 @pytest.mark.parametrize("gib_per_s", [3, 6, 12])
 def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: World, gib_per_s: int) -> None:
     """All of it leaves more than the second line. Taken for growth it raised that line."""

@@ -74,6 +74,16 @@ def test_what_was_not_due_as_growth_ended_is_sampled_afterwards(world: World) ->
     assert crosses(world) == [HOG]
 
 
+def test_a_pod_that_stood_still_for_60_ms_stands_still(world: World) -> None:
+    """By the sample of 0.1 s before, the whole growth of the database was of now."""
+    world.working_set = CAPACITY - (99 + 60 + 12) * MIB
+    stand(world, 2 * SECOND, sampled=True)
+    grow(world, DB, 60, 20 * MS)
+    stand(world, 60 * MS, sampled=True)
+    grow(world, HOG, 12, 12 * MS)
+    assert crosses(world) == [HOG]
+
+
 def test_two_that_grow_by_turns_are_both_held(world: World) -> None:
     """More processes than CPUs: each stands still for milliseconds."""
     world.working_set = CAPACITY - (99 + 40) * MIB

@@ -5,6 +5,7 @@ import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from monitor.race.events import WorkingSets
 from monitor.race.figure_age import PodPoints
 from monitor.side import pod_figures as module
 from monitor.side.pod_figures import STEP, FileReader, PodFigures, PodFiguresThread
+from monitor.side.races import Races
 from tests.waiting import until
 
 S = 1_000_000_000
@@ -216,3 +218,13 @@ def test_the_thread_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     until(lambda: bool(figures._rows), "a look")
     thread.close()
     until(lambda: not thread._thread.is_alive(), "its end")
+
+
+def test_the_thread_ends_with_the_incidents() -> None:
+    """It went on while the side process closed."""
+    races = Races.__new__(Races)
+    for name in ("_pod_figures", "event_builder", "judge"):
+        setattr(races, name, MagicMock())
+    races.recorder = races.alerts = None
+    races.close(1.0, 1.0)
+    assert races._pod_figures.mock_calls == [call.close()]  # type: ignore[attr-defined]
