@@ -15,6 +15,7 @@ POLICY = sorted((MONITOR / "policy").glob("**/*.py"))
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "documents": set(),
+    "owner": set(),
     "policy": set(),
     "race": {"policy"},
     "kernel": {"race"},
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "lab": {"actions", "cli", "hot", "kernel", "link", "pods", "policy", "race", "settings", "side", "sources"},
 }
-ANYWHERE = {"", "errors", "documents"}
+ANYWHERE = {"", "errors", "documents", "owner"}
 #: What would let the policy see the world: files, clocks, sockets, processes, foreign memory, chance.
 IMPURE = {
     "asyncio",

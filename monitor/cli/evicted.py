@@ -19,7 +19,7 @@ from monitor.evicted.selection import Choice, Criteria, choose
 from monitor.evicted.sweep import FAILED, Found, Progress, Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
-from monitor.pods.owner import alone
+from monitor.owner import alone
 
 #: A line about how far it is on stderr, so often (seconds).
 _PROGRESS_S = 5.0

@@ -28,7 +28,7 @@ from monitor.evicted.selection import Criteria
 from monitor.evicted.sweep import Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
-from monitor.pods.owner import alone
+from monitor.owner import alone
 from monitor.settings.values import listen as parse_listen
 from monitor.side.export.log import Log
 

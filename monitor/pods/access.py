@@ -17,12 +17,12 @@ from monitor.kube.cluster import ClusterConfig, in_cluster
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.kube.reflector import ListWatch
 from monitor.kube.resources import PODS
+from monitor.owner import alone
 from monitor.pods.cache import PodCache
 from monitor.pods.cluster_feeds import ApiServerFeed, KubeletFeed
 from monitor.pods.feed import PodFeed
 from monitor.pods.installations import find_kubelet
 from monitor.pods.node_kubelet import NodeKubelet
-from monitor.pods.owner import alone
 
 
 @dataclass(frozen=True)

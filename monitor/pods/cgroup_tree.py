@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from monitor.kernel import cgroupfs
-from monitor.pods.owner import distrust
+from monitor.owner import distrust
 
 _CLASSES = {"burstable": "Burstable", "besteffort": "BestEffort", "guaranteed": "Guaranteed"}
 _SLICE_ROOT = re.compile(r"(?:[^/]+-)?kubepods\.slice")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import Process, is_kernel_thread
+from monitor.owner import others
 from monitor.pods import machine
-from monitor.pods.owner import others
 
 #: Slices that hold others' units, and the cgroup of process 1.
 _OF_THE_SYSTEM = ("init.scope", "system.slice", "user.slice", "machine.slice")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from monitor import documents
+from monitor.owner import ChangeableError, check_alone, read_alone
 from monitor.pods.node_kubelet import NodeKubelet
-from monitor.pods.owner import ChangeableError, check_alone, read_alone
 
 #: Below which the paths of the table are.
 ROOT = Path("/")

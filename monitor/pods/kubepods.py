@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.owner import distrust
 from monitor.pods.cgroup_tree import KubePath, children, find_pod, is_kubepods, parse, pods_in
 from monitor.pods.model import FoundPod
-from monitor.pods.owner import distrust
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_mirror, is_static
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from monitor import documents
 from monitor.documents import UnreadableError, decoded, one_line, shown
-from monitor.pods.owner import changed_by, mend
+from monitor.owner import changed_by, mend
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import SOURCE, is_mirror, is_static

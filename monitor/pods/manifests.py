@@ -16,11 +16,11 @@ from pathlib import Path
 
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.owner import changed_by, mend
 from monitor.pods import manifest_files
 from monitor.pods.inotify import FILES, IN_CREATE, Event
 from monitor.pods.manifest_files import Manifest, Parsed
 from monitor.pods.model import Scan
-from monitor.pods.owner import changed_by, mend
 from monitor.pods.spec_source import SpecSource
 
 #: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.

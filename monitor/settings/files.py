@@ -14,7 +14,7 @@ from typing import Any
 from monitor import documents
 from monitor.documents import UnreadableError, one_line
 from monitor.errors import ConfigError
-from monitor.pods.owner import alone
+from monitor.owner import alone
 from monitor.policy.configuration import Source
 
 #: Real keys of a KubeletConfiguration that look like one of ours and are not.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from monitor.pods.owner import changed_by, mend
+from monitor.owner import changed_by, mend
 from monitor.pods.spec import MANIFESTS, check_spec
 from monitor.pods.stores import store_of
 from monitor.policy.errors import PolicyError

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from monitor.errors import ConfigError, MonitorError
+from monitor.owner import read_alone
 from monitor.pods import discover, installations
 from monitor.pods.access import Access
 from monitor.pods.discover import choose
 from monitor.pods.installations import TABLE, find_kubelet, flags_of
 from monitor.pods.node_kubelet import NodeKubelet
-from monitor.pods.owner import read_alone
 from monitor.settings.config import RunConfig
 from monitor.settings.kubelet_own import kubelet_sources
 from monitor.settings.read import check_enforced, read

@@ -10,8 +10,8 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.owner import distrust
 from monitor.pods.kubepods import candidate_paths, holds_pods, kubepods_of, of_pods, whose
-from monitor.pods.owner import distrust
 from monitor.pods.source import Change, FoundPod, open_source
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig

@@ -12,7 +12,7 @@ import pytest
 
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.owner import ChangeableError, changed_by, mend, read_alone
+from monitor.owner import ChangeableError, changed_by, mend, read_alone
 from monitor.pods.source import Change, PodSource, open_source
 from monitor.settings.read import build
 from tests.commands import run
@@ -135,7 +135,7 @@ def test_a_directory_of_the_users_own_is_for_his_own_looks(tmp_path: Path) -> No
     own = tmp_path / "own"
     own.mkdir()
     os.chown(own, NOBODY, NOBODY)
-    code = f"from pathlib import Path; from monitor.pods.owner import changed_by; print(changed_by(Path({str(own)!r})))"
+    code = f"from pathlib import Path; from monitor.owner import changed_by; print(changed_by(Path({str(own)!r})))"
     with entered(tmp_path):
         done = run(
             "/usr/bin/env",
@@ -245,7 +245,7 @@ def test_a_mounted_configmap_is_taken(tmp_path: Path) -> None:
     (volume / "a.yaml").symlink_to("..data/a.yaml")
     volume.chmod(0o777)
     code = (
-        "from pathlib import Path; from monitor.pods.owner import changed_by; "
+        "from pathlib import Path; from monitor.owner import changed_by; "
         f"print([changed_by(Path(p)) for p in ({str(volume)!r}, {str(volume / 'a.yaml')!r})])"
     )
     mount = f'mount --bind {volume} {volume}; mount -o remount,ro,bind {volume}; exec "$@"'
