@@ -16,6 +16,8 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
     monkeypatch.setattr(pins, "ROOT", root)
     yield root
+    if root.is_symlink():
+        root.unlink()
     if root.is_dir():
         instances.remove(root)
 

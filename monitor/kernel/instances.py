@@ -6,6 +6,9 @@ without which no daemon starts again. bpffs itself records both, for every proce
 * a process that uses an instance holds flock(2) on its directory, from before it is loaded until the process ends;
 * a symbolic link ``owner`` names the state dir, its device, and the mount namespace that sees it.
 
+Where systemd did not mount bpffs, every user may make directories in it (mode 1777), and any user may lock a directory
+that it can open. So `pins.ROOT` is for root alone: neither the pins nor the locks of another user count.
+
 Another process removes an instance only when no process holds it and its state dir is *gone* for certain (`is_gone`):
 what cannot be known from here, as in another mount namespace, is not gone.
 """
@@ -17,6 +20,8 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
+import stat
 import struct
 import time
 from contextlib import suppress
@@ -30,6 +35,9 @@ from monitor.kernel import pins
 OWNER = "owner"
 #: ioctl of a mount namespace (<linux/nsfs.h>, Linux 6.11): its 64-bit number, which is never used again.
 _NS_GET_MNTNS_ID = 0x8008B705
+#: How often another user's directory is moved out of the way; each time costs that user a mkdir(2) in the microseconds
+#: between two system calls of ours.
+_TRIES = 100
 #: A check whether an instance is in use holds its lock for microseconds; a daemon that starts waits for that.
 _PATIENCE_S = 2.0
 
@@ -80,7 +88,7 @@ def claim(instance: Path, state_dir: Path) -> None:
     path = state_dir.resolve()
     try:
         ours = json.dumps(asdict(Owner(str(path), path.stat().st_dev, view())))
-        instance.mkdir(parents=True, exist_ok=True)
+        _make(instance)
         with suppress(FileNotFoundError):
             if os.readlink(instance / OWNER) == ours:
                 return
@@ -91,6 +99,31 @@ def claim(instance: Path, state_dir: Path) -> None:
         why = f"{error.filename}: {error.strerror}: it has to say whose the pins in {instance} are"
         remedy = "a state dir with a shorter path" if error.errno == errno.ENAMETOOLONG else "mount bpffs writable"
         raise CannotError(why, remedy_of(error.errno, remedy)) from None
+
+
+def _make(instance: Path) -> None:
+    """Make the directory, in a `pins.ROOT` that is root's alone. Raises OSError."""
+    for _ in range(_TRIES):
+        with suppress(FileExistsError):
+            pins.ROOT.mkdir(mode=0o700)
+        status = os.lstat(pins.ROOT)
+        if _is_roots(status):
+            if status.st_mode & 0o077:  # of a version before this
+                pins.ROOT.chmod(0o700)
+            instance.mkdir(mode=0o700, exist_ok=True)
+            return
+        aside = pins.ROOT.with_name(f"outrace_of_user_{status.st_uid}_{os.getpid()}_{time.monotonic_ns()}")
+        with suppress(FileNotFoundError, IsADirectoryError):
+            pins.ROOT.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)  # follows no link
+            aside.unlink()  # it is one, or a file
+    raise OSError(errno.EPERM, f"user {status.st_uid} makes it again and again: stop that user's processes", pins.ROOT)
+
+
+def _is_roots(status: os.stat_result) -> bool:
+    """Whether a directory of pins is one that no other user made or may write to."""
+    mine = status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and mine
 
 
 def owner(instance: Path) -> Owner | None:
@@ -124,7 +157,7 @@ def hold(instance: Path) -> int:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            instance.mkdir(parents=True, exist_ok=True)
+            _make(instance)
             fd = _try_hold(instance)
         except FileNotFoundError:
             continue  # removed between the two
@@ -171,9 +204,9 @@ def _try_hold(instance: Path) -> int | None:
 
 
 def survey() -> list[Instance]:
-    """Every instance here, by name; none where bpffs is not mounted or may not be read."""
+    """Every instance here, by name; none where bpffs is not mounted or may not be read, or is another user's."""
     try:
-        names = sorted(os.listdir(pins.ROOT))
+        names = sorted(os.listdir(pins.ROOT)) if _is_roots(os.lstat(pins.ROOT)) else []
     except OSError:
         return []
     return [found for name in names if (found := _look(pins.ROOT / name)) is not None]
