@@ -13,7 +13,6 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.actions.oomadj import Logger
+from monitor.kernel import python
 from monitor.kernel.procfs import Process
 from monitor.kernel.sched import take_time
 from monitor.pods.stores import store_of
@@ -164,7 +164,7 @@ class Reclaimer:
 
     def _own(self, action: str, store: str, removing: bool) -> list[str]:
         """The command of ours that does it."""
-        argv = [sys.executable, "-P", "-m", "monitor.cli.main", "cleanup", _WHAT[action], "--runtime", store]
+        argv = python.command("monitor.cli.main", "cleanup", _WHAT[action], "--runtime", store)
         argv += ["--seen", str(self._seen)] if self._seen is not None else []
         return [*argv, *(["--remove"] if removing else []), "-o", "json"]
 

@@ -112,7 +112,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     locks.append(lock_fd)
     listener = in_turn(lambda: bind(config.listen_host, config.listen_port), log)
     from monitor.hot import ladder
-    from monitor.kernel import instances, loader
+    from monitor.kernel import instances, loader, python
 
     config, loaded = ladder.take(config)
     strays = instances.remove_strays()
@@ -122,8 +122,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     _announce(config, choice, loaded, strays)
     if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
         undo_left([Path(config.state_dir)], log)
-    # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
-    # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
+    # argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()
     config_fd = config.to_memfd()
     # The side takes as long to start as the hot process and is needed to be ready: started now, it does so meanwhile.
@@ -134,7 +133,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD] = str(config_fd)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler: a reload must not end the daemon
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.hot.main"])
+    os.execv(sys.executable, python.command("monitor.hot.main"))
 
 
 def _with_node(config: RunConfig) -> RunConfig:

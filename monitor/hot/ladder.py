@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from monitor.errors import CannotError, MonitorError
+from monitor.kernel import python
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_offers, choose, facts, rungs
 from monitor.link.upgrade import is_replaced
@@ -218,4 +219,4 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD], os.environ[STATS_FD] = str(config_fd), str(stats.fd)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler again: a reload must not end the daemon
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.hot.main"])
+    os.execv(sys.executable, python.command("monitor.hot.main"))

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
+from monitor.kernel import python
 from monitor.kernel.alarms import Timer
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel
@@ -74,11 +75,10 @@ class Side:
         for fd in fds:
             os.set_inheritable(fd, True)
         try:
-            # -P: nothing lying in the working directory is imported as root. Signals back to their defaults: ours are
-            # handled.
+            # Signals back to their defaults: ours are handled.
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", "-m", "monitor.side.main"],
+                python.command("monitor.side.main"),
                 env,
                 setsigmask=[],
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],

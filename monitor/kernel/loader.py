@@ -23,7 +23,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs, charging, libbpf, pins
+from monitor.kernel import cgroupfs, charging, libbpf, pins, python
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.instances import claim, remove, tidy
 from monitor.kernel.instances import instance_directory as instance_directory
@@ -201,8 +201,7 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str, signals: int) 
     with suppress(OSError):
         log.unlink()  # an earlier loader's
     done = subprocess.run(
-        # -P: nothing lying in the working directory is imported as root.
-        [sys.executable, "-P", "-m", "monitor.kernel.loader", str(state_dir), str(directory), hook, str(signals)],
+        python.command("monitor.kernel.loader", str(state_dir), str(directory), hook, str(signals)),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

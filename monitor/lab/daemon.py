@@ -8,7 +8,6 @@ import queue
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
-from monitor.kernel import loader
+from monitor.kernel import loader, python
 from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import LabNode
 
@@ -93,7 +92,7 @@ class LabDaemon:
         node = self.node
         command = [
             *self._wrapper,
-            *(sys.executable, "-P", "-m", "monitor.cli.main", "run"),
+            *python.command("monitor.cli.main", "run"),
             *("--pods", f"manifests:{node.manifests}"),
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
             *("--run-dir", str(self.state_dir)),  # commands without options ask the machine's own daemons

@@ -126,7 +126,7 @@ def test_the_unit_starts_the_packages_command(tree: Path) -> None:
 def test_it_runs_by_its_own_modules(tree: Path) -> None:
     place = tree / "usr/lib/outrace"
     script = "import monitor, click, prometheus_client, pyroute2; print(monitor.__file__, click.__file__)"
-    done = run(place / "bin/python3", "-sP", "-c", script, env=environment(tree), cwd="/")
+    done = run(place / "bin/python3", "-I", "-c", script, env=environment(tree), cwd="/")
     assert [path for path in done.stdout.split() if path.startswith(str(place))] == done.stdout.split(), done.stderr
     assert len(done.stdout.split()) == 2
     assert run(command(tree), "--version", env=environment(tree), cwd="/").stdout.startswith("outrace ")
