@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from monitor import documents
 #: As many as the kernel follows (MAXSYMLINKS).
 _MOST_LINKS = 40
 _AMONG_OTHERS = " is in a directory where others can put files"
+#: Paths that name a descriptor of this process.
+_HANDED = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d+")
 
 
 def distrust(path: Path, root: Path) -> str:
@@ -104,38 +107,50 @@ def alone() -> Callable[[Path], str] | None:
     return _line if os.geteuid() == 0 else None
 
 
-def _line(path: Path, *, mounted: bool = True) -> str:
-    try:
-        problem = changed_by(path, mounted=mounted)
-    except OSError:
-        return ""  # the one that reads it reports that
+def _line(path: Path) -> str:
+    problem = _problem(path)
     return f"{problem}; {mend(problem)}" if problem else ""
 
 
+def _problem(path: Path, *, mounted: bool = True) -> str:
+    try:
+        return changed_by(path, mounted=mounted)
+    except OSError:
+        return ""  # the one that reads it reports that
+
+
 class ChangeableError(Exception):
-    """Others than root can change what was to be believed: one line with the path and the remedy."""
+    """Others than root can change what was to be believed: ``problem``, as of `changed_by`; as text with the remedy."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; {mend(problem)}")
+        self.problem = problem
 
 
-def check_alone(path: Path) -> None:
+def check_alone(path: Path, *, mounted: bool = True) -> None:
     """Raises ChangeableError where others could change, or make, what is at this path. What cannot be looked at is
     reported by the one that reads it.
     """
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent
-    if problem := _line(path, mounted=False):
+    if problem := _problem(path, mounted=mounted):
         raise ChangeableError(problem)
 
 
-def read_alone(path: Path) -> bytes:
-    """The content of a regular file that root alone could have written. Raises ChangeableError, OSError.
+def read_alone(path: Path, *, pipes: bool = False, mounted: bool = True) -> bytes:
+    """The content of a regular file that root alone could have written; with ``pipes`` also of a pipe. Raises
+    ChangeableError, OSError.
 
-    The way is checked while the file is open, and has to lead to that very file.
+    The way is checked while the file is open, and has to lead to that very file. A descriptor of this process
+    (``/dev/stdin``, ``<(...)`` of a shell) is the word of the process that started this one, whoever made the file.
     """
 
     def check(fd: int) -> None:
-        if problem := changed_by(path, mounted=False):
-            raise ChangeableError(f"{problem}; {mend(problem)}")
+        if _HANDED.fullmatch(os.path.normpath(path)):
+            return
+        if problem := changed_by(path, mounted=mounted):
+            raise ChangeableError(problem)
         if not os.path.samestat(os.fstat(fd), os.stat(path)):
             raise OSError(errno.ESTALE, "was replaced while it was read", str(path))
 
-    return documents.read_bytes(path, opened=check)
+    return documents.read_bytes(path, pipes=pipes, opened=check)

@@ -111,7 +111,7 @@ def _kubelet(name: str, flags: dict[str, str]) -> NodeKubelet:
     found = NodeKubelet(name, flags, config_path, config, None, _drop_ins(flags.get("config-dir", "")), unread)
     for path in (kubeconfig, _absolute(flags.get("config-dir", "")), *found.trust.paths()):
         if path is not None:
-            check_alone(path)
+            check_alone(path, mounted=False)
     there = kubeconfig if kubeconfig is not None and os.path.isfile(kubeconfig) else None
     return NodeKubelet(name, flags, config_path, config, there, found.drop_ins, unread)
 
@@ -124,7 +124,7 @@ def _drop_ins(directory: str) -> tuple[tuple[Path, dict[str, Any]], ...]:
 def _mapping(path: Path) -> tuple[dict[str, Any] | None, str]:
     """The mapping in a YAML or JSON file, or None and why it cannot be had. Raises ChangeableError."""
     try:
-        read = next(iter(documents.from_yaml(documents.decoded(read_alone(path)))), None)
+        read = next(iter(documents.from_yaml(documents.decoded(read_alone(path, mounted=False)))), None)
     except OSError as error:
         return None, f"{path}: {error.strerror or error}"
     except documents.UnreadableError as error:
@@ -135,7 +135,7 @@ def _mapping(path: Path) -> tuple[dict[str, Any] | None, str]:
 def _arguments(path: Path) -> dict[str, str]:
     """The flags in a file: one a line (snaps), or as the value of a variable (an EnvironmentFile=)."""
     try:
-        text = read_alone(path).decode(errors="surrogateescape")
+        text = read_alone(path, mounted=False).decode(errors="surrogateescape")
     except OSError:
         return {}
     data = path.parent.parent  # of a snap: SNAP_DATA/args/kubelet

@@ -10,7 +10,7 @@ from typing import Any
 
 from monitor import documents
 from monitor.documents import UnreadableError, decoded, one_line, shown
-from monitor.owner import changed_by, mend
+from monitor.owner import ChangeableError, mend, read_alone
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import SOURCE, is_mirror, is_static
@@ -61,10 +61,9 @@ def is_manifest_name(name: str) -> bool:
 def read(path: Path) -> Parsed:
     """Parse one file, which root alone may have written. Never waits for a writer, as opening a FIFO would."""
     try:
-        data = documents.read_bytes(path)
-        problem = changed_by(path)
-        if problem:
-            return Parsed(problems=(f"{path}: {problem}, who could have any pod killed; {mend(problem)}",))
+        data = read_alone(path)
+    except ChangeableError as e:
+        return Parsed(problems=(f"{path}: {e.problem}, who could have any pod killed; {mend(e.problem)}",))
     except documents.NotAFileError as e:
         return Parsed(problems=(f"{path}: {e}; remove it",))
     except OSError as e:

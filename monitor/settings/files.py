@@ -14,7 +14,7 @@ from typing import Any
 from monitor import documents
 from monitor.documents import UnreadableError, one_line
 from monitor.errors import ConfigError
-from monitor.owner import alone
+from monitor.owner import ChangeableError, read_alone
 from monitor.policy.configuration import Source
 
 #: Real keys of a KubeletConfiguration that look like one of ours and are not.
@@ -78,18 +78,16 @@ def _walk(directory: str) -> Iterator[str]:
 
 def _read(path: str, toml: bool = False) -> dict[str, Any]:
     """The mapping in a YAML, JSON or TOML file. Root believes none that others can write: it may name commands."""
-
-    def check(_: int) -> None:
-        if (distrust := alone()) is not None and (problem := distrust(Path(path))):
-            raise ConfigError(f"{path}: not believed: {problem}, or name a copy that root alone can write")
-
     try:
-        text = documents.decoded(documents.read_bytes(path, pipes=True, opened=check))
+        content = read_alone(Path(path), pipes=True) if os.geteuid() == 0 else documents.read_bytes(path, pipes=True)
+        text = documents.decoded(content)
         data = _toml(text) if toml else _value(text)
     except documents.NotAFileError as error:
         raise ConfigError(f"{path}: {error}", "name a file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ChangeableError as error:
+        raise ConfigError(f"{path}: not believed: {error}, or name a copy that root alone can write") from None
     except UnreadableError as error:
         raise ConfigError(f"{path}: {error}") from None
     if data is None:
