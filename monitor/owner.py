@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,3 +155,27 @@ def read_alone(path: Path, *, pipes: bool = False, mounted: bool = True) -> byte
             raise OSError(errno.ESTALE, "was replaced while it was read", str(path))
 
     return documents.read_bytes(path, pipes=pipes, opened=check)
+
+
+def search_path() -> str:
+    """$PATH without the directories where others could put a program, and without relative ones."""
+    return ":".join(one for one in os.environ.get("PATH", os.defpath).split(":") if one[:1] == "/" and _is_alone(one))
+
+
+def _is_alone(directory: str) -> bool:
+    try:
+        return not changed_by(Path(directory))
+    except OSError:
+        return False
+
+
+def program(name: str) -> str:
+    """The path of a program that root alone could have written, looked for in `search_path` where ``name`` has no
+    slash. Raises ChangeableError, or OSError where there is none.
+    """
+    found = name if "/" in name else shutil.which(name, path=search_path())
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "no such command in the directories of $PATH that are root's alone", name)
+    if problem := changed_by(Path(found)):
+        raise ChangeableError(problem)
+    return found

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
+import os
+import pwd
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from monitor.actions.garbage import (
@@ -32,6 +34,7 @@ from monitor.actions.garbage import (
 )
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.capabilities import CAP_FOWNER, has
+from monitor.owner import ChangeableError, check_alone, mend, program, search_path
 
 #: Bytes of an answer: podman has some 1 KiB a container.
 MOST_BYTES = 16 << 20
@@ -42,6 +45,8 @@ _DEAD = ("exited", "stopped")
 #: Restart policies that leave a container alone once it has exited.
 _RESTED = ("", "no")
 _UNIT = "PODMAN_SYSTEMD_UNIT"
+#: Variables that name podman's own files, which name programs in turn (conmon, hooks, the OCI runtime).
+_FILES = ("CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF")
 
 
 class PodmanStore:
@@ -51,8 +56,12 @@ class PodmanStore:
         self.name = "podman"
         self._deadline = deadline
         self._volumes: dict[str, set[str]] = {}  # container -> its images that are volumes
-        if shutil.which("podman") is None:
-            raise CannotError("there is no command podman here", "install it, or name another runtime")
+        try:
+            self._program, self._environment = program("podman"), _environment()
+        except FileNotFoundError:
+            raise CannotError("there is no command podman here", "install it, or name another runtime") from None
+        except ChangeableError as error:
+            raise CannotError(f"podman: {error.problem}", mend(error.problem)) from None
 
     def __enter__(self) -> PodmanStore:
         with _understood("info"):
@@ -61,7 +70,7 @@ class PodmanStore:
             host = info["host"]
             is_remote, is_users = host.get("serviceIsRemote"), host["security"]["rootless"]
         if is_remote:
-            raise CannotError("podman asks another service", "unset CONTAINER_HOST and CONTAINER_CONNECTION")
+            raise CannotError("podman asks another service", "remove it from root's containers.conf")
         if is_users:
             raise CannotError(f"podman has a user's store here, {self._root}", "run it as root")
         return self
@@ -202,7 +211,8 @@ class PodmanStore:
         what = " ".join(("podman", *itertools.takewhile(lambda word: word.isalpha(), arguments)))
         try:
             done = subprocess.run(
-                ["podman", *arguments],
+                [self._program, *arguments],
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=left if within_s is None else min(left, within_s),
@@ -218,6 +228,16 @@ class PodmanStore:
         if len(done.stdout) > MOST_BYTES:
             raise MonitorError(f"{what}: an answer of {len(done.stdout)} bytes", "remove some by hand")
         return done.stdout.decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    """Of ours what podman needs. Root's podman is meant: no service elsewhere, and no file that is a user's. Raises
+    ChangeableError.
+    """
+    files = {name: os.environ[name] for name in _FILES if name in os.environ}
+    for path in files.values():
+        check_alone(Path(path))
+    return {"PATH": search_path(), "HOME": pwd.getpwuid(os.geteuid()).pw_dir, **files}
 
 
 @contextmanager

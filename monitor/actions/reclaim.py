@@ -13,6 +13,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from monitor.actions.oomadj import Logger
 from monitor.kernel import python
 from monitor.kernel.procfs import Process
 from monitor.kernel.sched import take_time
+from monitor.owner import ChangeableError, program
 from monitor.pods.stores import store_of
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 
@@ -142,7 +144,7 @@ class Reclaimer:
         began = time.monotonic()
         try:
             status, output = run(argv, self._timeout_s, self._closing, _TAIL if store is None else _REPORT)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in it
+        except (OSError, ValueError, ChangeableError) as error:  # ValueError: a NUL in it
             self._log("error", "clean-up could not be started", **fields, problem=str(error))
             return Cleaned(action, removing, FAILED, None)
         fields["took_s"] = round(time.monotonic() - began, 3)
@@ -202,15 +204,19 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int, keep: int = _TAIL) 
     """Run a command to its end: (status, negative for a signal; the last line it wrote).
 
     The status is None if it was killed, with everything it had started in its process group, after ``timeout_s``
-    seconds or because ``stop_fd`` became readable. Of its output the last ``keep`` bytes are looked at. Raises OSError
-    or ValueError if it cannot be started.
+    seconds or because ``stop_fd`` became readable. Of its output the last ``keep`` bytes are looked at. Raises OSError,
+    ValueError or ChangeableError if it cannot be started.
     """
     reader, writer = os.pipe()
     try:
         try:
             # A session of its own, so that its children can be killed with it, and no terminal can be asked.
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True
+                [_program(argv[0]), *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                start_new_session=True,
             )
         finally:
             os.close(writer)
@@ -229,6 +235,11 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int, keep: int = _TAIL) 
         os.close(reader)
     last = tail.decode(errors="replace").rstrip().rpartition("\n")[2].strip()
     return status if in_time else None, last
+
+
+def _program(name: str) -> str:
+    """What is run; this Python runs as root already."""
+    return name if name == sys.executable else program(name)
 
 
 def _make_ordinary(pid: int) -> None:

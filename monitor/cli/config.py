@@ -17,6 +17,7 @@ from monitor.cli.kubelet_files import translated_words
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
 from monitor.policy.configuration import DEFAULT, HARD, SOFT, TEXT_MAPS, Effective, Given, Source
 from monitor.policy.errors import PolicyError
@@ -301,9 +302,18 @@ def _without_effect(resolved: Resolved, node: Node) -> Iterator[str]:
                 yield f"{entry.origin}: {signal}: has no effect: no service is killed for a disk, its files would stay"
 
 
+def _not_a_command(name: str) -> str:
+    try:
+        program(name)
+    except ChangeableError as error:
+        return str(error)
+    except OSError:
+        return f"{name}: no such command here; install it, or name it with its path"
+    return ""
+
+
 def _commands(run_config: RunConfig) -> Iterator[str]:
     """What is wrong with the commands for cleaning up, as far as this machine knows."""
-    import shutil
     from importlib.util import find_spec
 
     from monitor.pods.stores import CRI, store_of
@@ -320,7 +330,7 @@ def _commands(run_config: RunConfig) -> Iterator[str]:
                 yield f"{origin}: {store}: no such socket here; start the runtime, or write cri:unix:///PATH"
             if find_spec("cri_api") is None:
                 yield f"{origin}: {store}: needs the Python package container-runtime-interface-api"
-        elif shutil.which(command[0]) is None:
-            yield f"{origin}: {command[0]}: no such command here; install it, or name it with its path"
+        elif problem := _not_a_command(command[0]):
+            yield f"{origin}: {problem}"
         if not run_config.enforce:
             yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"
