@@ -6,7 +6,9 @@ import errno
 import os
 import re
 import shutil
+import socket
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from monitor import documents
 #: As many as the kernel follows (MAXSYMLINKS).
 _MOST_LINKS = 40
 _AMONG_OTHERS = " is in a directory where others can put files"
+#: struct ucred: process, user and group id.
+_CREDENTIALS = struct.Struct("3i")
 #: Paths that name a descriptor of this process.
 _HANDED = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d+")
 
@@ -38,7 +42,8 @@ def others(path: Path, status: os.stat_result) -> str:
     """Who besides root and the caller could have changed a file or directory; "" if no one."""
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to user {status.st_uid}"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    # Who may write to a socket may connect to it; what it is stays as it was made.
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISSOCK(status.st_mode):
         return f"{path} (mode {stat.S_IMODE(status.st_mode):o}) can be written by others"
     return ""
 
@@ -179,3 +184,30 @@ def program(name: str) -> str:
     if problem := changed_by(Path(found)):
         raise ChangeableError(problem)
     return found
+
+
+def connected(path: Path, timeout_s: float) -> socket.socket:
+    """A connection to a socket that root alone could have put there, and that a process of root's (or the caller's)
+    listens on. Raises ChangeableError, OSError.
+    """
+    if problem := changed_by(path):
+        raise ChangeableError(problem)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(os.fspath(path))
+        check_peer(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raises PermissionError if the process that listened is another user's. Its effective user id counts, as it was
+    when it called listen(2) (unix(7)); root of another user namespace is another user.
+    """
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    if user not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"a process of user {user} listens there")

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 #: Its user and group id; no user of any machine logs in with it.
 UID = 65534
@@ -14,6 +16,14 @@ def does(code: str) -> str:
     """Run Python statements (with `os` and `fcntl`) as that user, to their end; what they print."""
     done = subprocess.run(_command(code), **_as_user(), capture_output=True, text=True, timeout=60, check=True)
     return done.stdout
+
+
+@contextmanager
+def shared() -> Iterator[Path]:
+    """A directory where that user may make files and root's are safe, as /tmp is."""
+    with tempfile.TemporaryDirectory(prefix="outrace-test-") as directory:
+        os.chmod(directory, 0o1777)
+        yield Path(directory)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from monitor.actions.garbage import (
@@ -31,6 +32,7 @@ from monitor.actions.garbage import (
     is_pause,
 )
 from monitor.errors import CannotError, MonitorError
+from monitor.owner import ChangeableError, connected, mend
 from monitor.pods.stores import Store
 
 #: The kubelet's own bound of an answer (maxMsgSize of its client).
@@ -67,6 +69,10 @@ class CriStore:
         try:
             if not stat.S_ISSOCK(os.stat(self._socket).st_mode):
                 raise CannotError(f"{self._socket} is no socket", "say where the runtime listens: cri:unix:///PATH")
+            if os.geteuid() == 0:  # what it names is removed as root; gRPC connects by itself, and later
+                connected(Path(self._socket), QUESTION_S).close()
+        except ChangeableError as error:
+            raise CannotError(error.problem, mend(error.problem)) from None
         except OSError as error:
             raise CannotError(f"{self._socket}: {error.strerror}", "is the runtime running?") from None
         if not os.access(self._socket, os.W_OK):

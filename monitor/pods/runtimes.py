@@ -7,13 +7,14 @@ come that is not known. A runtime that hangs costs a second, and is asked again 
 
 from __future__ import annotations
 
-import json
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from monitor import documents
+from monitor.owner import ChangeableError, connected
 from monitor.pods.units import DOCKER, PODMAN
 from monitor.policy.services import NEVER, PRIORITY
 
@@ -94,7 +95,7 @@ class Runtimes:
         for question in _QUESTIONS.get(runtime, ()):
             try:
                 answer = ask(path, question)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ChangeableError) as error:
                 asked.problem = (
                     f"{runtime} does not answer at {path} ({str(error) or type(error).__name__}): names and labels of "
                     f"its containers are not known, so none is evicted but those that the table services: names; start "
@@ -163,15 +164,14 @@ def common_labels(containers: Iterable[Known]) -> dict[str, str]:
 
 
 def ask(path: str, question: str) -> Any:
-    """The parsed answer to a GET of a server at a unix socket. Raises OSError or ValueError.
+    """The parsed answer to a GET of a server at a unix socket. Raises OSError, ValueError or ChangeableError.
 
-    By HTTP 1.0, whose answer ends with the connection: so its whole time and size have a bound.
+    Only root's server is asked: a label keeps a container, or moves it in the order. By HTTP 1.0, whose answer ends
+    with the connection: so its whole time and size have a bound.
     """
     deadline = time.monotonic() + TIMEOUT_S
     data = b""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(TIMEOUT_S)
-        sock.connect(path)
+    with connected(Path(path), TIMEOUT_S) as sock:
         sock.sendall(f"GET {question} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         while part := sock.recv(65536):
             data += part
@@ -184,4 +184,4 @@ def ask(path: str, question: str) -> Any:
     status = head.split(b"\r\n")[0].split(b" ", 2)
     if len(status) < 2 or status[1] != b"200":
         raise ValueError(f"{head[:60].decode(errors='replace')!r} to GET {question}")
-    return json.loads(body)
+    return documents.from_json(documents.decoded(body))

@@ -1,0 +1,91 @@
+"""What a runtime says is believed where root listens, on a socket that root alone could have put there."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.cri import CriStore
+from monitor.errors import CannotError
+from monitor.owner import ChangeableError, connected
+from monitor.pods.runtimes import Runtimes
+from monitor.pods.stores import Store
+from tests import others
+from tests.pods.fake_runtime import LIST, FakeRuntime
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their sockets themselves")
+IDENT = "a" * 64
+ANSWER = [{"Id": IDENT, "Names": ["/web"], "Labels": {"outrace/never": "true"}}]
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with others.shared() as directory:
+        yield directory
+
+
+def listening(path: Path) -> str:
+    body = json.dumps(ANSWER)
+    return f"""
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("{path}")
+listener.listen()
+print("listens", flush=True)
+while True:
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + {body.encode()!r})
+    connection.close()
+"""
+
+
+def asked(path: Path) -> Runtimes:
+    runtimes = Runtimes({"docker": str(path)})
+    runtimes.refresh({IDENT: "docker"})
+    return runtimes
+
+
+def test_a_server_of_another_user_is_not_believed(shared: Path) -> None:
+    with others.doing(listening(shared / "docker.sock")):
+        found = asked(shared / "docker.sock")
+        assert found.known(IDENT) is None
+        assert f"docker.sock belongs to user {others.UID}" in found.problems[0]
+        os.chown(shared / "docker.sock", 0, 0)  # whatever the file is: the process that listens counts
+        found = asked(shared / "docker.sock")
+        assert found.known(IDENT) is None
+        assert f"a process of user {others.UID} listens there" in found.problems[0]
+
+
+def test_a_link_of_another_user_to_roots_server_is_not_followed(shared: Path, tmp_path: Path) -> None:
+    server = FakeRuntime(tmp_path / "docker.sock", {LIST: ANSWER})
+    try:
+        (tmp_path / "docker.sock").chmod(0o666)  # as docker's is for its group
+        assert asked(tmp_path / "docker.sock").known(IDENT).labels == {"outrace/never": "true"}
+        others.does(f"os.symlink('{tmp_path}/docker.sock', '{shared}/docker.sock')")
+        with pytest.raises(ChangeableError, match=f"docker.sock belongs to user {others.UID}"):
+            connected(shared / "docker.sock", 1.0)
+        assert asked(shared / "docker.sock").known(IDENT) is None
+    finally:
+        server.close()
+
+
+def test_a_clean_up_asks_no_other_users_runtime(shared: Path) -> None:
+    with others.doing(listening(shared / "cri.sock")):
+        for owner, problem in ((others.UID, "cri.sock belongs to"), (0, f"a process of user {others.UID} listens")):
+            os.chown(shared / "cri.sock", owner, -1)
+            with pytest.raises(CannotError, match=problem), CriStore(Store("cri", str(shared / "cri.sock")), 0.0):
+                pass
+    assert stat.S_ISSOCK((shared / "cri.sock").stat().st_mode)
+
+
+def test_an_answer_nested_without_end_is_one_problem(tmp_path: Path) -> None:
+    """It ended the thread that looks for pods."""
+    deep = json.loads("[" * 900 + "]" * 900)
+    server = FakeRuntime(tmp_path / "docker.sock", {LIST: deep})
+    try:
+        assert "nested too deeply" in asked(tmp_path / "docker.sock").problems[0]
+    finally:
+        server.close()
