@@ -19,11 +19,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from monitor.kernel.durable import replace_file
 from monitor.kernel.sched import hurry
 from monitor.side.alerts import http_post
 from monitor.side.alerts.receiver import Receiver
 from monitor.side.alerts.rules import Alert
-from monitor.side.durable import replace_file
 from monitor.side.export.log import Log
 
 FILE_NAME = "alerts.json"

@@ -12,7 +12,7 @@ from typing import Any
 from monitor import documents
 from monitor.actions.status import EvictedPod, event_object, node_event_object, status_patch, timestamp
 from monitor.documents import UnreadableError
-from monitor.side.durable import replace_file
+from monitor.kernel.durable import replace_file
 
 #: Evictions kept that the API server does not know of: the oldest are dropped. (`STATE/events` has as many.)
 KEEP = 1000

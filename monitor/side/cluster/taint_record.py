@@ -13,13 +13,13 @@ from pathlib import Path
 from monitor import documents
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError, MonitorError
+from monitor.kernel.durable import replace_file
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ApiError, Conflict, TooManyRequests
 from monitor.pods.access import Access
 from monitor.pods.node_kubelet import NodeKubelet
 from monitor.side.cluster.node_taints import NodeTaints
-from monitor.side.durable import replace_file
 from monitor.side.export.log import Log
 
 #: One request of a removal, and the connection for it: `outrace unload` is typed by somebody who waits.
