@@ -42,8 +42,9 @@ def others(path: Path, status: os.stat_result) -> str:
     """Who besides root and the caller could have changed a file or directory; "" if no one."""
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to user {status.st_uid}"
-    # Who may write to a socket may connect to it; what it is stays as it was made.
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISSOCK(status.st_mode):
+    # Who may write to a socket may connect to it; what it is stays as it was made. So with a device.
+    fixed = stat.S_ISSOCK(status.st_mode) or stat.S_ISCHR(status.st_mode)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not fixed:
         return f"{path} (mode {stat.S_IMODE(status.st_mode):o}) can be written by others"
     return ""
 
@@ -204,10 +205,10 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Raises PermissionError if the process that listened is another user's. Its effective user id counts, as it was
+    """Raises OSError if the process that listened is another user's. Its effective user id counts, as it was
     when it called listen(2) (unix(7)); root of another user namespace is another user.
     """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     if user not in (0, os.geteuid()):
-        raise PermissionError(errno.EPERM, f"a process of user {user} listens there")
+        raise OSError(errno.ECONNABORTED, f"a process of user {user} listens there")

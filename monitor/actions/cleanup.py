@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
+from monitor import documents
 from monitor.actions.garbage import IMAGE, Choice, Garbage, Image, StoreTimeout, unused_images
 from monitor.errors import MonitorError
+from monitor.kernel.durable import replace_file
+from monitor.owner import ChangeableError, read_alone
 from monitor.pods.stores import CRI, Store
 
 CONTAINERS, IMAGES = "containers", "images"
@@ -132,22 +135,20 @@ def ages_of(idents: Sequence[str], seen: Path, now_s: float, problems: list[str]
     known: Mapping[str, Any] = {}
     otherwise = now_s
     try:
-        found = json.loads(seen.read_bytes())
+        found = documents.from_json(documents.decoded(read_alone(seen)))
         if not isinstance(found, dict):
             raise ValueError("not a table")
         known = found
     except FileNotFoundError:
         otherwise = 0.0
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ChangeableError) as error:
         problems.append(f"{seen}: {error}: images are taken for new")
     times = {}
     for ident in idents:
         at = known.get(ident, otherwise)
         times[ident] = at if isinstance(at, int | float) and 0 <= at <= now_s else now_s  # NaN is neither
-    unfinished = seen.with_name(f"{seen.name}.new")
     try:
-        unfinished.write_text(json.dumps(times))
-        unfinished.replace(seen)
+        replace_file(seen, json.dumps(times).encode())
     except OSError as error:
         problems.append(f"{seen}: {error.strerror}: which images are new is not remembered")
         if otherwise == 0.0:  # there would be none at the next look either, and nothing would ever be new

@@ -25,6 +25,7 @@ from click.core import ParameterSource
 from monitor.errors import ConfigError, MonitorError
 from monitor.link import daemon_socket
 from monitor.link.daemon_socket import INFO_PATH, MAX_ANSWER, DaemonInfo
+from monitor.owner import check_peer
 from monitor.settings.config import RunConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -223,6 +224,7 @@ def _connected(path: Path) -> socket.socket:
             while True:
                 try:
                     connection.connect(daemon_socket.address(directory, path.name))
+                    check_peer(connection)
                     break
                 except BlockingIOError:  # the queue is full: a socket with a timeout does not wait for room
                     if time.monotonic() > deadline:

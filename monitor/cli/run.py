@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from monitor.hot.supervise import Side
 from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.link.counters import SharedStats
+from monitor.owner import ChangeableError, check_alone, mend
 from monitor.pods.spec import CGROUPS, SERVICES
 from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, RunConfig
@@ -164,18 +164,20 @@ def lock(state_dir: Path) -> int:
     """Make the state directory and take its lock; returns the descriptor that holds it.
 
     Raises MonitorError naming the daemon that has it already, or what is wrong with the directory. One that others may
-    write in is refused: what they put there would be written to as root.
+    write in, or replace, is refused: what they put there would be believed, and written to as root.
     """
     remedy = "name another directory with --state-dir"
     try:
+        check_alone(state_dir)
         state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
         directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _check_owner(state_dir, os.fstat(directory))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open("lock", flags, 0o640, dir_fd=directory)
         finally:
             os.close(directory)
+    except ChangeableError as error:
+        raise MonitorError(f"state directory {error.problem}", f"{mend(error.problem)}, or {remedy}") from None
     except OSError as error:
         if error.errno == errno.ELOOP and error.filename == "lock":
             raise MonitorError(f"{state_dir / 'lock'} is a symbolic link", f"remove it, or {remedy}") from None
@@ -196,22 +198,6 @@ def lock(state_dir: Path) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
-
-
-def _check_owner(state_dir: Path, status: os.stat_result) -> None:
-    """Raises MonitorError if anybody else may write in the state directory."""
-    other = "or name another directory with --state-dir"
-    if status.st_uid != os.geteuid():
-        me = os.geteuid()
-        raise MonitorError(
-            f"state directory {state_dir} belongs to user {status.st_uid}, not to {me}",
-            f"chown {me} {state_dir}, {other}",
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise MonitorError(
-            f"state directory {state_dir} (mode {stat.S_IMODE(status.st_mode):o}) can be written by others",
-            f"chmod go-w {state_dir}, {other}",
-        )
 
 
 def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:

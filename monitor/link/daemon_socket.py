@@ -15,9 +15,11 @@ import re
 import socket
 import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.link.codec import Malformed, build
+from monitor.owner import changed_by
 
 #: Paths that are answered: what the daemon is (`DaemonInfo`), its figures as on `--listen`, and the same for who asks
 #: every second: the hot process is not asked for them.
@@ -105,11 +107,8 @@ def address(directory: int, name: str) -> str:
 
 
 def check_directory(directory: int) -> None:
-    """Raises OSError if anybody but root and the user of this process can put a socket into the open directory: root's
-    commands would believe it.
+    """Raises OSError if any user but root and that of this process can put a socket into the open directory, or another
+    directory in its place: root's commands would believe it.
     """
-    status = os.fstat(directory)
-    if status.st_uid not in (0, os.geteuid()):
-        raise OSError(0, f"the directory belongs to user {status.st_uid}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError(0, f"the directory (mode {stat.S_IMODE(status.st_mode):o}) can be written by others")
+    if problem := changed_by(Path(os.readlink(f"/proc/self/fd/{directory}"))):
+        raise OSError(0, problem)

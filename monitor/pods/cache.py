@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from monitor import documents
 from monitor.documents import UnreadableError
+from monitor.kernel.durable import replace_file
 
 #: Beside the pods, so that a later version can tell that it does not know the format.
 _VERSION = 1
@@ -47,14 +47,8 @@ class PodCache:
         chosen = _within(texts)
         head = json.dumps({"version": _VERSION, "node": self._node, "pods": []}, separators=(",", ":"))
         text = head.removesuffix("]}") + ",".join(texts[at] for at in chosen) + "]}"
-        new = self.path.with_suffix(".new")
         try:
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(fd, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(fd)
-            os.replace(new, self.path)
+            replace_file(self.path, text.encode())
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}; after a restart pods are known when the cluster answers"
             return False

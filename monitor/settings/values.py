@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,10 @@ def record(value: Any) -> str:
         raise ValueError(f"{path} is a directory; name a file in it")
     if not os.path.isdir(os.path.dirname(path)):
         raise ValueError(f"the directory {os.path.dirname(path)} does not exist; make it, or name another one")
+    if os.geteuid() == 0:
+        with suppress(FileNotFoundError):  # each directory on the way has been looked at by then
+            if problem := changed_by(Path(path)):
+                raise ValueError(f"{problem}: root writes there; {mend(problem)}, or name another file")
     return path
 
 

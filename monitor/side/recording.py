@@ -154,16 +154,19 @@ class Writer:
 
 def _check_replaceable(path: Path) -> None:
     """Raises OSError if there is something else than a recording: it is not ours to move or to remove."""
+    other = "no regular file: name another one with --record"
     try:
-        status = os.lstat(path)
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OSError(errno.EINVAL, other, str(path))
+        # In /tmp it may be a FIFO by now, which would be waited for.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "no regular file: name another one with --record", str(path))
-    if not status.st_size:
-        return  # a mktemp of somebody
-    with open(path, "rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, other, str(path))
+        if status.st_size and file.read(len(MAGIC)) != MAGIC:  # an empty one is a mktemp of somebody
             why = "holds something else than a recording: name another file with --record"
             raise OSError(errno.EEXIST, why, str(path))
 

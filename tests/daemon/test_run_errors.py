@@ -120,7 +120,7 @@ def test_state_dir_that_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "mode", "expected"),
     [
-        (65534, 0o755, ("belongs to user 65534, not to 0; chown 0 ",)),
+        (65534, 0o755, ("belongs to user 65534; chown root ",)),
         (0, 0o775, ("(mode 775) can be written by others; chmod go-w ",)),
         (0, 0o757, ("(mode 757)", "--state-dir")),
         (0, 0o1777, ("(mode 1777)",)),

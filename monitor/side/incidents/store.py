@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
+from monitor.owner import changed_by, mend
 from monitor.side.export.log import Log
 from monitor.side.incidents.file import Damaged, encode, journal_of, number, opened, prepare, transaction, upsert
 from monitor.side.incidents.reader import IncidentReader, damaged_files
@@ -167,11 +168,8 @@ class IncidentStore(IncidentReader):
         """Raises MonitorError for a file or directory that is not safe to write to: it is done as root."""
         directory = self.path.parent
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        status = directory.stat()
-        if status.st_uid != os.geteuid():
-            raise MonitorError(f"{directory} belongs to user {status.st_uid}", "see `chown`; incidents are not stored")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise MonitorError(f"{directory} can be written by others", f"chmod go-w {directory}")
+        if problem := changed_by(directory):
+            raise MonitorError(problem, f"{mend(problem)}; incidents are not stored")
         if os.statvfs(directory).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.path))  # SQLite would not say why
         for path in (self.path, journal_of(self.path)):

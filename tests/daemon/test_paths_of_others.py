@@ -1,0 +1,125 @@
+"""Where root writes, or asks a daemon: no other user may replace a directory on the way, plant a link, or answer."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.cleanup import ages_of
+from monitor.cli.daemons import find
+from monitor.cli.run import lock
+from monitor.errors import ConfigError, MonitorError
+from monitor.settings.read import build
+from monitor.side.incidents.store import IncidentStore
+from monitor.side.recording import Writer
+from tests import others
+from tests.side.incident_samples import SAMPLES
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with others.shared() as directory:
+        yield directory
+
+
+@pytest.fixture
+def theirs(shared: Path) -> Path:
+    """A directory of the other user's in which root has one; the user may put another in its place."""
+    others.does(f"os.mkdir('{shared}/theirs')")
+    (shared / "theirs" / "roots").mkdir(mode=0o700)
+    return shared / "theirs"
+
+
+def test_a_state_dir_that_another_user_can_replace(theirs: Path) -> None:
+    for state in (theirs / "roots", theirs / "new"):
+        with pytest.raises(MonitorError, match=f"state directory {theirs} belongs to user {others.UID}; chown root"):
+            lock(state)
+    assert list((theirs / "roots").iterdir()) == []
+    assert not (theirs / "new").exists()
+
+
+def test_incidents_are_not_stored_where_another_user_can_replace_the_directory(theirs: Path) -> None:
+    with pytest.raises(MonitorError, match=f"{theirs} belongs to user {others.UID}"):
+        IncidentStore(theirs / "roots" / "incidents.db").add(SAMPLES[0])
+    assert list((theirs / "roots").iterdir()) == []
+
+
+def test_no_recording_begins_where_another_user_can_replace_the_directory(theirs: Path, shared: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--record: {theirs} belongs to user {others.UID}: root writes there"):
+        build({"record": str(theirs / "roots" / "file")})
+    assert build({"record": str(shared / "file")}).record == str(shared / "file")  # as in /tmp
+    others.does(f"open('{shared}/file', 'w')")
+    with pytest.raises(ConfigError, match=f"{shared}/file belongs to user {others.UID}"):
+        build({"record": str(shared / "file")})
+
+
+def test_a_fifo_in_the_place_of_an_older_recording_is_not_waited_for(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a file when it is looked at, and a FIFO when it is opened."""
+    path = shared / "file"
+    others.does(f"open('{path}', 'w').write('x')")
+    looked = os.lstat(path)
+    path.unlink()
+    others.does(f"os.mkfifo('{path}')")
+    monkeypatch.setattr("monitor.side.recording.os.lstat", lambda _: looked)
+    problems: list[OSError] = []
+
+    def begin() -> None:
+        writer = Writer(path, {})
+        writer.add(0, b"{}")
+        try:
+            writer.flush()
+        except OSError as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert "no regular file" in str(problems)
+
+
+def test_what_is_remembered_of_images_follows_no_link(shared: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    seen = shared / "images.json"
+    others.does(f"os.symlink('{precious}', '{seen}.new')")
+    problems: list[str] = []
+    assert ages_of(["a"], seen, 1000.0, problems) == {"a": 1000.0}
+    assert precious.read_text() == "precious"
+    assert (json.loads(seen.read_text()), problems) == ({"a": 0.0}, [])
+
+
+def test_what_another_user_says_of_images_makes_none_of_them_old(shared: Path) -> None:
+    seen = shared / "images.json"
+    others.does(f"open('{seen}', 'w').write('{{\"a\": 0}}')")
+    problems: list[str] = []
+    assert ages_of(["a"], seen, 1000.0, problems) == {"a": 0.0}
+    assert f"{seen} belongs to user {others.UID}" in problems[0]
+
+
+def test_a_run_directory_that_another_user_can_replace_is_not_asked(theirs: Path) -> None:
+    with pytest.raises(MonitorError, match=f"{theirs} belongs to user {others.UID}"):
+        list(find(theirs / "roots"))
+
+
+def test_a_daemon_of_another_user_is_not_believed(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The socket is in root's directory, by a directory that was root's alone only later."""
+    path = shared / "web.0123abcd.sock"
+    code = f"""
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("{path}")
+listener.listen()
+print("listens", flush=True)
+time.sleep(60)
+"""
+    with others.doing(code):
+        path.rename(tmp_path / path.name)
+        os.chown(tmp_path / path.name, 0, 0)
+        assert list(find(tmp_path)) == []
+    assert f"a process of user {others.UID} listens there" in capsys.readouterr().err
