@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TextIO
 
 if sys.argv[1:2] == ["run"]:
     # Before anything else is imported (80 ms of CPU): see `monitor.kernel.sched.STARTING`, which takes an import too.
@@ -58,6 +61,36 @@ COMMANDS = {
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }
+
+
+#: A colour (click.style), or one character but the ends of lines and fields.
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*m|[^\n\t]")
+
+
+class Harmless(io.TextIOWrapper):
+    """Text in which nothing but a colour, and a return at its very beginning (progress), acts on a terminal: the rest
+    is in names that others chose. It becomes ``\\u001b``, which means the same in JSON.
+    """
+
+    def write(self, text: str, /) -> int:
+        if not text.isprintable():
+            text = _UNPRINTABLE.sub(_harmless, text)
+        return super().write(text)
+
+    @classmethod
+    def instead_of(cls, stream: TextIO) -> TextIO:
+        """The stream, made harmless where it is one of the interpreter's own."""
+        if type(stream) is not io.TextIOWrapper:
+            return stream
+        encoding, errors = stream.encoding, stream.errors
+        lines, through = stream.line_buffering, stream.write_through
+        return cls(stream.detach(), encoding, errors, line_buffering=lines, write_through=through)
+
+
+def _harmless(found: re.Match[str]) -> str:
+    text = found[0]
+    kept = len(text) > 1 or text.isprintable() or (text == "\r" and not found.start())
+    return text if kept else f"\\u{ord(text):04x}"
 
 
 class LazyGroup(click.Group):
@@ -120,6 +153,7 @@ def bench() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A command may return its own as an int."""
+    sys.stdout, sys.stderr = Harmless.instead_of(sys.stdout), Harmless.instead_of(sys.stderr)
     try:
         result = cli.main(
             args=None if arguments is None else list(arguments), prog_name="outrace", standalone_mode=False
