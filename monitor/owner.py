@@ -179,9 +179,12 @@ def program(name: str) -> str:
     """The path of a program that root alone could have written, looked for in `search_path` where ``name`` has no
     slash. Raises ChangeableError, or OSError where there is none.
     """
-    found = name if "/" in name else shutil.which(name, path=search_path())
+    found = shutil.which(name, path=search_path())
     if found is None:
-        raise FileNotFoundError(errno.ENOENT, "no such command in the directories of $PATH that are root's alone", name)
+        where = (
+            "no such program" if "/" in name else "no such command in the directories of $PATH that are root's alone"
+        )
+        raise FileNotFoundError(errno.ENOENT, where, name)
     if problem := changed_by(Path(found)):
         raise ChangeableError(problem)
     return found

@@ -30,7 +30,7 @@ from monitor.hot.supervise import Side
 from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.link.counters import SharedStats
-from monitor.owner import ChangeableError, check_alone, mend
+from monitor.owner import ChangeableError, alone, check_alone, mend
 from monitor.pods.spec import CGROUPS, SERVICES
 from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, RunConfig
@@ -120,6 +120,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     listen_fd = listener.detach()
     config = dataclasses.replace(config, lock_fd=lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port)
     _announce(config, choice, loaded, strays)
+    warn_of_code((sys.executable, __file__), log)
     if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
         undo_left([Path(config.state_dir)], log)
     # argv[0] is the full path, because from it Python finds its virtual environment.
@@ -198,6 +199,16 @@ def lock(state_dir: Path) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def warn_of_code(files: Sequence[str], log: Log) -> None:
+    """Root runs a checkout in a user's home if it is told to: that user is root then, and a helper that starts again
+    months later reads what is there by then.
+    """
+    distrust = alone()
+    for problem in dict.fromkeys(distrust(Path(path)) for path in files) if distrust is not None else ():
+        if problem:
+            log.warning("another user can change the code that root runs", problem=problem)
 
 
 def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:

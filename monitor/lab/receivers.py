@@ -6,7 +6,6 @@ Both report when an alert was first known to them, by their own clock (the machi
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from monitor.errors import MonitorError
+from monitor.owner import ChangeableError, mend, program
 
 #: As the project and as Debian call it.
 PROGRAMS = ("alertmanager", "prometheus-alertmanager")
@@ -52,10 +52,18 @@ def key_of(labels: Mapping[str, str]) -> Key:
 
 
 def find_program(path: str | None) -> str | None:
-    """The Alertmanager to use: ``path``, else the one in PATH; None if there is none. MonitorError for a wrong path."""
-    if path is not None and shutil.which(path) is None:
-        raise MonitorError(f"{path} is no program", "name the alertmanager binary, or leave the option out")
-    return next((found for name in ((path,) if path else PROGRAMS) if (found := shutil.which(name))), None)
+    """The Alertmanager to use: ``path``, else the one in PATH; None if there is none. MonitorError for a wrong path, or
+    one that another user can change.
+    """
+    for name in (path,) if path else PROGRAMS:
+        try:
+            return program(name)
+        except ChangeableError as error:
+            raise MonitorError(error.problem, mend(error.problem)) from None
+        except OSError:
+            if path:
+                raise MonitorError(f"{path} is no program", "name the alertmanager binary, or leave it out") from None
+    return None
 
 
 class Alertmanager:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 
 from monitor.actions.cleanup import ages_of
 from monitor.cli.daemons import find
-from monitor.cli.run import lock
+from monitor.cli.run import lock, warn_of_code
 from monitor.errors import ConfigError, MonitorError
 from monitor.settings.read import build
+from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.recording import Writer
 from tests import others
@@ -41,6 +43,14 @@ def test_a_state_dir_that_another_user_can_replace(theirs: Path) -> None:
             lock(state)
     assert list((theirs / "roots").iterdir()) == []
     assert not (theirs / "new").exists()
+
+
+def test_code_that_another_user_can_change_is_named(theirs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (theirs / "roots" / "run.py").touch()
+    warn_of_code((str(theirs / "roots" / "run.py"), str(theirs / "roots"), sys.executable), Log())
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "another user can change the code that root runs" in line
+    assert f"{theirs} belongs to user {others.UID}; chown root {theirs}" in line
 
 
 def test_incidents_are_not_stored_where_another_user_can_replace_the_directory(theirs: Path) -> None:
