@@ -84,7 +84,7 @@ class Harmless(io.TextIOWrapper):
             return stream
         encoding, errors = stream.encoding, stream.errors
         lines, through = stream.line_buffering, stream.write_through
-        return cls(stream.detach(), encoding, errors, line_buffering=lines, write_through=through)
+        return cls(stream.buffer, encoding, errors, line_buffering=lines, write_through=through)
 
 
 def _harmless(found: re.Match[str]) -> str:
