@@ -19,13 +19,16 @@ class Mount:
     source: str
     path: Path
     purpose: str
+    options: str = ""
 
     @property
     def command(self) -> str:
-        return f"mount -t {self.fstype} {self.source} {self.path}"
+        options = f"-o {self.options} " if self.options else ""
+        return f"mount -t {self.fstype} {options}{self.source} {self.path}"
 
 
-BPFFS = Mount("bpf", "bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps")
+#: With systemd's mode: by default every user may make directories in it.
+BPFFS = Mount("bpf", "bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps", "mode=0700")
 TRACEFS = Mount("tracefs", "tracefs", Path("/sys/kernel/tracing"), "tracepoints")
 
 
@@ -49,9 +52,8 @@ def ensure() -> list[Mount]:
 
 def _mount(mount: Mount) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.mount(
-        mount.source.encode(), os.fsencode(mount.path), mount.fstype.encode(), ctypes.c_ulong(0), ctypes.c_void_p()
-    )
+    source, path, kind = mount.source.encode(), os.fsencode(mount.path), mount.fstype.encode()
+    result = libc.mount(source, path, kind, ctypes.c_ulong(0), mount.options.encode() or None)
     if result != 0:
         reason = os.strerror(ctypes.get_errno())
         raise CannotError(

@@ -66,7 +66,7 @@ def test_bpffs_that_cannot_be_mounted(tmp_path: Path) -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (util-linux) is not installed")
     result = run_with("umount /sys/fs/bpf", tmp_path, then="exec setpriv --bounding-set=-sys_admin")
-    live.one_line(result, 3, "bpf is not mounted at /sys/fs/bpf", "mount -t bpf bpf /sys/fs/bpf")
+    live.one_line(result, 3, "bpf is not mounted at /sys/fs/bpf", "mount -t bpf -o mode=0700 bpf /sys/fs/bpf")
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_a_loader_that_fails_is_a_rung_less(
         pytest.param(
             live.in_own_mounts("umount -l /sys/fs/bpf", *without("sys_admin")),
             "bpf is not mounted at /sys/fs/bpf",
-            "mount -t bpf bpf /sys/fs/bpf",
+            "mount -t bpf -o mode=0700 bpf /sys/fs/bpf",
             id="bpffs",
         ),
     ],
