@@ -15,6 +15,7 @@ from monitor.cli.run import lock, warn_of_code
 from monitor.errors import ConfigError, MonitorError
 from monitor.settings.read import build
 from monitor.side.export.log import Log
+from monitor.side.incidents.reader import IncidentReader
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.recording import Writer
 from tests import others
@@ -57,6 +58,16 @@ def test_incidents_are_not_stored_where_another_user_can_replace_the_directory(t
     with pytest.raises(MonitorError, match=f"{theirs} belongs to user {others.UID}"):
         IncidentStore(theirs / "roots" / "incidents.db").add(SAMPLES[0])
     assert list((theirs / "roots").iterdir()) == []
+
+
+def test_root_reads_no_incidents_of_another_user(tmp_path: Path) -> None:
+    """A hostile SQLite file, or one that unpacks to all memory."""
+    store = IncidentStore(tmp_path / "incidents.db")
+    store.add(SAMPLES[0])
+    assert len(store.list()) == 1
+    os.chown(store.path, others.UID, -1)
+    with pytest.raises(MonitorError, match=f"{store.path} belongs to user {others.UID}; chown root .* another user"):
+        IncidentReader(store.path).list()
 
 
 def test_no_recording_begins_where_another_user_can_replace_the_directory(theirs: Path, shared: Path) -> None:

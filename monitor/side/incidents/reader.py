@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import stat
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.owner import changed_by, mend
 from monitor.side.incidents.file import Damaged, Incident, NeedsRollback, decode, journal_of, select
 
 Incidents = list[Incident]
@@ -146,6 +148,8 @@ class IncidentReader:
     def _read(self, query: str, values: Values) -> Rows:
         if not stat.S_ISREG(self.path.stat().st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(self.path))
+        if os.geteuid() == 0 and (problem := changed_by(self.path)):  # root has no other user's file parsed
+            raise MonitorError(problem, f"{mend(problem)}, or read it as another user")
         try:
             return select(self.path, "ro", self.wait_s, query, values)
         except NeedsRollback:
