@@ -54,6 +54,7 @@ def test_a_server_of_another_user_is_not_believed(shared: Path) -> None:
         assert found.known(IDENT) is None
         assert f"docker.sock belongs to user {others.UID}" in found.problems[0]
         os.chown(shared / "docker.sock", 0, 0)  # whatever the file is: the process that listens counts
+        shared.chmod(0o755)
         found = asked(shared / "docker.sock")
         assert found.known(IDENT) is None
         assert f"a process of user {others.UID} listens there" in found.problems[0]
@@ -76,6 +77,7 @@ def test_a_clean_up_asks_no_other_users_runtime(shared: Path) -> None:
     with others.doing(listening(shared / "cri.sock")):
         for owner, problem in ((others.UID, "cri.sock belongs to"), (0, f"a process of user {others.UID} listens")):
             os.chown(shared / "cri.sock", owner, -1)
+            shared.chmod(0o755 if owner == 0 else 0o1777)
             with pytest.raises(CannotError, match=problem), CriStore(Store("cri", str(shared / "cri.sock")), 0.0):
                 pass
     assert stat.S_ISSOCK((shared / "cri.sock").stat().st_mode)
