@@ -172,7 +172,7 @@ def test_idle_and_slow_clients_by_the_hundred_do_not_keep_a_probe_out(running: R
 def test_a_head_that_comes_byte_by_byte_is_cut_when_its_time_is_over(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(http_server._TIMEOUTS, "head", 0.5)
+    monkeypatch.setitem(http_server.TIMEOUTS, "head", 0.5)
     with socket.create_connection(running.address, timeout=TIMEOUT_S) as client, contextlib.suppress(ConnectionError):
         for _ in range(1000):
             client.sendall(b"G")
@@ -196,7 +196,7 @@ def test_one_that_does_not_take_its_answers_is_cut_and_keeps_little(
         assert probe.getresponse().status == 200
         probe.close()
         assert running.server.unsent <= 4 << 20
-        monkeypatch.setitem(http_server._TIMEOUTS, "write", 0.1)
+        monkeypatch.setitem(http_server.TIMEOUTS, "write", 0.1)
         with socket.create_connection(running.address, timeout=TIMEOUT_S) as another:  # makes the loop look
             another.sendall(b"GET /good HTTP/1.0\r\n\r\n")
             assert another.recv(1 << 16)

@@ -14,51 +14,23 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from monitor.side.export.http_head import MAX_HEAD, BadRequestError, Request, head, parse
+from monitor.side.export.connection import (
+    ACCEPTS,
+    DEAF_S,
+    EXPENDABLE,
+    MAX_CONNECTIONS,
+    MAX_UNSENT,
+    SEND_BUFFER,
+    TIMEOUTS,
+    Connection,
+)
+from monitor.side.export.http_head import MAX_HEAD, BadRequestError, head, parse
 from monitor.side.export.route import MAX_WAITING, Response, Route, RouteWorker, text
 
 __all__ = ["MAX_CONNECTIONS", "MAX_WAITING", "Response", "Route", "Server", "text"]
-
-#: Connections open at the same time. One scraper needs one; each costs 10 KB here and 130 KB of socket buffers at most.
-MAX_CONNECTIONS = 256
-#: Bytes of answers that clients have not taken yet, of all connections together.
-MAX_UNSENT = 16 << 20
-#: The socket buffer of each connection (the kernel doubles it); left alone it grows to 4 MiB for a client that reads
-#: nothing.
-_SEND_BUFFER = 64 << 10
-#: Seconds until the head of a request is complete, from the connection or from its first byte on.
-HEAD_S = 5.0
-#: Seconds a connection may be kept open without a request. Prometheus asks again after 15 to 60.
-IDLE_S = 90.0
-#: Seconds until the answer is taken.
-WRITE_S = 10.0
-#: After a refusal what still comes is read and thrown away for so long (seconds), because closing with unread data
-#: would reset the connection, and the client would not see why.
-_DRAIN_S = 1.0
-#: Pause after accept(2) failed for want of descriptors or memory, seconds.
-_DEAF_S = 1.0
-#: Connections accepted between two looks at the others.
-_ACCEPTS = 64
-_TIMEOUTS = {"head": HEAD_S, "idle": IDLE_S, "write": WRITE_S, "drain": _DRAIN_S}
-#: States whose connections are closed to make room; those whose route is at work are not.
-_EXPENDABLE = ("drain", "idle", "head", "write")
-
-
-@dataclass(eq=False, slots=True)
-class _Connection:
-    """A client. ``state``: "head" (a request is coming), "idle", "wait" (for its route), "write", "drain"."""
-
-    sock: socket.socket
-    state: str = ""
-    since: float = 0.0  # monotonic seconds
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: list[memoryview] = field(default_factory=list)
-    request: Request | None = None  # that is being answered
-    closed: bool = False
 
 
 class Server:
@@ -86,17 +58,15 @@ class Server:
         self._on_error = on_error
         self.refused = 0
         self.cut = 0
-        self._answers: deque[tuple[_Connection, Response]] = deque()
+        self._answers: deque[tuple[Connection, Response]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._epoll.register(listener, select.EPOLLIN)
         self._deaf_until = 0.0
-        self._open: dict[int, _Connection] = {}
+        self._open: dict[int, Connection] = {}
         # Every state has one time limit, so the oldest of a state is the first of its queue.
-        self._queues: dict[str, OrderedDict[int, _Connection]] = {
-            state: OrderedDict() for state in (*_TIMEOUTS, "wait")
-        }
+        self._queues: dict[str, OrderedDict[int, Connection]] = {state: OrderedDict() for state in (*TIMEOUTS, "wait")}
         self.unsent = 0  # bytes of answers that clients have not taken yet
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -143,14 +113,14 @@ class Server:
     def _timeout(self) -> float | None:
         """Seconds until the next time limit; None (nothing is to be done until something comes) uses no CPU."""
         due = [self._deaf_until] if self._deaf_until else []
-        for state, limit in _TIMEOUTS.items():
+        for state, limit in TIMEOUTS.items():
             first = next(iter(self._queues[state].values()), None)
             if first is not None:
                 due.append(first.since + limit)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _expire(self, now: float) -> None:
-        for state, limit in _TIMEOUTS.items():
+        for state, limit in TIMEOUTS.items():
             queue = self._queues[state]
             while (first := next(iter(queue.values()), None)) is not None and first.since + limit <= now:
                 self.cut += state != "drain"
@@ -159,7 +129,7 @@ class Server:
             self._deaf_until = 0.0
             self._epoll.register(self._listener, select.EPOLLIN)
 
-    def _turn(self, connection: _Connection) -> None:
+    def _turn(self, connection: Connection) -> None:
         """Something can be done on this connection, or it has ended."""
         if connection.state == "write":
             self._write(connection)
@@ -169,7 +139,7 @@ class Server:
         else:
             self._read(connection)
 
-    def _guarded(self, connection: _Connection, step: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, connection: Connection, step: Callable[..., None], *arguments: Any) -> None:
         """One connection's trouble is never that of the others."""
         try:
             step(*arguments)
@@ -182,7 +152,7 @@ class Server:
     # connections
 
     def _accept(self) -> None:
-        for attempt in range(_ACCEPTS):
+        for attempt in range(ACCEPTS):
             try:
                 sock, _address = self._listener.accept()
             except BlockingIOError:
@@ -195,7 +165,7 @@ class Server:
                 if not self._make_room():
                     self._on_error(f"accept: {error.strerror}")
                     self._epoll.unregister(self._listener)
-                    self._deaf_until = time.monotonic() + _DEAF_S
+                    self._deaf_until = time.monotonic() + DEAF_S
                     return
                 continue
             if len(self._open) >= self._max_connections and not self._make_room():
@@ -207,20 +177,20 @@ class Server:
     def _admit(self, sock: socket.socket) -> None:
         try:
             sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._epoll.register(sock, 0)
         except OSError:  # it went away again, or the kernel has no memory for another one
             sock.close()
             return
-        connection = _Connection(sock)
+        connection = Connection(sock)
         self._open[sock.fileno()] = connection
         self._enter(connection, "head")
 
     def _make_room(self) -> bool:
         """Close the connection that has been of least use for longest; False if all wait for an answer of ours."""
-        oldest = [next(iter(self._queues[state].values()), None) for state in _EXPENDABLE]
+        oldest = [next(iter(self._queues[state].values()), None) for state in EXPENDABLE]
         found = min((one for one in oldest if one is not None), key=lambda one: one.since, default=None)
         if found is None:
             return False
@@ -228,7 +198,7 @@ class Server:
         self._close(found)
         return True
 
-    def _enter(self, connection: _Connection, state: str) -> None:
+    def _enter(self, connection: Connection, state: str) -> None:
         fd = connection.sock.fileno()
         if connection.state:
             self._queues[connection.state].pop(fd, None)
@@ -237,7 +207,7 @@ class Server:
         self._queues[state][fd] = connection
         self._epoll.modify(fd, {"write": select.EPOLLOUT, "wait": 0}.get(state, select.EPOLLIN))
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         if connection.closed:
             return
         connection.closed = True
@@ -250,7 +220,7 @@ class Server:
 
     # requests
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
             data = connection.sock.recv(MAX_HEAD if connection.state == "drain" else MAX_HEAD - len(connection.inbox))
         except BlockingIOError:
@@ -263,7 +233,7 @@ class Server:
                 self._enter(connection, "head")  # its time begins with its first byte and does not begin anew
             self._serve(connection)
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: Connection) -> None:
         """Answer the requests that are complete, one after the other, as far as none of them has to wait."""
         while connection.state in ("head", "idle") and not connection.closed:
             try:
@@ -287,7 +257,7 @@ class Server:
 
     # answers
 
-    def _answered(self, connection: _Connection, response: Response) -> None:
+    def _answered(self, connection: Connection, response: Response) -> None:
         """Called by the threads of the routes."""
         self._answers.append((connection, response))
         os.eventfd_write(self._wake_fd, 1)
@@ -299,11 +269,11 @@ class Server:
             if not connection.closed:
                 self._guarded(connection, self._answer, connection, response)
 
-    def _answer(self, connection: _Connection, response: Response) -> None:
+    def _answer(self, connection: Connection, response: Response) -> None:
         self._send(connection, response)
         self._serve(connection)
 
-    def _send(self, connection: _Connection, response: Response, retry_s: int = 0) -> None:
+    def _send(self, connection: Connection, response: Response, retry_s: int = 0) -> None:
         request = connection.request
         keep = request is not None and request.keep
         first = head(response.status, response.content_type, len(response.body), keep, retry_s)
@@ -316,7 +286,7 @@ class Server:
             self.cut += 1
             self._close(next(iter(self._queues["write"].values())))
 
-    def _write(self, connection: _Connection) -> None:
+    def _write(self, connection: Connection) -> None:
         outbox = connection.outbox
         while outbox:
             try:
