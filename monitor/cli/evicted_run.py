@@ -168,9 +168,13 @@ def _serve(listen: str, controller: Controller, log: Log) -> Server:
         """Ready: the lease has been seen."""
         return text(200, "ok") if controller.elector.leader else text(503, "nobody is known to hold the lease")
 
-    routes = {"/metrics": EvictedMetrics(controller).render, "/healthz": healthz, "/readyz": readyz}
     listener = bind(host, port)
     log.info("listening", address="{}:{}".format(*listener.getsockname()[:2]))
-    server = Server(listener, routes, lambda problem: log.error("http request failed", problem=problem), ("/metrics",))
+    server = Server(
+        listener,
+        {"/healthz": healthz, "/readyz": readyz},
+        lambda problem: log.error("http request failed", problem=problem),
+        {"/metrics": EvictedMetrics(controller).render},
+    )
     server.start()
     return server

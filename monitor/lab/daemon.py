@@ -22,6 +22,7 @@ from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
 from monitor.kernel import loader, python
 from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import LabNode
+from monitor.side.export.route import FRESH_S
 
 Record = dict[str, Any]
 _Queue = queue.SimpleQueue[tuple[subprocess.Popen[bytes], Record | None]]
@@ -70,6 +71,7 @@ class LabDaemon:
         #: Of all its processes: the side of one that was killed may report what that did after the next has started.
         self._queue: _Queue = queue.SimpleQueue()
         self.address = ""
+        self._kept_until = 0.0  # the copy of /metrics that was asked for last answers until then
         self.started_ns = 0
         self.process: subprocess.Popen[bytes] | None = None
         if self._own_state:
@@ -190,8 +192,10 @@ class LabDaemon:
             return 0, str(error)
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics by its text before the value."""
+        """Every sample of /metrics, not older than the call, by its text before the value."""
+        time.sleep(max(0.0, self._kept_until - time.monotonic()))
         status, body = self.get("/metrics")
+        self._kept_until = time.monotonic() + FRESH_S
         if status != 200:
             raise MonitorError(f"/metrics answered {status}: {body}")
         out = {}

@@ -95,6 +95,7 @@ class RunConfig:
     hooks: str = "auto"
     listen_host: str = "127.0.0.1"
     listen_port: int = 9469
+    expose_metrics: bool = False  # /metrics and /stats/summary for other hosts too
     state_dir: str = "/var/lib/outrace"
     run_dir: str = "/run/outrace"  # of the socket on which commands ask the daemon
     name: str = ""  # for `--daemon NAME`; "": the last part of the state dir

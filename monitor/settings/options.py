@@ -245,10 +245,15 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             setting(
                 "listen",
                 LISTEN,
-                "Serve /metrics and the rest on this address.",
+                "Serve /healthz, /readyz, /metrics and /stats/summary on this address.",
                 "HOST:PORT",
                 default="127.0.0.1:9469",
-                why="Only this machine: nobody is asked who he is.",
+                why="Only this machine: the server knows no users.",
+            ),
+            switch(
+                "expose-metrics",
+                "Answer /metrics and /stats/summary to other hosts and pods too.",
+                why="Off: both name the pods of all tenants. The probes /healthz and /readyz are always answered.",
             ),
             setting(
                 "record",

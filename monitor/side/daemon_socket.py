@@ -66,6 +66,7 @@ class DaemonSocket:
             },
             on_error=lambda problem: self._view.log.error("request on the daemon's socket failed", problem=problem),
             max_connections=MAX_COMMANDS,
+            share=CPU_SHARE,
         )
         self._server.start()
 

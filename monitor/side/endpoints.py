@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """Answers on ``listener`` (bound already), in a thread for each path."""
+    """Answers on ``listener`` (bound already)."""
 
     def __init__(
         self, listener: socket.socket, view: View, processes: ProcessWatch, files: Worker, lines: Worker
@@ -36,28 +35,25 @@ class Endpoints:
         self._files = files
         self._lines = lines
         self._metrics: Metrics | None = None
-        self._metrics_lock = threading.Lock()
         self._server = http.Server(
             listener,
-            {
+            {"/healthz": self._healthz, "/readyz": self._readyz},
+            on_error=lambda problem: view.log.error("http request failed", problem=problem),
+            copies={
                 "/metrics": lambda accept: self._made_metrics().render(accept),
-                "/healthz": self._healthz,
-                "/readyz": self._readyz,
                 "/stats/summary": lambda _: summary_response(view),
             },
-            on_error=lambda problem: view.log.error("http request failed", problem=problem),
-            by_accept=("/metrics",),
+            exposed=view.config.expose_metrics,
         )
         self._server.start()
 
     def _made_metrics(self) -> Metrics:
-        """Made at the first scrape: prometheus_client costs 4 MB on top of the HTTP server."""
-        with self._metrics_lock:
-            if self._metrics is None:
-                from monitor.side.export.metrics import Metrics
+        """Made at the first scrape, by the thread that renders: prometheus_client costs 4 MB on top of the server."""
+        if self._metrics is None:
+            from monitor.side.export.metrics import Metrics
 
-                self._metrics = Metrics(self._view, self._processes, self._files, self._lines, self._server)
-            return self._metrics
+            self._metrics = Metrics(self._view, self._processes, self._files, self._lines, self._server)
+        return self._metrics
 
     def _healthz(self, _accept: str) -> http.Response:
         if not self._view.side_lives():

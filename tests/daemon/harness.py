@@ -21,6 +21,7 @@ from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, Bad, Decision, HotMessage, Message, Oom, State
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
+from monitor.side.export.route import FRESH_S
 from tests.own_cgroups import removed_with_session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +95,7 @@ class Hot:
         own = {"listen_port": self.port, "listen_fd": self.listener.fileno(), "run_dir": config.state_dir}
         self.config = dataclasses.replace(config, **own)
         self.log_path = log
+        self.kept_until = 0.0
         self.sock: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.log_file: IO[bytes] = open(log, "ab")  # noqa: SIM115 - lives as long as this object
@@ -269,7 +271,10 @@ def side_node(tmp_path: Path) -> Iterator[Node]:
 
 
 def metrics(hot: Hot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Of this moment: a copy that answered an earlier call is waited out."""
+    time.sleep(max(0.0, hot.kept_until - time.monotonic()))
     status, body = hot.get("/metrics")
+    hot.kept_until = time.monotonic() + FRESH_S
     assert status == 200, body
     families = text_string_to_metric_families(body)
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}

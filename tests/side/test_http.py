@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import re
 import resource
 import socket
 import struct
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 import pytest
 
 from monitor.side.export import http as http_server
-from monitor.side.export.http import MAX_CONNECTIONS, MAX_WAITING, Response, Server, text
+from monitor.side.export import route
+from monitor.side.export.http import MAX_CONNECTIONS, Response, Server, text
+from monitor.side.export.route import BURST_S, CLIENT_SHARE, MAX_WAITING, OPENMETRICS
 from tests import live
 
 TIMEOUT_S = 30.0
@@ -28,22 +31,31 @@ class Running:
         self.go = threading.Event()
         listener = socket.create_server(("127.0.0.1", 0))
         self.renderings = 0
+        self.kept_for: list[str] = []
+        self.cpu_s = 0.0  # of the thread that serves, as it believes
         self.server = Server(
             listener,
             {
-                "/good": lambda accept: text(200, accept),
+                "/good": lambda _: text(200, "good"),
                 "/bad": self.bad,
                 "/wait": self.wait,
                 "/wrong": lambda _: Response(-1, "text/plain", b""),
                 "/large": lambda _: Response(200, "text/plain", bytes(1 << 20)),
             },
             self.errors.append,
+            {"/kept": self.kept},
+            exposed=False,
+            cpu=lambda: self.cpu_s,
         )
         self.address = listener.getsockname()
         self.server.start()
 
     def bad(self, _accept: str) -> Response:
         raise KeyError("missing")
+
+    def kept(self, accept: str) -> Response:
+        self.kept_for.append(accept)
+        return text(200, f"rendering {len(self.kept_for)}")
 
     def wait(self, _accept: str) -> Response:
         self.renderings += 1
@@ -65,10 +77,10 @@ def running() -> Iterator[Running]:
 
 def test_one_connection_serves_many_requests(running: Running) -> None:
     connection = running.connect()
-    for accept in ("text/plain", "application/openmetrics-text"):
-        connection.request("GET", "/good?x=1", headers={"Accept": accept})
+    for _ in range(2):
+        connection.request("GET", "/good?x=1")
         response = connection.getresponse()
-        assert (response.status, response.read()) == (200, accept.encode() + b"\n")
+        assert (response.status, response.read()) == (200, b"good\n")
     connection.request("HEAD", "/good")
     response = connection.getresponse()
     assert (response.status, response.read()) == (200, b"")
@@ -278,3 +290,41 @@ def test_without_descriptors_it_waits_and_goes_on(running: Running) -> None:
             os.close(fd)
         client.close()
         keep.close()
+
+
+def get(connection: http.client.HTTPConnection, path: str, accept: str = "") -> tuple[int, str]:
+    connection.request("GET", path, headers={"Accept": accept})
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
+def test_what_is_kept_is_rendered_once_for_each_format_whatever_clients_accept(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route, "FRESH_S", 3600.0)
+    connection = running.connect()
+    for n in range(100):
+        assert get(connection, "/kept", f"text/plain; q=0.{n}") == (200, "rendering 1\n")
+        openmetrics = f"application/openmetrics-text; version=1.0.{n}; escaping=values"
+        assert get(connection, "/kept", openmetrics) == (200, "rendering 2\n")
+    connection.close()
+    assert running.kept_for == ["", OPENMETRICS]
+
+
+def test_out_of_cpu_time_a_probe_is_answered_and_the_rest_refused_later(running: Running) -> None:
+    """Two requests that came in one packet: the CPU time ends while the first is served."""
+
+    def spends(_accept: str) -> Response:
+        running.cpu_s += BURST_S + 2 * CLIENT_SHARE  # two seconds until it is earned
+        return text(200, "spent")
+
+    running.server._probes["/good"] = spends
+    probe = b"GET /good HTTP/1.1\r\n\r\n"
+    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
+        client.sendall(probe + b"GET /kept HTTP/1.1\r\n\r\n" + probe)
+        answer = b""
+        while chunk := client.recv(1 << 16):
+            answer += chunk
+    # It waits until there is CPU time again, or is refused after a second.
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) in ([b"200", b"200"], [b"200", b"503"])
+    assert b"Connection: close" in answer  # the third has to wait for a connection

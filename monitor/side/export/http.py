@@ -1,8 +1,10 @@
-"""HTTP on an already bound socket: one thread that never waits for a client, and one for each route (`RouteWorker`).
+"""HTTP on an already bound socket: one thread that never waits for a client, one that renders what is kept
+(`Copies`), and one for each probe (`RouteWorker`).
 
 It serves numbers to scrapers and probes. Clients that connect and send nothing, send it slowly, do not read answers
-or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest of them goes when a new one
-comes: so a probe is answered beside any number of them.
+or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest connection is closed for a
+new one: so a probe is answered beside any number of them. All requests together cost at most 2 % of a CPU: 1 % is
+rendering (`RENDER_SHARE`), 1 % everything else (`CLIENT_SHARE`), because side and hot may share a CPU quota.
 """
 
 from __future__ import annotations
@@ -13,52 +15,59 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from monitor.side.export.connection import (
-    ACCEPTS,
-    DEAF_S,
-    EXPENDABLE,
-    MAX_CONNECTIONS,
-    MAX_UNSENT,
-    SEND_BUFFER,
-    TIMEOUTS,
-    Connection,
-)
-from monitor.side.export.http_head import MAX_HEAD, BadRequestError, head, parse
-from monitor.side.export.route import MAX_WAITING, Response, Route, RouteWorker, text
+from monitor.side.export.connection import BATCH, CLOSABLE, DEAF_S, MAX_CONNECTIONS, MAX_UNSENT, TIMEOUTS, Connection
+from monitor.side.export.http_head import MAX_HEAD, BadRequestError, Request, head, parse
+from monitor.side.export.route import CLIENT_SHARE, Budget, Copies, Response, Route, RouteWorker, form, text
 
-__all__ = ["MAX_CONNECTIONS", "MAX_WAITING", "Response", "Route", "Server", "text"]
+__all__ = ["MAX_CONNECTIONS", "Response", "Route", "Server", "text"]
+
+#: The line that refuses a client of another host.
+_NOT_FOR_OTHERS = "only for this machine; outrace run --expose-metrics opens it to other hosts and pods"
 
 
 class Server:
-    """Serves ``routes`` on ``listener``, which it owns; ``on_error(message)`` is called when a route failed.
+    """Serves on ``listener``, which it owns; ``on_error(message)`` is called when a route failed.
 
-    ``by_accept`` are the paths whose answer depends on the Accept header. `refused` counts requests that were answered
-    503 because too many waited, `cut` the connections closed for being slow, or to make room.
+    ``probes`` are answered anew, however busy the server is; ``copies`` from a copy (`Copies`) and, unless
+    ``exposed``, only to clients of this machine. ``share`` is `CLIENT_SHARE`. `refused` counts requests that were
+    answered 503 because too many waited or took too much CPU time, `cut` the connections closed for being slow, or to
+    make room.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        routes: Mapping[str, Route],
+        probes: Mapping[str, Route],
         on_error: Callable[[str], None] = lambda _: None,
-        by_accept: Collection[str] = (),
+        copies: Mapping[str, Route] | None = None,
+        exposed: bool = True,
         max_connections: int = MAX_CONNECTIONS,
+        share: float = CLIENT_SHARE,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._max_connections = max_connections
+        self._exposed = exposed
+        self._probes, self._copied = dict(probes), dict(copies or {})
+        self._copies = Copies()
         self._workers = {
-            path: RouteWorker(path, route, self._answered, on_error, path in by_accept)
-            for path, route in routes.items()
+            path: RouteWorker(path, lambda key: self._probes[key[0]](key[1]), self._answered, on_error)
+            for path in probes
         }
+        renderer = RouteWorker(
+            "render", lambda key: self._copies.render(key, self._copied[key[0]]), self._answered, on_error
+        )
+        self._workers |= dict.fromkeys(self._copied, renderer)
+        self._budget = Budget(share, cpu=cpu)
         self._on_error = on_error
         self.refused = 0
         self.cut = 0
-        self._answers: deque[tuple[Connection, Response]] = deque()
+        self._answers: deque[tuple[Connection, Response, float]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -95,7 +104,7 @@ class Server:
 
     def _run(self) -> None:
         while not self._ending:
-            for fd, _ in self._epoll.poll(self._timeout()):
+            for fd, _ in self._epoll.poll(self._timeout(), BATCH):
                 if fd == self._wake_fd:
                     self._pass_answers()
                 elif fd == self._listener.fileno():
@@ -103,6 +112,8 @@ class Server:
                 elif (connection := self._open.get(fd)) is not None:
                     self._guarded(connection, self._turn, connection)
             self._expire(time.monotonic())
+            while (debt_s := self._budget.debt_s()) > 0 and not self._ending:
+                time.sleep(min(debt_s, DEAF_S))  # clients wait in the kernel, which is cheap
         for worker in self._workers.values():
             worker.close()
         for connection in list(self._open.values()):
@@ -123,8 +134,11 @@ class Server:
         for state, limit in TIMEOUTS.items():
             queue = self._queues[state]
             while (first := next(iter(queue.values()), None)) is not None and first.since + limit <= now:
-                self.cut += state != "drain"
-                self._close(first)
+                if state == "busy":
+                    self._guarded(first, self._answer_late, first)
+                else:
+                    self.cut += state != "drain"
+                    self._close(first)
         if self._deaf_until and self._deaf_until <= now:
             self._deaf_until = 0.0
             self._epoll.register(self._listener, select.EPOLLIN)
@@ -134,7 +148,7 @@ class Server:
         if connection.state == "write":
             self._write(connection)
             self._serve(connection)
-        elif connection.state == "wait":  # nothing is waited for but its end
+        elif connection.state in ("wait", "busy"):  # nothing is waited for but its end
             self._close(connection)
         else:
             self._read(connection)
@@ -152,7 +166,7 @@ class Server:
     # connections
 
     def _accept(self) -> None:
-        for attempt in range(ACCEPTS):
+        for attempt in range(BATCH):
             try:
                 sock, _address = self._listener.accept()
             except BlockingIOError:
@@ -176,21 +190,17 @@ class Server:
 
     def _admit(self, sock: socket.socket) -> None:
         try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(sock)
             self._epoll.register(sock, 0)
         except OSError:  # it went away again, or the kernel has no memory for another one
             sock.close()
             return
-        connection = Connection(sock)
         self._open[sock.fileno()] = connection
         self._enter(connection, "head")
 
     def _make_room(self) -> bool:
         """Close the connection that has been of least use for longest; False if all wait for an answer of ours."""
-        oldest = [next(iter(self._queues[state].values()), None) for state in EXPENDABLE]
+        oldest = [next(iter(self._queues[state].values()), None) for state in CLOSABLE]
         found = min((one for one in oldest if one is not None), key=lambda one: one.since, default=None)
         if found is None:
             return False
@@ -205,7 +215,7 @@ class Server:
         connection.state = state
         connection.since = time.monotonic()
         self._queues[state][fd] = connection
-        self._epoll.modify(fd, {"write": select.EPOLLOUT, "wait": 0}.get(state, select.EPOLLIN))
+        self._epoll.modify(fd, {"write": select.EPOLLOUT, "wait": 0, "busy": 0}.get(state, select.EPOLLIN))
 
     def _close(self, connection: Connection) -> None:
         if connection.closed:
@@ -214,7 +224,7 @@ class Server:
         fd = connection.sock.fileno()
         self._queues[connection.state].pop(fd, None)
         del self._open[fd]
-        self.unsent -= sum(map(len, connection.outbox))
+        self.unsent -= connection.unsent
         connection.outbox.clear()
         connection.sock.close()  # epoll forgets it
 
@@ -246,26 +256,53 @@ class Server:
                 return
             del connection.inbox[: request.size]
             connection.request = request
-            worker = self._workers.get(request.path)
-            if worker is None:
-                self._send(connection, text(404, f"not here; try {' '.join(self._workers)}"))
-            elif worker.ask(connection, request.accept):
-                self._enter(connection, "wait")
-            else:
-                self.refused += 1
-                self._send(connection, text(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait"), retry_s=1)
+            self._answer_to(connection, request)
+
+    def _answer_to(self, connection: Connection, request: Request) -> None:
+        key = (request.path, form(request.accept) if request.path in self._copied else "")
+        is_probe = request.path in self._probes
+        if self._budget.debt_s() > 0:
+            if not is_probe:
+                self._enter(connection, "busy")
+                return
+            connection.request = request._replace(keep=False)  # another one has to wait for its connection
+        if request.path not in self._workers:
+            self._send(connection, text(404, f"not here; try {' '.join(self._workers)}"))
+        elif not (is_probe or self._exposed or connection.is_own):
+            self._send(connection, text(HTTPStatus.FORBIDDEN, _NOT_FOR_OTHERS))
+        elif not is_probe and (kept := self._copies.fresh(key)) is not None:
+            self._send(connection, kept)
+        elif self._workers[request.path].ask(connection, key):
+            self._enter(connection, "wait")
+        else:
+            self._refuse(connection)
+
+    def _answer_late(self, connection: Connection) -> None:
+        """Its request has waited for CPU time; there is some now, or it is refused."""
+        assert connection.request is not None
+        connection.request = connection.request._replace(keep=False)
+        if self._budget.debt_s() > 0:
+            self._refuse(connection)
+        else:
+            self._answer_to(connection, connection.request)
+
+    def _refuse(self, connection: Connection) -> None:
+        self.refused += 1
+        self._send(connection, text(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait"), retry_s=1)
 
     # answers
 
-    def _answered(self, connection: Connection, response: Response) -> None:
+    def _answered(self, connection: Connection, response: Response, cpu_s: float) -> None:
         """Called by the threads of the routes."""
-        self._answers.append((connection, response))
+        self._answers.append((connection, response, cpu_s))
         os.eventfd_write(self._wake_fd, 1)
 
     def _pass_answers(self) -> None:
         os.eventfd_read(self._wake_fd)
         while self._answers:
-            connection, response = self._answers.popleft()
+            connection, response, cpu_s = self._answers.popleft()
+            if connection.request is None or connection.request.path not in self._copied:
+                self._budget.spend(cpu_s)  # renderings have a budget of their own
             if not connection.closed:
                 self._guarded(connection, self._answer, connection, response)
 
@@ -287,17 +324,13 @@ class Server:
             self._close(next(iter(self._queues["write"].values())))
 
     def _write(self, connection: Connection) -> None:
-        outbox = connection.outbox
-        while outbox:
-            try:
-                sent = connection.sock.sendmsg(outbox)
-            except BlockingIOError:
-                return
-            self.unsent -= sent
-            while outbox and sent >= len(outbox[0]):
-                sent -= len(outbox.pop(0))
-            if outbox:
-                outbox[0] = outbox[0][sent:]
+        before = connection.unsent
+        try:
+            connection.write()
+        finally:
+            self.unsent -= before - connection.unsent
+        if connection.outbox:
+            return
         if connection.request is None or not connection.request.keep:
             connection.sock.shutdown(socket.SHUT_WR)
             self._enter(connection, "drain")

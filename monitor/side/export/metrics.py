@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -122,14 +121,12 @@ class Metrics(Collector):
         self.server = server
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
-        self._lock = threading.Lock()
 
     def render(self, accept: str) -> Response:
         """The exposition in the format the client asks for (text 0.0.4 or OpenMetrics)."""
         encoder, content_type = choose_encoder(accept)
-        with self._lock:  # a storm of scrapes gets one CPU's worth of attention, not sixteen threads
-            self.view.refresh()
-            return Response(200, content_type, encoder(self.registry))
+        self.view.refresh()
+        return Response(200, content_type, encoder(self.registry))
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not read the world."""
@@ -274,7 +271,7 @@ class Metrics(Collector):
         failing = files.failing is not None
         yield gauge("state_write_failing", "1 while the last write to the state dir failed.", failing)
         yield gauge("state_writes_waiting", "Writes waiting for the state dir.", files.waiting)
-        yield counter("http_refused", "Requests refused: too many wait.", server.refused)
+        yield counter("http_refused", "Requests refused: too many wait, or their CPU time is used up.", server.refused)
         yield counter("http_cut", "Connections closed: slow, or to make room.", server.cut)
         yield gauge("http_connections", "HTTP connections that are open.", server.connections)
         pids = {"hot": self.view.hot_pid, "side": self.view.side_pid}

@@ -1,0 +1,158 @@
+"""What clients of the HTTP server may cost, by clocks that the tests turn, and which of them are answered."""
+
+import http.client
+import socket
+
+import pytest
+
+from monitor.side.export.connection import Connection
+from monitor.side.export.http import Response, Server, text
+from monitor.side.export.route import (
+    BURST_S,
+    CLIENT_SHARE,
+    FRESH_S,
+    OPENMETRICS,
+    RENDER_SHARE,
+    Budget,
+    Copies,
+)
+
+TIMEOUT_S = 30.0
+
+
+class Clock:
+    """Of one thread that computes and sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.cpu = 0.0
+        self.renderings = 0
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+    def copies(self) -> Copies:
+        return Copies(lambda: self.now, lambda: self.cpu, self.sleep)
+
+    def render(self, cost: float) -> Response:
+        self.now += cost
+        self.cpu += cost
+        self.renderings += 1
+        return text(200, str(self.renderings))
+
+
+@pytest.mark.parametrize("cost", [0.001, 0.02, 0.5])
+def test_renderings_of_all_that_is_kept_take_no_more_than_their_share_of_a_cpu(cost: float) -> None:
+    clock = Clock()
+    copies = clock.copies()
+    keys = [("/metrics", ""), ("/metrics", OPENMETRICS), ("/stats/summary", "")]
+    for key in keys:  # the first of each imports what renders
+        copies.render(key, lambda _: clock.render(cost))
+    began, clock.renderings = clock.now, 0
+    for _ in range(100_000):
+        for key in keys:
+            copies.render(key, lambda _: clock.render(cost))
+        clock.now += 0.001
+    took = clock.now - began
+    assert clock.renderings >= 100
+    assert clock.renderings * cost <= RENDER_SHARE * took + cost
+    assert clock.renderings <= len(keys) * (took / FRESH_S + 1)
+
+
+def test_a_rendering_that_fails_is_paid_for_too() -> None:
+    clock = Clock()
+    copies = clock.copies()
+
+    def fails(_accept: str) -> Response:
+        clock.render(0.1)
+        raise OSError
+
+    for _ in range(101):
+        with pytest.raises(OSError):
+            copies.render(("/metrics", ""), fails)
+    assert clock.now - 100.0 >= 99 * 0.1 / RENDER_SHARE
+
+
+def test_clients_take_no_more_than_their_share_of_a_cpu() -> None:
+    clock = Clock()
+    budget = Budget(CLIENT_SHARE, cpu=lambda: clock.cpu, clock=lambda: clock.now)
+    assert budget.debt_s() == 0
+    for _ in range(10_000):
+        clock.cpu += 0.002  # requests of one turn
+        clock.now += 0.002
+        if debt_s := budget.debt_s():
+            clock.sleep(debt_s)
+    assert clock.cpu <= CLIENT_SHARE * (clock.now - 100.0) + BURST_S
+    clock.now += 3600.0  # a quiet hour saves up no more than the burst
+    clock.cpu += 2 * BURST_S
+    assert budget.debt_s() == pytest.approx(BURST_S / CLIENT_SHARE)
+
+
+class Ends:
+    """A socket as far as its two addresses go."""
+
+    family = socket.AF_INET
+
+    def __init__(self, peer: str, own: str) -> None:
+        self._peer, self._own = peer, own
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._peer, 40000
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._own, 9469
+
+    def setblocking(self, _: bool) -> None: ...
+
+    def setsockopt(self, *_: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "is_own"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.8.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("192.0.2.7", "192.0.2.7", True),  # the kubelet, of the node's own address
+        ("::ffff:192.0.2.7", "::ffff:192.0.2.7", True),
+        ("2001:db8::7", "2001:db8::7", True),
+        ("10.244.0.5", "192.0.2.7", False),  # a pod
+        ("::ffff:10.244.0.5", "::ffff:192.0.2.7", False),
+        ("2001:db8::8", "2001:db8::7", False),
+        ("::1:127.0.0.1", "2001:db8::7", False),
+    ],
+)
+def test_who_is_on_this_machine(peer: str, own: str, is_own: bool) -> None:
+    assert Connection(Ends(peer, own)).is_own == is_own  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("exposed", [False, True])
+def test_a_client_of_another_host_is_told_the_option(monkeypatch: pytest.MonkeyPatch, exposed: bool) -> None:
+    monkeypatch.setattr(Connection, "is_own", property(lambda _: False))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(
+        listener,
+        {"/healthz": lambda _: text(200, "ok")},
+        copies={"/metrics": lambda _: text(200, "pods")},
+        exposed=exposed,
+    )
+    connection = http.client.HTTPConnection(*listener.getsockname(), timeout=TIMEOUT_S)
+    server.start()
+    try:
+        answers = []
+        for path in ("/healthz", "/metrics"):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            answers.append((response.status, response.read().decode()))
+    finally:
+        connection.close()
+        server.close()
+    assert answers[0] == (200, "ok\n")
+    status, body = answers[1]
+    if exposed:
+        assert (status, body) == (200, "pods\n")
+    else:
+        assert (status, body.count("\n")) == (403, 1)
+        assert "--expose-metrics" in body
