@@ -73,6 +73,16 @@ def overlay(name: str) -> list[dict[str, Any]]:
     made = yaml.safe_load((OVERLAYS / name / "kustomization.yaml").read_text())
     (below,) = made["resources"]
     objects = base() if below == "../../base" else overlay(below.removeprefix("../"))
+    return patched(objects, made)
+
+
+def exposed() -> list[dict[str, Any]]:
+    """The overlay enforce with the component that exposes the metrics."""
+    made = yaml.safe_load((OVERLAYS.parent / "components/expose-metrics/kustomization.yaml").read_text())
+    return patched(enforce(), made)
+
+
+def patched(objects: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, Any]]:
     for patch in made["patches"]:
         (found,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == tuple(patch["target"].values())]
         for step in yaml.safe_load(patch["patch"]):
@@ -228,12 +238,30 @@ def test_two_releases_do_not_share_pods_or_rights() -> None:
 
 
 @EVERY
-def test_it_is_guaranteed_and_stays_on_a_full_node(objects: Any) -> None:
+def test_it_stays_on_a_full_node_and_no_cpu_quota_stops_the_process_that_kills(objects: Any) -> None:
+    """The kubelet gives oom_score_adj -997 to this priority class, whatever its quality of service."""
     pod, container = daemon(objects())
-    assert container["resources"]["requests"] == container["resources"]["limits"]
-    assert container["resources"]["limits"].keys() == {"cpu", "memory"}
+    assert container["resources"]["limits"].keys() == {"memory"}
+    assert container["resources"]["requests"] == {"cpu": "500m", **container["resources"]["limits"]}
     assert pod["priorityClassName"] == "system-node-critical"
     assert {"operator": "Exists"} in pod["tolerations"]
+
+
+def test_pods_and_other_hosts_reach_metrics_by_choice_alone() -> None:
+    """The kubelet's probes come to loopback, where the server listens."""
+    closed = {"--listen=127.0.0.1:9469"}
+    for objects in (base(), enforce(), hold(), chart(), chart("--set", "prometheusRule.enabled=true")):
+        container = daemon(objects)[1]
+        assert {arg for arg in container["args"] if "listen" in arg or "expose" in arg} == closed
+        probes = (container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness"))
+        assert {probe["host"] for probe in probes} == {"127.0.0.1"}
+    opened = {"--listen=0.0.0.0:9469", "--expose-metrics"}
+    for objects in (
+        exposed(),
+        chart("--set", "exposeMetrics=true"),
+        chart("--set", "podMonitor.enabled=true"),
+    ):
+        assert {arg for arg in daemon(objects)[1]["args"] if "listen" in arg or "expose" in arg} == opened
 
 
 def test_nothing_of_the_node_is_writable_without_a_reason() -> None:
