@@ -20,10 +20,23 @@ import click
 from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
 from monitor.kernel import loader
-from monitor.lab.bench import STATISTICS, Row, bench, fill_pods, number, progress, ratio, reap_sleepers, shares, summary
+from monitor.lab.bench import (
+    STATISTICS,
+    Row,
+    bench,
+    fill_pods,
+    number,
+    progress,
+    ratio,
+    reap_sleepers,
+    shares,
+    summary,
+    trigger_option,
+)
 from monitor.lab.bench import state_dir as temporary_state_dir
 from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
+from monitor.lab.flood import cpu_cgroup, flooding, joining, throttled
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.samples import Samples, evictions
 
@@ -221,6 +234,27 @@ def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Ro
     return rows
 
 
+def under_flood(state_dir: Path, kills: int, turns: int, quota: int, trigger: str) -> list[Row]:
+    """Kills by a daemon in a cgroup as a container's: quiet, flooded with requests, quiet, in turns."""
+    quiet, flooded = Samples(), Samples()
+    with cpu_cgroup(quota) as group, LabNode("flood", NODE_BYTES) as node:
+        fill_pods(node, PODS - 1)
+        victim = node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
+        line = f"memory.available<{node.memory_bytes - node.usage() - MARGIN_MIB * MIB}"
+        options = ("--enforce", "--trigger", trigger, "--eviction-hard", line)
+        with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True, wrapper=joining(group)) as daemon:
+            for part in shares(kills, turns):
+                for found, n in ((quiet, part // 2), (flooded, part), (quiet, part - part // 2)):
+                    before = throttled(group)
+                    with flooding(daemon) if found is flooded else contextlib.nullcontext([0]) as answers:
+                        found.add(evictions(daemon, node, victim, n, 2 * MARGIN_MIB))
+                    progress(f"{n} kills: throttled {throttled(group) - before} times, {sum(answers)} answers")
+    reap_sleepers()
+    rows = [summary("crossing_to_sigkill_quiet", quiet.signalled)]
+    rows.append(summary("crossing_to_sigkill_flooded", flooded.signalled))
+    return [*rows, ratio("flooded_to_quiet", rows[1], rows[0])]
+
+
 @bench(STATISTICS)
 @number("--crossings", 1000, "Crossings to observe.")
 @number("--kills", 300, "Evictions to measure.")
@@ -228,15 +262,32 @@ def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Ro
 @click.option("--floor-only", is_flag=True, help="Only the comparison with the floor.")
 @number("--turns", 6, "Turns of monitor and floor.")
 @number("--pods", PODS, "Pods beside the floor.", 3)
-def latency(crossings: int, kills: int, no_disturbance: bool, floor_only: bool, turns: int, pods: int) -> list[Row]:
+@click.option("--flood", is_flag=True, help="Only SIGKILLs while 16 clients repeat GET /metrics, and without them.")
+@number("--cpu-quota", 0, "With --flood: the CPU limit of the daemon's cgroup in millicores; 0 is none.", 0)
+@trigger_option
+def latency(
+    crossings: int,
+    kills: int,
+    no_disturbance: bool,
+    floor_only: bool,
+    turns: int,
+    pods: int,
+    flood: bool,
+    cpu_quota: int,
+    trigger: str,
+) -> list[Row]:
     """Measure crossing to decision (4 processes at full speed, observe mode) and to SIGKILL (110 pods, enforce mode).
 
     Then both again while /metrics is scraped every 50 ms and the disk of the state dir is full. Then, in turns, the
     SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows nothing but whom to
     kill. The rows sigkill_to_floor_* are the ratio of the two.
+
+    With --flood the daemon runs in a cgroup of its own, as in a container with a CPU limit of --cpu-quota.
     """
     rows: list[Row] = []
     with temporary_state_dir() as state_dir, small_disk(state_dir):
+        if flood:
+            return under_flood(state_dir, kills, turns, cpu_quota, trigger)
         if not floor_only:
             rows += measure("", state_dir, crossings, kills, disturbed=False)
             if not no_disturbance:

@@ -28,6 +28,7 @@ WORKERS = {
     "faults": "monitor.lab.workers:faults",
     "touches": "monitor.lab.workers:touches",
     "neighbour": "monitor.lab.workers:neighbour",
+    "flood": "monitor.lab.workers:flood",
     "poller": "monitor.lab.workers:poller",
     "oom_kills": "monitor.lab.workers:oom_kills",
     "filler": "monitor.lab.workers:filler",

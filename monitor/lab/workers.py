@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import mmap
 import os
 import select
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -189,3 +191,30 @@ def filler(options: Options) -> None:
                 file.write(bytes(4096 * pages))
         join(options["cgroup"])
         write_line("done")
+
+
+def flood(options: Options) -> None:
+    """Clients in threads that repeat GET /metrics on `port` until stdin ends; half of them keep their connections.
+    Prints `answered N`.
+    """
+    stop, answers = threading.Event(), [0] * int(options["clients"])
+
+    def client(n: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", int(options["port"]), timeout=30)
+        while not stop.is_set():
+            try:
+                connection.request("GET", "/metrics", headers={"Accept": f"text/plain;q=0.{n}"})
+                connection.getresponse().read()
+                answers[n] += 1
+            except (OSError, http.client.HTTPException):
+                connection.close()
+            if n % 2:
+                connection.close()
+
+    threads = [threading.Thread(target=client, args=(n,), daemon=True) for n in range(len(answers))]
+    for thread in threads:
+        thread.start()
+    write_line("ready")
+    sys.stdin.read()
+    stop.set()
+    write_line("answered", sum(answers))
