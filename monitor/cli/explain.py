@@ -32,7 +32,7 @@ from monitor.settings.read import Resolved, resolved_again
 _OF_RUN_ALONE = {
     *("enforce", "enforce_unknown_specs", "trigger", "hooks", "max_fill_rate"),
     *("step", "record", "log_format", "policy"),
-    *("mode", "never_kill", "hold_limit", "hold_brake", "hard_grace", "name"),
+    *("mode", "never_kill", "hold_limit", "hold_brake", "hard_grace", "name", "listen", "expose_metrics"),
 }
 
 
@@ -61,9 +61,8 @@ def explain(
     """Show who would be evicted next and why; with NS/POD (a uid, or a name that is unique), why this one or why not.
 
     Nothing is changed. Without options: the node, pods and thresholds of the running daemon (several: --daemon NAME).
-    With --no-daemon, or an option that describes a node: that node, with figures from the daemon at --listen if one
-    answers (exact), else from the cgroup files. The output says which. With several policies the orders are shown side
-    by side, with where they first part.
+    With --no-daemon, or an option that describes a node: that node, with figures from the cgroup files. The output says
+    which. With several policies the orders are shown side by side, with where they first part.
     """
     if signal is not None and signal not in ALL_SIGNALS:
         raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(ALL_SIGNALS)}")

@@ -4,14 +4,13 @@ policy over it. Figures come from where `outrace top` has them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from monitor.cli.daemons import Daemon
 from monitor.cli.options import with_disks
-from monitor.cli.top_frame import Node, get
+from monitor.cli.top_frame import Node
 from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
@@ -105,8 +104,8 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
     # What cleaning up would free is not known before it is done: as if it were not enough.
     result = kubelet_pass(rules, KNOWN_LAYOUT, pods, lambda: summary, 0, lambda _: None)
     held = None
-    if frame["source"].startswith("daemon "):
-        held = _held(config) if daemon is None else tuple(sorted(daemon.info.conditions))
+    if daemon is not None and frame["source"].startswith("daemon "):
+        held = tuple(sorted(daemon.info.conditions))
     return Situation(
         config=config,
         rules=rules,
@@ -121,16 +120,6 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
         problems=problems,
         held_pods=frame["held"],
     )
-
-
-def _held(config: RunConfig) -> tuple[str, ...] | None:
-    """The conditions in force at the daemon; None if it does not say."""
-    try:
-        text = get(config, "/metrics") or ""
-    except (OSError, ValueError):
-        return None  # it answered a moment ago and is ending: what a pass says is all there is
-    found = re.findall(r'^outrace_node_condition\{condition="(\w+)"\} (\S+)$', text, re.MULTILINE)
-    return tuple(sorted(name for name, value in found if float(value))) if found else None
 
 
 def _present(frame: Mapping[str, Any], found: Mapping[str, FoundPod]) -> dict[str, FoundPod]:

@@ -31,7 +31,6 @@ _REFRESH_S = 1.0
 @click.option("--eviction-hard", metavar="MAP", help="Show the distance to 'memory.available<100Mi' (the default).")
 @click.option("--eviction-soft", metavar="MAP", help="Show the distance to these soft thresholds as well.")
 @click.option("--policy", type=click.Choice(ERAS), help="The release whose order of eviction is shown. [kubelet-1.36]")
-@click.option("--listen", metavar="HOST:PORT", help="Where a daemon answers, for exact figures. [127.0.0.1:9469]")
 @click.option("--state-dir", metavar="DIR", help="That daemon's, for the pods it evicted. [/var/lib/outrace]")
 @daemon_options
 @run_dir_option
@@ -40,9 +39,9 @@ def top(once: bool, output: str, run_dir: str, daemon: str | None, no_daemon: bo
     """Show the node and its pods live, the next victim first; q or Ctrl-C ends, h shows the keys.
 
     Without options: the node, pods and thresholds of the running daemon (several: --daemon NAME). With --no-daemon, or
-    an option that describes a node: that node, with figures from the daemon at --listen if one answers (exact), else
-    from the cgroup files (memory.stat may lag by up to 2 s). The frame says which. Limits and swap always come from the
-    files, which are exact about them. Without a terminal, or with -o json: a frame each second, until it is ended.
+    an option that describes a node: that node, with figures from the cgroup files (memory.stat may lag by up to 2 s).
+    The frame says which. Limits and swap always come from the files, which are exact about them. Without a terminal, or
+    with -o json: a frame each second, until it is ended.
     """
     found = choose_daemon(flags, run_dir, daemon, no_daemon)
     sampler = Sampler(_config(flags) if found is None else found.config, found, is_live=not once)

@@ -25,8 +25,6 @@ from monitor.policy.thresholds import Threshold, kubelets
 from monitor.settings.config import RunConfig
 from monitor.side.pod_watch import pod_message
 
-#: The daemon is on this machine; one that does not answer by then is not waited for.
-_TIMEOUT_S = 2.0
 _FILES = "cgroup files"
 #: What is shown of a pod besides its figures.
 _OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
@@ -47,8 +45,8 @@ class Node:
     """The node a frame is about: the machine, or the cgroup given as ``--node-cgroup``."""
 
     def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
-        """``daemon``: its figures are shown; None: those of a daemon at the address of ``config``, if one answers.
-        ``is_live``: frames follow each other, and the daemon's hot process is not asked for them.
+        """``daemon``: its figures are shown; None: those of the cgroup files. ``is_live``: frames follow each other,
+        and the daemon's hot process is not asked for them.
         """
         self.config = config
         self.daemon = daemon
@@ -129,25 +127,21 @@ class Node:
 
     def _read(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]], str]:
         """The domains, the pods, and where the figures come from."""
-        at = f"at {self.config.listen_host}:{self.config.listen_port}" if self.daemon is None else str(self.daemon)
-        origin = _FILES
+        if self.daemon is None:
+            return *self._read_files(found), _FILES
         try:
-            text = get(self.config, SUMMARY_PATH) if self.daemon is None else self._ask(self.daemon)
-            if text is not None:
-                summary = json.loads(text)
-                domains, pods = from_summary(summary, found, self._era)
-                if self.daemon is not None or domains["node"].capacity == self.capacity:
-                    self.capacity = domains["node"].capacity or self.capacity
-                    ours = summary.get("outrace", {})
-                    self._braked, self.working_sets = ours.get("braked"), ours.get("workingSets")
-                    self._forecasts, self._held = ours.get("forecasts", []), ours.get("held", [])
-                    self.status = ours.get("status", {})
-                    return domains, pods, f"daemon {at}"
-                origin = f"{_FILES} (the daemon {at} watches another node)"
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            origin = f"{_FILES} (what answers {at} is no outrace daemon: {type(e).__name__} {e})"
+            summary = json.loads(self._ask(self.daemon))
+            domains, pods = from_summary(summary, found, self._era)
+            self.capacity = domains["node"].capacity or self.capacity
+            ours = summary.get("outrace", {})
+            self._braked, self.working_sets = ours.get("braked"), ours.get("workingSets")
+            self._forecasts, self._held = ours.get("forecasts", []), ours.get("held", [])
+            self.status = ours.get("status", {})
+            return domains, pods, f"daemon {self.daemon}"
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
+            origin = f"{_FILES} (the daemon {self.daemon} gave no usable answer: {type(e).__name__} {e})"
         except OSError as e:
-            origin = f"{_FILES} (the daemon {at} does not answer: {e})"
+            origin = f"{_FILES} (the daemon {self.daemon} does not answer: {e})"
         return *self._read_files(found), origin
 
     def _ask(self, daemon: Daemon) -> str:
@@ -175,28 +169,6 @@ class Node:
             except cgroupfs.CgroupGone:
                 continue  # it ended since the poll; the next one knows
         return domains, pods
-
-
-def get(config: RunConfig, path: str) -> str | None:
-    """What the daemon answers there; None if nobody listens. OSError if it hangs or breaks off, ValueError if it is not
-    HTTP, or not 200.
-    """
-    import http.client
-
-    connection = http.client.HTTPConnection(config.listen_host, config.listen_port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read().decode()
-    except ConnectionRefusedError:
-        return None
-    except http.client.HTTPException as e:
-        raise ValueError(f"not HTTP: {e}") from e
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise ValueError(f"HTTP status {answer.status}")
-    return body
 
 
 def from_summary(

@@ -252,6 +252,8 @@ def under_flood(state_dir: Path, kills: int, turns: int, quota: int, trigger: st
     reap_sleepers()
     rows = [summary("crossing_to_sigkill_quiet", quiet.signalled)]
     rows.append(summary("crossing_to_sigkill_flooded", flooded.signalled))
+    if not rows[0]["p50"]:  # the kernel's trigger: inside the charge that crosses
+        return rows
     return [*rows, ratio("flooded_to_quiet", rows[1], rows[0])]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,13 +32,10 @@ def explained_node() -> Iterator[LabNode]:
 
 def options(node: LabNode, *more: str) -> list[str]:
     """The options that find ``node``, with no daemon to ask."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]  # nobody listens there once it is closed
     state = ("--state-dir", str(node.manifests / "state"))
     return [
         *("--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}"),
-        *("--listen", f"127.0.0.1:{port}", *state, *more),
+        *(*state, *more),
     ]
 
 

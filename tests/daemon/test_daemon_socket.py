@@ -106,7 +106,7 @@ def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: 
         assert shown("incidents", "list") == shown("incidents", "list", "--state-dir", str(daemon.state_dir))
 
         # An option that describes a node is used as before there was a socket.
-        other = shown("top", "--once", "--node-cgroup", node.cgroup.name, "--listen", "127.0.0.1:9")
+        other = shown("top", "--once", "--node-cgroup", node.cgroup.name)
         assert (other["source"], other["thresholds"][0]["quantity"]) == ("cgroup files", 100 * MIB)
         assert "daemons" not in shown("doctor", "--state-dir", str(daemon.state_dir))
         one_line(command("top", "--daemon", "lab.one", "--pods", "cgroups"), 2, "--pods", "leave out")

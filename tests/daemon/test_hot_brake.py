@@ -46,11 +46,7 @@ def small(node: LabNode, number: int = 5, mib: int = 3) -> list[Hog]:
 
 def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
     """What a command shows of the daemon's node."""
-    node = daemon.node
-    where = ("--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}", *hard(32))
-    listen = ("--listen", daemon.address.removeprefix("http://"))
-    options = (*where, *listen, "-o", "json")
-    done = live.outrace(*command, *options)
+    done = live.outrace(*command, "--run-dir", str(daemon.state_dir), "-o", "json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

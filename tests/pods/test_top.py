@@ -2,9 +2,8 @@
 
 import json
 import re
+import socket
 import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from monitor.policy.thresholds import kubelets
 from monitor.settings.config import RunConfig
 from monitor.settings.read import build
 from monitor.side.endpoints import summary
-from tests.pods.top_node import MI, closed_port, common, top
+from tests.pods.top_node import MI, common, top
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
@@ -32,7 +31,7 @@ from tests.side.views import view as side_view
 @pytest.mark.usefixtures("busy")
 def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
     hard = "memory.available<25%,nodefs.available<10%"
-    done = top(*common(folder, tmp_path, node), "--listen", closed_port(), "-o", "json", "--eviction-hard", hard)
+    done = top(*common(folder, tmp_path, node), "-o", "json", "--eviction-hard", hard)
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
     assert frame["source"] == "cgroup files"
@@ -77,7 +76,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
 def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
     (folder / "bad.yaml").write_text("kind: Service")
     soft = ["--eviction-soft", "memory.available<100Gi"]
-    done = top(*common(folder, tmp_path, node), "--listen", closed_port(), *soft)
+    done = top(*common(folder, tmp_path, node), *soft)
     assert done.returncode == 0
     assert done.stderr.startswith(f"outrace: {folder}/bad.yaml: document 1: kind: not a v1 Pod")
     assert len(done.stderr.splitlines()) == 1
@@ -117,7 +116,7 @@ def test_the_machine_against_the_scripts_sources() -> None:
         return [int(subprocess.run(["sh", "-c", s], check=True, capture_output=True).stdout) for s in (usage, inactive)]
 
     before = look()
-    frame = json.loads(top("--once", "-o", "json", "--listen", closed_port()).stdout)
+    frame = json.loads(top("--once", "--no-daemon", "-o", "json").stdout)
     after = look()
     assert frame["memory_capacity_in_bytes"] == meminfo.mem_total()
     # What the rest of the machine allocates between the looks, and the 20 MB of `top` itself, which is there only at
@@ -140,7 +139,7 @@ def test_the_machine_against_the_scripts_sources() -> None:
         (["--node-cgroup", "../.."], "leads outside"),
         (["--pods", "kubelet:x"], "names no http or https URL"),
         (["--pods", "manifests:/nonexistent"], "/nonexistent is not a directory"),
-        (["--listen", "here"], "'here' is not HOST:PORT"),
+        (["--listen", "127.0.0.1:9469"], "No such option '--listen'"),
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], expected: str) -> None:
@@ -154,32 +153,24 @@ def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], expected
 # --- with a daemon -------------------------------------------------------------------------------------------------
 
 
-class _Server:
-    """Serves one body at every path on loopback."""
+class _Daemon:
+    """Answers every path with one body, as `monitor.cli.daemons.Daemon` does."""
 
-    def __init__(self, body: bytes, status: int = 200) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    def __init__(self, body: str) -> None:
+        self.get = lambda _path: body
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
-                return
+    def __str__(self) -> str:
+        return "node-7"
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.at = f"127.0.0.1:{self.server.server_port}"
 
-    def __enter__(self) -> str:
-        self.thread.start()
-        return self.at
-
-    def __exit__(self, *exc: object) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+def _frame(node: Path, folder: Path, tmp_path: Path, daemon: _Daemon | None, port: int = 9) -> dict[str, Any]:
+    where = {"node_cgroup": str(node), "pods": f"manifests:{folder}", "state_dir": str(tmp_path / "state")}
+    config = RunConfig(**where, listen_port=port)  # type: ignore[arg-type]
+    source = open_source(config.pods, cgroupfs.detect(), meminfo.mem_total())
+    try:
+        return top_frame.Node(config, daemon).frame(source)  # type: ignore[arg-type]
+    finally:
+        source.close()
 
 
 def _summary(node: Path, folder: Path) -> dict[str, Any]:
@@ -202,10 +193,8 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     served["node"]["systemContainers"] = [{"name": "pods", "memory": memory}]
     stranger = {"name": "x", "namespace": "ns", "uid": "not-ours"}
     served["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
-    with _Server(json.dumps(served).encode()) as at:
-        done = top(*common(folder, tmp_path, node), "--listen", at, "-o", "json")
-    frame = json.loads(done.stdout)
-    assert frame["source"] == f"daemon at {at}"
+    frame = _frame(node, folder, tmp_path, _Daemon(json.dumps(served)))
+    assert frame["source"] == "daemon node-7"
     expected = {
         "usage": 100 * MI,
         "inactive_file": 30 * MI,
@@ -216,42 +205,36 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     }
     assert {key: frame["node"][key] for key in ("cgroup", *expected)} == {"cgroup": str(node), **expected}
     assert {key: frame["kubepods"][key] for key in expected} == expected
-    assert [(t["signal"], t["distance"]) for t in frame["thresholds"]] == [
-        ("memory.available", -42 * MI),
-        ("allocatableMemory.available", -42 * MI),
-    ]
-    assert all(t["met"] for t in frame["thresholds"])
     pods = {p["uid"]: p for p in frame["pods"]}
     assert len(pods) == 3
     assert (pods["not-ours"]["request"], pods["not-ours"]["over_request"]) == (None, None)
     assert {p["request"] for p in pods.values()} == {None, MI, 32 * MI}
 
 
-def test_a_daemon_of_another_node_is_not_believed(folder: Path, tmp_path: Path, node: Path) -> None:
-    served = _summary(node, folder)
-    served["node"]["memory"]["availableBytes"] += MI
-    with _Server(json.dumps(served).encode()) as at:
-        frame = json.loads(top(*common(folder, tmp_path, node), "--listen", at, "-o", "json").stdout)
-    assert frame["source"] == f"cgroup files (the daemon at {at} watches another node)"
+@pytest.mark.parametrize("body", ["hello", "[]", "{}", "[" * 1_000_000])
+def test_an_answer_of_no_use_is_one_line(folder: Path, tmp_path: Path, node: Path, body: str) -> None:
+    frame = _frame(node, folder, tmp_path, _Daemon(body))
+    assert frame["source"].startswith("cgroup files (the daemon node-7 gave no usable answer: ")
     assert len(frame["pods"]) == 2
 
 
-@pytest.mark.parametrize(("body", "status"), [(b"hello", 200), (b"[]", 200), (b"{}", 200), (b"{}", 404)])
-def test_something_else_on_the_port(folder: Path, tmp_path: Path, node: Path, body: bytes, status: int) -> None:
-    with _Server(body, status) as at:
-        done = top(*common(folder, tmp_path, node), "--listen", at, "-o", "json")
-    assert done.returncode == 0
-    assert f"what answers at {at} is no outrace daemon" in json.loads(done.stdout)["source"]
+def test_what_listens_on_the_port_is_not_asked(folder: Path, tmp_path: Path, node: Path) -> None:
+    """Its answer was read whole, 300 MiB into 629 MiB: any user can listen on a TCP port while no daemon does."""
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        foreign.setblocking(False)
+        assert _frame(node, folder, tmp_path, None, foreign.getsockname()[1])["source"] == "cgroup files"
+        with pytest.raises(BlockingIOError):
+            foreign.accept()
 
 
 def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> None:
     pod = pod_from_object({"metadata": {"name": "gone", "namespace": "ns", "uid": "u-1"}})
     eviction = EvictedPod("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
     StatusStore(tmp_path / "state").write(eviction)
-    done = top(*common(folder, tmp_path, node), "--listen", closed_port())
+    done = top(*common(folder, tmp_path, node))
     assert "evicted ns/gone: The node was low on resource: memory." in done.stdout
     (tmp_path / "state/pods/odd.json").write_text("{}")
-    done = top(*common(folder, tmp_path, node), "--listen", closed_port())
+    done = top(*common(folder, tmp_path, node))
     assert done.returncode == 1
     assert "odd.json: not the status of an evicted pod; remove the file" in done.stderr
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,8 @@ def node() -> Iterator[LabNode]:
 
 
 def frame(node: LabNode) -> dict[str, Any]:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]  # nobody listens there once it is closed
     options = ["--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}"]
-    options += ["--listen", f"127.0.0.1:{port}", "--state-dir", str(node.manifests / "state")]
+    options += ["--state-dir", str(node.manifests / "state")]
     done = outrace("top", "--once", *options, "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)

@@ -14,7 +14,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from tests.commands import run
-from tests.pods.top_node import MI, REPOSITORY, closed_port, common
+from tests.pods.top_node import MI, REPOSITORY, common
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
@@ -27,7 +27,7 @@ TOP = (sys.executable, "-m", "monitor.cli.main", "top")
 
 @pytest.fixture
 def options(folder: Path, tmp_path: Path, node: Path) -> list[str]:
-    return [*common(folder, tmp_path, node)[1:], "--listen", closed_port(), "--eviction-hard", "memory.available<25%"]
+    return [*common(folder, tmp_path, node)[1:], "--eviction-hard", "memory.available<25%"]
 
 
 @contextmanager
@@ -269,7 +269,7 @@ def test_names_cannot_reach_the_terminal(tmp_path: Path, node: Path) -> None:
         try:
             assert process.stdout
             process.stdout.readline()
-            options = [*common(folder, tmp_path, node)[1:], "--listen", closed_port()]
+            options = [*common(folder, tmp_path, node)[1:]]
             with seat(*TOP, *options, cwd=REPOSITORY, columns=240) as made:
                 made.shows("default/evil", SHOWN, r"the kernel kills next: \x1b[2Jevil\x0d (")
                 made.press("j\r")

@@ -16,7 +16,7 @@ from monitor.race.events import WorkingSets
 from monitor.race.figure_age import PodPoints
 from monitor.settings.config import RunConfig
 from tests.limited import write
-from tests.pods.top_node import MI, closed_port, common, top
+from tests.pods.top_node import MI, common, top
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
@@ -154,7 +154,7 @@ def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
     store = store_at(tmp_path / "state/incidents.db")
     for number in range(INCIDENTS + 2):
         store.add(variant(number))
-    done = top(*common(folder, tmp_path, node), "--listen", closed_port(), "-o", "json")
+    done = top(*common(folder, tmp_path, node), "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
     assert frame["daemon"] is None
@@ -167,7 +167,7 @@ def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
     assert pods["quiet"]["oom_score_adj"] is None, "it has no process"
     assert [one["id"] for one in frame["incidents"]] == [f"incident-{n:05d}" for n in range(INCIDENTS + 1, 1, -1)]
     assert "steps" not in frame["incidents"][0]
-    text = top(*common(folder, tmp_path, node), "--listen", closed_port()).stdout
+    text = top(*common(folder, tmp_path, node)).stdout
     assert "the kernel would kill next: " in text
     assert "incident incident-00006 at 2026-01-31T" in text
 

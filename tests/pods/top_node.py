@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -61,12 +60,6 @@ def busy(node: Path) -> Iterator[None]:
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
     return run(*command, cwd=REPOSITORY)
-
-
-def closed_port() -> str:
-    """An address on which nobody listens."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        return f"127.0.0.1:{server.server_port}"
 
 
 def common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
