@@ -124,7 +124,7 @@ class Ends:
         ("::1:127.0.0.1", "2001:db8::7", False),
     ],
 )
-def test_who_is_on_this_machine(peer: str, own: str, is_own: bool) -> None:
+def test_which_clients_are_on_this_machine(peer: str, own: str, is_own: bool) -> None:
     assert Connection(Ends(peer, own)).is_own == is_own  # type: ignore[arg-type]
 
 
