@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from monitor.actions.ledger import OF_PROCESSES
 from monitor.errors import MonitorError
 from monitor.kernel import loader
 from monitor.lab.bench import Row
@@ -199,4 +200,5 @@ def _oom_score_adj(pid: int) -> int:
 
 def _attributes(cgroup: Path) -> list[tuple[Path, str]]:
     """What is written down at a pod's cgroup about a hold."""
-    return [(cgroup, name) for name in os.listxattr(cgroup) if "outrace" in name]
+    names = [name for name in os.listxattr(cgroup) if "outrace" in name]
+    return [(cgroup, name) for name in names if not name.endswith(OF_PROCESSES)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from monitor.actions.ledger import MARKS
+from monitor.actions.ledger import OF_PROCESSES
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon
@@ -43,8 +43,8 @@ def is_held(pod: LabPod) -> bool:
 
 
 def _is_noted(pod: LabPod) -> bool:
-    """Also where the OOM killer is guided to it, which is noted too."""
-    return any("outrace" in name and not name.endswith(MARKS) for name in os.listxattr(pod.cgroup))
+    """Whether a brake is: what processes were given is noted too, while the daemon runs."""
+    return any("outrace" in name and not name.endswith(OF_PROCESSES) for name in os.listxattr(pod.cgroup))
 
 
 def is_as_before(pod: LabPod) -> bool:
