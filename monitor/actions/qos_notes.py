@@ -22,6 +22,7 @@ from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_ROOM = 64
 
 
 class Wanted(NamedTuple):
@@ -40,6 +41,7 @@ class ScoreNotes:
     def __init__(self, state_dir: Path) -> None:
         self._ledger = Ledger(state_dir, SCORES)
         self._marks: dict[Path, Mark] = {}
+        self._room: dict[Path, int] = {}  # from so many on it is looked which of a pod's have ended
 
     def note(self, found: FoundPod, wanted: Collection[Wanted]) -> None:
         """Before it is written. Raises OSError, and then nothing may be. A note has 64 KiB, some 1,400 processes."""
@@ -49,6 +51,7 @@ class ScoreNotes:
             left = noted_in(cgroup, lambda one: one.attribute == self._ledger.attribute)
             mark = Mark(cgroup, identity, found.pod.uid, left)
             self._marks = {path: one for path, one in self._marks.items() if path.exists()}
+            self._room = {path: room for path, room in self._room.items() if path in self._marks}
         since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         new = {}
         for one in wanted:
@@ -56,8 +59,11 @@ class ScoreNotes:
             is_ours = known is not None and (known.started, known.written) == (one.started, one.is_now)
             old = known.old if known is not None and is_ours else one.is_now
             new[one.pid] = Seen(one.started, old, container_of(cgroup, one.cgroup), one.should, since)
-        alive = {pid: seen for pid, seen in mark.processes.items() if pid not in new and _started(pid) == seen.started}
-        made = Mark(cgroup, identity, found.pod.uid, alive | new)
+        kept = mark.processes
+        if len(kept) + len(new) > self._room.get(cgroup, _ROOM):  # 30 us each: not for each process that appears
+            kept = {pid: seen for pid, seen in kept.items() if _started(pid) == seen.started}
+            self._room[cgroup] = 2 * (len(kept) + len(new)) + _ROOM
+        made = Mark(cgroup, identity, found.pod.uid, kept | new)
         store(self._ledger, made)
         self._marks[cgroup] = made
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from monitor.actions import oom_values, qos_notes
 from monitor.actions.oomadj import OomScores
-from monitor.actions.qos_notes import ScoreNotes
+from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.test_oomadj import found, read
@@ -53,5 +54,22 @@ def test_of_two_values_by_class_the_own_one_comes_back(pod: Path, tmp_path: Path
             scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
             scores.set_pod(found(pod, {"main": pod}, {"main": request}))
             assert read(one.pid) == value
+        notes.close()
+        assert read(one.pid) == 100
+
+
+def test_processes_that_ended_do_not_fill_the_note(pod: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends and appears again all the time: 64 KiB would be full after an hour."""
+    monkeypatch.setattr(qos_notes, "_ROOM", 4)
+    notes = ScoreNotes(tmp_path)
+    with Puppet(pod) as one:
+        Path(f"/proc/{one.pid}/oom_score_adj").write_text("100")
+        scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
+        scores.set_pod(found(pod, {"main": pod}))
+        for pid in range(1 << 22, (1 << 22) + 40):  # none has these
+            notes.note(found(pod, {}), [Wanted(pid, 1, 100, 1000, str(pod))])
+        noted = oom_values.noted_in(pod, lambda _: True)
+        assert one.pid in noted
+        assert len(noted) < 20
         notes.close()
         assert read(one.pid) == 100
