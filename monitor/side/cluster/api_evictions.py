@@ -14,21 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import (
-    ApiError,
-    Cancelled,
-    Conflict,
-    Forbidden,
-    NotFound,
-    TooManyRequests,
-    Unauthorized,
-)
-from monitor.kube.resources import PODS
-from monitor.kube.retry import passes
+from monitor.kube.errors import Cancelled
 from monitor.link.messages import Decision
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
@@ -36,6 +25,15 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.race.events import Refused
+from monitor.side.cluster.eviction_request import (
+    ACCEPTED,
+    AWAY,
+    BUDGET,
+    GONE,
+    OUTCOMES,
+    Asked,
+    EvictionRequests,
+)
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
 
@@ -55,22 +53,6 @@ _MOST = 64
 _SHOWN = 10
 #: 0 would take the pod out of the API before its kubelet has ended it; the kubelet's own least grace is 1.
 _LEAST_GRACE_S = 1
-
-ACCEPTED, BUDGET, GONE, FAILED, AWAY = "accepted", "budget", "gone", "failed", "away"
-OUTCOMES = (ACCEPTED, BUDGET, GONE, FAILED, AWAY)
-
-
-class Asked(NamedTuple):
-    """A pod that may be evicted."""
-
-    uid: str
-    namespace: str
-    name: str
-    grace_s: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 class Node(Protocol):
@@ -117,18 +99,16 @@ class ApiEvictions:
         back_off: BackOff | None = None,
     ) -> None:
         self.tally = EvictionTally()
-        self._client = client
         self._node = node
         self._max_pod_grace_s = max_pod_grace_s
         self._log = log
         self._on_accepted, self._on_ended, self._on_refused = on_accepted, on_ended, on_refused
         self._clock = clock
-        self._back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
+        back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
+        self._requests = EvictionRequests(client, log, clock, back_off)
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: _Ending | None = None
         self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not asked for again, the outcome
-        self._retry_at = 0.0
-        self._problem = self._refusal = ""
         self._changed = threading.Condition()
 
     def decided(self, decision: Decision) -> None:
@@ -161,8 +141,8 @@ class ApiEvictions:
         if self._ending is not None and not self._has_ended(self._ending):
             return LOOK_S
         now = self._clock()
-        if now < self._retry_at:
-            return self._retry_at - now
+        if now < self._requests.retry_at:
+            return self._requests.retry_at - now
         self._refused = {uid: one for uid, one in self._refused.items() if now < one[0]}
         with self._changed:
             waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
@@ -170,7 +150,7 @@ class ApiEvictions:
             if not self._holds(decision, now - since) or self._ask_first(decision, since):
                 self._drop(subject, decision)
             else:
-                return max(0.0, self._retry_at - self._clock())
+                return max(0.0, self._requests.retry_at - self._clock())
             if self._ending is not None:
                 return LOOK_S
         return 0.0 if self._waiting else None
@@ -198,7 +178,7 @@ class ApiEvictions:
             # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to be.
             if not self._holds(decision, self._clock() - since):
                 break
-            outcome = self._ask(pod)
+            outcome = self._requests.ask(pod)
             self.tally.outcomes[outcome] += 1
             if outcome == AWAY:
                 return False
@@ -219,12 +199,12 @@ class ApiEvictions:
         names = [pod.title for pod in kept[:_SHOWN]]
         text = "PodDisruptionBudgets, or errors of the API server, keep pods"
         text += ": the next one is evicted" if instead else ": nobody is evicted, and nobody is killed"
-        fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._refusal}
+        fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._requests.refusal}
         self._log.warning(text, pods=names, kept=len(kept), instead=instead, **fields)
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
             budget = any(self._refused[pod.uid][1] == BUDGET for pod in kept)
-            self._on_refused(Refused(*about, tuple(names), budget, self._refusal, instead))
+            self._on_refused(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
 
     def _candidates(self, decision: Decision) -> list[Asked]:
         """The pod that was decided on, then the others of the order; a pod over a limit of its own is alone."""
@@ -248,62 +228,6 @@ class ApiEvictions:
         own_s = DEFAULT_POD_GRACE_S if own is None else own
         most_s = self._max_pod_grace_s
         return max(_LEAST_GRACE_S, own_s if most_s < 0 else min(own_s, most_s))
-
-    def _ask(self, pod: Asked) -> str:
-        try:
-            self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
-        except Cancelled:
-            raise
-        except TooManyRequests as error:
-            if not error.budget_blocks:
-                return self._away(pod, error)
-            self._refusal = str(error)
-            return BUDGET
-        except NotFound:
-            return self._gone(pod)
-        except Conflict as error:
-            return self._on_conflict(pod, error)
-        except MonitorError as error:
-            # 500 is what a pod under two budgets is answered: the next candidate is asked, not this one for ever.
-            of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
-            if not of_this_pod or isinstance(error, Unauthorized | Forbidden):
-                return self._away(pod, error)
-            self._refusal = str(error)
-            return FAILED
-        self._back_off.reset()
-        if self._problem:
-            self._log.info("the API server takes evictions again")
-        self._problem = ""
-        return ACCEPTED
-
-    def _on_conflict(self, pod: Asked, error: Conflict) -> str:
-        """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
-        try:
-            metadata = self._client.get(PODS, pod.name, pod.namespace).get("metadata")
-        except Cancelled:
-            raise
-        except NotFound:
-            return self._gone(pod)
-        except MonitorError as other:
-            return self._away(pod, other)
-        same = isinstance(metadata, Mapping) and metadata.get("uid") == pod.uid
-        return self._away(pod, error) if same else self._gone(pod)
-
-    def _gone(self, pod: Asked) -> str:
-        self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
-        return GONE
-
-    def _away(self, pod: Asked, error: MonitorError) -> str:
-        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
-        self._retry_at = self._clock() + self._back_off.next_s(asked_s)
-        if not self._problem:
-            self._log.error(
-                "the API server evicts nobody now, and nobody is killed; trying again",
-                pod=pod.title,
-                problem=str(error),
-            )
-        self._problem = str(error)
-        return AWAY
 
     def _accepted(self, decision: Decision, pod: Asked, rank: int) -> None:
         now_ns = time.monotonic_ns()

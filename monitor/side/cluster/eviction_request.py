@@ -1,0 +1,108 @@
+"""One request for pods/eviction, and what its answer means for the pod and for the pods after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from monitor.errors import MonitorError
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.kube.errors import (
+    ApiError,
+    Cancelled,
+    Conflict,
+    Forbidden,
+    NotFound,
+    TooManyRequests,
+    Unauthorized,
+)
+from monitor.kube.resources import PODS
+from monitor.kube.retry import passes
+from monitor.side.export.log import Log
+
+ACCEPTED, BUDGET, GONE, FAILED, AWAY = "accepted", "budget", "gone", "failed", "away"
+OUTCOMES = (ACCEPTED, BUDGET, GONE, FAILED, AWAY)
+
+
+class Asked(NamedTuple):
+    """A pod that may be evicted."""
+
+    uid: str
+    namespace: str
+    name: str
+    grace_s: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class EvictionRequests:
+    """`ask` gives one of `OUTCOMES`; after AWAY nothing is asked for before `retry_at`."""
+
+    def __init__(self, client: ApiClient, log: Log, clock: Callable[[], float], back_off: BackOff) -> None:
+        self._client = client
+        self._log = log
+        self._clock = clock
+        self._back_off = back_off
+        self._problem = ""
+        #: The last answer that refused a pod.
+        self.refusal = ""
+        self.retry_at = 0.0
+
+    def ask(self, pod: Asked) -> str:
+        try:
+            self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
+        except Cancelled:
+            raise
+        except TooManyRequests as error:
+            if not error.budget_blocks:
+                return self._away(pod, error)
+            self.refusal = str(error)
+            return BUDGET
+        except NotFound:
+            return self._gone(pod)
+        except Conflict as error:
+            return self._on_conflict(pod, error)
+        except MonitorError as error:
+            # 500 is what a pod under two budgets is answered: the next candidate is asked, not this one for ever.
+            of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
+            if not of_this_pod or isinstance(error, Unauthorized | Forbidden):
+                return self._away(pod, error)
+            self.refusal = str(error)
+            return FAILED
+        self._back_off.reset()
+        if self._problem:
+            self._log.info("the API server takes evictions again")
+        self._problem = ""
+        return ACCEPTED
+
+    def _on_conflict(self, pod: Asked, error: Conflict) -> str:
+        """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
+        try:
+            metadata = self._client.get(PODS, pod.name, pod.namespace).get("metadata")
+        except Cancelled:
+            raise
+        except NotFound:
+            return self._gone(pod)
+        except MonitorError as other:
+            return self._away(pod, other)
+        same = isinstance(metadata, Mapping) and metadata.get("uid") == pod.uid
+        return self._away(pod, error) if same else self._gone(pod)
+
+    def _gone(self, pod: Asked) -> str:
+        self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
+        return GONE
+
+    def _away(self, pod: Asked, error: MonitorError) -> str:
+        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
+        self.retry_at = self._clock() + self._back_off.next_s(asked_s)
+        if not self._problem:
+            self._log.error(
+                "the API server evicts nobody now, and nobody is killed; trying again",
+                pod=pod.title,
+                problem=str(error),
+            )
+        self._problem = str(error)
+        return AWAY
