@@ -10,7 +10,10 @@ from monitor.documents import shortened
 from monitor.errors import MonitorError
 
 _SHOWN = 300
-_NO_RIGHT = re.compile(r'is forbidden: User ".*" cannot [a-z]+ (resource|path) ')
+#: From the start: a webhook writes any text after its own name.
+_NO_RIGHT = re.compile(
+    r'[^:"]*: HTTP 403 Forbidden: (?:\S+(?: "[^"]*")? is )?forbidden: User "[^"]*" cannot [a-z]+ (?:resource|path) '
+)
 
 
 class KubeError(MonitorError):
@@ -89,7 +92,7 @@ class Forbidden(ApiError):
         """Whether a right is missing. A quota, a webhook or a namespace that ends are 403 too, in other words:
         `responsewriters.ForbiddenStatusError` of apiserver is the one that names the user.
         """
-        return _NO_RIGHT.search(self.message) is not None
+        return _NO_RIGHT.match(self.message) is not None
 
 
 class NotFound(ApiError):

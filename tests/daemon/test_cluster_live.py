@@ -17,6 +17,7 @@ from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.hot_node import hard, hot_node
 from tests.daemon.test_succession import crash
+from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
 
@@ -47,14 +48,14 @@ def kubeconfig(api: FakeApiServer, tmp_path: Path) -> Path:
     return path
 
 
-def started_hog(node: LabNode, api: FakeApiServer, **options: int) -> Hog:
+def started_hog(node: LabNode, api: FakeApiServer, name: str = "hog", mib: int = 100, **options: int) -> Hog:
     """A pod in the API server and its hog in the kubelet's cgroup of it."""
     uid = str(uuid.uuid4())
-    made = pod("hog", namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
+    made = pod(name, namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
     made["metadata"]["uid"] = uid
     api.store.create("pods", made)
     container = cgroupfs.make(node.cgroup / f"kubepods/besteffort/pod{uid}" / ("a" * 64))
-    hog = Hog(container, mib=100, rate=200, **options)
+    hog = Hog(container, mib=mib, rate=200, **options)
     node.children.append(hog)
     return hog
 
@@ -131,6 +132,30 @@ def test_a_pod_that_a_budget_keeps_is_on_the_incident(node: LabNode, api: FakeAp
         assert found["refused"] == ["shop/hog"]
         steps = [step for step in found["steps"] if step["what"] == "refused"]
         assert {(step["budget"], step["instead"]) for step in steps} == {(True, None)}  # asked again meanwhile, or not
+        live.ended(daemon)
+
+
+def test_a_pod_that_a_webhook_keeps_for_ever_keeps_no_other(
+    node: LabNode, api: FakeApiServer, kubeconfig: Path
+) -> None:
+    """The larger pod is first in the order of eviction; outrace asked for it 28 times in 120 s, and for no other."""
+    denied = 'admission webhook "keeper" denied the request: not this pod'
+    api.fail(faults.status(403, "Forbidden", denied), times=10_000, path="/hog/eviction")
+    hog, other = started_hog(node, api, mib=60), started_hog(node, api, "other", mib=30)
+    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
+    with live.daemon(node, *options, "--evict-by", "api") as daemon:
+        live.until(lambda: live.metric(daemon, "pods") == 2, "the pods of the API server")
+        hog.go()
+        other.go()
+        live.message(daemon, "evicted by the API server", pod="shop/other")
+        assert hog.process.poll() is None
+        asked = [one.path.split("/")[-2] for one in api.seen("POST", "/eviction")]
+        assert asked[-1] == "other"
+        assert 1 <= asked.count("hog") <= 2  # another crossing may have been first
+        other.process.kill()
+        other.wait()
+        live.message(daemon, "an evicted pod has ended", pod="shop/other")
+        assert live.metric(daemon, 'cluster_evictions_total{outcome="accepted"}') == 1
         live.ended(daemon)
 
 

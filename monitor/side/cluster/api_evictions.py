@@ -1,8 +1,8 @@
 """`--evict-by api`: pods/eviction instead of a kill, so that PodDisruptionBudgets are asked. outrace signals nobody.
 
 The decision is the hot process's, made as in observe mode. One pod at a time, as in the kubelet: while one ends, nobody
-else is asked for. A budget that refuses leads to the policy's next candidate, an API server that does not answer to
-the same pod again (the request may have got through): never to a kill.
+else is asked for. A refusal of one pod, by a budget or by admission, leads to the policy's next candidate. An API
+server that does not answer leads to the same pod again (the request may have got through). Neither leads to a kill.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from monitor.side.cluster.eviction_request import (
     ACCEPTED,
     AWAY,
     BUDGET,
+    FAILED,
     GONE,
     OUTCOMES,
+    REFUSED_S,
     Asked,
     EvictionRequests,
 )
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
 
-#: A pod that was refused is not asked for again before this: the kubelet's loop, and that of repeated decisions.
-REFUSED_S = 10.0
 #: A pod that has not ended so long after its grace no longer keeps the next one waiting, as in the kubelet.
 TIMEOUT_S = 30.0
 #: Between two looks at the pod that ends.
@@ -169,11 +169,11 @@ class ApiEvictions:
         return met and age_s < _FRESH_S
 
     def _ask_first(self, decision: Decision, since: float) -> bool:
-        """Ask for the first candidate that no budget keeps. False: the same again later."""
+        """Ask for the first candidate that is not refused. False: the same again later."""
         kept: list[Asked] = []
         for rank, pod in enumerate(self._candidates(decision), 1):
-            if pod.uid in self._refused:
-                kept += [pod] if self._refused[pod.uid][1] != GONE else []
+            if pod.uid in self._refused or not self._requests.may(pod.namespace):
+                kept += [pod] if self._outcome(pod) != GONE else []
                 continue
             # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to be.
             if not self._holds(decision, self._clock() - since):
@@ -187,9 +187,9 @@ class ApiEvictions:
                 self._accepted(decision, pod, rank)
                 return True
             self._refused[pod.uid] = self._clock() + REFUSED_S, outcome
-            if outcome == GONE:
+            if outcome == GONE and not self._has_processes(pod):
                 return True  # what it has comes back: the next decision knows
-            kept.append(pod)
+            kept += [pod] if outcome != GONE else []
         self._log_kept(decision, kept, None)
         return True
 
@@ -197,14 +197,26 @@ class ApiEvictions:
         if not kept:
             return
         names = [pod.title for pod in kept[:_SHOWN]]
-        text = "PodDisruptionBudgets, or errors of the API server, keep pods"
-        text += ": the next one is evicted" if instead else ": nobody is evicted, and nobody is killed"
+        text = "the API server refuses to evict pods"
+        text += "; it evicts the next candidate" if instead else "; no pod is evicted or killed"
         fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._requests.refusal}
         self._log.warning(text, pods=names, kept=len(kept), instead=instead, **fields)
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
-            budget = any(self._refused[pod.uid][1] == BUDGET for pod in kept)
+            budget = any(self._outcome(pod) == BUDGET for pod in kept)
             self._on_refused(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
+
+    def _outcome(self, pod: Asked) -> str:
+        """Of the last question; without one the authorizer refused another pod of the namespace."""
+        return self._refused.get(pod.uid, (0.0, FAILED))[1]
+
+    def _has_processes(self, pod: Asked) -> bool:
+        """The API server has no such pod: one that was deleted by force may run on and keep its memory."""
+        found = self._node.pods.get(pod.uid)
+        try:
+            return found is not None and found.cgroup is not None and not cgroup_procs.empty(found.cgroup)
+        except OSError:
+            return True
 
     def _candidates(self, decision: Decision) -> list[Asked]:
         """The pod that was decided on, then the others of the order; a pod over a limit of its own is alone."""

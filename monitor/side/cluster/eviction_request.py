@@ -14,6 +14,7 @@ from monitor.kube.errors import (
     Conflict,
     Forbidden,
     NotFound,
+    TimedOut,
     TooManyRequests,
     Unauthorized,
 )
@@ -21,6 +22,10 @@ from monitor.kube.resources import PODS
 from monitor.kube.retry import passes
 from monitor.side.export.log import Log
 
+#: A pod that was refused is not asked for again before this: the kubelet's loop, and that of repeated decisions.
+REFUSED_S = 10.0
+#: After so many answers 503, 504 or 429 in a row for one pod the next candidate is asked: a pod can have its own 504.
+ASKED_AGAIN = 3
 ACCEPTED, BUDGET, GONE, FAILED, AWAY = "accepted", "budget", "gone", "failed", "away"
 OUTCOMES = (ACCEPTED, BUDGET, GONE, FAILED, AWAY)
 
@@ -47,9 +52,15 @@ class EvictionRequests:
         self._clock = clock
         self._back_off = back_off
         self._problem = ""
+        self._no_right: dict[str, float] = {}  # namespace -> until when none of its pods is asked for
+        self._unanswered = ("", 0)  # the uid of the pod that is asked for again, and how often it was
         #: The last answer that refused a pod.
         self.refusal = ""
         self.retry_at = 0.0
+
+    def may(self, namespace: str) -> bool:
+        """False for `REFUSED_S` after the authorizer refused an eviction in this namespace."""
+        return self._clock() >= self._no_right.get(namespace, 0.0)
 
     def ask(self, pod: Asked) -> str:
         try:
@@ -65,18 +76,31 @@ class EvictionRequests:
             return self._gone(pod)
         except Conflict as error:
             return self._on_conflict(pod, error)
+        except Forbidden as error:
+            return self._on_forbidden(pod, error)
         except MonitorError as error:
             # 500 is what a pod under two budgets is answered: the next candidate is asked, not this one for ever.
             of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
-            if not of_this_pod or isinstance(error, Unauthorized | Forbidden):
+            if not of_this_pod or isinstance(error, Unauthorized):
                 return self._away(pod, error)
             self.refusal = str(error)
             return FAILED
         self._back_off.reset()
+        self._unanswered = "", 0
         if self._problem:
             self._log.info("the API server takes evictions again")
         self._problem = ""
         return ACCEPTED
+
+    def _on_forbidden(self, pod: Asked, error: Forbidden) -> str:
+        """Admission refuses this pod. The authorizer refuses its whole namespace: one question answers for all."""
+        self.refusal = str(error)
+        if error.by_authorizer:
+            self._no_right[pod.namespace] = self._clock() + REFUSED_S
+            if self._problem != str(error):
+                self._log.error("outrace has no right to evict pods of a namespace", pod=pod.title, problem=str(error))
+            self._problem = str(error)
+        return FAILED
 
     def _on_conflict(self, pod: Asked, error: Conflict) -> str:
         """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
@@ -96,6 +120,13 @@ class EvictionRequests:
         return GONE
 
     def _away(self, pod: Asked, error: MonitorError) -> str:
+        uid, times = self._unanswered
+        self._unanswered = pod.uid, times + 1 if uid == pod.uid else 1
+        may_be_of_pod = isinstance(error, ApiError | TimedOut) and not isinstance(error, Unauthorized)
+        if may_be_of_pod and self._unanswered[1] >= ASKED_AGAIN:
+            self._unanswered = "", 0
+            self.refusal = str(error)
+            return FAILED
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
         self.retry_at = self._clock() + self._back_off.next_s(asked_s)
         if not self._problem:
