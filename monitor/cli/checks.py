@@ -22,10 +22,10 @@ from monitor.kernel.offsets import defines
 CAPABILITIES = {
     "CAP_BPF": (39, "load BPF programs"),
     "CAP_PERFMON": (38, "attach them to tracepoints and read kernel memory"),
-    "CAP_SYS_RESOURCE": (24, "lower oom_score_adj of itself and of pods"),
+    "CAP_SYS_RESOURCE": (24, "lower oom_score_adj of itself and of pods (modes hold and enforce)"),
     "CAP_SYS_NICE": (23, "run under SCHED_FIFO: detection in time on busy CPUs"),
     "CAP_IPC_LOCK": (14, "lock its memory: no waiting for its own pages under pressure"),
-    "CAP_KILL": (5, "evict pods of other users"),
+    "CAP_KILL": (5, "evict pods of other users (modes hold and enforce)"),
     "CAP_SYS_PTRACE": (19, "know the program of a process: a pod's sandbox, sshd, the kubelet"),
     "CAP_NET_ADMIN": (
         12,

@@ -22,6 +22,8 @@ _MADV_POPULATE_READ = 22
 _LOCALES = "/locale-archive"
 #: One above "never kill me" (-1000), which the kernel's OOM killer would honour even when only we are left.
 OOM_SCORE_ADJ = -999
+#: What a kubelet gives a system-node-critical pod, as the DaemonSet's: the OOM killer takes any other pod first.
+NODE_CRITICAL_ADJ = -997
 #: The nice value of threads between a kill and its alert: ten times the weight of an ordinary one.
 HURRIED = -10
 #: Of a daemon that starts, because nothing is watched until it has: among 80 others that want a CPU, as in a storm of
@@ -122,6 +124,8 @@ def set_oom_score_adj() -> tuple[int, str]:
         return OOM_SCORE_ADJ, ""
     except OSError as error:  # EACCES: lowering below what the process was started with needs CAP_SYS_RESOURCE
         now = int(path.read_text())
+        if now <= NODE_CRITICAL_ADJ:
+            return now, ""
         risk = f"the OOM killer may choose this process (now {now})"
         remedy = "give it CAP_SYS_RESOURCE (systemd: OOMScoreAdjust=-999)"
         return now, f"oom_score_adj {OOM_SCORE_ADJ} refused ({error.strerror}): {risk}; {remedy}"

@@ -12,14 +12,21 @@ from pathlib import Path
 import pytest
 import yaml
 
+from monitor.kernel import sched
 from monitor.kernel.sched import OOM_SCORE_ADJ
 from tests import live
 from tests.daemon.hot_node import evicted, hard, hot_node
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
-MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/base/daemonset.yaml"
-(CONTAINER,) = yaml.safe_load(MANIFEST.read_text())["spec"]["template"]["spec"]["containers"]
-ADDED: tuple[str, ...] = tuple(CONTAINER["securityContext"]["capabilities"]["add"])
+KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+(CONTAINER,) = yaml.safe_load((KUBERNETES / "base/daemonset.yaml").read_text())["spec"]["template"]["spec"][
+    "containers"
+]
+OBSERVES: tuple[str, ...] = tuple(CONTAINER["securityContext"]["capabilities"]["add"])
+PATCH = yaml.safe_load((KUBERNETES / "overlays/enforce/kustomization.yaml").read_text())["patches"][0]["patch"]
+#: What the overlay adds.
+ACTS = tuple(step["value"] for step in yaml.safe_load(PATCH) if step["path"].endswith("/capabilities/add/-"))
+ADDED = (*OBSERVES, *ACTS)
 #: What `outrace doctor` shows of each when it is missing: a check of this name is not ok any more.
 CHECKS = {
     "SYS_ADMIN": "CAP_BPF",
@@ -56,7 +63,7 @@ def failed(*names: str) -> set[str]:
 
 
 def test_every_capability_has_a_test() -> None:
-    assert set(ADDED) == {*CHECKS, "DAC_READ_SEARCH"}
+    assert set(ADDED) == {*CHECKS, "DAC_READ_SEARCH", "DAC_OVERRIDE"}
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -76,15 +83,15 @@ def test_without_reading_the_files_of_others_disks_are_not_measured(tmp_path: Pa
         os.chown(path, 12345, 12345)
     tmp_path.chmod(0o755)
     code = "import sys, os; print(len(os.listdir(sys.argv[1])))"
-    can = subprocess.run([*only(*ADDED), sys.executable, "-c", code, private], capture_output=True, text=True)
+    can = subprocess.run([*only(*OBSERVES), sys.executable, "-c", code, private], capture_output=True, text=True)
     assert can.stdout == "1\n", can.stderr
-    without = [one for one in ADDED if one != "DAC_READ_SEARCH"]
+    without = [one for one in OBSERVES if one != "DAC_READ_SEARCH"]
     cannot = subprocess.run([*only(*without), sys.executable, "-c", code, private], capture_output=True, text=True)
     assert "Permission denied" in cannot.stderr
 
 
 def test_scores_of_other_users_take_one_more_to_enforce() -> None:
-    """The file is the process's own user's: the overlay adds DAC_OVERRIDE."""
+    """The file is the process's own user's: DAC_OVERRIDE writes it."""
     code = "import sys; open(f'/proc/{sys.argv[1]}/oom_score_adj', 'w').write('500')"
     with subprocess.Popen(["setpriv", "--reuid=12345", "--", "sleep", "60"]) as sleeper:
         try:
@@ -93,13 +100,44 @@ def test_scores_of_other_users_take_one_more_to_enforce() -> None:
                 subprocess.run(
                     [*only(*names), sys.executable, "-c", code, str(sleeper.pid)], capture_output=True, text=True
                 )
-                for names in (ADDED, (*ADDED, "DAC_OVERRIDE"))
+                for names in ([name for name in ADDED if name != "DAC_OVERRIDE"], ADDED)
             ]
             assert "Permission denied" in done[0].stderr
             assert done[1].stderr == ""
             assert Path(f"/proc/{sleeper.pid}/oom_score_adj").read_text() == "500\n"
         finally:
             sleeper.kill()
+
+
+def test_observing_takes_none_of_those_that_act() -> None:
+    """The decision is made in time, for a pod of another user too, and nothing is said of what is missing."""
+    assert set(ACTS) == {"KILL", "SYS_RESOURCE", "DAC_OVERRIDE"}
+    assert not set(OBSERVES) & set(ACTS)
+    with hot_node() as node, live.daemon(node, *hard(24), wrapper=only(*OBSERVES)) as daemon:
+        granted = int(Path(f"/proc/{daemon.pid}/status").read_text().partition("\nCapEff:")[2].split()[0], 16)
+        assert not granted & (1 << 5 | 1 << 24 | 1 << 1)
+        pod = node.add_pod("hog")
+        hog = node.start_hog(pod, mib=112, rate=400)
+        hog.go()
+        live.message(daemon, "would evict", pod=f"{pod.namespace}/{pod.name}")
+        assert hog.process.poll() is None
+        said = [json.dumps(record) for record in daemon.log if record.get("level") in ("error", "warning")]
+        assert not [line for line in said if "CAP_KILL" in line or "EACCES" in line]
+    assert node.oom_kills() == 0
+
+
+def test_a_daemonset_is_protected_by_its_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container's runtime gave it -997, and without SYS_RESOURCE it stays: no line says that it may be chosen."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    for value, noted in ((-997, False), (-500, True)):
+        monkeypatch.setattr(Path, "write_text", refuse)
+        monkeypatch.setattr(Path, "read_text", lambda _, value=value: f"{value}\n")
+        found, note = sched.set_oom_score_adj()
+        monkeypatch.undo()
+        assert (found, bool(note)) == (value, noted)
 
 
 def test_with_them_a_pod_is_evicted_in_time() -> None:
