@@ -1,0 +1,136 @@
+"""The admission policies of deploy/: what a node's token may write, by evaluating their CEL as an API server would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.deploy.test_kubernetes import base, by_name, chart, rights
+
+celpy = pytest.importorskip("celpy", reason="no CEL here: pip install cel-python")
+
+ACCOUNT = "system:serviceaccount:outrace:outrace"
+NODE_NAME = "authentication.kubernetes.io/node-name"
+POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
+Object = dict[str, Any]
+
+
+def evaluate(expression: str, given: Object) -> bool | str:
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(expression))
+    return program.evaluate({key: celpy.json_to_cel(value) for key, value in given.items()})  # type: ignore[no-any-return]
+
+
+def matches(policy: Object, resource: str) -> bool:
+    return any(resource in rule["resources"] for rule in policy["matchConstraints"]["resourceRules"])
+
+
+def denied(objects: list[Object], request: Object, params: list[Object] | None = None, **given: Any) -> list[str]:
+    """The messages of the validations that fail, as an API server evaluates each policy that a binding has."""
+    found = by_name(objects)
+    messages = list[str]()
+    resource = "/".join(filter(None, (request["resource"]["resource"], request["subResource"])))
+    for (kind, _), binding in found.items():
+        if kind != BINDING:
+            continue
+        policy = found[POLICY, binding["spec"]["policyName"]]["spec"]
+        assert (policy["failurePolicy"], binding["spec"]["validationActions"]) == ("Fail", ["Deny"])
+        every: Object = {"object": None, "oldObject": None, **given, "request": request}
+        if not matches(policy, resource) or not all(
+            evaluate(c["expression"], every) for c in policy["matchConditions"]
+        ):
+            continue
+        for param in (params or [None]) if "paramKind" in policy else [None]:
+            for_this = {**every, "params": param}
+            made: Object = {}
+            for one in policy["variables"]:
+                value = evaluate(one["expression"], {**for_this, "variables": made})
+                made[one["name"]] = value
+            messages += [
+                one["message"]
+                for one in policy["validations"]
+                if not evaluate(one["expression"], {**for_this, "variables": made})
+            ]
+    return messages
+
+
+def asked(resource: str, name: str = "", node: str | None = "a", username: str = ACCOUNT) -> Object:
+    plural, _, sub = resource.partition("/")
+    user: Object = {"username": username}
+    if node is not None:
+        user["extra"] = {NODE_NAME: [node]}
+    return {"resource": {"resource": plural}, "subResource": sub, "name": name, "userInfo": user}
+
+
+def on(node: str | None, name: str = "web") -> Object:
+    return {"metadata": {"name": name}, "spec": {"nodeName": node} if node else {"x": 1}}
+
+
+EACH = pytest.mark.parametrize("objects", [pytest.param(base, id="base"), pytest.param(chart, id="chart")])
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("resource", "name", "given"),
+    [
+        ("pods/status", "web", lambda node: {"oldObject": on(node), "object": on("a")}),
+        ("nodes/status", "", lambda _: {}),
+        ("nodes", "", lambda _: {}),
+        ("events", "web.1", lambda node: {"object": {"source": {"component": "outrace", "host": node}}}),
+        ("pods/eviction", "web", lambda node: {"params": [on("a", "db"), on(node)]}),
+    ],
+)
+def test_a_token_writes_to_its_own_node_alone(resource: str, name: str, given: Any, objects: Any) -> None:
+    made = objects()
+    for node, allowed in (("a", True), ("b", False)):
+        request = asked(resource, name or node)
+        found = denied(made, request, **given(node))
+        assert (found == []) == allowed, (node, found)
+        if not allowed:
+            assert "is not" in found[0]
+        # A token that names no node (of a Secret, of Kubernetes before 1.30), and one of another account.
+        nameless = denied(made, asked(resource, name or node, node=None), **given(node))
+        assert "the token names no node" in nameless[0]
+        other = asked(resource, name or node, node="c", username="system:serviceaccount:shop:outrace")
+        assert denied(made, other, **given(node)) == []
+
+
+@EACH
+def test_a_pod_that_is_on_no_node_is_not_written(objects: Any) -> None:
+    assert denied(objects(), asked("pods/status", "web"), oldObject=on(None), object=on("a"))
+    assert denied(objects(), asked("pods/eviction", "web"), params=[on(None)])
+
+
+def test_an_event_without_a_host_is_refused() -> None:
+    for event in ({}, {"source": {"component": "outrace"}}):
+        assert denied(base(), asked("events", "web.1"), object={"kind": "Event", **event})
+
+
+@pytest.mark.parametrize("options", [("evictBy=api", "mode=enforce", "nodeTaints=own"), ("mode=hold",), ()])
+def test_every_write_that_the_role_allows_is_looked_at(options: tuple[str, ...]) -> None:
+    made = chart(*(word for option in options for word in ("--set", option)))
+    writes = {name for name, verb in rights(made) if verb not in ("get", "list", "watch")}
+    policy = by_name(made)[POLICY, "outrace-own-node"]["spec"]
+    assert all(matches(policy, name) for name in writes)
+    assert policy["matchConstraints"]["resourceRules"][0]["operations"] == ["*"]
+
+
+def test_a_pod_that_is_evicted_has_to_be_known() -> None:
+    """The binding gives every pod of the request's namespace; where there is none the request is refused."""
+    for made in (base(), chart()):
+        reference = by_name(made)[BINDING, "outrace-evictions"]["spec"]["paramRef"]
+        assert reference == {"selector": {}, "parameterNotFoundAction": "Deny"}
+
+
+def test_a_cluster_without_these_policies_takes_the_chart() -> None:
+    made = by_name(chart("--set", "ownNodeOnly=false"))
+    assert not [kind for kind, _ in made if kind in (POLICY, BINDING)]
+
+
+def test_the_policies_concern_the_account_of_the_release() -> None:
+    made = by_name(chart(release="other"))
+    for name in ("other-own-node", "other-evictions"):
+        (condition,) = made[POLICY, name]["spec"]["matchConditions"]
+        assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:outrace:other"'
+        assert made[BINDING, name]["spec"]["policyName"] == name
