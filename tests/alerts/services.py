@@ -18,6 +18,7 @@ from monitor.side.alerts.rules import Alert
 from monitor.side.alerts.send import AlertSender
 from monitor.side.export.log import Log
 from tests.live import environment, until
+from tests.ports import reserved
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -61,12 +62,6 @@ exec {program} "$@"
     return str(script)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def fetch(url: str, body: Any = None) -> Any:
     """GET, or POST a body as JSON; the answer as JSON."""
     data = None if body is None else json.dumps(body).encode()
@@ -106,7 +101,7 @@ class Alertmanager:
     def __init__(self, directory: Path, config: str = _NOWHERE) -> None:
         self.directory = directory
         self.program = alertmanager(directory)
-        self.port = free_port()
+        self.port = reserved(self)
         self.url = f"http://127.0.0.1:{self.port}"
         (directory / "alertmanager.yml").write_text(config)
 
@@ -159,7 +154,7 @@ class Webhook:
     """A webhook receiver as a process of its own."""
 
     def __init__(self, directory: Path, name: str = "webhook") -> None:
-        self.port = free_port()
+        self.port = reserved(self)
         self.url = f"http://127.0.0.1:{self.port}/hook/secret"
         self.log = directory / f"{name}.log"
         self.log.touch()

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from monitor.side.export import http
-from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, free_port, process, sender
+from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, process, sender
 from tests.alerts.test_alertmanager_live import pressure
 from tests.live import until
+from tests.ports import reserved
 
 INTERVAL_S = 1
 
@@ -51,7 +52,7 @@ def page(registry: CollectorRegistry) -> Iterator[int]:
 @contextmanager
 def prometheus(directory: Path, alertmanager: Alertmanager, target: int) -> Iterator[str]:
     """A real one, scraping and evaluating every second; yields its URL."""
-    port = free_port()
+    port = reserved(alertmanager)
     config = directory / "prometheus.yml"
     rules = DEPLOY / "prometheus" / "outrace.rules.yml"
     config.write_text(_CONFIG.format(interval=INTERVAL_S, rules=rules, alertmanager=alertmanager.port, target=target))

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from monitor.lab.node import MIB, LabNode
 from monitor.settings.config import RunConfig
 from tests import live
 from tests.commands import run
+from tests.ports import reserved
 
 pytestmark = pytest.mark.kernel
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "outrace.service"
@@ -170,11 +170,8 @@ def test_commands_find_its_socket_and_a_stop_removes_no_other_daemons() -> None:
 def service() -> Iterator[Service]:
     if not UNITS.is_dir():
         pytest.skip("process 1 is not systemd here: make test-vagrant has one")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with LabNode("test-unit", 160 * MIB) as node:
-        made = Service(node, port)
+        made = Service(node, reserved(node))
         try:
             made.install()
             yield made
