@@ -33,7 +33,6 @@ def test_with_thousands_of_cgroups_a_pod_is_evicted_all_the_same() -> None:
             metrics = daemon.metrics()
             assert metrics["outrace_sweep_max_seconds"] >= metrics["outrace_sweep_took_seconds"] > 0
             assert 0 < metrics["outrace_sweep_turn_max_seconds"] < metrics["outrace_sweep_max_seconds"]
-            assert metrics["outrace_sweep_partial"] in (0, 1)
             assert metrics["outrace_pods_uncounted"] == 0
             live.ended(daemon)
             assert live.messages(daemon, NOT_WATCHED) == []
