@@ -138,8 +138,8 @@ class Trees:
 
 
 @cache
-def tests_of(root: Path, files: frozenset[str]) -> list[str]:
-    """Files of tests that import any of ``files``, at whatever distance."""
+def tests_of(root: Path, files: frozenset[str], distance: int) -> list[str]:
+    """Files of tests that import any of ``files``, by so many steps at most."""
     paths = {str(p.relative_to(root)): p for part in ("monitor", "tests") for p in (root / part).rglob("*.py")}
     direct = dict[str, set[str]]()
     for name, path in paths.items():
@@ -149,8 +149,8 @@ def tests_of(root: Path, files: frozenset[str]) -> list[str]:
                 names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         direct[name] = {f"{module.replace('.', '/')}.py" for module in names} & paths.keys()
     reaching = set(files)
-    while more := {name for name, imported in direct.items() if imported & reaching} - reaching:
-        reaching |= more
+    for _ in range(distance):
+        reaching |= {name for name, imported in direct.items() if imported & reaching}
     return sorted(name for name in reaching if re.match("tests/.*/test_", name) and not name.startswith(SKIPPED))
 
 
@@ -162,7 +162,7 @@ def executed(test: str, trees: Trees, files: frozenset[str]) -> dict[str, dict[s
     return json.loads(text) if text else {test: {"seconds": 0.0, "passed": False, "lines": {}}}
 
 
-def tried(mutant: Mutant, trees: Trees, known: Mapping[str, dict[str, Any]], races: bool) -> Result:
+def tried(mutant: Mutant, trees: Trees, known: Mapping[str, dict[str, Any]], races: bool, distance: int) -> Result:
     """Whether the tests notice ``mutant``."""
     if mutant.stale:
         return Result("stale", mutant.stale)
@@ -171,7 +171,7 @@ def tried(mutant: Mutant, trees: Trees, known: Mapping[str, dict[str, Any]], rac
     if mutant.tests:
         there = [test for test in mutant.tests if (trees.source / test).exists()]
         run = partial(trees.run, alone=mutant.subject == "rules", races=races)
-        result = run(mutant.texts, ["-x", *(there or tests_of(trees.source, frozenset(mutant.texts)))])
+        result = run(mutant.texts, ["-x", *(there or tests_of(trees.source, frozenset(mutant.texts), distance))])
         test = result.by.partition("[")[0]
         if result.verdict == "noticed" and "::" in test and run({}, [test]).verdict != "survived":
             return Result("broken", f"fails without any mutation: {test}")
@@ -206,6 +206,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("what", nargs="*", default=[*SUBJECTS, "rules", "faults"], metavar="WHAT")
     parser.add_argument("--only", default="", metavar="TEXT", help="only mutants whose name contains TEXT")
     parser.add_argument("--budget", type=int, default=20, help="generated mutants of each file [default: 20]")
+    parser.add_argument("--distance", type=int, default=2, help="tests so many imports away at most [default: 2]")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel runs [default: the CPUs]")
     parser.add_argument("--races", action="store_true", help="run tests of the lane `races` too")
     parser.add_argument("--compare", type=Path, metavar="OLD.json", help="list what OLD noticed and this run does not")
@@ -220,13 +221,19 @@ def trial(options: argparse.Namespace, wanted: frozenset[str]) -> tuple[list[dic
         trees = Trees(Path(directory), options.jobs)
         mutants = chosen(trees.source, options, wanted)
         files = frozenset(file for mutant in mutants if mutant.lines for file in mutant.texts)
-        for more in pool.map(partial(executed, trees=trees, files=files), tests_of(trees.source, files)):
-            known |= more
-        results = pool.map(partial(tried, trees=trees, known=known, races=options.races), mutants)
-        for m, result in zip(mutants, results, strict=True):
-            entries.append({"key": m.key, "subject": m.subject, "where": m.where, "lane": m.lane, **result._asdict()})
-            if options.output == "table" and (result.verdict != "noticed" or m.tests):
-                print(f"{result.verdict:9} {m.where}: {m.key}\n          {result.by}", flush=True)
+        attempt = partial(tried, trees=trees, known=known, races=options.races, distance=options.distance)
+        try:
+            near = tests_of(trees.source, files, options.distance)
+            for more in pool.map(partial(executed, trees=trees, files=files), near):
+                known |= more
+            for m, result in zip(mutants, pool.map(attempt, mutants), strict=True):
+                entry = {"key": m.key, "subject": m.subject, "where": m.where, "lane": m.lane, **result._asdict()}
+                entries.append(entry)
+                if options.output == "table" and (result.verdict != "noticed" or m.tests):
+                    print(f"{result.verdict:9} {m.where}: {m.key}\n          {result.by}", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return entries, [name for name, test in known.items() if not test["passed"]]
 
 
