@@ -120,8 +120,6 @@ def _changed(node: ast.AST) -> Iterator[str]:
             yield "return None"
         case ast.Expr(value=ast.Call(func=function)) if ast.unparse(function).partition(".")[0] not in _LOGGERS:
             yield "pass"
-        case ast.Continue():
-            yield "break"
 
 
 def _sites(node: Any, name: str, begins: int) -> Iterator[tuple[Any, str, str, int]]:

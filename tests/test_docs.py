@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -155,4 +156,11 @@ def test_counts_of_the_measurements_are_those_of_the_code() -> None:
     assert re.findall(r"of the (\d+) scripted situations", text) == [str(len(SCENARIOS))]
     assert re.findall(r"noticed by the tests \| (\d+) of (\d+) \| `make mutation ARGS=rules`", text) == [
         (str(len(rules)),) * 2
+    ]
+    faults = tomllib.loads((ROOT / "scripts" / "mutation" / "faults.toml").read_text())["fault"]
+    lanes = Counter(fault["lane"] for fault in faults)
+    text = (ROOT / "docs" / "contributing.md").read_text()
+    assert re.findall(r"the same,? (?:since then|noticed by races) \| \d+ of (\d+)", text) == [
+        str(lanes["gate"]),
+        str(lanes["races"]),
     ]
