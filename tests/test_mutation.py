@@ -105,8 +105,8 @@ def test_a_mutant_dies_where_a_test_knows_its_line_and_the_tree_stays_as_it_is(
     (project / "tests/policy/test_limit.py").write_text(TESTS + AT_THE_LIMIT + ALONE)
     before = text_of(project)
     limit = "monitor/limit.py is_over: used > limit ->"
-    code, verdicts, _ = run(mutate, monkeypatch, capsys, "monitor/limit.py")
-    assert code == 0
+    code, verdicts, said = run(mutate, monkeypatch, capsys, "monitor/limit.py")
+    assert code == 0, said
     assert {key.partition("->")[2]: verdict for key, verdict in verdicts.items()} == {
         " used <= limit": "noticed",
         " used >= limit": "noticed",

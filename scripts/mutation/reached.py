@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,7 +26,7 @@ settings.register_profile(
 TARGETS = frozenset(map(os.path.abspath, filter(None, os.environ.get("MUTATION_TARGETS", "").split(":"))))
 _lines: dict[str, set[int]] = defaultdict(set)
 _at_import: dict[str, set[int]] = {}
-_tests: dict[str, dict[str, Any]] = {}
+_reports = list[pytest.TestReport]()
 
 
 def _line(frame: FrameType, event: str, _argument: object) -> Any:
@@ -48,22 +47,26 @@ if TARGETS:
     def pytest_collection_finish() -> None:
         _at_import.update({file: set(lines) for file, lines in _lines.items()})
 
+    def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+        _reports.append(report)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         _lines.clear()
-        test = _tests.setdefault(item.nodeid.partition("[")[0], {"seconds": 0.0, "passed": True, "lines": {}})
+        _reports.clear()
         sys.settrace(_call)
         result = yield
-        for file, lines in [*_at_import.items(), *_lines.items()]:
-            name = os.path.relpath(file, item.config.rootpath)
-            test["lines"][name] = sorted(lines.union(test["lines"].get(name, ())))
+        test = {
+            "seconds": sum(report.duration for report in _reports),
+            "passed": not any(report.failed for report in _reports),
+            "kernel": item.get_closest_marker("kernel") is not None,
+            "lines": [
+                f"{os.path.relpath(file, item.config.rootpath)}:{line}"
+                for file, lines in [*_at_import.items(), *_lines.items()]
+                for line in lines
+            ],
+        }
+        # At once: a session that takes too long is ended.
+        with open(os.environ["MUTATION_REACHED"], "a") as file:
+            file.write(json.dumps({item.nodeid.partition("[")[0]: test}) + "\n")
         return result
-
-    def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-        test = _tests[report.nodeid.partition("[")[0]]
-        test["seconds"] += report.duration
-        test["passed"] = test["passed"] and not report.failed
-
-    def pytest_unconfigure() -> None:
-        sys.settrace(None)
-        Path(os.environ["MUTATION_REACHED"]).write_text(json.dumps(_tests))
