@@ -54,7 +54,7 @@ DEFINED = (
     "tests/conftest.py",
 )
 OTHERS = {
-    *("--field-selector", "--raw", "--subresource"),  # kubectl
+    *("--field-selector", "--raw", "--subresource", "--bound-object-kind"),  # kubectl
     *("--memory-reservation", "--now", "--prune", "--rm"),  # docker, systemctl, crictl, podman
     *("--scope", "--user"),  # systemd-run, systemctl
     *("--eviction", "--leader-elect", "--kubelet-arg", "--root-dir"),  # `--eviction-*`, `--leader-elect-...`; k3s

@@ -277,28 +277,6 @@ def test_nothing_of_the_node_is_writable_without_a_reason() -> None:
         assert security["capabilities"]["drop"] == ["ALL"]
 
 
-def capabilities(objects: list[dict[str, Any]]) -> set[str]:
-    return set(daemon(objects)[1]["securityContext"]["capabilities"]["add"])
-
-
-def test_what_signals_and_changes_pods_is_there_where_a_mode_does() -> None:
-    acts = {"KILL", "SYS_RESOURCE", "DAC_OVERRIDE"}
-    observes = capabilities(base())
-    assert not observes & acts
-    assert capabilities(chart()) == observes
-    for made in (enforce(), hold(), chart("--set", "mode=enforce"), chart("--set", "mode=hold")):
-        assert capabilities(made) == observes | acts
-
-
-def test_every_capability_has_its_reason() -> None:
-    for path in (BASE / "daemonset.yaml", CHART / "templates/daemonset.yaml"):
-        added = path.read_text().partition("add:\n")[2].partition("volumeMounts")[0].splitlines()[:-1]
-        added = [line for line in added if "{{" not in line]
-        assert len(added) == len(capabilities(base() if path.is_relative_to(BASE) else enforce()))
-        for line in added:
-            assert re.fullmatch(r" +- [A-Z_]+ # \S.{10,}", line), line
-
-
 def test_the_node_may_not_run_commands_in_pods() -> None:
     """nodes/proxy would allow it; nodes/pods, nodes/configz and nodes/stats do."""
     assert rights(base()) == {
