@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,11 +29,12 @@ from monitor.hot.ladder import announcement
 from monitor.hot.supervise import Side
 from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
+from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats
 from monitor.owner import ChangeableError, alone, check_alone, mend
 from monitor.pods.spec import CGROUPS, SERVICES
 from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
-from monitor.settings.config import CONFIG_FD, RunConfig
+from monitor.settings.config import CONFIG_FD, ENFORCE, RunConfig
 from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     from monitor.kernel import instances, loader, python
 
     config, loaded = ladder.take(config)
+    config = with_trigger(config, refuses_realtime)
     strays = instances.remove_strays()
     host, port = listener.getsockname()[:2]
     listen_fd = listener.detach()
@@ -209,6 +211,18 @@ def warn_of_code(files: Sequence[str], log: Log) -> None:
     for problem in dict.fromkeys(distrust(Path(path)) for path in files) if distrust is not None else ():
         if problem:
             log.warning("another user can change the code that root runs", problem=problem)
+
+
+def with_trigger(config: RunConfig, refuses_realtime: Callable[[], bool]) -> RunConfig:
+    """Let the program in the kernel kill too where the hot process gets no SCHED_FIFO, as in a container on a kernel
+    with CONFIG_RT_GROUP_SCHED: there it wakes up late on busy CPUs. Not where `--trigger` is given.
+    """
+    is_free = config.origins.get("trigger", "default") == "default"
+    can = config.mode == ENFORCE and config.kills and not config.hard_grace_ns and config.rung in BPF_RUNGS
+    if is_free and can and refuses_realtime():
+        origins = {**config.origins, "trigger": "default where SCHED_FIFO is refused"}
+        return dataclasses.replace(config, trigger="kernel", origins=origins)
+    return config
 
 
 def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:

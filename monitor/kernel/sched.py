@@ -58,6 +58,17 @@ def set_realtime() -> tuple[str, str]:
     return "default", note
 
 
+def refuses_realtime() -> bool:
+    """Whether `set_realtime` would get no SCHED_FIFO here; the scheduling of this process is as before afterwards."""
+    before, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except OSError:
+        return True
+    os.sched_setscheduler(0, before, parameter)
+    return False
+
+
 def started() -> None:
     """Put every thread of this process back among ordinary ones: a start at `STARTING` is over.
 
