@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,8 +22,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "build/ci"
 SLOWEST = 10
-#: make's exit code for any that is not 0.
-FAILED = 2
+#: From asking a stage to end until it is killed.
+PATIENCE_S = 30.0
 
 
 @dataclass
@@ -59,14 +60,11 @@ class Stage:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """It and its children: first asked, so that they clean up, 30 s later killed."""
+    """It and its children: first asked, so that they clean up, then killed."""
     for number in (signal.SIGINT, signal.SIGKILL):
-        try:
+        with suppress(subprocess.TimeoutExpired, ProcessLookupError):
             os.killpg(process.pid, number)
-            process.wait(30)
-        except (subprocess.TimeoutExpired, ProcessLookupError):
-            continue
-        return
+            process.wait(PATIENCE_S)
 
 
 def make(target: str, arguments: str = "") -> Sequence[str]:
