@@ -33,9 +33,10 @@ def changed(root: Path = ROOT) -> list[str]:
     return git(root, "diff", "--name-only", base).splitlines() if base else []
 
 
-def choose_by_change(root: Path = ROOT) -> tuple[Sequence[Family], str]:
-    """The kernels, and why these."""
-    if touched := sorted({part for part in KERNELS_SIDE for name in changed(root) if name.startswith(part)}):
+def choose_by_change(root: Path = ROOT, *, one: bool = False) -> tuple[Sequence[Family], str]:
+    """The kernels, and why these; with ``one`` a single kernel, whatever changed."""
+    names = [] if one else changed(root)
+    if touched := sorted({part for part in KERNELS_SIDE for name in names if name.startswith(part)}):
         return FAMILIES, f"all kernels: {', '.join(touched)} changed"
     head = git(root, "rev-parse", "HEAD")
     family = FAMILIES[int(head[:8] or "0", 16) % len(FAMILIES)]

@@ -78,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--before", metavar="SH", help="run this in the guest before pytest")
     made.add_argument("--all", action="store_true", help="all kernels")
     made.add_argument(
+        "--quick", action="store_true", help="one kernel, by the commit's hash; only tests of programs and cgroup files"
+    )
+    made.add_argument(
         "--alike", action="store_true", help="also tests that are alike on every kernel (`once`, `newest` and its like)"
     )
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
@@ -160,7 +163,7 @@ def possible(options: argparse.Namespace) -> list[Family]:
     """The families that were asked for and can be had; the others are named with the reason."""
     families: Sequence[Family] = choose(options.kernel)
     if not (options.kernel or options.all or options.cgroup == "v1"):
-        families, why = choose_by_change()
+        families, why = choose_by_change(one=options.quick)
         say(why)
     for family in families:
         if why := obstacle(family, options.cgroup):

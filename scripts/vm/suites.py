@@ -62,6 +62,13 @@ SUITES = (
 )
 
 
+#: With `--quick`: an emulated guest beside `make test` has a fraction of a CPU.
+QUICK = Suite(
+    "programs, cgroup files",
+    "",
+    "-m '(kernel or live) and not races and not once and not expendable' tests/kernel tests/actions",
+)
+
 #: With `--alike` in place of the first of them.
 EVERYTHING = Suite(
     "kernel",
@@ -74,6 +81,8 @@ def suites(options: argparse.Namespace) -> Sequence[Suite]:
     """What every guest runs; one boot of the given memory where the caller says what."""
     if options.command or options.pytest:
         return (Suite("as asked", "", shlex.join(options.pytest)),)
+    if options.quick:
+        return (QUICK,)
     first = EVERYTHING if options.alike else SUITES[0]
     if options.all:
         first = replace(first, selection=first.selection.replace(" and not races", ""))

@@ -57,6 +57,7 @@ def test_all_where_the_kernels_side_changed_lately(
     for _ in range(chosen.COMMITS - 1):
         repository.commit("README.md")
     assert len(chosen.choose_by_change(repository.root)[0]) == 3
+    assert len(chosen.choose_by_change(repository.root, one=True)[0]) == 1
     monkeypatch.setenv("OUTRACE_BASE", changed)
     assert len(chosen.choose_by_change(repository.root)[0]) == 1
     monkeypatch.delenv("OUTRACE_BASE")
