@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -105,7 +105,8 @@ def pytest_in(
         output.seek(0)
         report = output.read()
     failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", report, re.MULTILINE)
-    verdict = {0: "survived", 1: "noticed", 5: "unreached"}.get(code, "broken")
+    # Only a test with a name has noticed it: pytest, or the sandbox, may fail by itself.
+    verdict = {0: "survived", 5: "unreached"}.get(code, "noticed" if failures else "broken")
     return Result(verdict, failures[0] if failures else report.strip().rpartition("\n")[2])
 
 
@@ -116,6 +117,7 @@ class Trees:
         self.source = directory / "source"
         shutil.copytree(ROOT, self.source, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         self._free: queue.Queue[Path] = queue.Queue()
+        self._as_it_is: dict[str, str] = {}
         for number in range(jobs):
             self._free.put(shutil.copytree(self.source, directory / f"tree{number}", symlinks=True))
 
@@ -128,6 +130,12 @@ class Trees:
         finally:
             self._write(tree, {name: (self.source / name).read_text() for name in texts})
             self._free.put(tree)
+
+    def unchanged(self, test: str, run: Callable[..., Result]) -> str:
+        """The verdict of a test on the code as it is, once for all mutants."""
+        if test not in self._as_it_is:
+            self._as_it_is[test] = run({}, [test]).verdict
+        return self._as_it_is[test]
 
     def _write(self, tree: Path, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
@@ -175,23 +183,26 @@ def tried(mutant: Mutant, trees: Trees, known: Mapping[str, dict[str, Any]], rac
         return Result("stale", mutant.stale)
     if mutant.lane == "races" and not races:
         return Result("races", "make races")
+    alone = mutant.subject != "faults"
+    run = partial(trees.run, alone=alone, races=races)
     if mutant.tests:
         there = [test for test in mutant.tests if (trees.source / test.partition("::")[0]).exists()]
-        run = partial(trees.run, alone=mutant.subject == "rules", races=races)
-        result = run(mutant.texts, ["-x", *(there or tests_of(trees.source, frozenset(mutant.texts), distance))])
-        test = result.by.partition("[")[0]
-        if result.verdict == "noticed" and "::" in test and run({}, [test]).verdict != "survived":
-            return Result("broken", f"fails without any mutation: {test}")
-        return result
-    (file,) = mutant.texts
-    lines = {f"{file}:{line}" for line in mutant.lines}
-    able = {name: test["seconds"] for name, test in known.items() if test["passed"] and test["lines"] & lines}
-    if not able:
+        there, patience = there or tests_of(trees.source, frozenset(mutant.texts), distance), PATIENCE_S
+    else:
+        lines = {f"{file}:{line}" for file in mutant.texts for line in mutant.lines}
+        able = {name: test["seconds"] for name, test in known.items() if test["passed"] and test["lines"] & lines}
+        there, patience = sorted(able, key=lambda name: able[name]), 20 + 5 * sum(able.values())
+    if not there:
         return Result("unreached", "no test executes it")
-    patience = 20 + 5 * sum(able.values())
-    result = trees.run(mutant.texts, ["-x", *sorted(able, key=lambda name: able[name])], patience=patience)
-    # The tests passed before: what cannot be imported any more is noticed as well.
-    return result._replace(verdict="noticed") if result.verdict == "broken" else result
+    result = run(mutant.texts, ["-x", *there], patience=patience)
+    test = result.by.partition("[")[0]
+    if result.verdict != "noticed" or not test.startswith("tests/"):  # else it hangs
+        return result
+    if mutant.tests and "::" not in test:
+        return Result("broken", f"cannot be imported: {test}")
+    if "::" in test and trees.unchanged(test, run) != "survived":
+        return Result("broken", f"fails without any mutation: {test}")
+    return result
 
 
 def chosen(root: Path, options: argparse.Namespace, wanted: frozenset[str]) -> list[Mutant]:
@@ -268,7 +279,7 @@ def main() -> int:
     lines += [f"{len(entries)} mutants in {time.monotonic() - began:.0f} s"]
     print(*lines, f"{len(gone)} no longer noticed, {absent} of code that is gone", sep="\n", file=sys.stderr)
     by_hand = {entry["verdict"] for entry in entries if entry["subject"] in ("rules", "faults")}
-    if failing or by_hand & {"stale", "broken"}:
+    if failing or "broken" in now.values() or "stale" in by_hand:
         return 2
     return 1 if gone or by_hand & {"survived", "unreached"} else 0
 
