@@ -167,6 +167,8 @@ def from_yaml(text: str) -> Iterator[Any]:
         mark = error.problem_mark or error.context_mark
         line = f" at line {mark.line + 1}" if mark else ""
         reason = " ".join(str(error.problem or error.context).split())
+        if "nesting depth" in reason and mark:  # a limit of libyaml's own, reached before ours
+            raise UnreadableError(f"{_TOO_DEEP} (line {mark.line + 1})") from None
         raise UnreadableError(f"not YAML{line}: {reason}; correct the syntax") from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise UnreadableError(f"not YAML: {one_line(error)}; correct it") from None

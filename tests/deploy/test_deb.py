@@ -49,15 +49,14 @@ def environment(place: Path) -> dict[str, str]:
     """`outrace` as the package has it, and of the tests' environment only `NEEDED`."""
     import importlib
 
-    home = place.parent / "needed"
-    home.mkdir(exist_ok=True)
+    # Where the distribution's packages would be found: -I reads no PYTHONPATH.
+    home = place / "usr/lib/outrace/lib/python3/site-packages"
     for name in NEEDED:
         found = Path(str(importlib.import_module(name).__file__)).parent
         if not (home / name).exists():
             (home / name).symlink_to(found)
     return {
         "PATH": f"{command(place).parent}:/usr/bin:/bin:/usr/sbin:/sbin",
-        "PYTHONPATH": str(home),
         "LANG": "C.UTF-8",
     }
 
