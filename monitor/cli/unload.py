@@ -13,6 +13,7 @@ from monitor.actions.undo import undo
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, instances, mounts, pins
 from monitor.kernel.instances import Instance
+from monitor.owner import ChangeableError, check_alone
 
 _STATE_DIR = "/var/lib/outrace"
 #: What systemd calls the end of a service that a signal ended (systemd.exec(5)): it is started again at once, and holds
@@ -46,8 +47,10 @@ def unload(state_dir: Path | None, strays: bool, holds: bool, force: bool) -> No
     state_dirs = known_state_dirs(state_dir)
     if holds and os.environ.get("SERVICE_RESULT") in _STARTED_AGAIN:
         return
+    left: list[str] = []
+    state_dirs = [one for one in state_dirs if _is_believed(one, left)]
     ended = state_dirs if force else stopped(state_dirs)
-    left = [] if strays else _undo(ended)
+    left += [] if strays else _undo(ended)
     if holds:
         _complain(left)
         return
@@ -96,6 +99,18 @@ def stopped(state_dirs: list[Path]) -> list[Path]:
     return [state_dir for state_dir in state_dirs if not _runs_on(state_dir)]
 
 
+def _is_believed(state_dir: Path, problems: list[str]) -> bool:
+    """Whether root alone can write there, as every daemon requires at its start. A directory in /tmp that root removed
+    may be another user's by now.
+    """
+    try:
+        check_alone(state_dir)
+    except ChangeableError as error:
+        problems.append(f"state directory {state_dir}: what is in it is not believed: {error}")
+        return False
+    return True
+
+
 def _undo(state_dirs: list[Path]) -> list[str]:
     """Undo what daemons changed in the kernel that have ended, and those on these state dirs; what could not be."""
     problems: list[str] = []
@@ -139,6 +154,8 @@ def _user(instance: Instance) -> str:
 
 def _runs_on(state_dir: Path) -> str:
     """Pid of the daemon that runs on a state dir; "" if none does."""
+    if not _is_believed(state_dir, []):
+        return ""  # no daemon starts there; a FIFO in place of the lock would be waited for
     try:
         with open(state_dir / "lock", "rb") as lock:
             try:
