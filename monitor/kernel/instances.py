@@ -103,21 +103,22 @@ def claim(instance: Path, state_dir: Path) -> None:
 
 def _make(instance: Path) -> None:
     """Make the directory, in a `pins.ROOT` that is root's alone. Raises OSError."""
+    root = instance.parent  # the loader is a process of its own, and has its caller's
     for _ in range(_TRIES):
         with suppress(FileExistsError):
-            pins.ROOT.mkdir(mode=0o700)
-        status = os.lstat(pins.ROOT)
+            root.mkdir(mode=0o700)
+        status = os.lstat(root)
         if _is_roots(status):
             if status.st_mode & 0o077:  # of a version before this
-                pins.ROOT.chmod(0o700)
+                root.chmod(0o700)
             instance.mkdir(mode=0o700, exist_ok=True)
             return
-        aside = pins.ROOT.with_name(f"outrace_of_user_{status.st_uid}_{os.getpid()}_{time.monotonic_ns()}")
+        aside = root.with_name(f"outrace_of_user_{status.st_uid}_{os.getpid()}_{time.monotonic_ns()}")
         with suppress(FileNotFoundError, IsADirectoryError):
-            pins.ROOT.rename(aside)
+            root.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)  # follows no link
             aside.unlink()  # it is one, or a file
-    raise OSError(errno.EPERM, f"user {status.st_uid} makes it again and again: stop that user's processes", pins.ROOT)
+    raise OSError(errno.EPERM, f"user {status.st_uid} makes it again and again: stop that user's processes", root)
 
 
 def _is_roots(status: os.stat_result) -> bool:
