@@ -1,8 +1,9 @@
 """Names and labels of root's containers, asked of docker and podman by their sockets.
 
 Both answer docker's API (``GET /containers/json``); pods of podman are in its own (``GET /v4.0.0/libpod/pods/json``).
-Asked from the thread that looks for pods, never from the hot process: one question for all containers, when one has
-come that is not known. A runtime that hangs costs a second, and is asked again ever more seldom.
+A container's labels there include those of its image, whose author is not the operator: outrace's labels that the
+image has too (``GET /images/json``) do not count. Asked from the thread that looks for pods, never from the hot
+process: one question for all containers and one for all images, when a container has come that is not known. A runtime that hangs costs a second, and is asked again ever more seldom.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 from monitor import documents
 from monitor.owner import ChangeableError, connected
 from monitor.pods.units import DOCKER, PODMAN
-from monitor.policy.services import NEVER, PRIORITY
+from monitor.policy.services import LABELS, NEVER, PRIORITY
 
 #: Where the sockets of root's runtimes are.
 SOCKETS = {DOCKER: "/run/docker.sock", PODMAN: "/run/podman/podman.sock"}
 _CONTAINERS = "/containers/json?all=true"
 _QUESTIONS = {DOCKER: (_CONTAINERS,), PODMAN: (_CONTAINERS, "/v4.0.0/libpod/pods/json")}
+_IMAGES = "/images/json?all=true"
 #: Seconds for one question and its answer, all of it.
 TIMEOUT_S = 1.0
 #: Bytes of an answer: docker has some 1.5 KiB a container.
@@ -32,12 +34,13 @@ _RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A container, or a pod of podman with the ids of its ``members``; ``infra`` holds its namespaces."""
+    """A container of ``image``, or a pod of podman with the ids of its ``members``; ``infra`` holds its namespaces."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
     infra: str = ""
+    image: str = ""
 
 
 @dataclass(slots=True)
@@ -92,17 +95,18 @@ class Runtimes:
         asked.problem = ""
         path = self._sockets.get(runtime, "")
         found: dict[str, Known] = {}
-        for question in _QUESTIONS.get(runtime, ()):
-            try:
-                answer = ask(path, question)
-            except (OSError, ValueError, ChangeableError) as error:
-                asked.problem = (
-                    f"{runtime} does not answer at {path} ({str(error) or type(error).__name__}): names and labels of "
-                    f"its containers are not known, so none is evicted but those that the table services: names; start "
-                    f"{runtime}.socket"
-                )
-                return
-            found |= read(answer)
+        try:
+            for question in _QUESTIONS.get(runtime, ()):
+                found |= read(ask(path, question))
+            if any(label in known.labels for known in found.values() for label in LABELS):
+                found = without_images(found, ask(path, _IMAGES))
+        except (OSError, ValueError, ChangeableError) as error:
+            asked.problem = (
+                f"{runtime} does not answer at {path} ({str(error) or type(error).__name__}): names and labels of "
+                f"its containers are not known, so none is evicted but those that the table services: names; start "
+                f"{runtime}.socket"
+            )
+            return
         joined = with_pods(found)
         self._known |= {ident: joined[ident] for ident in ids if ident in joined}
 
@@ -125,8 +129,25 @@ def read(answer: Any) -> dict[str, Known]:
             {key: value for key, value in (labels or {}).items() if isinstance(key, str) and isinstance(value, str)},
             tuple(_members(one.get("Containers"))),
             infra if isinstance(infra := one.get("InfraId"), str) else "",
+            image if isinstance(image := one.get("ImageID"), str) else "",
         )
     return found
+
+
+def without_images(found: Mapping[str, Known], images: Any) -> dict[str, Known]:
+    """The same without those of outrace's labels that come from a container's image, by an answer with all images."""
+    labels = {image.removeprefix("sha256:"): known.labels for image, known in read(images).items()}
+    return {
+        ident: replace(
+            known,
+            labels={
+                label: value
+                for label, value in known.labels.items()
+                if label not in LABELS or labels.get(known.image.removeprefix("sha256:"), {}).get(label) != value
+            },
+        )
+        for ident, known in found.items()
+    }
 
 
 def _members(containers: Any) -> Iterator[str]:

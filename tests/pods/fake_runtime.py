@@ -12,6 +12,7 @@ from monitor.pods.runtimes import Runtimes
 from tests.pods.unit_tree import OTHER, POD
 
 LIST = "/containers/json?all=true"
+IMAGES = "/images/json?all=true"
 PODS = "/v4.0.0/libpod/pods/json"
 
 
@@ -61,7 +62,7 @@ class FakeRuntime:
 @contextmanager
 def podman(tmp_path: Path, containers: list[dict[str, Any]], pod: dict[str, Any]) -> Iterator[Runtimes]:
     pod = {"Cgroup": "/libpod_parent", "Id": POD, "Name": "shop", "Status": "Running", "InfraId": OTHER, **pod}
-    server = FakeRuntime(tmp_path / "podman.sock", {LIST: containers, PODS: [pod]})
+    server = FakeRuntime(tmp_path / "podman.sock", {LIST: containers, PODS: [pod], IMAGES: []})
     try:
         yield Runtimes({"podman": str(tmp_path / "podman.sock")})
     finally:

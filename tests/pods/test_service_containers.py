@@ -11,7 +11,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import runtimes
 from monitor.pods.runtimes import Runtimes
 from monitor.policy.resources import pod_request
-from tests.pods.fake_runtime import LIST, FakeRuntime, podman
+from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime, podman
 from tests.pods.unit_tree import ID, MI, OTHER, POD, Start, pods, source, write_request
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
@@ -25,7 +25,7 @@ def docker(tmp_path: Path) -> Iterator[FakeRuntime]:
         {"Id": ID, "Names": ["/web"], "Image": "nginx", "Labels": {"outrace/priority": "5"}, "State": "running"},
         {"Id": OTHER, "Names": ["/db"], "Image": "db", "Labels": {"outrace/never": "true"}, "State": "running"},
     ]
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: answer})
+    server = FakeRuntime(tmp_path / "docker.sock", {LIST: answer, IMAGES: []})
     yield server
     server.close()
 
@@ -43,7 +43,28 @@ def test_containers_have_names_and_labels(
         assert db.taken_critical == "label outrace/never"
         found._next_scan = 0.0
         found.poll()
-    assert docker.asked == [LIST]  # once: who is known is not asked for again
+    assert docker.asked == [LIST, IMAGES]  # once: who is known is not asked for again
+
+
+@pytest.mark.parametrize("prefix", ["", "sha256:"], ids=["podman", "docker"])
+def test_a_label_of_an_image_is_not_its_operators(tmp_path: Path, prefix: str) -> None:
+    """The runtimes answer both as the container's; podman's ids of images are bare in the list of containers."""
+    labels = {"outrace/never": "true", "outrace/priority": "7", "outrace/request": "1Gi", "maintainer": "x"}
+    image = {"Id": f"sha256:{POD}", "Labels": {**labels, "outrace/request": "2Gi"}}
+    listed = [
+        {"Id": ID, "Names": ["/web"], "ImageID": f"{prefix}{POD}", "Labels": labels},
+        {"Id": OTHER, "Names": ["/db"], "ImageID": f"{prefix}{ID}", "Labels": {"outrace/never": "true"}},
+    ]
+    server = FakeRuntime(tmp_path / "docker.sock", {LIST: listed, IMAGES: [image, {"Id": ID, "Labels": None}]})
+    known = Runtimes({"docker": str(tmp_path / "docker.sock")})
+    try:
+        known.refresh({ID: "docker", OTHER: "docker"})
+    finally:
+        server.close()
+    assert known.problems == []
+    web, db = known.known(ID), known.known(OTHER)
+    assert web is not None and web.labels == {"outrace/request": "1Gi", "maintainer": "x"}
+    assert db is not None and db.labels == {"outrace/never": "true"}
 
 
 def test_containers_of_a_runtime_that_does_not_answer_are_not_evicted(

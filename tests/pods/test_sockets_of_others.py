@@ -14,7 +14,7 @@ from monitor.owner import ChangeableError, connected
 from monitor.pods.runtimes import Runtimes
 from monitor.pods.stores import Store
 from tests import others
-from tests.pods.fake_runtime import LIST, FakeRuntime
+from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their sockets themselves")
 IDENT = "a" * 64
@@ -61,7 +61,7 @@ def test_a_server_of_another_user_is_not_believed(shared: Path) -> None:
 
 
 def test_a_link_of_another_user_to_roots_server_is_not_followed(shared: Path, tmp_path: Path) -> None:
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: ANSWER})
+    server = FakeRuntime(tmp_path / "docker.sock", {LIST: ANSWER, IMAGES: []})
     try:
         (tmp_path / "docker.sock").chmod(0o666)  # as docker's is for its group
         assert asked(tmp_path / "docker.sock").known(IDENT).labels == {"outrace/never": "true"}
