@@ -3,7 +3,8 @@
 Both answer docker's API (``GET /containers/json``); pods of podman are in its own (``GET /v4.0.0/libpod/pods/json``).
 A container's labels there include those of its image, whose author is not the operator: outrace's labels that the
 image has too (``GET /images/json``) do not count. Asked from the thread that looks for pods, never from the hot
-process: one question for all containers and one for all images, when a container has come that is not known. A runtime that hangs costs a second, and is asked again ever more seldom.
+process: one question for all containers and one for all images, when a container has come that is not known. A runtime
+that hangs costs a second, and is asked again ever more seldom.
 """
 
 from __future__ import annotations

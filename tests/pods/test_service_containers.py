@@ -63,8 +63,10 @@ def test_a_label_of_an_image_is_not_its_operators(tmp_path: Path, prefix: str) -
         server.close()
     assert known.problems == []
     web, db = known.known(ID), known.known(OTHER)
-    assert web is not None and web.labels == {"outrace/request": "1Gi", "maintainer": "x"}
-    assert db is not None and db.labels == {"outrace/never": "true"}
+    assert web is not None
+    assert web.labels == {"outrace/request": "1Gi", "maintainer": "x"}
+    assert db is not None
+    assert db.labels == {"outrace/never": "true"}
 
 
 def test_containers_of_a_runtime_that_does_not_answer_are_not_evicted(
