@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from monitor import documents
@@ -115,15 +116,11 @@ def alone() -> Callable[[Path], str] | None:
 
 
 def _line(path: Path) -> str:
-    problem = _problem(path)
-    return f"{problem}; {mend(problem)}" if problem else ""
-
-
-def _problem(path: Path, *, mounted: bool = True) -> str:
     try:
-        return changed_by(path, mounted=mounted)
-    except OSError:
-        return ""  # the one that reads it reports that
+        check_alone(path)
+    except ChangeableError as error:
+        return str(error)
+    return ""
 
 
 class ChangeableError(Exception):
@@ -135,13 +132,26 @@ class ChangeableError(Exception):
 
 
 def check_alone(path: Path, *, mounted: bool = True) -> None:
-    """Raises ChangeableError where others could change, or make, what is at this path. What cannot be looked at is
+    """Raises ChangeableError where others could change, or make, what this path leads to. What cannot be looked at is
     reported by the one that reads it.
     """
-    while not os.path.lexists(path) and path != path.parent:
-        path = path.parent
-    if problem := _problem(path, mounted=mounted):
+    problem = ""
+    try:
+        problem = changed_by(path, mounted=mounted)
+    except FileNotFoundError as error:
+        with suppress(OSError):
+            problem = _made_by(Path(error.filename), mounted)
+    except OSError:
+        pass
+    if problem:
         raise ChangeableError(problem)
+
+
+def _made_by(path: Path, mounted: bool) -> str:
+    """Who besides root and the caller could make a path that is not there. Raises OSError."""
+    problem = changed_by(path.parent, mounted=mounted)
+    is_shared = problem and os.lstat(path.parent).st_mode & stat.S_ISVTX and os.lstat(path.parent).st_uid == 0
+    return f"{path}{_AMONG_OTHERS}" if is_shared else problem
 
 
 def read_alone(path: Path, *, pipes: bool = False, mounted: bool = True) -> bytes:
