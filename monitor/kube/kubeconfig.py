@@ -23,11 +23,10 @@ from monitor.kube.auth import Credentials, Fixed, TokenFile, check_token
 from monitor.kube.cluster import SERVICE_ACCOUNT, ClusterConfig, in_cluster, parse_server
 from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
 from monitor.kube.tls import Pem, TlsSettings
+from monitor.owner import ChangeableError, program, search_path
 
 #: Says of a file how others could change it, with the remedy, or "". None: whatever it is, it is believed.
 Distrust = Callable[[Path], str] | None
-#: Where root looks for a plugin's program: $PATH is for people.
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
 _REFUSED = {
     "proxy-url": "proxies are not supported; remove it, or use an address that is reached without",
@@ -221,7 +220,10 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object, distrust: Distrust
         where=f"{user.path}: {user.key}.exec",
         api_version=entry.text("apiVersion"),
         command=(command, *args),
-        env=(*((("PATH", _PATH),) if distrust is not None else ()), *((one["name"], one["value"]) for one in env)),
+        env=(
+            *((("PATH", search_path()),) if distrust is not None else ()),
+            *((one["name"], one["value"]) for one in env),
+        ),
         cluster=info if entry.flag("provideClusterInfo") else None,
         hint=entry.text("installHint"),
     )
@@ -235,17 +237,14 @@ def _command(entry: _Entry, distrust: Distrust) -> str:
     if "/" in command:
         command = str(entry.path.parent / command)
         _check_alone(distrust, Path(command), where)
-        return command
-    return command if distrust is None else _on_path(command, where, distrust)
-
-
-def _on_path(command: str, where: str, distrust: Callable[[Path], str]) -> str:
-    found = [path for path in (Path(one, command) for one in _PATH.split(":")) if os.access(path, os.X_OK)]
-    if good := next((path for path in found if not distrust(path)), None):
-        return str(good)
-    if found:
-        _check_alone(distrust, found[0], where)
-    raise ConfigError(f"{where}: {shown(command)} is not in {_PATH}", "name the program by its absolute path")
+    elif distrust is not None:
+        try:
+            return program(command)
+        except ChangeableError as error:
+            raise ConfigError(f"{where}: not believed: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"{where}: {command}: {error.strerror}", "name it by its absolute path") from None
+    return command
 
 
 def _is_missing(path: Path) -> bool:

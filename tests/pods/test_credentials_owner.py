@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from monitor.errors import ConfigError, MonitorError
-from monitor.kube import kubeconfig as kubeconfigs
+from monitor.owner import search_path
 from monitor.pods.access import Access
 from monitor.pods.node_kubelet import NodeKubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import read
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, remove_left
 from monitor.side.export.log import Log
+from tests import others
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.pods.test_discover import kubeconfig
 
@@ -57,7 +58,7 @@ def test_a_plugin_runs_only_from_a_kubeconfig_that_was_given(tmp_path: Path) -> 
             access.api_server()
     assert not marker.exists()
     assert token(Access(kubeconfig=str(made))) == "good"
-    assert marker.read_text().strip() == kubeconfigs._PATH
+    assert marker.read_text().strip() == search_path()
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -110,7 +111,7 @@ def test_what_others_can_write_is_refused_with_the_remedy(what: str, how: str, t
     assert not marker.exists()
 
 
-def test_a_plugin_is_not_looked_for_in_the_environments_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_is_not_looked_for_where_others_could_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users, marker, good = tmp_path / "users", tmp_path / "users/ran", tmp_path / "bin"
     for directory in (users, good):
         directory.mkdir()
@@ -118,14 +119,21 @@ def test_a_plugin_is_not_looked_for_in_the_environments_path(tmp_path: Path, mon
     os.chown(users, NOBODY, -1)
     monkeypatch.setenv("PATH", f"{users}:{os.environ['PATH']}")
     made = with_plugin(tmp_path, "get-token")
-    with pytest.raises(ConfigError, match=r"exec\.command: 'get-token' is not in /usr/local/sbin:.*absolute path"):
+    with pytest.raises(ConfigError, match=r"exec\.command: get-token: no such command .*root's alone; .*absolute path"):
         Access(kubeconfig=str(made)).api_server()
-    monkeypatch.setattr(kubeconfigs, "_PATH", f"{users}")
-    with pytest.raises(ConfigError, match=f"not believed: {users} belongs to user {NOBODY}; chown root {users}"):
-        Access(kubeconfig=str(made)).api_server()
-    monkeypatch.setattr(kubeconfigs, "_PATH", f"{users}:{good}")
+    monkeypatch.setenv("PATH", f"{users}:{good}:{os.environ['PATH']}")
     assert token(Access(kubeconfig=str(made))) == "good"
-    assert (marker.exists(), (tmp_path / "ran").exists()) == (False, True)
+    assert not marker.exists()
+    assert str(users) not in (tmp_path / "ran").read_text()
+
+
+def test_a_plugin_that_others_could_make_is_refused(tmp_path: Path) -> None:
+    """It is run again for each token: whoever makes it meanwhile would be root."""
+    with others.shared() as shared:
+        (tmp_path / "link").symlink_to(shared / "plugin")
+        for command in (shared / "plugin", tmp_path / "link"):
+            with pytest.raises(ConfigError, match=f"not believed: {shared}/plugin is in a directory where others"):
+                Access(kubeconfig=str(with_plugin(tmp_path, str(command)))).api_server()
 
 
 def test_the_daemon_believes_no_kubeconfig_of_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
