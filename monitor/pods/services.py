@@ -218,7 +218,8 @@ class ServiceSource(PodSource):
             score, starting = protected.lowest_score((path,))[0], True
         if score == _MARKED_SCORE and old is not None and old.score is not None:
             score = old.score
-        starting = starting and now - first < _STARTING_S
+        # Below a user's manager no process has a runtime's score, and any may call itself runc.
+        starting = starting and place.user is None and now - first < _STARTING_S
         session = protected.by_session(path) if place.user is not None else ""
         return _Look(now, first, score, starting, protected.by_processes(path), session, containers)
 

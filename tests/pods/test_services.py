@@ -161,6 +161,18 @@ def test_a_service_is_not_judged_by_the_process_that_starts_it(
         assert pods(found)["system/a.service"].taken_critical == ""
 
 
+@pytest.mark.parametrize("name", ["runc", "(a)", "podman"])
+def test_a_unit_of_a_user_is_judged_whatever_its_processes_are_called(
+    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Else a user who moves to a new unit every 9 s is never evicted."""
+    start("user.slice/user-1000.slice/user@1000.service/app.slice/a.scope")
+    monkeypatch.setattr(Process, "comm", lambda _: name)
+    with source(tree) as found:
+        found.poll()
+        assert pods(found)["user-1000/a.scope"].taken_critical == ""
+
+
 def test_who_holds_outrace_is_never_evicted(tree: tuple[Hierarchy, Path], start: Start) -> None:
     path = start("system.slice/monitor.service")
     pid = int((path / "cgroup.procs").read_text())
