@@ -224,7 +224,7 @@ class ServiceSource(PodSource):
         return _Look(now, first, score, starting, protected.by_processes(path), session, containers)
 
     def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, who: str) -> Facts:
-        name, aliases = printable(os.fsencode(place.name)), [place.name, unescaped(place.name)]
+        name, aliases = printable(os.fsencode(place.name)), [place.name, unescaped(place.name).replace("/", "-")]
         labels: Mapping[str, str] | None = {}
         if place.kind in (CONTAINER, PODMAN_POD):
             known = self._runtimes.known(place.ident)

@@ -173,6 +173,17 @@ def test_a_unit_of_a_user_is_judged_whatever_its_processes_are_called(
         assert pods(found)["user-1000/a.scope"].taken_critical == ""
 
 
+def test_no_rule_for_a_service_of_the_machine_is_for_a_users_unit_whose_name_holds_its_namespace(
+    tree: tuple[Hierarchy, Path], start: Start
+) -> None:
+    start("user.slice/user-1000.slice/user@1000.service/app.slice/system\\x2fdb.service")
+    start("system.slice/db.service")
+    with source(tree, {"system/db.service": {"never": True}}) as found:
+        found.poll()
+        ranked = {pod.namespace: pod.taken_critical for pod in pods(found).values()}
+    assert ranked == {"user-1000": "", "system": "services: system/db.service: never"}
+
+
 def test_who_holds_outrace_is_never_evicted(tree: tuple[Hierarchy, Path], start: Start) -> None:
     path = start("system.slice/monitor.service")
     pid = int((path / "cgroup.procs").read_text())
