@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from monitor import documents
 from monitor.cli.daemons import Daemon
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo, page_cache
@@ -280,11 +281,12 @@ def evicted(state_dir: Path) -> list[dict[str, Any]]:
     rows = []
     try:
         for path in sorted((state_dir / "pods").glob("*.json")):
-            pod = json.loads(path.read_bytes())
+            pod = documents.from_json(documents.decoded(documents.read_bytes(path)))
             names = {key: pod["metadata"][key] for key in _NAMES}
             rows.append({**names, "message": pod["status"]["message"]})
     except OSError as e:
-        raise MonitorError(f"{e.filename}: {e.strerror}", "run as root, or name another --state-dir") from e
+        problem = f"{path}: {e}" if isinstance(e, documents.NotAFileError) else f"{e.filename}: {e.strerror}"
+        raise MonitorError(problem, "run as root, or name another --state-dir") from e
     except (ValueError, KeyError, TypeError) as e:
         raise MonitorError(f"{path}: not the status of an evicted pod", "remove the file") from e
     return rows
