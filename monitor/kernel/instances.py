@@ -15,6 +15,7 @@ what cannot be known from here, as in another mount namespace, is not gone.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -35,8 +36,9 @@ from monitor.kernel import pins
 OWNER = "owner"
 #: ioctl of a mount namespace (<linux/nsfs.h>, Linux 6.11): its 64-bit number, which is never used again.
 _NS_GET_MNTNS_ID = 0x8008B705
-#: How often another user's directory is moved out of the way; each time costs that user a mkdir(2) in the microseconds
-#: between two system calls of ours.
+#: <linux/fs.h>, <fcntl.h>.
+_RENAME_EXCHANGE, _AT_FDCWD = 2, -100
+#: How often another user's directory is exchanged for ours: only one that vanishes at that moment takes another try.
 _TRIES = 100
 #: A check whether an instance is in use holds its lock for microseconds; a daemon that starts waits for that.
 _PATIENCE_S = 2.0
@@ -114,11 +116,20 @@ def _make(instance: Path) -> None:
             instance.mkdir(mode=0o700, exist_ok=True)
             return
         aside = root.with_name(f"outrace_of_user_{status.st_uid}_{os.getpid()}_{time.monotonic_ns()}")
+        aside.mkdir(mode=0o700)
+        _exchange(aside, root)  # or what is there is gone again
+        shutil.rmtree(aside, ignore_errors=True)  # follows no link
         with suppress(FileNotFoundError, IsADirectoryError):
-            root.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)  # follows no link
             aside.unlink()  # it is one, or a file
     raise OSError(errno.EPERM, f"user {status.st_uid} makes it again and again: stop that user's processes", root)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two paths change places at once, so that no other process can make one of them in between; nothing where
+    either is not there.
+    """
+    libc = ctypes.CDLL(None)
+    libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
 
 
 def _is_roots(status: os.stat_result) -> bool:
