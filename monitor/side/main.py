@@ -137,8 +137,6 @@ class Side:
         self.daemon_socket: DaemonSocket | None = None
         self._ending = False
 
-    # the loop
-
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
         self.watch.start()
@@ -149,7 +147,9 @@ class Side:
         self.processes.open()  # before the pods are looked at: a process that appears meanwhile must not be missed
         from monitor.side.daemon_socket import DaemonSocket
         from monitor.side.endpoints import Endpoints
+        from monitor.side.hot_watch import HotWatch
 
+        HotWatch(self.view).start()
         Endpoints(self.listener, self.view, self.processes, self.files, self.lines)
         self.daemon_socket = DaemonSocket(self.view)
         self.daemon_socket.open()
