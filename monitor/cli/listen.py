@@ -6,7 +6,12 @@ import contextlib
 import errno
 import socket
 
+from monitor.cli.in_turn import in_turn
 from monitor.errors import InUseError, MonitorError
+from monitor.side.export.log import Log
+
+#: The side of a daemon that was killed lets go of it within this time, seconds.
+PATIENCE_S = 5.0
 
 #: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
 #: has its turn (a probe would try again after a second).
@@ -35,6 +40,19 @@ def bind(host: str, port: int) -> socket.socket:
             f"--listen {host}:{port}: {error.strerror}", f"stop {who}, or name another with --listen HOST:PORT"
         ) from None
     return listener
+
+
+def bind_or_other(host: str, port: int, log: Log, patience_s: float = PATIENCE_S) -> socket.socket:
+    """The same; where another process has that port and keeps it, a port that the kernel chooses. Any user may listen
+    on 9469 before the daemon does: that must not leave the node unwatched.
+    """
+    try:
+        return in_turn(lambda: bind(host, port), log, patience_s)
+    except InUseError as error:
+        listener = bind(host, 0)
+        problem = {"problem": error.message, "remedy": error.remedy}
+        log.error("served on another port", **problem, listen=f"{host}:{listener.getsockname()[1]}")
+        return listener
 
 
 def _listener(port: int) -> str:

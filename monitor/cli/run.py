@@ -22,7 +22,7 @@ import click
 
 from monitor.actions.undo import undo_left
 from monitor.cli.in_turn import in_turn
-from monitor.cli.listen import bind
+from monitor.cli.listen import bind_or_other
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hot.ladder import announcement
@@ -111,7 +111,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     log = Log(config.log_format)
     lock_fd = in_turn(lambda: lock(Path(config.state_dir)), log)
     locks.append(lock_fd)
-    listener = in_turn(lambda: bind(config.listen_host, config.listen_port), log)
+    listener = bind_or_other(config.listen_host, config.listen_port, log)
     from monitor.hot import ladder
     from monitor.kernel import instances, loader, python
 

@@ -14,7 +14,7 @@ from monitor.cli.listen import bind
 from monitor.cli.main import main
 from monitor.cli.options import resolve
 from monitor.cli.run import lock
-from monitor.errors import MonitorError
+from monitor.errors import InUseError, MonitorError
 from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
@@ -96,12 +96,11 @@ def test_second_daemon_on_one_state_dir(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@needs_root
-def test_port_in_use(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        result = run("--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{port}")
-    refused(result, 1, f"--listen 127.0.0.1:{port}", "Address already in use", f"(pid {os.getpid()}), or name another")
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(InUseError) as refusal:
+        bind(*other.getsockname())
+    assert "Address already in use" in str(refusal.value)
+    assert f"(pid {os.getpid()}), or name another" in str(refusal.value)
 
 
 @needs_root

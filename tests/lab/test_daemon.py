@@ -36,16 +36,24 @@ def test_it_is_ready_serves_and_stops(node: LabNode) -> None:
 
 
 def test_why_it_does_not_start(node: LabNode) -> None:
+    for option, expected in (
+        (("--eviction-hard", "memory.free<1Mi"), "unsupported eviction signal memory.free"),
+        (("--listen", "192.0.2.1:9469"), "Cannot assign requested address"),
+    ):
+        daemon = LabDaemon(node, *option, state_dir=live.state_dir(), keep_pins=True)
+        with pytest.raises(MonitorError, match=expected):
+            daemon.start()
+        assert daemon.process.wait(live.TIMEOUT_S) > 0
+
+
+def test_who_takes_its_port_does_not_keep_it_from_watching(node: LabNode) -> None:
+    """Any user may listen on 9469 before it does; it did not start then, for as long as that one listened."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for option, expected in (
-            (("--eviction-hard", "memory.free<1Mi"), "unsupported eviction signal memory.free"),
-            (("--listen", f"127.0.0.1:{port}"), "Address already in use"),
-        ):
-            daemon = LabDaemon(node, *option, state_dir=live.state_dir(), keep_pins=True)
-            with pytest.raises(MonitorError, match=expected):
-                daemon.start()
-            assert daemon.process.wait(live.TIMEOUT_S) > 0
+        with live.daemon(node, "--listen", f"127.0.0.1:{port}") as daemon:
+            record = live.message(daemon, "served on another port", level="error")
+            assert f"--listen 127.0.0.1:{port}: Address already in use" in record["problem"]
+            assert daemon.get("/healthz")[0] == 200
 
 
 def test_one_that_neither_starts_nor_ends_is_an_error(node: LabNode) -> None:
