@@ -75,9 +75,8 @@ def test_the_next_start_releases_also_in_mode_observe(node: LabNode) -> None:
         with live.daemon(node, *hard(16)) as running:
             released(pod)
             assert hog.answer() == "done"
-            assert live.message(running, "a change of an earlier daemon is undone", outcome="restored")[
-                "cgroup"
-            ] == str(pod.cgroup)
+            which = {"cgroup": str(pod.cgroup), "outcome": "restored"}  # others on this machine may have left some too
+            live.message(running, "a change of an earlier daemon is undone", **which)
     assert node.oom_kills() == 0
 
 
