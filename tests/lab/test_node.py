@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,3 +217,11 @@ def test_nothing_of_an_earlier_test_is_left() -> None:
     hierarchy = cgroupfs.detect()
     own = re.compile(rf"outrace-test-lab(-owner)?-{os.getpid()}\b")
     assert [path.name for path in hierarchy.root.iterdir() if own.match(path.name)] == []
+
+
+def test_the_end_of_a_hog_is_waited_for_without_looking(node: LabNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at every 50 ms, as `Popen.wait` does, its status was fetched later than the hot process waits for it."""
+    hog = node.start_hog(node.add_pod("hog"), mib=8)
+    monkeypatch.setattr("subprocess.time.sleep", pytest.fail)
+    threading.Timer(0.2, hog.process.kill).start()
+    assert hog.wait() == -signal.SIGKILL
