@@ -46,9 +46,9 @@ def test_containers_have_names_and_labels(
     assert docker.asked == [LIST, IMAGES]  # once: who is known is not asked for again
 
 
-@pytest.mark.parametrize("prefix", ["", "sha256:"], ids=["podman", "docker"])
+@pytest.mark.parametrize("prefix", ["", "sha256:"], ids=["bare", "with its kind"])
 def test_a_label_of_an_image_is_not_its_operators(tmp_path: Path, prefix: str) -> None:
-    """The runtimes answer both as the container's; podman's ids of images are bare in the list of containers."""
+    """The runtimes answer both as the container's; not all write an image's id alike in both lists."""
     labels = {"outrace/never": "true", "outrace/priority": "7", "outrace/request": "1Gi", "maintainer": "x"}
     image = {"Id": f"sha256:{POD}", "Labels": {**labels, "outrace/request": "2Gi"}}
     listed = [
