@@ -50,7 +50,8 @@ RECORD_S = 60
 SANDBOX = """own=$1; shift
 for m in $(awk '$2 ~ "^/sys/fs/" && $3 ~ "^(cgroup2?|bpf)$" { print $2 }' /proc/self/mounts)
 do { [ -e "$m/cgroup.procs" ] && mkdir "$m/$own" && echo $$ > "$m/$own/cgroup.procs" &&
-mount --bind "$m/$own" "$m"; } 2>/dev/null || mount -o remount,bind,ro "$m" || exit 97; done; exec unshare --cgroup "$@" """
+mount --bind "$m/$own" "$m"; } 2>/dev/null || mount -o remount,bind,ro "$m" || exit 97
+done; exec unshare --cgroup "$@" """
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SANDBOX, "sh")
 
 
