@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -43,9 +44,9 @@ PATH = f"{os.environ['PATH']}:/usr/libexec/podman"
 
 
 @pytest.fixture(scope="module")
-def podman(node: tuple[Hierarchy, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+def podman(node: tuple[Hierarchy, Path]) -> Iterator[Podman]:
     """What runs podman with a store of its own, in which the image `lab` is; and its socket."""
-    base = tmp_path_factory.mktemp("podman")
+    base = Path(tempfile.mkdtemp(prefix="p"))  # podman takes no runroot of more than 50 characters
     conf = base / "containers.conf"
     # What it asks for by itself, 2^20 descriptors, takes CAP_SYS_RESOURCE.
     conf.write_text('[containers]\ndefault_ulimits=["nofile=1024:1024", "nproc=1024:1024"]\n')
