@@ -9,7 +9,7 @@ import shutil
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from monitor import documents
 #: As many as the kernel follows (MAXSYMLINKS).
 _MOST_LINKS = 40
 _AMONG_OTHERS = " is in a directory where others can put files"
+_FUSE = " is a FUSE mount of user"
+_MOUNTER = re.compile(r"\buser_id=(\d+)")
 #: struct ucred: process, user and group id.
 _CREDENTIALS = struct.Struct("3i")
 #: Paths that name a descriptor of this process.
@@ -54,6 +56,8 @@ def mend(problem: str) -> str:
     """The remedy for a problem of `others` or `changed_by`."""
     if problem.endswith(_AMONG_OTHERS):
         return "move it into a directory of root's"
+    if _FUSE in problem:
+        return "name a path that is not below it"
     path, _, rest = problem.partition(" belongs to")
     return f"chown root {path}" if rest else f"chmod go-w {problem.partition(' (mode ')[0]}"
 
@@ -62,25 +66,44 @@ def changed_by(path: Path, *, mounted: bool = True) -> str:
     """Who besides root and the caller could change what this path leads to: through the file or directory itself, or
     any directory or symbolic link on the way. "" if no one. Raises OSError.
 
-    In a sticky directory others may make files, but not replace ours: a directory of root's in it, on the same file
-    system, is believed. A file is not: others can put a file of root's there (a hard link, rename), and a FUSE mount
-    says any owner.
+    In a sticky directory others may make files, but not replace ours: a directory of root's in it is believed. A file
+    is not: others can put a file of root's there (a hard link, rename). A user's FUSE mount says any owner.
     ``mounted``: on a read-only mount no one can write, whatever the modes, as the kubelet mounts a ConfigMap with 0777.
     That is not so where the node's own directory is mounted so.
     """
-    sticky = None
+    is_shared, device = False, os.stat("/").st_dev
     for at, status, last in _way(path):
         if status.st_uid not in (0, os.geteuid()):
             return f"{at} belongs to user {status.st_uid}"
-        if sticky is not None and not (stat.S_ISDIR(status.st_mode) and status.st_dev == sticky):
+        if is_shared and not stat.S_ISDIR(status.st_mode):
             return f"{at}{_AMONG_OTHERS}"
-        sticky = None
+        if status.st_dev != device and (user := mounted_by(status.st_dev, _mounts())) not in (0, os.geteuid()):
+            return f"{at}{_FUSE} {user}"
+        is_shared, device = False, status.st_dev
         problem = "" if stat.S_ISLNK(status.st_mode) else others(Path(at), status)
         if problem and not (mounted and os.statvfs(at).f_flag & os.ST_RDONLY):
             if last or status.st_uid != 0 or not status.st_mode & stat.S_ISVTX:
                 return problem
-            sticky = status.st_dev
+            is_shared = True
     return ""
+
+
+def mounted_by(device: int, mounts: Iterable[str]) -> int:
+    """The user that mounted a device by FUSE, by the lines of a mountinfo; 0 for root and for every other kind."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts:
+        mount, _, kind = line.partition(" - ")
+        if mount.split(" ", 3)[2] == number:
+            found = _MOUNTER.search(kind) if kind.startswith("fuse") else None
+            return int(found[1]) if found else 0
+    return 0
+
+
+def _mounts() -> list[str]:
+    try:
+        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []  # no /proc
 
 
 def _way(path: Path) -> Iterator[tuple[str, os.stat_result, bool]]:

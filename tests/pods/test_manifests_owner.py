@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from monitor import owner
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import ChangeableError, changed_by, mend, read_alone
@@ -285,8 +286,8 @@ def test_in_a_sticky_directory_only_a_directory_of_roots_is_believed(tmp_path: P
 
 
 @pytest.mark.kernel
-def test_a_mount_in_a_sticky_directory_is_not_believed(tmp_path: Path) -> None:
-    """A user's FUSE mount says that root owns all of it."""
+def test_a_mount_in_a_sticky_directory_is_its_mounters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root alone mounts a tmpfs; a user's FUSE mount says that root owns all of it."""
     sticky = tmp_path / "sticky"
     (sticky / "d").mkdir(parents=True)
     sticky.chmod(0o1777)
@@ -295,9 +296,20 @@ def test_a_mount_in_a_sticky_directory_is_not_believed(tmp_path: Path) -> None:
         pytest.skip("no mounts here")
     try:
         (sticky / "d/file").write_text("x")
-        assert changed_by(sticky / "d/file") == f"{sticky / 'd'} is in a directory where others can put files"
+        assert changed_by(sticky / "d/file") == ""
+        monkeypatch.setattr(owner, "mounted_by", lambda *_: NOBODY)
+        assert changed_by(sticky / "d/file") == f"{sticky / 'd'} is a FUSE mount of user {NOBODY}"
     finally:
         run("umount", str(sticky / "d"))
+
+
+def test_the_user_of_a_fuse_mount_is_in_mountinfo() -> None:
+    lines = [
+        "29 1 0:26 / /run rw,nosuid shared:5 - tmpfs tmpfs rw,mode=755",
+        "41 29 0:57 / /home/u/x rw,nosuid - fuse.sshfs u@h: rw,user_id=1000,group_id=1000,allow_other",
+        "42 29 0:58 / /var/lib/lxcfs rw,relatime - fuse.lxcfs lxcfs rw,user_id=0,group_id=0,allow_other",
+    ]
+    assert [owner.mounted_by(os.makedev(0, minor), lines) for minor in (26, 57, 58, 99)] == [0, 1000, 0, 0]
 
 
 def test_what_is_above_a_link_is_what_the_kernel_finds_there(tmp_path: Path) -> None:
