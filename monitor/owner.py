@@ -42,10 +42,10 @@ def distrust(path: Path, root: Path) -> str:
 
 
 def others(path: Path, status: os.stat_result) -> str:
-    """Who besides root and the caller could have changed a file or directory; "" if no one."""
+    """Which user besides root and the caller could have changed a file or directory; "" if none."""
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to user {status.st_uid}"
-    # Who may write to a socket may connect to it; what it is stays as it was made. So with a device.
+    # The right to write to a socket or a device is that to use it, not to change what it is.
     fixed = stat.S_ISSOCK(status.st_mode) or stat.S_ISCHR(status.st_mode)
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not fixed:
         return f"{path} (mode {stat.S_IMODE(status.st_mode):o}) can be written by others"
@@ -63,8 +63,8 @@ def mend(problem: str) -> str:
 
 
 def changed_by(path: Path, *, mounted: bool = True) -> str:
-    """Who besides root and the caller could change what this path leads to: through the file or directory itself, or
-    any directory or symbolic link on the way. "" if no one. Raises OSError.
+    """Which user besides root and the caller could change what this path leads to: through the file or directory
+    itself, or any directory or symbolic link on the way. "" if none. Raises OSError.
 
     In a sticky directory others may make files, but not replace ours: a directory of root's in it is believed. A file
     is not: others can put a file of root's there (a hard link, rename). A user's FUSE mount says any owner.
@@ -132,8 +132,8 @@ def _way(path: Path) -> Iterator[tuple[str, os.stat_result, bool]]:
 
 
 def alone() -> Callable[[Path], str] | None:
-    """What finds out, for root, who else could change a file: "" or a line with the remedy. None for other users, who
-    answer for their files themselves.
+    """What finds out, for root, which other user could change a file: "" or a line with the remedy. None for other
+    users: each answers for its own files.
     """
     return _line if os.geteuid() == 0 else None
 
@@ -171,7 +171,7 @@ def check_alone(path: Path, *, mounted: bool = True) -> None:
 
 
 def _made_by(path: Path, mounted: bool) -> str:
-    """Who besides root and the caller could make a path that is not there. Raises OSError."""
+    """Which user besides root and the caller could make a path that is not there. Raises OSError."""
     problem = changed_by(path.parent, mounted=mounted)
     is_shared = problem and os.lstat(path.parent).st_mode & stat.S_ISVTX and os.lstat(path.parent).st_uid == 0
     return f"{path}{_AMONG_OTHERS}" if is_shared else problem

@@ -30,7 +30,7 @@ _SYN_RECEIVED = "03"
 
 
 class Peer(Enum):
-    """Who may serve: anybody; root, if it is on this machine (its certificate says the rest); root on this machine."""
+    """Which user may serve: any; root, if it is on this machine (a certificate says the rest); root on this machine."""
 
     ANYBODY = 0
     ROOT_IF_HERE = 1
@@ -43,7 +43,7 @@ class _Owner(NamedTuple):
 
 
 def check_peer(sock: socket.socket, peer: Peer, patience: Patience) -> None:
-    """Raises CertificateError where another one serves; TimedOut where nobody accepts."""
+    """Raises CertificateError where another user serves; TimedOut where no process accepts."""
     if peer is Peer.ANYBODY:
         return
     address = _name(sock.getpeername())
