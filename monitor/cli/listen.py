@@ -43,16 +43,30 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_or_other(host: str, port: int, log: Log, patience_s: float = PATIENCE_S) -> socket.socket:
-    """The same; where another process has that port and keeps it, a port that the kernel chooses. Any user may listen
-    on 9469 before the daemon does: that must not leave the node unwatched.
+    """The same; where another process has that port and keeps it, a port that the kernel chooses, and a unix socket
+    without a name in the file system where users hold all of those (28,232 by default). Any user may listen before the
+    daemon does: that must not leave the node unwatched.
     """
     try:
         return in_turn(lambda: bind(host, port), log, patience_s)
     except InUseError as error:
-        listener = bind(host, 0)
         problem = {"problem": error.message, "remedy": error.remedy}
-        log.error("served on another port", **problem, listen=f"{host}:{listener.getsockname()[1]}")
+        try:
+            listener = bind(host, 0)
+        except InUseError:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind("")
+            listener.listen(_BACKLOG)
+        log.error("served on another port", **problem, listen="{}:{}".format(*address_of(listener)))
         return listener
+
+
+def address_of(listener: socket.socket) -> tuple[str, int]:
+    """Host and port of a listening socket; ("nowhere", 0) of a unix socket."""
+    if listener.family == socket.AF_UNIX:
+        return "nowhere", 0
+    host, port = listener.getsockname()[:2]
+    return str(host), int(port)
 
 
 def _listener(port: int) -> str:

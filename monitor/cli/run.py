@@ -22,7 +22,7 @@ import click
 
 from monitor.actions.undo import undo_left
 from monitor.cli.in_turn import in_turn
-from monitor.cli.listen import bind_or_other
+from monitor.cli.listen import address_of, bind_or_other
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hot.ladder import announcement
@@ -59,12 +59,17 @@ def run(**options: Any) -> None:
     """Run the monitor: observe by default, evict with --enforce."""
     state_dir, locks = None, list[int]()
     try:
+        signal.signal(signal.SIGTERM, _end)  # an execv sets it back
         config = resolve(options).config
         state_dir = Path(config.state_dir)
         start(config, locks)
-    except (MonitorError, click.ClickException, OSError):
+    except BaseException:  # a signal and a defect too
         _undo_left(state_dir, bool(locks))
         raise
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _undo_left(state_dir: Path | None, locked: bool) -> None:
@@ -118,7 +123,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     config, loaded = ladder.take(config)
     config = with_trigger(config, refuses_realtime)
     strays = instances.remove_strays()
-    host, port = listener.getsockname()[:2]
+    host, port = address_of(listener)
     listen_fd = listener.detach()
     config = dataclasses.replace(config, lock_fd=lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port)
     _announce(config, choice, loaded, strays)

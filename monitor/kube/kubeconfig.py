@@ -108,7 +108,7 @@ def find(
     inside = env.get("KUBERNETES_SERVICE_HOST") and not _is_missing(service_account / "token") and not context
     if not env.get("KUBECONFIG") and (inside or _is_missing(paths[0])):
         return in_cluster(env, service_account)
-    return load(paths, context, stop, distrust)
+    return load(paths, context, stop, distrust, plugins=distrust is None)  # root runs one only of a file that is named
 
 
 def load(

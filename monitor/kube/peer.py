@@ -75,8 +75,10 @@ def _owner(sock: socket.socket) -> _Owner | None:
         with suppress(OSError), open(table) as lines:
             for line in lines:
                 if any(pair in line for pair in pairs) and len(fields := line.split()) > 9:
-                    if fields[3] != _SYN_RECEIVED:
-                        return _Owner(int(fields[7]), fields[9] != "0")
+                    # With TCP_DEFER_ACCEPT a server leaves a connection in SYN_RECV until data comes: nothing is sent.
+                    if fields[3] == _SYN_RECEIVED:
+                        return _Owner(0, False)
+                    return _Owner(int(fields[7]), fields[9] != "0")
     return None
 
 

@@ -7,7 +7,9 @@ its processes then take the rest and every byte is what was written (monitor/lab
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -109,7 +111,7 @@ class HoldStage:
         self.archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
         self._ballast = node.start_hog(self.archive, mib=self.sizes.ballast // MIB)
         self.before = self.snapshot()
-        self._renewed = 0
+        self._renewed = self._races = 0
         self._workers: list[Child] = []
         self._workers_are: tuple[str, int] | None = None
 
@@ -120,8 +122,22 @@ class HoldStage:
         self.node.remove_pod(self.victim)
         self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
         self.before = self.snapshot()
-        series = f'outrace_pod_memory_usage_bytes{{namespace="demo",pod="{self.victim.name}"}}'
-        until(lambda: series in daemon.metrics(), f"the daemon to count {self.victim.name}")
+        self._wait_for(daemon, self.victim.name)
+
+    def name_anew(self, daemon: LabDaemon) -> None:
+        """Give the pod another name and uid for the next race: of one pod the daemon reports one hold a minute."""
+        self._races += 1
+        if self._races > 1:
+            made = json.loads(self.victim.manifest.read_text())
+            made["metadata"] |= {"name": f"{self.victim.name}-{self._races}", "uid": str(uuid.uuid4())}
+            whole = self.victim.manifest.with_suffix(".new")
+            whole.write_text(json.dumps(made))
+            whole.replace(self.victim.manifest)
+            self._wait_for(daemon, made["metadata"]["name"])
+
+    def _wait_for(self, daemon: LabDaemon, name: str) -> None:
+        series = f'outrace_pod_memory_usage_bytes{{namespace="demo",pod="{name}"}}'
+        until(lambda: series in daemon.metrics(), f"the daemon to count {name}")
 
     def load(self) -> None:
         """Fill the node up again, long enough before a race: who grew just before the crossing is held too."""
@@ -226,6 +242,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
     Raises MonitorError where nobody is held and nothing ends either.
     """
     node, out = stage.node, HoldResult()
+    stage.name_anew(daemon)
     stage.load()
     children = stage.workers(kind, count)
     try:

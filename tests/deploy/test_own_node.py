@@ -102,6 +102,17 @@ def test_a_pod_that_is_on_no_node_is_not_written(objects: Any) -> None:
     assert denied(objects(), asked("pods/eviction", "web"), params=[on(None)])
 
 
+@EACH
+def test_labels_of_a_node_stay_and_events_are_about_it(objects: Any) -> None:
+    made, labels = objects(), {"a": "b"}
+    taints: Object = {"metadata": {"name": "a", "labels": labels}, "spec": {"taints": []}}
+    assert denied(made, asked("nodes", "a"), oldObject={"metadata": {"labels": labels}}, object=taints) == []
+    assert denied(made, asked("nodes", "a"), oldObject={"metadata": {}}, object=taints)
+    for name, allowed in (("a", True), ("b", False)):
+        event = {"source": {"host": "a"}, "involvedObject": {"kind": "Node", "name": name}}
+        assert (denied(made, asked("events", "web.1"), object=event) == []) == allowed
+
+
 def test_an_event_without_a_host_is_refused() -> None:
     for event in ({}, {"source": {"component": "outrace"}}):
         assert denied(base(), asked("events", "web.1"), object={"kind": "Event", **event})

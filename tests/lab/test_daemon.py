@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from monitor.errors import MonitorError
+from monitor.cli import listen
+from monitor.errors import InUseError, MonitorError
 from monitor.kernel import loader
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from monitor.side.export.log import Log
 from tests import live
 from tests.pin_instances import state_directory
 
@@ -116,3 +118,16 @@ def test_one_that_hangs_is_killed(node: LabNode) -> None:
         assert daemon.process.returncode == -signal.SIGKILL
         live.ends(watched, fd=True)
         os.close(watched)
+
+
+def test_users_on_every_port_do_not_keep_the_daemon_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local user can listen on all 28,232 ports that the kernel would choose from."""
+
+    def taken(host: str, port: int) -> socket.socket:
+        raise InUseError(f"--listen {host}:{port}: taken", "stop it")
+
+    monkeypatch.setattr(listen, "bind", taken)
+    with listen.bind_or_other("127.0.0.1", 9469, Log(), patience_s=0.0) as listener:
+        assert (listener.family, listen.address_of(listener)) == (socket.AF_UNIX, ("nowhere", 0))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(listener.getsockname())
