@@ -28,15 +28,25 @@ def _namespaces(process: Process) -> str:
 
 
 def is_dead(owner: str) -> bool:
-    """Whether the process that ``owner`` describes is known not to run. False also where nobody can say: it is of
+    """Whether the process that ``owner`` describes is known not to run. False also where that is not known: it is of
     another pid or time namespace, or its entry in /proc may not be read.
     """
+    return _runs(owner) is False
+
+
+def lives(owner: str) -> bool:
+    """Whether it is another process than this one, and known to run."""
+    return owner != this_daemon() and _runs(owner) is True
+
+
+def _runs(owner: str) -> bool | None:
+    """None where that is not known."""
     made = _OWNER.fullmatch(owner)
     try:
         with Process(os.getpid()) as own:
             if made is None or _namespaces(own) != made[3]:
-                return False
+                return None
         with Process(int(made[1])) as process:
-            return process.started() != int(made[2]) or process.state() in _ENDED
+            return process.started() == int(made[2]) and process.state() not in _ENDED
     except OSError:
-        return False
+        return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, undone
-from monitor.actions.daemons import is_dead
+from monitor.actions.daemons import is_dead, lives
 from monitor.actions.inherited import enable_below
 from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, SIDE, WRONG, Noted, attributes_of, below, noted_at, wrong
 from monitor.errors import MonitorError
@@ -52,12 +52,12 @@ def undoing(
     """In steps of one cgroup (20 us), for the hot process while it watches; None where there is nothing to say.
 
     Undone is what processes noted that are known to be dead, and under the attributes ``ended``, whose processes the
-    caller knows to have ended. Only of these ``roles``; not at the cgroups ``keep``; ``paths``: only at these.
-    Raises MonitorError.
+    caller knows to have ended, unless they are seen to live: a state dir in a container has the same path. Only of
+    these ``roles``; not at the cgroups ``keep``; ``paths``: only at these. Raises MonitorError.
     """
     for path in below(hierarchy.root) if paths is None else paths:
         for one in noted_at(path, on_problem):
-            has_ended = one.role in roles and (one.attribute in ended or is_dead(one.owner))
+            has_ended = one.role in roles and (is_dead(one.owner) or (one.attribute in ended and not lives(one.owner)))
             if has_ended and not keep(path):
                 yield from _undo_values(one, on_problem) if one.role in OF_PROCESSES else _undo(one, on_problem)
         yield None

@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from monitor.actions import ledger, pod_brake
+from monitor.actions import daemons, ledger, pod_brake
 from monitor.kernel import cgroupfs
 state, pod, kind = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-journal, hierarchy = ledger.Ledger(Path(state)), cgroupfs.detect()
+hierarchy = cgroupfs.detect()
 def counted(call):
     def wrapped(*arguments):
         global left
@@ -43,6 +43,8 @@ def counted(call):
         return call(*arguments)
     return wrapped
 def hold():
+    daemons.this_daemon.cache_clear()  # this one is a process of its own, and dead when it is undone
+    journal = ledger.Ledger(Path(state))
     brake = pod_brake.PodBrake("uid", pod, hierarchy, journal, kind)
     if brake.problem:
         os._exit(2)

@@ -12,6 +12,7 @@ from monitor.actions.undo import undo_left
 from monitor.kernel.procfs import Process
 from tests import live
 from tests.actions.braked import LIMIT_FILE, MIB, Stand, stand
+from tests.actions.test_hold_owners import killed_daemon
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -47,7 +48,7 @@ def test_files_of_a_killed_daemon_of_an_earlier_release_are_undone(tmp_path: Pat
     with stand(tmp_path / "state") as held, held.puppet() as process:
         old = left(held, process.pid, BOOT)
         if is_held:
-            assert held.brake("limit").apply(32 * MIB)
+            killed_daemon(held, 32 * MIB)
         problems = []
         if way == "start":
             undo_left([held.state], lambda level, _, **rest: problems.append(rest) if level == "error" else None)
