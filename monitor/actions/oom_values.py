@@ -23,8 +23,8 @@ from monitor.kernel.procfs import Process
 
 #: The most there is (OOM_SCORE_ADJ_MAX).
 RAISED = 1000
-#: What runtimes give the one process of a pod's sandbox, and nobody else in a pod. It has nothing to give back, and
-#: without it the whole pod is made anew.
+#: What runtimes give the one process of a pod's sandbox, and no other process of a pod. It has nothing to give back,
+#: and without it the whole pod is made anew.
 SANDBOX = -998
 #: Looks for processes that were forked by raised ones while those were set back.
 _LOOKS = 8

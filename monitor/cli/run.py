@@ -209,7 +209,7 @@ def lock(state_dir: Path) -> int:
 
 
 def warn_of_code(files: Sequence[str], log: Log) -> None:
-    """Root runs a checkout in a user's home if it is told to: that user is root then, and a helper that starts again
+    """An operator may have root run a checkout in a user's home: that user is root then, and a helper that starts again
     months later reads what is there by then.
     """
     distrust = alone()

@@ -100,7 +100,7 @@ def _api_server(access: Access, cluster: ClusterConfig, credentials: str, tried:
 def _read_only(access: Access, url: str, tried: list[str], enforce: bool) -> Iterator[_Tried]:
     name = f"the kubelet's read-only port at {url}"
     if enforce:
-        # While the kubelet restarts, any process of uid 0 may bind it: what says who is killed has to prove who it is.
+        # While the kubelet restarts, any process of uid 0 may bind it: a list that decides kills needs a proof.
         tried.append(
             f"{name}: not taken by itself with --enforce: it is http, and any root process of this node, also in a "
             f"pod, may serve it while the kubelet restarts; --pods kubelet:{url} takes it all the same"

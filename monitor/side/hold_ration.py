@@ -1,4 +1,4 @@
-"""What is told of holds one by one: of each pod one hold in a minute, and the first changes of its brake.
+"""Which holds are reported one by one: one of each pod in a minute, and the first changes of its brake.
 
 A pod that frees memory and takes it again is held and released twice a second, and on cgroup v2 its brake changes 200
 times a second. Told one by one that fills log, state directory, API server and the record of the race, from which the
@@ -15,7 +15,7 @@ from monitor.link.hold_messages import Held, HoldEnded
 MINUTE_NS = 60_000_000_000
 #: Changes of the brake in a minute: beside a kubelet a hold has three (docs/hold.md).
 CHANGES = 8
-#: Pods that are remembered; of more the one that was told of longest ago is told of anew.
+#: Pods that are remembered. Of more, the pod whose report is oldest is forgotten, and reported anew.
 _MOST = 4096
 
 
@@ -48,7 +48,7 @@ class HoldRation:
         return self._leave_out(told)
 
     def ended(self, message: HoldEnded) -> int | None:
-        """The same of the end of a hold: that of one that was told is told."""
+        """The same of the end of a hold: the end of a reported hold is reported."""
         told = self._told.get(message.pod)
         if told is None or message.ts_ns - told.since_ns >= MINUTE_NS:
             return self._tell(message)

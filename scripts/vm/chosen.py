@@ -1,5 +1,5 @@
-"""Which kernels `make test-vm` boots where nobody names one: one, by the commit's hash; all where the kernel's side of
-the project changed.
+"""Which kernels `make test-vm` boots where no option names one: one, by the commit's hash; all where the kernel's side
+of the project changed.
 """
 
 from __future__ import annotations

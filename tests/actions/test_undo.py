@@ -23,7 +23,7 @@ from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
-#: Who changes what: the hot process, that of another daemon, and the helper process.
+#: The process that changes a value: the hot process, that of another daemon, and the helper process.
 CHANGES = [
     *(("hot", name) for name in ("hold", "cap", "freeze")),
     ("other", "cap"),

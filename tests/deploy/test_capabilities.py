@@ -110,7 +110,7 @@ def test_scores_of_other_users_take_one_more_to_enforce() -> None:
 
 
 def test_observing_takes_none_of_those_that_act() -> None:
-    """The decision is made in time, for a pod of another user too, and nothing is said of what is missing."""
+    """The decision is made in time, for a pod of another user too, and no line complains about what is missing."""
     assert set(ACTS) == {"KILL", "SYS_RESOURCE", "DAC_OVERRIDE"}
     assert not set(OBSERVES) & set(ACTS)
     with hot_node() as node, live.daemon(node, *hard(24), wrapper=only(*OBSERVES)) as daemon:

@@ -48,7 +48,7 @@ def token(access: Access) -> str:
 
 
 def test_a_plugin_runs_only_from_a_kubeconfig_that_was_given(tmp_path: Path) -> None:
-    """EKS gives its kubelet one; also where a side that starts later is told what was found."""
+    """EKS gives its kubelet one; also where a side that starts later gets what was found."""
     marker = tmp_path / "ran"
     made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker)))
     found = Access(kubelet=NodeKubelet("EKS", kubeconfig=made), node_name="n")
@@ -128,7 +128,7 @@ def test_a_plugin_is_not_looked_for_where_others_could_put_it(tmp_path: Path, mo
 
 
 def test_a_plugin_that_others_could_make_is_refused(tmp_path: Path) -> None:
-    """It is run again for each token: whoever makes it meanwhile would be root."""
+    """It runs again for each token: the user that makes it meanwhile would be root."""
     with others.shared() as shared:
         (tmp_path / "link").symlink_to(shared / "plugin")
         for command in (shared / "plugin", tmp_path / "link"):

@@ -43,7 +43,7 @@ def test_containers_have_names_and_labels(
         assert db.taken_critical == "label outrace/never"
         found._next_scan = 0.0
         found.poll()
-    assert docker.asked == [LIST, IMAGES]  # once: who is known is not asked for again
+    assert docker.asked == [LIST, IMAGES]  # once: a known container causes no question
 
 
 @pytest.mark.parametrize("prefix", ["", "sha256:"], ids=["bare", "with its kind"])

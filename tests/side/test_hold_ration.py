@@ -1,4 +1,4 @@
-"""A pod that is held and released all the time: one hold a minute is told, the rest is counted, and the number said."""
+"""A pod that is held and released all the time: one hold a minute is reported, and the number of the rest."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which kernels `make test-vm` boots where nobody names one."""
+"""Which kernels `make test-vm` boots where no option names one."""
 
 import shutil
 from pathlib import Path

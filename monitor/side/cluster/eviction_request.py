@@ -24,7 +24,7 @@ from monitor.side.export.log import Log
 
 #: A pod that was refused is not asked for again before this: the kubelet's loop, and that of repeated decisions.
 REFUSED_S = 10.0
-#: After so many answers 503, 504 or 429 in a row for one pod the next candidate is asked: a pod can have its own 504.
+#: After so many answers 503, 504 or 429 in a row for one pod the next candidate is tried: a pod can have its own 504.
 ASKED_AGAIN = 3
 ACCEPTED, BUDGET, GONE, FAILED, AWAY = "accepted", "budget", "gone", "failed", "away"
 OUTCOMES = (ACCEPTED, BUDGET, GONE, FAILED, AWAY)
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 
 class EvictionRequests:
-    """`ask` gives one of `OUTCOMES`; after AWAY nothing is asked for before `retry_at`."""
+    """`ask` gives one of `OUTCOMES`; after AWAY the next request waits until `retry_at`."""
 
     def __init__(self, client: ApiClient, log: Log, clock: Callable[[], float], back_off: BackOff) -> None:
         self._client = client
@@ -52,8 +52,8 @@ class EvictionRequests:
         self._clock = clock
         self._back_off = back_off
         self._problem = ""
-        self._no_right: dict[str, float] = {}  # namespace -> until when none of its pods is asked for
-        self._unanswered = ("", 0)  # the uid of the pod that is asked for again, and how often it was
+        self._no_right: dict[str, float] = {}  # namespace -> until when outrace evicts none of its pods
+        self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         #: The last answer that refused a pod.
         self.refusal = ""
         self.retry_at = 0.0
@@ -79,7 +79,7 @@ class EvictionRequests:
         except Forbidden as error:
             return self._on_forbidden(pod, error)
         except MonitorError as error:
-            # 500 is what a pod under two budgets is answered: the next candidate is asked, not this one for ever.
+            # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
             of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
             if not of_this_pod or isinstance(error, Unauthorized):
                 return self._away(pod, error)
