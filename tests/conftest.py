@@ -159,7 +159,8 @@ _machine = Machine()
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     file = item.nodeid.partition("::")[0]
     alone = file in LANES["alone"]["tests"]
-    if alone or item.get_closest_marker("kernel") or item.get_closest_marker("live"):
+    starts = file in LANES["starts"]["tests"]
+    if alone or starts or item.get_closest_marker("kernel") or item.get_closest_marker("live"):
         _machine.take(fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
     try:
         return (yield)

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LISTED = [
     *(name for family in LANES["family"] for name in (*family["tests"], *family.get("but", ()))),
     *LANES["alone"]["tests"],
+    *LANES["starts"]["tests"],
 ]
 
 

@@ -27,6 +27,7 @@ from monitor.hot.hold_succession import LeftHolds, take_over
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand, undo_on
+from tests.actions.test_hold_owners import killed_daemon
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 v1 = pytest.mark.skipif(V2, reason="only cgroup v1 has memory.oom_control, and a freezer that SIGKILL waits for")
@@ -288,7 +289,10 @@ def test_pods_that_are_held_are_taken_over_without_a_look_at_all_cgroups(
 def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str, str], running: bool) -> None:
     """Before it has the lock, and after; not what a daemon holds that runs."""
     held.state.mkdir()
-    assert held.brake().apply(64 * MIB) is not None
+    if running:
+        assert held.brake().apply(64 * MIB) is not None
+    else:
+        killed_daemon(held)
     lock_fd = lock(held.state) if running else -1
     command = (sys.executable, "-P", "-m", "monitor.cli.main", "run", "--mode", "hold", *wrong)
     pods = ("--pods", "cgroups", "--enforce-unknown-specs")
