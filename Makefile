@@ -34,10 +34,11 @@ everything: setup ## All of it, for a release: tests, races, three kernels in gu
 mutation: setup ## Break the code one change at a time: do the tests notice? (ARGS="hold --budget 40")
 	@$(BIN)/python scripts/mutate.py $(ARGS)
 
-lint: setup ## Check format, style and types
+lint: setup ## Check format, style, types, imports, and that documents name what is there
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/checks
 
 setup: ## Install what is missing: python3-bpfcc, libbpf (apt), .venv
 	@scripts/setup.sh

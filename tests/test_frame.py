@@ -50,13 +50,6 @@ def test_help_lists_every_command_and_imports_none(flag: str) -> None:
     assert sorted(json.loads(loaded)) == ["monitor.cli", "monitor.cli.main", "monitor.errors"]
 
 
-@pytest.mark.parametrize("path", [*([name] for name in main.COMMANDS), *(["bench", name] for name in main.BENCHES)])
-def test_every_command_there_is_explains_itself(path: list[str]) -> None:
-    done = outrace(*path, "--help")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"Usage: outrace {' '.join(path)}")
-
-
 def test_version_names_bcc_and_the_kernel() -> None:
     done = outrace("--version")
     assert done.returncode == 0

@@ -162,17 +162,3 @@ def test_what_compiles_to_the_same_is_no_mutant(project: Path, mutate: ModuleTyp
     (project / "monitor/limit.py").write_text("NONE = 0 - 0\n")
     keys = {one.key for one in mutate.generated(project, "x", "monitor/limit.py", 99, frozenset())}
     assert keys == {"x : 0 -> 1", "x : 0 -> 1 #2"}
-
-
-def test_every_rule_is_in_its_file(mutate: ModuleType) -> None:
-    assert {one.key: one.stale for one in mutate.by_hand(ROOT, "rules") if one.stale} == {}
-
-
-def test_there_are_forty_faults_small_enough_to_read(mutate: ModuleType) -> None:
-    faults = mutate.by_hand(ROOT, "faults")
-    assert len({one.key.partition(" ")[0] for one in faults}) >= 40
-    assert {one.lane for one in faults} <= {"gate", "races"}
-
-
-def test_every_subject_has_files(mutate: ModuleType) -> None:
-    assert [name for name in mutate.SUBJECTS if not mutate.files_of(ROOT, name)] == []

@@ -1,8 +1,6 @@
 """`make races`: its judge, what it makes of the benches' answers, and the table of what it runs."""
 
-import ast
 import importlib
-import json
 import random
 from pathlib import Path
 from types import ModuleType
@@ -10,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LANES
-
 ROOT = Path(__file__).resolve().parents[1]
-LISTED = [
-    *(name for family in LANES["family"] for name in (*family["tests"], *family.get("but", ()))),
-    *LANES["alone"]["tests"],
-    *LANES["starts"]["tests"],
-]
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +104,3 @@ def test_the_sample_is_a_tenth_and_what_the_change_reaches(races: ModuleType) ->
     assert races.sample(names, "abd", []) != drawn
     assert races.sample(names, "abc", ["tests/daemon/test_hold_live.py"])[: len(drawn)] == drawn
     assert len(races.sample(names, "abc", ["tests/daemon/test_hold_live.py"])) == 1000
-
-
-@pytest.mark.parametrize("name", LISTED)
-def test_every_name_in_the_table_is_a_test(name: str) -> None:
-    file, _, test = name.partition("[")[0].partition("::")
-    there = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
-    assert not test or test in there
-
-
-def test_every_family_has_a_baseline(races: ModuleType) -> None:
-    record = json.loads(races.BASELINE.read_text())
-    assert set(record["families"]) == {*races.BENCHES, *races.families()} - {"guests"}  # which needs an image
-    assert all(0 <= family["lost"] <= family["runs"] > 0 for family in record["families"].values())

@@ -1,0 +1,118 @@
+"""Which part may import which: none from above or across; policy and race are pure; bcc stays in the loader."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITOR = ROOT / "monitor"
+#: Part -> the parts it may import, beside itself and `ANYWHERE`. Nothing imports the lab; hot and side, the two
+#: processes, know nothing of each other but what `link` has. A part imports only those above it: there is no circle.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "documents": set(),
+    "owner": set(),
+    "policy": set(),
+    "race": {"policy"},
+    "kernel": {"race"},
+    "kube": set(),
+    "evicted": {"kube"},
+    "pods": {"kernel", "kube", "policy"},
+    "link": {"kernel", "race"},
+    "settings": {"kernel", "kube", "pods", "policy"},
+    "sources": {"kernel", "link", "policy", "settings"},
+    "actions": {"kernel", "pods", "policy"},
+    "hot": {"actions", "kernel", "link", "pods", "policy", "settings", "sources"},
+    "side": {"actions", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
+    "replay": {"hot", "policy", "race", "settings", "side"},
+    "cli": {
+        *("actions", "evicted", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay", "settings"),
+        *("side", "sources"),
+    },
+    "lab": {"actions", "cli", "hot", "kernel", "link", "pods", "policy", "race", "settings", "side", "sources"},
+}
+ANYWHERE = {"", "errors", "documents", "owner"}
+#: What would let a pure part see the world: files, clocks, sockets, processes, foreign memory, chance.
+IMPURE = {
+    *("asyncio", "ctypes", "datetime", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "random"),
+    *("secrets", "select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time"),
+}
+IMPURE_CALLS = ("open", "print", "input", "exec", "eval", "__import__")
+#: The same in a part whose answers are kept and compared: id() of a value differs from run to run.
+IMPURE_CALLS_OF = {"policy": IMPURE_CALLS, "race": (*IMPURE_CALLS, "id")}
+#: Name of a function or module -> the only file that may use it.
+ONE_USER = {"synchronize": "monitor/policy/eviction_pass.py", "bcc": "monitor/kernel/loader.py"}
+#: What is longer has two subjects.
+MOST_LINES = 350
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every module a source imports, wherever in it, also by name at run time, and as a member of `monitor`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            members = module == "monitor"
+            yield from (f"monitor.{alias.name}" for alias in node.names) if members else (module,)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            if called(node) in ("import_module", "__import__"):
+                yield str(node.args[0].value)
+
+
+def called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def part_of(module: str) -> str:
+    """`monitor.hot.gauge` is in `hot`; the package itself, with its version, is ""."""
+    part = ([*module.split("."), ""])[1]
+    return "" if part == "__version__" else part
+
+
+def upwards(part: str, source: str) -> Iterator[str]:
+    """Modules of ours that a source of this part imports and may not."""
+    for name in imported(source):
+        if name.split(".")[0] == "monitor" and part_of(name) not in MAY_IMPORT[part] | ANYWHERE | {part}:
+            yield f"{part} may not import {name}"
+
+
+def impure(part: str, source: str) -> Iterator[str]:
+    """What a module of a pure part imports or calls and may not. (`upwards` has which parts of ours.)"""
+    for module in imported(source):
+        top = module.partition(".")[0]
+        if top in IMPURE or top not in {"monitor", *sys.stdlib_module_names}:
+            yield f"a pure part may not import {module}"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS_OF[part]:
+            yield f"a pure part may not call {node.func.id}"
+
+
+def alone(file: str, source: str) -> Iterator[str]:
+    """What this file uses that another one has for itself."""
+    calls = {called(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+    used = calls | {module.partition(".")[0] for module in imported(source)}
+    yield from (f"only {owner} uses {name}" for name, owner in ONE_USER.items() if name in used and file != owner)
+
+
+def order() -> Iterator[str]:
+    below: set[str] = set()
+    for part, others in MAY_IMPORT.items():
+        if not others <= below:
+            yield f"{part} imports a part that stands below it in MAY_IMPORT: {others - below}"
+        below.add(part)
+
+
+def complaints() -> Iterator[str]:
+    yield from (f"{Path(__file__).relative_to(ROOT)}: {text}" for text in order())
+    for path in sorted(MONITOR.rglob("*.py")):
+        file, source = str(path.relative_to(ROOT)), path.read_text()
+        part = path.relative_to(MONITOR).parts[0].removesuffix(".py")
+        found = [*alone(file, source), *(impure(part, source) if part in IMPURE_CALLS_OF else ())]
+        found += () if part == "__init__" else upwards(part, source)
+        yield from (f"{file}: {text}" for text in found)
+    for top in ("monitor", "tests", "scripts"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if (lines := len(path.read_text().splitlines())) > MOST_LINES:
+                yield f"{path.relative_to(ROOT)}: {lines} lines; {MOST_LINES} at most"

@@ -1,0 +1,174 @@
+"""The checks of `make lint` (scripts/checks) can fail; and what the documents only have read is run."""
+
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from monitor.cli.main import BENCHES, COMMANDS
+from monitor.errors import EXIT_CANNOT, EXIT_FINDINGS, EXIT_OK
+from tests.commands import run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def check(name: str) -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts/checks")
+        return importlib.import_module(name)
+
+
+command_lines, documents, layering = map(check, ("command_lines", "documents", "layering"))
+lanes, seeds, way = map(check, ("lanes", "seeds", "way"))
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("hot", "from monitor.side.view import View"),
+        ("hot", "from monitor import side"),
+        ("side", "def f():\n    from monitor.hot import gauge"),
+        ("kernel", "import monitor.pods.model"),
+        ("cli", "from monitor.lab.node import LabNode"),
+        ("policy", "import importlib\nimportlib.import_module('monitor.kernel.wire')"),
+    ],
+)
+def test_an_import_from_above_is_found(part: str, source: str) -> None:
+    assert len(list(layering.upwards(part, source))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os",
+        "def f():\n    from time import monotonic",
+        "import ctypes.util",
+        "from . import quantity",
+        "import numpy",
+        "import importlib\nimportlib.import_module('socket')",
+        "open('/proc/self/stat')",
+    ],
+)
+def test_a_part_that_is_not_pure_is_found(source: str) -> None:
+    assert list(layering.impure("policy", source))
+    assert list(layering.impure("race", "id(1)"))
+
+
+def test_a_second_user_of_bcc_or_of_the_pass_is_found() -> None:
+    assert len(list(layering.alone("monitor/hot/x.py", "import bcc.table\nstate.synchronize()"))) == 2
+    assert list(layering.alone("monitor/kernel/loader.py", "from bcc import BPF")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("see `monitor/daemon/loop.py`, tests/conftest.py and x/monitor/none.py", ["monitor/daemon/loop.py"]),
+        ("`monitor.policy.thresholds`, `monitor.policy.none`", ["monitor.policy.none"]),
+        ("`monitor.policy.pods.Pod.no_such`", ["monitor.policy.pods.Pod.no_such"]),
+        ("`tests/test_checks.py::test_no`, `...::test_the_way_has_no_gap`", ["tests/test_checks.py::test_no"]),
+        ('`test_checks.py` (`-k "the_way or no_such"`)', ["test_checks.py -k no_such"]),
+        ("`nowhere.py`", ["nowhere.py"]),
+    ],
+)
+def test_a_name_of_nothing_is_found(text: str, expected: list[str]) -> None:
+    assert [*documents.no_such_path(text), *documents.no_such_name(text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("`outrace tops`", ["outrace tops: no command 'tops'"]),
+        ("`outrace top --twice`", ["outrace top --twice: No such option '--twice'."]),
+        ("```\nkubectl -n x exec ds/x -- outrace tops\n```", ["outrace tops: no command 'tops'"]),
+        ("```\noutrace bench races\n```", ["outrace bench races: no command 'races'"]),
+        ("```\noutrace doctor; outrace top x y  # z\n```", ["outrace doctor; outrace top x y  # z: unexpected: x y"]),
+        ("```console\n# make runs\noutrace was here\n```", ["make runs: no target 'runs'"]),
+        ("```text\noutrace was here\n```", []),
+        ('```\nmake run ARGS="--enforced"\n```', ["make run ARGS=\"--enforced\": No such option '--enforced'."]),
+        ("`outrace run --mode hold|release`", ["outrace run --mode hold|release: --mode: 'release' is"]),
+        ('```\nOUTRACE_OPTIONS="--enforced"\n```', ["outrace run --enforced: No such option '--enforced'."]),
+        ("`outrace incidents list|show|lose ID`", ["outrace incidents list|show|lose ID: no command 'lose'"]),
+        ("`outrace incidents list [--since 1h|TIME] [--limit N]`", []),
+        ("```\noutrace run --eviction-hard 'memory.available<1Gi' \\\n  --enforce\n```", []),
+        ("`--enforced` and `--enforce`, `--max-pods 3`", ["no option --enforced"]),
+    ],
+)
+def test_a_command_or_option_that_is_none_is_found(text: str, expected: list[str]) -> None:
+    found = [*command_lines.bad(text), *command_lines.unknown_options(text)]
+    assert len(found) == len(expected)
+    assert all(one.startswith(wanted) for one, wanted in zip(found, expected, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "monitor/policy/none.py: synchronize",
+        "monitor/policy/synchronize.py: none",
+        "monitor/policy/synchronize.py: State.none",
+        "monitor/policy/quantity.py: Quantity",
+        "bpf/pressure.c: none",
+    ],
+)
+def test_a_gap_in_the_way_of_a_record_is_found(second: str) -> None:
+    assert len(list(gaps(second))) == 1
+
+
+def test_the_way_has_no_gap() -> None:
+    assert list(gaps("monitor/policy/synchronize.py: synchronize")) == []
+
+
+def gaps(second: str) -> Iterator[str]:
+    ((_, steps),) = way.ways(f"# way\n1. `monitor/policy/eviction_pass.py: run_pass`\n2. `{second}`\n")
+    return way.gaps(steps)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| a rule | `nowhere.py: reserve` | `tests/test_checks.py::test_the_way_has_no_gap` | - |",
+        "| a rule | `monitor/policy/reservation.py: none` | `tests/test_checks.py::test_the_way_has_no_gap` | - |",
+        "| a rule | `monitor/policy/reservation.py: reserve` | `tests/test_checks.py::test_none` | - |",
+        "| a rule | `monitor/policy/reservation.py: reserve` | - | - |",
+        "| a rule | not built | - | - |",
+        "| a rule | not built | `tests/test_checks.py::test_the_way_has_no_gap` | why |",
+        "| a rule | not built | - |",
+    ],
+)
+def test_a_row_of_the_seeds_without_code_or_test_is_found(line: str) -> None:
+    (cells,) = seeds.rows(line)
+    assert list(seeds.wrong(cells))
+
+
+def test_a_lane_with_a_test_that_is_gone_is_found() -> None:
+    table = {"family": [{"tests": ["tests/test_checks.py::test_no[a]"], "but": ["tests/test_no.py"]}]}
+    known = [{"tests": ["tests/test_checks.py", "tests/test_checks.py::test_the_way_has_no_gap"]}]
+    found = lanes.no_such_test(table | {"alone": known[0], "starts": known[0]})
+    assert list(found) == ["tests/test_checks.py::test_no[a]", "tests/test_no.py"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the documents run outrace as root: not root here")
+@pytest.mark.parametrize("line", command_lines.harmless())
+def test_a_command_that_only_reads_runs(line: str, tmp_path: Path) -> None:
+    """As it is written, with a state directory of its own: on a developer's machine a daemon may use the usual one."""
+    words = shlex.split(line)[1:]
+    own = ["--state-dir", str(tmp_path)] if words[0] in ("doctor", "top", "explain", "incidents", "report") else []
+    done = run(sys.executable, "-m", "monitor.cli.main", *words, *own, cwd=ROOT)
+    assert done.returncode in (EXIT_OK, EXIT_CANNOT, EXIT_FINDINGS), done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout + done.stderr or words == ["config", "check"], "silent, and not because nothing is wrong"
+
+
+def test_there_are_commands_to_run() -> None:
+    assert len(command_lines.harmless()) >= 10
+
+
+@pytest.mark.parametrize("path", [*([name] for name in COMMANDS), *(["bench", name] for name in BENCHES)])
+def test_every_command_explains_itself(path: list[str]) -> None:
+    done = run(sys.executable, "-m", "monitor.cli.main", *path, "--help", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: outrace {' '.join(path)}")
