@@ -314,6 +314,17 @@ def _descriptors_closed() -> Iterator[None]:
             pytest.fail(f"the tests of this module leave {len(left)} descriptors open: {left}", pytrace=False)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_collected() -> Iterator[None]:
+    """A socket that a module's tests forgot warns here, and not in whatever test runs when the collector comes by.
+
+    What lives on is frozen: a module's collection takes 1 ms then, not 150.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish(nodeid: str) -> None:
     _pinned.look(nodeid)

@@ -323,8 +323,10 @@ def test_out_of_cpu_time_a_probe_is_answered_and_the_rest_refused_later(running:
     with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
         client.sendall(probe + b"GET /kept HTTP/1.1\r\n\r\n" + probe)
         answer = b""
-        while chunk := client.recv(1 << 16):
+        while answer.count(b"HTTP/1.1 ") < 3 and (chunk := client.recv(1 << 16)):
             answer += chunk
-    # It waits until there is CPU time again, or is refused after a second.
-    assert re.findall(rb"HTTP/1.1 (\d+)", answer) in ([b"200", b"200"], [b"200", b"503"])
-    assert b"Connection: close" in answer  # the third has to wait for a connection
+    # The second waits until there is CPU time again, or is refused after a second; a third needs another connection.
+    # Unless the server looked between spending and the answer: all three wait in the kernel then, and are served.
+    codes = re.findall(rb"HTTP/1.1 (\d+)", answer)
+    assert codes in ([b"200", b"200"], [b"200", b"503"], [b"200", b"200", b"200"])
+    assert (b"Connection: close" in answer) == (len(codes) == 2)
