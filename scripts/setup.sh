@@ -91,7 +91,7 @@ if ! [ -x "$VENV/bin/python" ] || ! grep -qx 'include-system-site-packages = tru
   "$PYTHON" -m venv --clear --system-site-packages "$VENV"
 fi
 say "installing outrace and its tools into $VENV"
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[cri,dev,deploy]' ||
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev,deploy]' ||
   cannot "pip could not install the dependencies of pyproject.toml (see above): check the network"
 # Isolated: what $PYTHONPATH names, or a user has in $HOME (sudo may keep both), is not imported as root.
 sed -i '1s|/python$|/python -I|' "$VENV/bin/outrace"

@@ -56,6 +56,12 @@ def test_version_names_bcc_and_the_kernel() -> None:
     assert re.fullmatch(rf"outrace {re.escape(__version__)} \(bcc .+, kernel {os.uname().release}\)\n", done.stdout)
 
 
+def test_a_command_that_is_gone_names_its_replacement() -> None:
+    done = outrace("cleanup", "images")
+    assert done.returncode == 2
+    assert done.stderr.startswith("outrace: error: `outrace cleanup` is gone: use `crictl rmi --prune`, `podman ")
+
+
 def test_an_unknown_command_is_a_usage_error() -> None:
     done = outrace("evcit")
     assert done.returncode == 2

@@ -1,65 +1,55 @@
 """Cleaning up the node before a pod must go for a full disk, as an operator configured it.
 
-The kubelet removes dead containers and unused images itself. Here `outrace cleanup` does it, a process of its own that
-speaks to the container runtime (gRPC is 25 MiB), or any other command that frees space. A clean-up that fails is logged
-and the pass goes on, as in the kubelet: the disk is measured again afterwards, and that decides.
+The kubelet removes dead containers and unused images itself. Here a command does it, the runtime's own or any other
+that frees space. A clean-up that fails is logged and the pass goes on, as in the kubelet: the disk is measured again
+afterwards, and that decides.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pwd
 import select
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monitor.actions.oomadj import Logger
-from monitor.kernel import python
 from monitor.kernel.procfs import Process
 from monitor.kernel.sched import take_time
-from monitor.owner import ChangeableError, program
-from monitor.pods.stores import store_of
-from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
+from monitor.owner import ChangeableError, check_alone, program, search_path
 
 #: The kubelet gives one call to the container runtime 2 minutes (runtimeRequestTimeout).
 TIMEOUT_S = 120.0
-#: Bytes of what a command wrote last, in which its last line is looked for; a report of `outrace cleanup` is one line.
-_TAIL, _REPORT = 4096, 1 << 20
-#: What is taken from a report.
-_KEYS = {"runtime", "removing", "count", "removed", "bytes", "unknown_size", "freed", "problems"}
+#: Where podman and its kin have their configuration, if root says so.
+_FILES = ("CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF")
+#: Bytes of what a command wrote last, in which its last line is looked for.
+_TAIL = 4096
 DONE, FAILED, KILLED = RESULTS = ("done", "failed", "killed")
-#: What `outrace cleanup` calls them.
-_WHAT = {DELETE_CONTAINERS: "containers", DELETE_IMAGES: "images"}
 
 
 class Cleaned(NamedTuple):
-    """What came of one action, or of a look at what it would remove. `report` is that of `outrace cleanup -o json`."""
+    """What came of one action: one of `RESULTS`; bytes and inodes that are free since, of all file systems together."""
 
     action: str
-    removing: bool
     result: str
-    report: Mapping[str, Any] | None
-
-
-class _Request(NamedTuple):
-    actions: tuple[str, ...]
-    removing: bool = True
+    freed_bytes: int = 0
+    freed_inodes: int = 0
 
 
 class Reclaimer:
     """Runs the commands of actions, one after the other, on a thread of its own that lives as long as they do.
 
-    ``commands``: action -> argv, or the name of a runtime's store; empty for an action nobody configured.
-    ``done(actions)`` is called from the thread when all the actions of a request have been gone through, whatever
-    became of them; without ``enforce`` it is called too, but nothing is run. ``cleaned`` hears of each action that was
-    run. ``seen`` is where `outrace cleanup` remembers images.
+    ``commands``: action -> argv; empty for an action that is not configured. ``done(actions)`` is called from the
+    thread when all the actions of a request have been gone through, whatever became of them; without ``enforce`` it is
+    called too, but nothing is run. ``cleaned`` hears of each action that was run. ``paths`` are on the file systems on
+    which it is measured what came back.
     """
 
     def __init__(
@@ -69,26 +59,20 @@ class Reclaimer:
         done: Callable[[tuple[str, ...]], None],
         log: Logger,
         timeout_s: float = TIMEOUT_S,
-        seen: Path | None = None,
         cleaned: Callable[[Cleaned], None] = lambda _: None,
+        paths: Sequence[Path] = (),
     ) -> None:
-        self._commands, self._enforce, self._timeout_s, self._seen = commands, enforce, timeout_s, seen
+        self._commands, self._enforce, self._timeout_s, self._paths = commands, enforce, timeout_s, paths
         self._done, self._log, self._cleaned = done, log, cleaned
         self._lock = threading.Lock()
-        self._queue: list[_Request] = []  # the first is under way
+        self._queue: list[tuple[str, ...]] = []  # the first is under way
         self._thread: threading.Thread | None = None
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         self._closed = False
 
     def request(self, actions: Sequence[str]) -> None:
         """Go through ``actions`` in order. The same actions asked for again before they are done are done once."""
-        self._enqueue(_Request(tuple(actions)))
-
-    def look(self, actions: Sequence[str]) -> None:
-        """Find out what those of ``actions`` would remove that are a runtime's; nothing is changed."""
-        self._enqueue(_Request(tuple(actions), removing=False))
-
-    def _enqueue(self, wanted: _Request) -> None:
+        wanted = tuple(actions)
         with self._lock:
             if self._closed or wanted in self._queue:
                 return
@@ -119,92 +103,60 @@ class Reclaimer:
     def _run(self) -> None:
         take_time()
         while True:
-            actions, removing = self._queue[0]
+            actions = self._queue[0]
             for action in actions:
                 command = self._commands.get(action, ())
-                wanted = self._enforce if removing else store_of(command) is not None
-                if command and wanted and not self._closed:
+                if command and self._enforce and not self._closed:
                     try:
-                        self._cleaned(self._clean(action, command, removing))
-                    except Exception as error:  # noqa: BLE001 - somebody waits for the end of the request
+                        self._cleaned(self._clean(action, command))
+                    except Exception as error:  # noqa: BLE001 - the end of the request is waited for
                         problem = f"{type(error).__name__}: {error}"
                         self._log("error", "clean-up failed", action=action, problem=problem)
             with self._lock:
                 self._queue.pop(0)
                 more = bool(self._queue) and not self._closed
-            if removing and not self._closed:
+            if not self._closed:
                 self._done(actions)
             if not more:
                 return
 
-    def _clean(self, action: str, command: Sequence[str], removing: bool) -> Cleaned:
+    def _clean(self, action: str, command: Sequence[str]) -> Cleaned:
         fields: dict[str, object] = {"action": action, "command": shlex.join(command)}
-        store = store_of(command)
-        argv = command if store is None else self._own(action, str(store), removing)
-        began = time.monotonic()
+        before, began = dict(_free(self._paths)), time.monotonic()
         try:
-            status, output = run(argv, self._timeout_s, self._closing, _TAIL if store is None else _REPORT)
+            status, output = run(command, self._timeout_s, self._closing)
         except (OSError, ValueError, ChangeableError) as error:  # ValueError: a NUL in it
             self._log("error", "clean-up could not be started", **fields, problem=str(error))
-            return Cleaned(action, removing, FAILED, None)
+            return Cleaned(action, FAILED)
         fields["took_s"] = round(time.monotonic() - began, 3)
-        report = None if store is None else _report_in(output)
-        if report is not None:
-            output = "; ".join(report["problems"][:3])
-            fields |= _figures(report)
+        after = dict(_free(before))
+        size, inodes = (sum(after[path][n] - before[path][n] for path in after) for n in (0, 1))
         result = DONE if status == 0 else KILLED if status is None else FAILED
-        if not removing:
-            if result != DONE and not self._closed:
-                self._log("error", "it is not known what a clean-up would remove", **fields, output=output)
-        elif result == DONE:
-            self._log("info", "clean-up done", **fields)
+        if result == DONE:
+            self._log("info", "clean-up done", **fields, freed_bytes=size, freed_inodes=inodes)
         elif result == KILLED:
             self._log("error", "clean-up killed: it did not end in time", **fields, output=output)
         else:
             self._log("error", "clean-up failed", **fields, status=status, output=output)
-        return Cleaned(action, removing, result, report)
-
-    def _own(self, action: str, store: str, removing: bool) -> list[str]:
-        """The command of ours that does it."""
-        argv = python.command("monitor.cli.main", "cleanup", _WHAT[action], "--runtime", store)
-        argv += ["--seen", str(self._seen)] if self._seen is not None else []
-        return [*argv, *(["--remove"] if removing else []), "-o", "json"]
+        return Cleaned(action, result, size, inodes)
 
 
-def _report_in(output: str) -> dict[str, Any] | None:
-    """The report in the last line of a process's output; None if it is something else, such as an error, or the report
-    of the version that the files were upgraded to.
-    """
-    try:
-        found = json.loads(output)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and found.keys() >= _KEYS else None
+def _free(paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """Free bytes and inodes of each file system once, by a path on it; those that cannot be read are left out."""
+    devices = set()
+    for path in paths:
+        with suppress(OSError):
+            device, seen = os.stat(path).st_dev, os.statvfs(path)
+            if device not in devices:
+                devices.add(device)
+                yield path, (seen.f_bavail * seen.f_frsize, seen.f_ffree)
 
 
-def _figures(report: Mapping[str, Any]) -> dict[str, object]:
-    """What the log says of a report."""
-    figures: dict[str, object] = {"found": report["count"], "bytes": report["bytes"]}
-    if report["unknown_size"]:
-        figures["of_unknown_size"] = report["unknown_size"]
-    if report["removing"]:
-        figures["removed"] = report["removed"]
-    if report["freed"] is not None:
-        figures["freed_bytes"], figures["freed_inodes"] = freed(report)
-    return figures
-
-
-def freed(report: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes and inodes that came back, on all file systems together."""
-    rows = report["freed"] or ()
-    return sum(one["bytes"] for one in rows), sum(one["inodes"] for one in rows)
-
-
-def run(argv: Sequence[str], timeout_s: float, stop_fd: int, keep: int = _TAIL) -> tuple[int | None, str]:
+def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None, str]:
     """Run a command to its end: (status, negative for a signal; the last line it wrote).
 
     The status is None if it was killed, with everything it had started in its process group, after ``timeout_s``
-    seconds or because ``stop_fd`` became readable. Of its output the last ``keep`` bytes are looked at. Raises OSError,
+    seconds or because ``stop_fd`` became readable. Of its output the last `_TAIL` bytes are looked at. Raises OSError,
     ValueError or ChangeableError if it cannot be started.
     """
     reader, writer = os.pipe()
@@ -212,10 +164,11 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int, keep: int = _TAIL) 
         try:
             # A session of its own, so that its children can be killed with it, and no terminal can be asked.
             process = subprocess.Popen(
-                [_program(argv[0]), *argv[1:]],
+                [program(argv[0]), *argv[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
+                env=environment(),
                 start_new_session=True,
             )
         finally:
@@ -224,7 +177,7 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int, keep: int = _TAIL) 
         os.set_blocking(reader, False)
         pidfd = os.pidfd_open(process.pid)
         try:
-            in_time, tail = _follow(pidfd, reader, stop_fd, time.monotonic() + timeout_s, keep)
+            in_time, tail = _follow(pidfd, reader, stop_fd, time.monotonic() + timeout_s)
         finally:
             os.close(pidfd)
         if not in_time:
@@ -237,9 +190,14 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int, keep: int = _TAIL) 
     return status if in_time else None, last
 
 
-def _program(name: str) -> str:
-    """What is run; this Python runs as root already."""
-    return name if name == sys.executable else program(name)
+def environment() -> dict[str, str]:
+    """What a clean-up gets of ours: root's store is meant, no service elsewhere (CONTAINER_HOST), and no file that is
+    another user's. Raises ChangeableError.
+    """
+    files = {name: os.environ[name] for name in _FILES if name in os.environ}
+    for path in files.values():
+        check_alone(Path(path))
+    return {"PATH": search_path(), "HOME": pwd.getpwuid(os.geteuid()).pw_dir, **files}
 
 
 def _make_ordinary(pid: int) -> None:
@@ -249,7 +207,7 @@ def _make_ordinary(pid: int) -> None:
             process.set_oom_score_adj(0)
 
 
-def _follow(pidfd: int, reader: int, stop_fd: int, deadline: float, keep: int) -> tuple[bool, bytes]:
+def _follow(pidfd: int, reader: int, stop_fd: int, deadline: float) -> tuple[bool, bytes]:
     """Read until the command ends: (whether it did so by itself in time, the end of what it wrote). Its end counts, not
     that of the pipe: something it left running in the background may keep that open for ever.
     """
@@ -263,10 +221,10 @@ def _follow(pidfd: int, reader: int, stop_fd: int, deadline: float, keep: int) -
             read = _read(reader)
             if read == b"":
                 poll.unregister(reader)
-            tail = (tail + (read or b""))[-keep:]
+            tail = (tail + (read or b""))[-_TAIL:]
         if pidfd in ready:
             # What it wrote last may have come after the read; a pipe holds no more than one read takes.
-            return True, (tail + (_read(reader) or b""))[-keep:]
+            return True, (tail + (_read(reader) or b""))[-_TAIL:]
         if stop_fd in ready or time.monotonic() >= deadline:
             return False, tail
 

@@ -314,23 +314,13 @@ def _not_a_command(name: str) -> str:
 
 def _commands(run_config: RunConfig) -> Iterator[str]:
     """What is wrong with the commands for cleaning up, as far as this machine knows."""
-    from importlib.util import find_spec
-
-    from monitor.pods.stores import CRI, store_of
-
     for option in ("reclaim-containers", "reclaim-images"):
         field = option.replace("-", "_")
         command = getattr(run_config, field)
         if not command:
             continue
         origin = run_config.origins[field]
-        store = store_of(command)
-        if store is not None and store.kind == CRI:
-            if not store.found or not os.path.exists(store.found):
-                yield f"{origin}: {store}: no such socket here; start the runtime, or write cri:unix:///PATH"
-            if find_spec("cri_api") is None:
-                yield f"{origin}: {store}: needs the Python package container-runtime-interface-api"
-        elif problem := _not_a_command(command[0]):
+        if problem := _not_a_command(command[0]):
             yield f"{origin}: {problem}"
         if not run_config.enforce:
             yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"

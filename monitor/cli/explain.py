@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from monitor.cli.cleanup import reclaimable
 from monitor.cli.daemons import choose_daemon, daemon_options
 from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.explain_node import Situation, look
@@ -167,7 +166,6 @@ def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
         "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
         "verdict": _verdict(seen, outcome),
         "cleanup": cleanup,
-        "reclaimable": list(reclaimable(seen.config, cleanup)),
         "evictions": evictions,
     }
 

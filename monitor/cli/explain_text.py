@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from monitor.cli.brake_text import brake_lines, held_lines
-from monitor.cli.cleanup import summary
 from monitor.cli.explain_limits import limit_text
 from monitor.cli.incident_text import figures_text
 from monitor.cli.output import format_bytes, table_lines
@@ -51,8 +50,6 @@ def _node(node: Data) -> Iterator[str]:
         yield f"conditions in force at the daemon: {', '.join(node['held_conditions']) or 'none'}"
     if node["cleanup"]:
         yield f"the node would first clean up: {', '.join(node['cleanup'])}"
-    for one in node["reclaimable"]:
-        yield f"{one['action']} ({one['runtime']}): {one['problem'] or summary(one)}"
     for e in node["evictions"]:
         yield f"{e['pod']}, with {e['grace_s']} s of grace: {e['message'].strip()}"
 

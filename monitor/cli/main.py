@@ -56,11 +56,12 @@ COMMANDS = {
     "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
     "evicted": ("monitor.cli.evicted:evicted", "List or delete Evicted pods left behind in the API server."),
     "replay": ("monitor.cli.replay:replay", "Decide and judge again what `run --record` recorded."),
-    "cleanup": ("monitor.cli.cleanup:cleanup", "Show or remove dead containers and unused images."),
     "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }
+#: Command that is gone -> what to write instead.
+GONE = {"cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`"}
 
 
 #: A colour (click.style), or one character but the ends of lines and fields.
@@ -105,6 +106,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
+            if ctx.parent is None and cmd_name in GONE:
+                raise click.UsageError(f"`outrace {cmd_name}` is gone: use {GONE[cmd_name]} instead", ctx)
             return None
         module, _, attribute = self.table[cmd_name][0].partition(":")
         try:

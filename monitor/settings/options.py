@@ -12,10 +12,11 @@ from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.settings.crossing_options import CROSSING_OPTIONS, HOLD_BRAKES
 from monitor.settings.option import (
     ABSOLUTE_PATH,
-    COMMAND,
+    CONTAINER_PRUNE,
     DAEMON_NAME,
     DIRECTORY,
     FILE_NAME,
+    IMAGE_PRUNE,
     KUBELET_SWITCH,
     LISTEN,
     NAME,
@@ -188,23 +189,23 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             ),
             setting(
                 "reclaim-containers",
-                COMMAND,
-                "Whose dead containers are removed before pods are evicted: cri, cri:unix:///PATH, podman (root's); "
-                "or a command that does it.",
-                "RUNTIME|COMMAND",
+                CONTAINER_PRUNE,
+                "What removes dead containers before pods are evicted: podman (`podman container prune --force`), or a "
+                "command.",
+                "podman|COMMAND",
                 default="none",
-                example="cri",
+                example="podman",
                 why="None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work; "
                 "on a VM a stopped container may be somebody's data.",
             ),
             setting(
                 "reclaim-images",
-                COMMAND,
-                "Whose unused images are removed before pods are evicted: cri, cri:unix:///PATH, podman (root's); or "
-                "a command that does it, such as 'crictl rmi --prune'.",
-                "RUNTIME|COMMAND",
+                IMAGE_PRUNE,
+                "What removes unused images before pods are evicted: crictl (`crictl rmi --prune`), podman "
+                "(`podman image prune --all --force`), or a command.",
+                "crictl|podman|COMMAND",
                 default="none",
-                example="cri",
+                example="crictl",
                 why="As reclaim-containers.",
             ),
         ),

@@ -15,7 +15,6 @@ from typing import Any
 
 from monitor.owner import changed_by, mend
 from monitor.pods.spec import MANIFESTS, check_spec
-from monitor.pods.stores import store_of
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
 from monitor.policy.qos import MOST_PRIORITY
@@ -88,17 +87,35 @@ def daemon_name(value: Any) -> str:
     return name
 
 
-def command(value: Any) -> tuple[str, ...]:
-    """A command and its arguments, from a list or from one text with the quoting of a shell; () for an empty one.
+#: Words that stand for a command which removes what a runtime does not use. (The kubelet removes dead containers of
+#: its runtime itself, and `crictl` has no command for them.)
+CONTAINER_PRUNES = {"podman": ("podman", "container", "prune", "--force")}
+IMAGE_PRUNES = {"crictl": ("crictl", "rmi", "--prune"), "podman": ("podman", "image", "prune", "--all", "--force")}
 
-    One word may name a runtime's store instead (`monitor.pods.stores`).
-    """
+
+def prunes_containers(value: Any) -> tuple[str, ...]:
+    """As `command`, or one of `CONTAINER_PRUNES`."""
+    return _preset(command(value), CONTAINER_PRUNES, "a command such as 'nerdctl container prune --force'")
+
+
+def prunes_images(value: Any) -> tuple[str, ...]:
+    """As `command`, or one of `IMAGE_PRUNES`."""
+    return _preset(command(value), IMAGE_PRUNES, "crictl")
+
+
+def _preset(words: tuple[str, ...], presets: Mapping[str, tuple[str, ...]], instead: str) -> tuple[str, ...]:
+    if len(words) == 1 and (words[0] == "cri" or words[0].startswith("cri:")):
+        raise ValueError(f"outrace has no client of CRI any more: write {instead} instead of {words[0]}")
+    return presets.get(words[0], words) if len(words) == 1 else words
+
+
+def command(value: Any) -> tuple[str, ...]:
+    """A command and its arguments, from a list or from one text with the quoting of a shell; () for an empty one."""
     words = shlex.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
         raise ValueError(f"{value!r} is not a command such as 'crictl rmi --prune'")
     if words and not words[0]:
         raise ValueError("the command has no name")
-    store_of(words)  # raises ValueError for one that is written wrong
     return tuple(words)
 
 

@@ -70,7 +70,7 @@ class DiskWatch:
         self._layout = DiskLayout(disks.layout_image_fs, disks.layout_container_fs)
         self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
         self._started = False
-        self.cleanup = Cleanup(config, self._layout, self._clean, self._log)
+        self.cleanup = Cleanup(config, disks[:3], self._clean, self._log)
 
         self._closing = threading.Event()
         self._sampler = WatchedThread("disks", self._turn, self._closing, self._failed)
@@ -185,8 +185,6 @@ class DiskWatch:
         if met or self._published_met or violations or reclaimed:
             self._publish(observations, self._orders(met, pods), violations, reclaimed)
         self._published_met = bool(met)
-        if self._thresholds:
-            self.cleanup.turn(met)
         return PERIOD_S if self._thresholds else None
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:

@@ -204,17 +204,3 @@ def test_a_clean_up_is_not_spared_by_the_oom_killer_as_the_monitor_is(stop_fd: i
         assert run(argv, live.TIMEOUT_S, stop_fd) == (0, "ordinary")
     finally:
         own.write_text(before)
-
-
-@pytest.mark.parametrize("report", ["{}", "[]", '{"error": 1}', None])
-def test_a_report_of_another_form_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch, report: str | None) -> None:
-    """As after an upgrade of the files: whoever waits for the clean-up hears of its end, and the next one is run."""
-    fields = '"runtime": 1, "removing": true, "count": 1, "removed": 1, "bytes": 1, "unknown_size": 0, "problems": []'
-    text = report or f'{{{fields}, "freed": [{{"size": 1}}]}}'
-    bench = Bench({CONTAINERS: ("podman",)})
-    monkeypatch.setattr(bench.reclaimer, "_own", lambda *_: [*PYTHON, "import sys; print(sys.argv[1])", text])
-    for _ in range(2):
-        bench.reclaimer.request([CONTAINERS])
-        level, message, _ = bench.finished(CONTAINERS)
-        assert (level, message) == (("info", "clean-up done") if report else ("error", "clean-up failed"))
-    bench.reclaimer.close()

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import ConfigError
-from monitor.pods.stores import CRI, PODMAN, Store, store_of
 from monitor.policy.old_releases import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
@@ -81,12 +80,7 @@ def test_defaults_are_the_kubelets() -> None:
         ({"reclaim-images": "crictl 'rmi"}, "--reclaim-images: ", "No closing quotation"),
         ({"reclaim-containers": "'' x"}, "--reclaim-containers: ", "no name"),
         ({"reclaim-containers": ["crictl", 5]}, "--reclaim-containers: ", "not a command"),
-        (
-            {"reclaim-containers": "cri:/run/x.sock"},
-            "--reclaim-containers: ",
-            "'cri:unix:///run/containerd/containerd.sock'",
-        ),
-        ({"reclaim-images": "cri:tcp://[::1]:1"}, "--reclaim-images: ", "is not a runtime's socket"),
+        ({"reclaim-containers": "cri"}, "--reclaim-containers: ", "write a command such as"),
         ({"local-storage-capacity-isolation": "maybe"}, "--local-storage-capacity-isolation: 'maybe'", "true or false"),
         ({"eviction-max-pod-grace-period": 2**31}, "--eviction-max-pod-grace-period: 2147483648", "beyond 32 bits"),
     ],
@@ -169,15 +163,15 @@ def test_compat_reaches_the_pass() -> None:
     assert build({"compat": "kubelet-1.36"}).pass_config().compat == "kubelet-1.36"
 
 
-def test_runtimes_to_clean_up() -> None:
-    config = build({"reclaim-containers": "podman", "reclaim-images": "cri:unix:///run/x.sock"})
-    assert store_of(config.reclaim_containers) == Store(PODMAN)
-    assert store_of(config.reclaim_images) == Store(CRI, "/run/x.sock")
-    assert str(store_of(config.reclaim_images)) == "cri:unix:///run/x.sock"
-    assert store_of(("cri",)) == Store(CRI)
+def test_what_cleans_up() -> None:
+    config = build({"reclaim-containers": "podman", "reclaim-images": "crictl"})
+    assert config.reclaim_containers == ("podman", "container", "prune", "--force")
+    assert config.reclaim_images == ("crictl", "rmi", "--prune")
     # With arguments it is the command of that name.
-    assert store_of(("podman", "image", "prune", "-f")) is None
-    assert store_of(()) is None
+    assert build({"reclaim-images": "podman image prune -f"}).reclaim_images == ("podman", "image", "prune", "-f")
+    for value in ("cri", "cri:unix:///run/x.sock"):
+        with pytest.raises(ConfigError, match="outrace has no client of CRI any more: write crictl instead of cri"):
+            build({"reclaim-images": value})
 
 
 def test_commands_and_paths(tmp_path: Path) -> None:

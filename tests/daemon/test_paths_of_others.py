@@ -1,6 +1,5 @@
 """Where root writes, or asks a daemon: no other user may replace a directory on the way, plant a link, or answer."""
 
-import json
 import os
 import sys
 import threading
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.cleanup import ages_of
 from monitor.cli.daemons import find
 from monitor.cli.run import lock, warn_of_code
 from monitor.errors import ConfigError, MonitorError
@@ -103,25 +101,6 @@ def test_a_fifo_in_the_place_of_an_older_recording_is_not_waited_for(
     thread.start()
     thread.join(5)
     assert "no regular file" in str(problems)
-
-
-def test_what_is_remembered_of_images_follows_no_link(shared: Path, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("precious")
-    seen = shared / "images.json"
-    others.does(f"os.symlink('{precious}', '{seen}.new')")
-    problems: list[str] = []
-    assert ages_of(["a"], seen, 1000.0, problems) == {"a": 1000.0}
-    assert precious.read_text() == "precious"
-    assert (json.loads(seen.read_text()), problems) == ({"a": 0.0}, [])
-
-
-def test_what_another_user_says_of_images_makes_none_of_them_old(shared: Path) -> None:
-    seen = shared / "images.json"
-    others.does(f"open('{seen}', 'w').write('{{\"a\": 0}}')")
-    problems: list[str] = []
-    assert ages_of(["a"], seen, 1000.0, problems) == {"a": 0.0}
-    assert f"{seen} belongs to user {others.UID}" in problems[0]
 
 
 def test_a_run_directory_that_another_user_can_replace_is_not_asked(theirs: Path) -> None:

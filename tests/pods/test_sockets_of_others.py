@@ -2,17 +2,13 @@
 
 import json
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from monitor.actions.cri import CriStore
-from monitor.errors import CannotError
 from monitor.owner import ChangeableError, connected
 from monitor.pods.runtimes import Runtimes
-from monitor.pods.stores import Store
 from tests import others
 from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime
 
@@ -71,16 +67,6 @@ def test_a_link_of_another_user_to_roots_server_is_not_followed(shared: Path, tm
         assert asked(shared / "docker.sock").known(IDENT) is None
     finally:
         server.close()
-
-
-def test_a_clean_up_asks_no_other_users_runtime(shared: Path) -> None:
-    with others.doing(listening(shared / "cri.sock")):
-        for owner, problem in ((others.UID, "cri.sock belongs to"), (0, f"a process of user {others.UID} listens")):
-            os.chown(shared / "cri.sock", owner, -1)
-            shared.chmod(0o755 if owner == 0 else 0o1777)
-            with pytest.raises(CannotError, match=problem), CriStore(Store("cri", str(shared / "cri.sock")), 0.0):
-                pass
-    assert stat.S_ISSOCK((shared / "cri.sock").stat().st_mode)
 
 
 def test_an_answer_nested_without_end_is_one_problem(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def need(programs: Mapping[str, str], path: str | None = None) -> None:
 def check() -> None:
     """Skip the test where containerd cannot be had."""
     need(NEEDED)
-    pytest.importorskip("cri_api", reason="no stubs of CRI: pip install 'outrace[cri]'")
+    pytest.importorskip("cri_api", reason="no stubs of CRI: `make setup` installs them")
 
 
 @contextmanager
@@ -71,7 +71,6 @@ class Containerd:
     def __init__(self, base: Path, state: Path, parent: str) -> None:
         self.base, self.state, self.parent = base, state, parent
         self.socket = state / "s.sock"
-        self.word = f"cri:unix://{self.socket}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -104,13 +103,6 @@ class Containerd:
 
         live.until(answers, "containerd")
 
-    def kill(self) -> None:
-        """End it as a crash does. What it runs, runs on."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(live.TIMEOUT_S)
-        self._channel.close()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -134,33 +126,6 @@ class Containerd:
     def pod(self, name: str, **labels: str) -> "Pod":
         """A pod on the host's network that runs."""
         return Pod(self, name, labels)
-
-    def image_names(self) -> set[str]:
-        """Tags of the images there are."""
-        found = self.images.ListImages(self.api.ListImagesRequest()).images
-        return {tag for image in found for tag in image.repo_tags}
-
-    def dead(self, name: str, image: str, mib: int, files: int) -> None:
-        """A pod whose only container wrote so much and ended."""
-        pod = self.pod(name)
-        pod.run(name, image, str(mib), str(files))
-        pod.stop()
-
-    def running(self, name: str, image: str) -> None:
-        """A pod that runs."""
-        self.pod(name).run(name, image)
-
-    def names(self) -> set[str]:
-        """Names of the containers there are."""
-        return {name.partition("/")[0] for name in self.containers()}
-
-    def containers(self) -> dict[str, int]:
-        """Name -> state of the containers there are."""
-        found = self.runtime.ListContainers(self.api.ListContainersRequest()).containers
-        return {f"{one.metadata.name}/{one.metadata.attempt}": one.state for one in found}
-
-    def sandboxes(self) -> set[str]:
-        return {one.metadata.name for one in self.runtime.ListPodSandbox(self.api.ListPodSandboxRequest()).items}
 
 
 class Pod:

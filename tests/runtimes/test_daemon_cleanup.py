@@ -2,28 +2,27 @@
 
 import json
 import os
-import socket
+import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import LabNode, LabPod
+from monitor.settings.values import CONTAINER_PRUNES
 from tests import live
 from tests.commands import run
+from tests.deploy.test_capabilities import only
 from tests.filesystems import Mounts
 from tests.runtimes import containerd, images, podman
-from tests.runtimes.containerd import Containerd
 from tests.runtimes.podman import Podman
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 MI = 1 << 20
 HOLDER, USED, DEAD, OLD = "localhost/holder:1", "localhost/used:1", "localhost/dead:1", "localhost/old:1"
 CONTAINERS, IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
-Runtime = Containerd | Podman
 
 
 @pytest.fixture
@@ -33,32 +32,21 @@ def node() -> Iterator[LabNode]:
         assert made.oom_kills() == 0
 
 
-@pytest.fixture(params=["containerd", "podman"])
-def runtime(
-    request: pytest.FixtureRequest, tmp_path: Path, pause: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Runtime]:
-    """On a disk of 64 MiB: a container that runs, a dead one that left 8 MiB and 200 files, an image of 6 MiB that
-    nobody uses.
-    """
-    (containerd if request.param == "containerd" else podman).check()
-    with ExitStack() as stack:
-        mounts = stack.enter_context(Mounts())
-        parent = stack.enter_context(containerd.parent_cgroup())
+@pytest.fixture
+def runtime(tmp_path: Path, pause: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
+    """On a disk of 64 MiB: a container that runs, one that ended and left 8 MiB and 200 files, an unused image."""
+    podman.check()
+    with Mounts() as mounts, containerd.parent_cgroup() as parent:
         store = mounts.ext4("store", 64 * MI, "-N", "2048")
-        state = tmp_path / "r"
-        made: Runtime = stack.enter_context(
-            Containerd(store, state, parent)
-            if request.param == "containerd"
-            else Podman(store, state, parent, monkeypatch)
-        )
-        for name, size, files in ((HOLDER, 0, 0), (USED, MI, 0), (DEAD, 2 * MI, 0), (OLD, 6 * MI, 300)):
-            made.load(images.archive(tmp_path / "image.tar", name, pause, size, files))
-        made.running("web", USED)
-        made.dead("job", DEAD, 8, 200)
-        yield made
+        with Podman(store, tmp_path / "r", parent, monkeypatch) as made:
+            for name, size, files in ((HOLDER, 0, 0), (USED, MI, 0), (DEAD, 2 * MI, 0), (OLD, 6 * MI, 300)):
+                made.load(images.archive(tmp_path / "image.tar", name, pause, size, files))
+            made.running("web", USED)
+            made.dead("job", DEAD, 8, 200)
+            yield made
 
 
-def with_files(node: LabNode, runtime: Runtime, mib: int, files: int) -> LabPod:
+def with_files(node: LabNode, runtime: Podman, mib: int, files: int) -> LabPod:
     """A pod whose emptyDir on that disk holds so much."""
     pod = node.add_pod("writer")
     directory = runtime.base / "writer"
@@ -75,13 +63,12 @@ def with_files(node: LabNode, runtime: Runtime, mib: int, files: int) -> LabPod:
     return pod
 
 
-def options(runtime: Runtime, threshold: str, *more: str) -> tuple[str, ...]:
+def options(runtime: Podman, threshold: str, *more: str) -> tuple[str, ...]:
     disk = ("--nodefs", str(runtime.base), "--imagefs", str(runtime.base))
-    words = ("--reclaim-containers", runtime.word, "--reclaim-images", runtime.word)
-    return (*disk, *words, "--eviction-hard", threshold, *more)
+    return (*disk, "--reclaim-containers", "podman", "--reclaim-images", "podman", "--eviction-hard", threshold, *more)
 
 
-def free(runtime: Runtime, inodes: bool) -> int:
+def free(runtime: Podman, inodes: bool) -> int:
     seen = os.statvfs(runtime.base)
     return seen.f_ffree if inodes else seen.f_bavail * seen.f_frsize
 
@@ -100,7 +87,7 @@ def cleaned(daemon: LabDaemon, action: str) -> Record:
         ("too little", True),
     ],
 )
-def test_a_full_disk(node: LabNode, runtime: Runtime, tmp_path: Path, enough: str, inodes: bool) -> None:
+def test_a_full_disk(node: LabNode, runtime: Podman, tmp_path: Path, enough: str, inodes: bool) -> None:
     """Dead containers go first, then unused images; then all thresholds are looked at again."""
     pod = with_files(node, runtime, 1, 10)
     process = node.start_hog(pod, mib=1)
@@ -117,8 +104,10 @@ def test_a_full_disk(node: LabNode, runtime: Runtime, tmp_path: Path, enough: st
         assert asked["actions"] == [CONTAINERS, IMAGES]
         first, second = cleaned(daemon, CONTAINERS), cleaned(daemon, IMAGES)
         assert daemon.log.index(first) < daemon.log.index(second)
-        assert {one["command"] for one in (first, second)} == {runtime.word}
-        assert all(one["removed"] == one["found"] for one in (first, second))
+        assert [one["command"] for one in (first, second)] == [
+            "podman container prune --force",
+            "podman image prune --all --force",
+        ]
         assert first["freed_bytes"] >= 8 * MI
         assert first["freed_inodes"] >= 200
         assert second["freed_bytes"] >= 6 * MI
@@ -130,7 +119,6 @@ def test_a_full_disk(node: LabNode, runtime: Runtime, tmp_path: Path, enough: st
                 total = live.metric(daemon, f'reclaim_freed_{name}_total{{action="{CONTAINERS}"}}')
                 assert total == first[f"freed_{name}"]
             assert live.metric(daemon, f'reclaim_runs_total{{action="{IMAGES}",result="done"}}') == 1
-            assert live.metric(daemon, f'reclaim_removed_total{{action="{IMAGES}"}}') == second["removed"]
         else:
             evicting = live.message(daemon, "evicting", signal=signal)
             assert daemon.log.index(evicting) > daemon.log.index(second)
@@ -140,12 +128,11 @@ def test_a_full_disk(node: LabNode, runtime: Runtime, tmp_path: Path, enough: st
     assert live.alive(process.pid) == (enough == "enough")
     assert runtime.names() == {"web"}
     # DEAD's only container was removed first, so its image is unused too.
-    assert runtime.image_names() - {HOLDER} == {USED}
-    assert (HOLDER in runtime.image_names()) == isinstance(runtime, Containerd)  # its pods' own
+    assert runtime.image_names() == {USED}
 
 
 @pytest.mark.parametrize("short", ["nodefs", "imagefs"])
-def test_with_images_on_a_disk_of_their_own(node: LabNode, runtime: Runtime, tmp_path: Path, short: str) -> None:
+def test_with_images_on_a_disk_of_their_own(node: LabNode, runtime: Podman, tmp_path: Path, short: str) -> None:
     """What is on the disk of images cannot help the node's: the pod goes at once. On its own disk it goes first."""
     with Mounts() as mounts:
         nodefs = mounts.tmpfs("nodefs", 64 * MI)
@@ -170,60 +157,51 @@ def test_with_images_on_a_disk_of_their_own(node: LabNode, runtime: Runtime, tmp
     assert ("job" in runtime.names()) == (short == "nodefs")
 
 
-def test_while_observing_it_is_said_what_would_go(node: LabNode, runtime: Runtime, tmp_path: Path) -> None:
-    pod = with_files(node, runtime, 1, 10)
-    process = node.start_hog(pod, mib=1)
+def test_while_observing_nothing_is_removed(node: LabNode, runtime: Podman, tmp_path: Path) -> None:
+    process = node.start_hog(with_files(node, runtime, 1, 10), mib=1)
     threshold = f"nodefs.available<{free(runtime, False) + MI}"
     before = runtime.names(), runtime.image_names()
     with live.daemon(node, *options(runtime, threshold), state_dir=tmp_path / "state") as daemon:
-        said = live.message(daemon, "the node would be cleaned up first", action=CONTAINERS)
-        assert said["found"] >= 1
-        assert said["bytes"] >= 8 * MI or said["of_unknown_size"] >= 1  # containerd measures every 10 s
-        said = live.message(daemon, "the node would be cleaned up first", action=IMAGES)
-        assert said["bytes"] >= 6 * MI
         wanted = live.message(daemon, "would evict", signal="nodefs.available")
         assert wanted["cleanup"] == [CONTAINERS, IMAGES]
-        sized = f'reclaim_candidates_bytes{{action="{IMAGES}"}}'
-        assert live.metric(daemon, sized) == said["bytes"]
         command = (sys.executable, "-P", "-m", "monitor.cli.main", "explain", "--run-dir", str(daemon.state_dir))
-        done = run(*command, "-o", "json", env={**os.environ, **live.PYTHONPATH})
-        assert done.returncode == 0, done.stderr
-        rows = {one["action"]: one for one in json.loads(done.stdout)["node"]["reclaimable"]}
-        assert rows[IMAGES]["bytes"] == said["bytes"]
-        assert rows[CONTAINERS]["problem"] == ""
         done = run(*command, env={**os.environ, **live.PYTHONPATH})
-        assert f"{IMAGES} ({runtime.word}): images: {rows[IMAGES]['count']} would go, at most " in done.stdout
+        assert f"the node would first clean up: {CONTAINERS}, {IMAGES}" in done.stdout
         live.ended(daemon)
     assert live.alive(process.pid)
     assert (runtime.names(), runtime.image_names()) == before
 
 
-@pytest.fixture
-def deaf(tmp_path: Path) -> Iterator[str]:
-    """A runtime that takes connections and answers nothing."""
-    pytest.importorskip("cri_api", reason="no stubs of CRI: pip install 'outrace[cri]'")
-    path = tmp_path / "s.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        yield f"cri:unix://{path}"
+def test_podman_removes_whole_layers_with_the_capabilities_of_the_unit(runtime: Podman) -> None:
+    """Without CAP_FOWNER it removes half of a layer, and then not even lists what is left."""
+    unit = (live.ROOT / "deploy/systemd/outrace.service").read_text()
+    (names,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    runtime.run("mine", DEAD, "1", "5")
+    mounted = Path(runtime("mount", "mine"))
+    (mounted / "tmp").mkdir()
+    (mounted / "tmp").chmod(0o1777)
+    (mounted / "tmp" / "file").touch()
+    for path in (mounted / "tmp" / "file", mounted / "tmp"):
+        os.chown(path, 12345, 12345)
+    runtime("umount", "mine")
+    rights = only(*(name.removeprefix("CAP_") for name in names.split()))
+    done = run(*rights, "setpriv", "--no-new-privs", *CONTAINER_PRUNES["podman"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert runtime.names() == {"web"}
 
 
-@pytest.mark.parametrize("listens", [True, False])
-def test_a_runtime_that_hangs_or_is_gone_keeps_no_pod(node: LabNode, deaf: str, tmp_path: Path, listens: bool) -> None:
+def test_a_clean_up_that_fails_keeps_no_pod(node: LabNode, tmp_path: Path) -> None:
     """One line in the log, and the pass goes on."""
     with Mounts() as mounts:
         disk = mounts.tmpfs("nodefs", 64 * MI)
         process = node.start_hog(node.add_pod("pod"), mib=1)
         (disk / "file").write_bytes(bytes(30 * MI))
-        word = deaf if listens else f"{deaf}.gone"
-        chosen = ("--nodefs", str(disk), "--imagefs", str(disk), "--reclaim-images", word)
+        command = "sh -c 'echo no such runtime >&2; exit 7'"
+        chosen = ("--nodefs", str(disk), "--imagefs", str(disk), "--reclaim-images", command)
         threshold = ("--eviction-hard", "nodefs.available<40Mi", "--enforce")
         with live.daemon(node, *chosen, *threshold, state_dir=tmp_path / "state") as daemon:
             failed = live.message(daemon, "clean-up failed", action=IMAGES)
-            assert failed["command"] == word
-            assert failed["status"] == (1 if listens else 3)
-            assert ("does not answer" if listens else "No such file or directory") in failed["output"]
+            assert (failed["status"], failed["output"]) == (7, "no such runtime")
             live.message(daemon, "evicting", signal="nodefs.available")
             live.ends(process.pid)
             live.ended(daemon)
