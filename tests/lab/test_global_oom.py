@@ -138,33 +138,6 @@ def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
     assert ([e["pod"] for e in found["evicted"]], found["oom_victims"]) == (["lab/hog"], [])
 
 
-def test_three_classes_go_in_the_policys_order_down_to_the_last_pod(node: LabNode) -> None:
-    """A pod that is never evicted grows until nobody else is left: as the kubelet has it, without the brake."""
-    before = oom_kills()
-    pods = {
-        "guaranteed": (node.add_pod("guaranteed", "Guaranteed", request=64 * MIB), 24),  # uses less than it requests
-        "burstable": (node.add_pod("burstable", "Burstable", request=8 * MIB), 24),
-        "besteffort": (node.add_pod("besteffort"), 32),
-    }
-    agent = node.add_pod("agent", priority=2_000_001_000)
-    with watching(node, below_now(220), "--enforce", "--compat", "kubelet-1.36") as daemon:
-        hogs = {}
-        for name, (pod, mib) in pods.items():
-            hogs[name] = node.start_hog(pod, mib=mib)
-            hogs[name].go()
-            hogs[name].expect("grown")
-        grower = node.start_hog(agent, mib=190, rate=20)
-        grower.go()
-        for name in ("besteffort", "burstable", "guaranteed"):
-            live.message(daemon, "evicted", uid=pods[name][0].uid)
-        assert all(one.wait() == -signal.SIGKILL for one in hogs.values())
-        assert grower.process.poll() is None
-        order = [r["pod"] for r in live.messages(daemon, "evicting")]
-        live.ended(daemon)
-    assert order == ["lab/besteffort", "lab/burstable", "lab/guaranteed"]
-    assert oom_kills() == before, "the OOM killer was first"
-
-
 @pytest.mark.skipif(cgroupfs.detect().version == 1, reason="memory.oom.group is cgroup v2's")
 def test_a_group_dies_together(node: LabNode) -> None:
     began, pod = stored(), node.add_pod("family")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError
 from monitor.kernel import cgroupfs
 from monitor.kernel.readable import readable
-from monitor.lab.child import PATIENCE_S, Hog
+from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import MIB, LabNode
 from tests import live
 
@@ -103,14 +102,6 @@ def test_a_hog_ends_with_its_stdin_even_while_it_grows(node: LabNode) -> None:
 
 
 @pytest.mark.once
-def test_a_bad_option_is_explained() -> None:
-    with pytest.raises(MonitorError, match="'mb=3' is not one of cgroup="):
-        Hog(None, mb=3)
-    with pytest.raises(MonitorError, match="kind=gpu is not one of anon, file, shmem"):
-        Hog(None, kind="gpu")
-
-
-@pytest.mark.once
 def test_an_exception_inside_leaves_nothing() -> None:
     try:
         with LabNode("test-lab", 64 * MIB) as node:
@@ -122,12 +113,6 @@ def test_an_exception_inside_leaves_nothing() -> None:
     assert not cgroup.exists()
     assert not manifests.exists()
     assert hog.process.poll() is not None
-
-
-@pytest.mark.once
-def test_two_nodes_of_one_name_do_not_meet() -> None:
-    with LabNode("test-lab", 64 * MIB) as one, LabNode("test-lab", 64 * MIB) as two:
-        assert one.cgroup != two.cgroup
 
 
 OWNER = """
@@ -211,12 +196,6 @@ def test_a_process_outside_the_node_is_left_alone() -> None:
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def test_nothing_of_an_earlier_test_is_left() -> None:
-    hierarchy = cgroupfs.detect()
-    own = re.compile(rf"outrace-test-lab(-owner)?-{os.getpid()}\b")
-    assert [path.name for path in hierarchy.root.iterdir() if own.match(path.name)] == []
 
 
 def test_the_end_of_a_hog_is_waited_for_without_looking(node: LabNode, monkeypatch: pytest.MonkeyPatch) -> None:

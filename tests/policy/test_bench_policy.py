@@ -5,7 +5,7 @@ import json
 import pytest
 
 from monitor.cli.main import main
-from monitor.lab.bench_policy import SIGNALS, crowd
+from monitor.lab.bench_policy import SIGNALS
 
 
 def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,10 +29,3 @@ def test_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["WHAT", "UNIT", "N"]
     assert len(rows) == len(SIGNALS) + 2
-
-
-def test_the_crowd_is_the_same_every_time() -> None:
-    assert crowd(5, limited=True) == crowd(5, limited=True)
-    assert crowd(5, limited=True) != crowd(5, limited=False)
-    objects, stats = crowd(7, limited=False)
-    assert len(objects) == len(stats) == 7

@@ -71,11 +71,6 @@ def test_drop_ins_come_after_the_defaults() -> None:
     ]
 
 
-def test_an_option_of_outrace_replaces_its_map() -> None:
-    assert shown(config(), own={HARD: {"pid.available": "5%"}}) == ["pid.available<5%: --evictionHard"]
-    assert shown(config(), own={HARD: {}}) == []
-
-
 def test_defaults_switched_off_by_naming_others() -> None:
     def off(*sources: Source, own: dict[str, str] | None = None) -> dict[str, str]:
         file, *drop_ins = sources or (None,)

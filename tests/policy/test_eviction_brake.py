@@ -165,11 +165,6 @@ def test_what_pods_grew_by(before: Mapping[str, int], now: Mapping[str, int], ca
     assert inside == sum(now[uid] - before.get(uid, 0) for uid in now if uid in candidates and uid not in ending)
 
 
-def test_who_ends_hides_nobodys_growth() -> None:
-    inside, everywhere = grown({"a": 100 * MIB, "b": 10 * MIB}, {"a": 5 * MIB, "b": 40 * MIB}, {"a", "b"})
-    assert (inside, everywhere) == (30 * MIB, -65 * MIB)
-
-
 def test_what_is_missing_ends_at_the_threshold_and_only_then_at_the_min_reclaim() -> None:
     (plain,) = parse_thresholds({"memory.available": "100Mi"})
     assert (missing(plain, 90 * MIB, 1 << 30), missing(plain, 120 * MIB, 1 << 30)) == (10 * MIB, -20 * MIB)

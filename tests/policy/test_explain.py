@@ -90,12 +90,6 @@ def test_the_old_one_speaks_of_classes() -> None:
     )
 
 
-def test_an_older_release_knows_no_split_disk() -> None:
-    used = stats("a", rootfs=(MI, 7), logs=(2 * MI, 1))
-    (text, *_) = words(pod("a"), used, "imagefs.available", SPLIT, "kubelet-1.17")
-    assert text == "usage: 1Mi (writable layers), requested 0: above its request"
-
-
 def decided(one: Ranked, other: Ranked, signal: str = MEMORY, name: str = "kubelet-1.36") -> list[str]:
     found = contrast(one, other, signal, SINGLE_DISK, era(name))
     return [f"{c.name}: {c.one} | {c.other}" for c in found if c.decides]
@@ -140,15 +134,6 @@ def test_what_decides_elsewhere() -> None:
     assert decided(first, second, "pid.available") == ["name: ns/a | ns/b"]
     early, late, _ = ranked(pods, figures, "pid.available", name="kubelet-1.17")
     assert decided(early, late, "pid.available", "kubelet-1.17") == ["name: ns/a | ns/b"]
-
-
-def test_a_pod_without_stats_has_no_excess_to_compare() -> None:
-    first, second = ranked([pod("a"), pod("b")], [stats("b", 5)])
-    assert [(c.name, c.one, c.decides) for c in contrast(first, second, MEMORY, SINGLE_DISK)] == [
-        ("usage", "no stats: goes first", True),
-        ("priority", "0: lower ones go first", False),
-        ("excess", "-", False),
-    ]
 
 
 def test_where_orders_part() -> None:

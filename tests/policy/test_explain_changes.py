@@ -47,29 +47,6 @@ def test_equal_pods_are_shown_as_equal() -> None:
     )
 
 
-def test_priority_does_not_help_who_is_above_its_request_against_who_is_not() -> None:
-    first, second = ranked([pod("a"), pod("b", container(memory="1Mi"))], [stats("a", 10), stats("b", 5)])
-    # Within its request too, but closer to it than the other it would still be first.
-    assert texts(first, second) == ["raise the memory request of container c from 0 to 1048582"]
-
-
-def test_down_to_nothing() -> None:
-    first, second = ranked([pod("b"), pod("a")], [stats("b", 1), stats("a", 0)])
-    assert texts(first, second)[-1] == "use 1 less memory: 0 instead of 1; they are equal then, and the names decide"
-    first, second = ranked([pod("a"), pod("b", container(memory="9"))], [stats("a", 5), stats("b", 5)])
-    # Even a request of nothing leaves it behind, by its name; and priority counts among those above theirs alone.
-    assert texts(second, first) == ["use 10 more memory: 15 instead of 5"]
-    first, second = ranked([pod("b"), pod("a", container(memory="9"))], [stats("b", 5), stats("a", 5)])
-    assert texts(second, first)[0] == (
-        "lower the memory request of container c from 9 to 0; they are equal then, and the names decide"
-    )
-
-
-def test_half_a_byte_may_be_all_it_takes() -> None:
-    first, second = ranked([pod("b", container(memory="1500m")), pod("a")], [stats("b", 5), stats("a", 3)])
-    assert texts(first, second)[0].startswith("raise the memory request of container c from 1500m to 2;")
-
-
 def test_whose_request_is_raised() -> None:
     two = pod("a", container("small", memory="1Mi"), container("big", {"memory": "2Mi"}, memory="1Mi"))
     figures = stats("a", 10 * MI)
@@ -113,14 +90,6 @@ def test_what_moves_a_pod_for_disks_and_processes() -> None:
         "raise its priority from 0 to 1",
         "have 6 fewer processes: 1 instead of 7",
     ]
-
-
-def test_no_change_is_named_where_none_helps() -> None:
-    (first, second) = ranked([pod("a", priority=10**9), pod("b", priority=10**9)], [])
-    assert texts(first, second) == []
-    system = pod("b", container(memory="1"), priority=2 * 10**9)
-    first, second = ranked([pod("a", container(memory="1")), system], [stats("a", 1), stats("b", 1)], "pid.available")
-    assert texts(first, second, "pid.available") == []
 
 
 SMALL = st.integers(0, 6)

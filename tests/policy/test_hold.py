@@ -203,11 +203,6 @@ def test_figures_of_after_15_s_show_it_by_themselves() -> None:
     assert run(BESIDE, Look(1 + 15 * S, node(LINE + 15 * MIB)), state=state)[0].step == "across"
 
 
-def test_a_burst_across_the_line_is_held_below_it() -> None:
-    state = held(BESIDE)
-    assert (state.step, hold.is_in_the_way(state)) == ("", True)
-
-
 def test_a_kubelet_that_does_not_answer_within_two_loops() -> None:
     state, _ = run(BESIDE, Look(20 * S, node(20 * MIB)), state=held(BESIDE))
     assert state.opened == ""

@@ -81,44 +81,6 @@ def test_without_stats_everything_stays() -> None:
     assert names(again) == ["big"]
 
 
-def test_a_memory_eviction_in_full() -> None:
-    pods = [pod("a", container(memory="100Mi"), container("idle", memory="1Gi")), pod("b")]
-    answer = summary(stats("a", 300 * MI), stats("b", MI), second=5, memory=500 * MI)
-    (result,) = run(config({"memory.available": "1Gi"}), pods, answer)
-    assert result.warning == "Attempting to reclaim memory"
-    (eviction,) = result.evictions
-    assert (eviction.pod.name, eviction.grace_s, eviction.disrupted) == ("b", 1, True)
-    assert eviction.message == (
-        "The node was low on resource: memory. Threshold quantity: 1Gi, available: 500Mi. "
-        "Container c was using 1Mi, request is 0, has larger consumption of memory. "
-    )
-    assert eviction.annotations == {
-        "offending_containers": "c",
-        "offending_containers_usage": "1Mi",
-        "starved_resource": "memory",
-    }
-    assert (result.reclaimed, result.summary_reads) == ((), 1)
-
-
-def test_a_pod_without_stats_goes_first_and_its_message_is_short() -> None:
-    (result,) = run(config({"memory.available": "1Gi"}), [*PODS, pod("unknown")], low(1, memory=0))
-    (eviction,) = result.evictions
-    assert (eviction.pod.name, eviction.annotations) == ("unknown", {})
-
-
-def test_one_pod_per_pass_and_never_a_critical_one() -> None:
-    (result,) = run(config({"memory.available": "1Gi", "pid.available": "10%"}), PODS, low(1, memory=0, pids=1))
-    assert names(result) == ["big"]
-    (result,) = run(config({"memory.available": "1Gi"}), PODS[2:], low(1, memory=0))
-    assert names(result) == []
-    assert result.warning == "Attempting to reclaim memory"  # logged although nobody is evicted
-
-
-def test_memory_comes_before_disk() -> None:
-    (result,) = run(config({"nodefs.available": "10%", "memory.available": "1Gi"}), PODS, low(1, memory=0, nodefs=0))
-    assert (result.warning, result.reclaimed) == ("Attempting to reclaim memory", ())
-
-
 @pytest.mark.parametrize(
     ("signal", "figure", "layout", "actions"),
     [
@@ -144,20 +106,6 @@ def test_clean_up_comes_before_a_pod(signal: str, figure: str, layout: DiskLayou
     assert in_vain.warning == enough.warning
 
 
-def test_a_clean_up_must_clear_every_threshold_min_reclaim_and_soft_ones_included() -> None:
-    policy = config(
-        {"nodefs.available": "10%"},
-        reclaim={"nodefs.available": "5Gi"},
-        soft={"memory.available": "1Gi"},
-        grace={"memory.available": "1h"},
-    )
-    for left, memory, evicted in ((11 * GI, 2 * GI, 1), (15 * GI, 2 * GI, 1), (15 * GI + 200, 2 * GI, 0)):
-        (result,) = run(policy, PODS, low(1, nodefs=0, memory=memory), after=low(1, nodefs=left, memory=memory))
-        assert len(result.evictions) == evicted, left
-    (result,) = run(policy, PODS, low(1, nodefs=0, memory=0), after=low(1, nodefs=50 * GI, memory=0))
-    assert len(result.evictions) == 1  # for a disk that is clean again
-
-
 def test_a_clean_up_whose_effect_cannot_be_seen_costs_a_pod() -> None:
     policy = config({"nodefs.available": "10%"})
     result = kubelet_pass(policy, PassState(), PODS, lambda: Summary(low(1, nodefs=0)), 0, lambda _: None)
@@ -180,31 +128,6 @@ def test_a_first_pass_without_stats_still_learns_the_layout() -> None:
     policy = config({"nodefs.available": "10%"}, SPLIT)
     _, second = run(policy, PODS, None, low(1, nodefs=50 * GI, containerfs=0))
     assert len(second.evictions) == 1
-
-
-def test_local_storage_comes_first_and_takes_every_pod_over_its_limits() -> None:
-    empty_dir = {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]}
-    pods = [pod("a", **empty_dir), pod("b"), pod("c", **empty_dir), pod("k", priority=2 * 10**9, **empty_dir)]
-    over = {"volumes": {"v": (2 * MI, 0)}}
-    figures = [stats(name, MI, **over) for name in "abck"]
-    policy = config({"memory.available": "1Gi"}, local_storage=True)
-    first, second = run(policy, pods, summary(*figures, second=1, memory=0), summary(*figures[1:2], second=2, memory=0))
-    assert names(first) == ["a", "c"]
-    assert first.warning is None
-    assert {(e.grace_s, e.disrupted, tuple(e.annotations)) for e in first.evictions} == {(1, False, ())}
-    assert first.state.core.conditions == {"MemoryPressure"}  # seen, though not acted on
-    assert len(second.evictions) == 1
-    assert second.warning == "Attempting to reclaim memory"
-
-
-def test_a_pass_for_local_storage_uses_up_the_stamp() -> None:
-    empty_dir = {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]}
-    policy = config({"memory.available": "1Gi"}, local_storage=True)
-    answers = [
-        summary(stats("a", MI, volumes={"v": (size, 0)}), second=second, memory=0)
-        for size, second in ((2 * MI, 1), (0, 1), (0, 2))
-    ]
-    assert [names(r) for r in run(policy, [pod("a", **empty_dir)], *answers)] == [["a"], [], ["a"]]
 
 
 def test_conflicting_thresholds_are_reported() -> None:
@@ -302,16 +225,3 @@ def test_the_same_inputs_give_the_same_passes(world: tuple[PassConfig, list[Pod]
     for a, b in zip(once, shuffled, strict=True):
         assert a.state == b.state
         assert sorted(names(a)) == sorted(names(b))
-
-
-@given(worlds())
-def test_soft_never_before_its_grace_in_a_whole_pass(
-    world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]],
-) -> None:
-    policy, pods, answers = world
-    since: dict[Any, int] = {}
-    for second, result in enumerate(run(policy, pods, *answers)):
-        if result.outcome is None:
-            continue
-        since = {t: since.get(t, second) for t in result.outcome.observed}
-        assert all(second * S - since[t] * S >= t.grace_ns for t in result.outcome.met)

@@ -87,26 +87,6 @@ def test_ninety_five_percent_of_ten_gibibytes() -> None:
     assert hard[0].met(500 * 2**20 - 1, 10 * 2**30)
 
 
-def test_only_memory_and_nodefs_thresholds_reserve() -> None:
-    capacity = amounts(memory="8Gi", ephemeral_storage="100Gi", cpu="2500m", pods="110")
-    hard = parse_thresholds({"memory.available": "10%", "nodefs.available": "5Gi", "imagefs.available": "50%"})
-    kept = reserve(capacity, amounts(cpu="1"), amounts(cpu="100m"), hard)
-    assert {name: q.milli for name, q in kept.reserved.items()} == {
-        "memory": 858993472 * 1000,
-        "ephemeral-storage": 5 * 2**30 * 1000,
-        "cpu": 1100,
-    }
-    assert kept.pods_limit["memory"] == capacity["memory"]
-
-
-def test_more_reserved_than_there_is() -> None:
-    capacity = amounts(memory="1Gi", cpu="1")
-    kept = reserve(capacity, amounts(memory="1Gi"), amounts(memory="1"), ())
-    assert (kept.exceeded, kept.pods_limit["memory"].value) == (("memory",), 0)
-    all_of_it = reserve(capacity, amounts(memory="1Gi"), {}, ())
-    assert all_of_it.exceeded == ()
-
-
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100), st.integers(1, 100))
 def test_reservations_add_up(total: int, system: int, kube: int, evicted_for: int) -> None:
     def memory(n: int) -> dict[str, Quantity]:
@@ -163,30 +143,6 @@ def test_every_signal_is_observed() -> None:
     assert {seen.stamp_ns for seen in found.values()} == {stamp}
     assert found["memory.available"].capacity == 16 * 2**30
     assert found["pid.available"] == Observation(-7, 32768, stamp)
-
-
-@pytest.mark.parametrize("missing", ["availableBytes", "workingSetBytes"])
-def test_half_an_observation_is_none(missing: str) -> None:
-    answer = summary(memory=5, kubepods=5)
-    del answer["node"]["memory"][missing]
-    assert Summary(answer).observations.keys() == {"allocatableMemory.available"}
-
-
-def test_numbers_wrap_as_in_the_kubelet() -> None:
-    """A working set above the limit makes a huge unsigned number of what is available: a negative one (issue 52386)."""
-    memory = {"availableBytes": 2**64 - 1, "workingSetBytes": 11}
-    assert Summary({"node": {"memory": memory}}).observations["memory.available"] == Observation(-1, 10, 0)
-    assert PodStats({"memory": {"workingSetBytes": 2**64 - 5}}).memory() == -5
-
-
-def test_the_first_container_called_pods_counts() -> None:
-    first, second = ({"availableBytes": n, "workingSetBytes": 0} for n in (1, 2))
-    containers = [{"name": "misc"}, {"name": "pods", "memory": first}, {"name": "pods", "memory": second}]
-    assert (
-        Summary({"node": {"systemContainers": containers}}).observations["allocatableMemory.available"].available == 1
-    )
-    containers[1] = {"name": "pods"}
-    assert Summary({"node": {"systemContainers": containers}}).observations == {}
 
 
 def test_pods_are_found_by_uid_or_by_name() -> None:

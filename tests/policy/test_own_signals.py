@@ -7,36 +7,21 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import (
-    ALL_SIGNALS,
     ALLOCATABLE_MEMORY,
     ALLOCATABLE_OBTAINABLE,
     ALLOCATABLE_RECLAIMABLE,
-    CONDITION,
     MEMORY,
     MEMORY_PRESSURE,
-    MEMORY_SIGNALS,
     NODEFS,
     OBTAINABLE,
     OWN_SIGNALS,
     RECLAIMABLE,
-    RESOURCE,
-    SIGNALS,
     Observation,
     used,
 )
 from monitor.policy.thresholds import kubelets, parse_thresholds
 
 HOG = Candidate("uid-hog", "shop", "hog", 0, 0, 500, False)
-
-
-def test_the_kubelets_nine_are_as_they_were() -> None:
-    assert len(SIGNALS) == 9
-    assert not set(OWN_SIGNALS) & set(SIGNALS)
-    assert set(ALL_SIGNALS) == {*SIGNALS, *OWN_SIGNALS}
-    assert len(ALL_SIGNALS) == 13
-    assert set(OWN_SIGNALS) < MEMORY_SIGNALS
-    assert {CONDITION[signal] for signal in OWN_SIGNALS} == {MEMORY_PRESSURE}
-    assert {RESOURCE[signal] for signal in OWN_SIGNALS} == {"memory"}
 
 
 @pytest.mark.parametrize(

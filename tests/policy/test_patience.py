@@ -19,11 +19,6 @@ def quiet(coming: int = 135 * MIB, back_ns: int = 200 * MS) -> Coming:
     return Coming(coming, back_ns, 0, 10 * MS, 0, MS // 4, NOISE)
 
 
-def test_the_pod_that_died_for_page_tables_lives() -> None:
-    """15.8 MiB were left, nobody grew, and 135 MiB were on their way back."""
-    assert waits(quiet(), 16_567_500, 64 * MIB)
-
-
 @given(available, sizes)
 def test_nothing_is_waited_for_where_nothing_comes(left: int, line: int) -> None:
     assert not waits(NOTHING, left, line)

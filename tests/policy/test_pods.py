@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.messages import eviction_message
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object, stable_uid
 from monitor.policy.qos import is_critical, qos_class
 from monitor.policy.quantity import PolicyError, Quantity
-from monitor.policy.resources import pod_request
 
 GI = 2**30
 
@@ -98,22 +96,8 @@ def test_refusals_name_the_key(obj: Any, key: str) -> None:
 
 
 KEYS = [
-    "metadata",
-    "spec",
-    "status",
-    "name",
-    "uid",
-    "annotations",
-    "containers",
-    "initContainers",
-    "tolerations",
-    "key",
-    "priority",
-    "resources",
-    "requests",
-    "limits",
-    "memory",
-    "overhead",
+    *("metadata", "spec", "status", "name", "uid", "annotations", "containers", "initContainers"),
+    *("tolerations", "key", "priority", "resources", "requests", "limits", "memory", "overhead"),
 ]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -129,30 +113,6 @@ def test_nothing_but_policy_error_on_arbitrary_objects(obj: Any, spec: Any) -> N
             pod_from_object(given_object)
         except PolicyError:
             pass
-
-
-def test_requests_with_sidecars_and_init_containers() -> None:
-    sidecar = asks("s", "1Gi", restartPolicy="Always")
-    assert pod_request(make(asks("a", "1Gi"), asks("b", "2Gi")), "memory").value == 3 * GI
-    assert pod_request(make(asks("a", "1Gi"), init=(asks("i", "5Gi"),)), "memory").value == 5 * GI
-    # The sidecar started before the init container runs beside it, one started after does not.
-    assert pod_request(make(asks("a", "1Gi"), init=(sidecar, asks("i", "5Gi"))), "memory").value == 6 * GI
-    assert pod_request(make(asks("a", "1Gi"), init=(asks("i", "5Gi"), sidecar)), "memory").value == 5 * GI
-    assert pod_request(make(asks("a", "1Gi"), init=(sidecar,)), "memory").value == 2 * GI
-
-
-def test_pod_level_requests_hide_the_containers() -> None:
-    level = {"requests": {"memory": "1Gi"}}
-    assert pod_request(make(asks("a", "3Gi"), resources=level), "memory").value == GI
-    assert pod_request(make(asks("a", "3Gi"), resources={"limits": {"memory": "4Gi"}}), "memory").value == 0
-    assert pod_request(make(asks("a", "3Gi"), resources={}), "memory").value == 3 * GI
-    assert pod_request(make(asks("a", "3Gi"), resources={"limits": {"memory": "4Gi"}}), "memory", False).value == 3 * GI
-
-
-def test_overhead_is_added_to_what_asked_for_something() -> None:
-    overhead = {"memory": "100Mi"}
-    assert str(pod_request(make(asks("a", "1Gi"), overhead=overhead), "memory")) == "1124Mi"
-    assert pod_request(make(asks("a"), overhead=overhead), "memory").is_zero
 
 
 def both(cpu: str, memory: str) -> dict[str, Any]:
@@ -206,44 +166,3 @@ def test_a_sidecar_is_never_killed_before_what_it_serves(side: int, request: int
     pod = make(asks("a", request), init=(asks("s", side, restartPolicy="Always"),))
     assert oom_score_adj(pod, "s", capacity + 1) <= oom_score_adj(pod, "a", capacity + 1)
     assert 3 <= oom_score_adj(pod, "a", capacity + 1) <= 999
-
-
-def test_a_sidecar_counts_as_at_least_the_smallest_of_those_it_serves() -> None:
-    def score(side: str) -> int:
-        pod = make(asks("a", "2Gi"), asks("b", "4Gi"), init=(asks("s", side, restartPolicy="Always"),))
-        return oom_score_adj(pod, "s", 10 * GI)
-
-    assert (score("1Gi"), score("3Gi")) == (800, 700)
-
-
-def test_message_of_a_pod_over_its_request() -> None:
-    pod = make(asks("a", "100Mi"), asks("b", "1Gi"), asks("c"))
-    usage = {"b": GI, "ghost": GI, "a": 300 * 2**20, "c": 1}
-    message, annotations = eviction_message(pod, "memory", Quantity.parse("1G"), 5 * 2**20, usage, 2 * GI)
-    assert message == (
-        "The node was low on resource: memory. Threshold quantity: 1G, available: 5Mi. "
-        "Container a was using 300Mi, request is 100Mi, has larger consumption of memory. "
-        "Container c was using 1, request is 0, has larger consumption of memory. "
-    )
-    assert annotations == {
-        "offending_containers": "a,c",
-        "offending_containers_usage": "300Mi,1",
-        "starved_resource": "memory",
-    }
-
-
-def test_message_without_stats_or_observation() -> None:
-    assert eviction_message(make(asks("a")), "memory", 1, None, None, None) == (
-        "The node was low on resource: memory. ",
-        {},
-    )
-
-
-def test_message_of_a_pod_with_its_own_request() -> None:
-    pod = make(asks("a"), resources={"requests": {"memory": "2Gi"}})
-    message, annotations = eviction_message(pod, "memory", GI, 0, {}, GI)
-    assert message == (
-        "The node was low on resource: memory. Threshold quantity: 1Gi, available: 0. "
-        "Pod p was using 1Gi, request is 2Gi, has larger consumption of memory. "
-    )
-    assert (annotations["offending_pod"], annotations["offending_pod_usage"]) == ("p", "1Gi")

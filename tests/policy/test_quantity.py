@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, ZERO, PolicyError, Quantity
+from monitor.policy.quantity import BINARY_SI, PolicyError, Quantity
 
 SUFFIXES = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2", "e+20"]
 TEXTS = st.builds(
@@ -69,12 +69,6 @@ def test_huge_exponents_are_refused_with_their_size(text: str) -> None:
         Quantity.parse(text)
 
 
-@pytest.mark.parametrize("text", ["5e99999999999999999999", "5E-9223372036854775809", "1e" + "9" * 400])
-def test_an_exponent_beyond_64_bits_is_no_suffix(text: str) -> None:
-    with pytest.raises(PolicyError, match="unable to parse quantity's suffix"):
-        Quantity.parse(text)
-
-
 @given(QUANTITIES, QUANTITIES)
 def test_sums_and_order_are_exact(a: Quantity, b: Quantity) -> None:
     assert (a + b).nanos == a.nanos + b.nanos
@@ -98,40 +92,3 @@ def test_whole_amounts_survive_both_ways(n: int) -> None:
     assert Quantity.of_bytes(n).int64() == n
     if abs(n) < 2**63 - 1:  # reading a binary suffix caps at 2^63 - 1 either way
         assert Quantity.parse(str(Quantity.of_bytes(n))).value == n
-
-
-@pytest.mark.parametrize(
-    ("text", "canonical"),
-    [
-        ("1.5Gi", "1536Mi"),
-        ("1000m", "1"),
-        ("1e19", "10e18"),
-        ("1Gi", "1Gi"),
-        ("1073741823", "1073741823"),
-        ("1024Mi", "1Gi"),
-        ("0.1Ki", "102400m"),
-        ("8Ei", "9223372036854775807"),
-        ("0", "0"),
-        ("000", "0"),
-    ],
-)
-def test_canonical_texts(text: str, canonical: str) -> None:
-    assert str(Quantity.parse(text)) == canonical
-
-
-@pytest.mark.parametrize(
-    ("text", "nanos"),
-    [("1e-10", 1), ("-0.0000000001", -1), ("1.0000000001", 10**9 + 1), ("0.1n", 1), ("0.0000000000", 0), ("0.5n", 1)],
-)
-def test_amounts_too_fine_to_hold_round_away_from_zero(text: str, nanos: int) -> None:
-    assert Quantity.parse(text).nanos == nanos
-
-
-def test_zero_takes_the_family_of_what_is_added() -> None:
-    total = ZERO + Quantity.parse("100Mi")
-    assert (str(total), total.format) == ("100Mi", BINARY_SI)
-    assert (Quantity.parse("1") + Quantity.parse("1Ki")).format == DECIMAL_SI
-
-
-def test_quantity_of_another_type_is_not_equal() -> None:
-    assert Quantity.parse("1") != 1

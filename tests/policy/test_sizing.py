@@ -13,7 +13,6 @@ from monitor.policy.sizing import (
     BYTES,
     CPU,
     DISK,
-    DOWN,
     EVICTION,
     EXACT,
     KUBE,
@@ -53,13 +52,6 @@ def test_a_node_of_ten_gibibytes() -> None:
         (SYSTEM, 1536 * MIB, "memory=1.5Gi (kubelet.yaml: systemReserved)"),
         (EVICTION, 500 * MIB, "memory.available<500Mi (kubelet.yaml: evictionHard)"),
     ]
-
-
-def test_the_guides_two_spellings_of_a_threshold() -> None:
-    """10Gi: 10 % is 1Gi, but the kubelet's 10 % is a 32-bit fraction, 0.100000001490116: 16 bytes more."""
-    found = sized("memory", 10 * GIB, evictionHard={"memory.available": "10%"})
-    assert [(term.amount, term.rounding) for term in found.terms] == [(GIB + 16, DOWN)]
-    assert sized("memory", 10 * GIB, evictionHard={"memory.available": "1Gi"}).allocatable == 9 * GIB
 
 
 def test_terms_of_every_resource() -> None:

@@ -1,11 +1,9 @@
 """The rules of a pass, one by one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from monitor.policy.compat import KUBELET
 from monitor.policy.eviction_pass import carried
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
@@ -23,11 +21,6 @@ def soft(grace: str, max_pod_grace: int = 0, value: str = "100") -> EvictionConf
     return EvictionConfig(parse_thresholds(None, {MEMORY: value}, {MEMORY: grace}), 300 * S, max_pod_grace)
 
 
-def test_no_thresholds_no_work() -> None:
-    config = EvictionConfig((), 300 * S)
-    assert run(config, State(), 1, {MEMORY: 0}) == (State(), (None, None, (), 0, frozenset(), (), (), None))
-
-
 def test_met_is_strictly_below() -> None:
     state, outcome = run(hard(), State(), 1, {MEMORY: 100})
     assert (outcome.observed, outcome.conditions) == ((), frozenset())
@@ -36,11 +29,6 @@ def test_met_is_strictly_below() -> None:
     assert [c.name for c in outcome.refused] == ["huge-critical"]
     assert (outcome.grace_s, outcome.conditions) == (1, frozenset({"MemoryPressure"}))
     assert outcome.starved == outcome.met[0] == outcome.observed[0]
-
-
-def test_a_signal_without_observation_is_not_met() -> None:
-    _, outcome = run(hard(), State(), 1, {ALLOCATABLE_MEMORY: 0})
-    assert outcome.observed == ()
 
 
 def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
@@ -54,19 +42,6 @@ def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
     assert asked == []
     synchronize(soft("10s"), state, {MEMORY: Observation(0, CAPACITY, 2)}, 10 * S, rank)
     assert asked == [MEMORY]
-
-
-def test_only_critical_pods_means_no_victim() -> None:
-    critical = [pod("a", critical=True), pod("b", critical=True)]
-    _, outcome = run(hard(), State(), 1, {MEMORY: 0}, critical)
-    assert (outcome.victim, list(outcome.refused), outcome.grace_s) == (None, critical, 0)
-    assert outcome.starved is not None
-
-
-def test_no_pods_means_no_victim() -> None:
-    _, outcome = run(hard(), State(), 1, {MEMORY: 0}, [])
-    assert (outcome.victim, outcome.refused) == (None, ())
-    assert outcome.starved is not None
 
 
 def test_the_same_stamp_twice_does_not_act_but_no_stamp_does() -> None:
@@ -113,14 +88,6 @@ def test_grace_of_a_soft_eviction(max_pod_grace: int, own: int | None, granted: 
     assert outcome.grace_s == granted
 
 
-@pytest.mark.parametrize(("own", "granted"), [(45, -1), (None, -1), (0, -1)])
-def test_a_negative_maximum_as_the_kubelet_has_it(own: int | None, granted: int) -> None:
-    config = replace(soft("1s", -1), compat=KUBELET)
-    state, _ = run(config, State(), 0, {MEMORY: 50})
-    _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
-    assert outcome.grace_s == granted
-
-
 def test_an_unknown_compat_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"kubelet-1\.35"):
         EvictionConfig((), S, compat="kubelet-1.35")
@@ -139,17 +106,6 @@ def test_min_reclaim_holds_only_what_has_acted() -> None:
     assert outcome.victim is None  # one clear pass and it is forgotten
 
 
-@pytest.mark.parametrize(
-    ("value", "reclaim", "clear"),
-    [("100", "5%", 150), ("10%", "50", 150), ("10%", "5%", 150), ("99500m", "500m", 100), ("99500m", "600m", 101)],
-)
-def test_min_reclaim_in_every_mixture(value: str, reclaim: str, clear: int) -> None:
-    config = hard(value, reclaim=reclaim)
-    state, _ = run(config, State(), 1, {MEMORY: 50})
-    assert run(config, state, 2, {MEMORY: clear - 1})[1].victim is not None
-    assert run(config, state, 2, {MEMORY: clear})[1].victim is None
-
-
 def test_a_condition_outlives_its_threshold_by_the_transition_period() -> None:
     config = hard(transition=30)
     state, outcome = run(config, State(), 10, {MEMORY: 0})
@@ -159,12 +115,6 @@ def test_a_condition_outlives_its_threshold_by_the_transition_period() -> None:
     state, outcome = run(config, state, 40, {MEMORY: 500})
     assert (outcome.conditions, outcome.next_deadline_ns) == (frozenset(), None)
     assert condition_times(config, state) == {"MemoryPressure": 10 * S}
-
-
-def test_no_transition_period_means_no_condition() -> None:
-    _, outcome = run(hard(transition=0), State(), 1, {MEMORY: 0})
-    assert outcome.victim is not None
-    assert outcome.conditions == frozenset()
 
 
 def test_preference_among_thresholds() -> None:
@@ -196,34 +146,6 @@ def test_preference_among_thresholds() -> None:
         ("nodefs.available", True),
         ("pid.available", True),
     ]
-
-
-def test_likeliest_preference_of_the_kubelet() -> None:
-    """The last memory threshold of the configuration, those held by min reclaim last; without memory the first."""
-    thresholds = parse_thresholds(
-        {"pid.available": "100", MEMORY: "100", "nodefs.available": "100"},
-        {MEMORY: "200"},
-        {MEMORY: "0s"},
-        {MEMORY: "100"},
-        ["pods"],
-        in_order=True,
-    )
-    config = EvictionConfig(thresholds, 300 * S, compat=KUBELET)
-    everything = dict.fromkeys(CONDITION, 0)
-    state, outcome = run(config, State(), 0, everything)
-    assert (outcome.starved, outcome.starved.signal) == (thresholds[-1], ALLOCATABLE_MEMORY)
-    _, outcome = run(config, State(), 0, {"pid.available": 0, "nodefs.available": 0})
-    assert outcome.starved == thresholds[0]
-    # 150: of memory.available the soft one alone is met, the hard one held, and so it comes last.
-    _, outcome = run(config, state, 1, {MEMORY: 150})
-    assert (outcome.starved.signal, str(outcome.starved.value)) == (MEMORY, "100")
-
-
-def test_what_the_kubelet_holds_equal_is_one_threshold() -> None:
-    twice = parse_thresholds({MEMORY: "10%"}, {MEMORY: "10%"}, {MEMORY: "0s"}, in_order=True)
-    assert len(EvictionConfig(twice, S, compat=KUBELET).rules) == 1
-    by_address = parse_thresholds({MEMORY: "10"}, {MEMORY: "10"}, {MEMORY: "0s"}, in_order=True)
-    assert len(EvictionConfig(by_address, S, compat=KUBELET).rules) == 2
 
 
 def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
@@ -261,8 +183,3 @@ def test_the_state_of_another_configuration_is_refused() -> None:
     both = EvictionConfig(parse_thresholds({MEMORY: "1"}, None, None, None, ["pods"]), S)
     with pytest.raises(ValueError, match="another configuration"):
         run(both, state, 2, {MEMORY: 0})
-
-
-def test_reports_before_the_first_pass() -> None:
-    assert first_observed(hard(), State()) == {}
-    assert condition_times(hard(), State()) == {}

@@ -34,18 +34,6 @@ def test_process_ids_go_by_priority_then_count() -> None:
     assert order(PID, pods[:2], [stats("a"), stats("b")]) == "b a"
 
 
-def test_disk_goes_by_excess_then_priority_then_amount() -> None:
-    pods = [
-        pod("a", container(ephemeral_storage="100"), priority=9),
-        pod("b", container(ephemeral_storage="100"), priority=0),
-        pod("c", container(ephemeral_storage="1"), priority=0),
-        pod("d", container(ephemeral_storage="1000"), priority=-5),
-        pod("e", priority=100),
-    ]
-    figures = [stats(name, rootfs=(200, 1), logs=(0, 0)) for name in "abcd"]
-    assert order("nodefs.available", pods, figures) == "e c b a d"
-
-
 def test_inodes_are_held_against_the_request_for_bytes() -> None:
     """Any use of inodes is above a request for inodes nobody makes; the excess is a count less bytes."""
     pods = [pod("a", container(ephemeral_storage="1Gi")), pod("b", container(ephemeral_storage="2Gi")), pod("c")]

@@ -4,7 +4,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from monitor.policy.ranking import Candidate
 from monitor.race.events import (
     KINDS,
     SCOPES,
@@ -67,10 +66,6 @@ def _field(name: str, hint: Any) -> st.SearchStrategy[Any]:
 
 def _item(hint: Any) -> st.SearchStrategy[Any]:
     return st.tuples(_NUMBERS["ts_ns"], _BYTES) if get_origin(hint) is tuple else _made(hint)
-
-
-def candidates() -> st.SearchStrategy[Candidate]:
-    return _made(Candidate)
 
 
 def _made(cls: Any, **fixed: str) -> st.SearchStrategy[Any]:

@@ -47,10 +47,6 @@ def test_what_was_forecast_of_an_earlier_crossing_does_not_count() -> None:
     assert (found.in_ms, found.inside, found.no) == (None, None, "not growing")
 
 
-def test_without_samples_of_before_nothing_is_forecast() -> None:
-    assert crossing_forecast(crossing(0), clear(100)) is None
-
-
 def test_a_crossing_by_another_formula_is_forecast_by_that_formula() -> None:
     """Of 500 to 990 MiB in use 90 are active page cache: by memory.reclaimable 900 are in use when the line is crossed,
     and by memory.available that line was met 1.8 s before. Looked at once a second; 6 s are no more than twice the 4.

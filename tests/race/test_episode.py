@@ -4,7 +4,6 @@ from monitor.race.episode import Bounds, State, feed, ongoing
 from monitor.race.events import End, Event, Exit, Kill, Lost, Mark, Ranked, Reclaim, Sample, Seen, Tick
 from monitor.race.verdict import verdict
 from tests.race.builders import (
-    PODS,
     S,
     clear,
     crossing,
@@ -76,10 +75,6 @@ def test_a_kernel_kill_alone_is_nothing() -> None:
     assert episodes(kill(3), died(5), End(ms(9000))) == []
 
 
-def test_kills_outside_pods_by_users_are_nothing() -> None:
-    assert episodes(kill(3, name=None, code=0), End(ms(9000))) == []
-
-
 def test_what_was_recorded_before_comes_along_for_a_while() -> None:
     before = [sample(-40_000, 1), sample(-29_000, 2), Reclaim(ms(-10), "/node"), Lost(ms(-5), ms(-6), "sample", 1)]
     found = one(*before, Tick(ms(-1)), crossing(), clear(1), Tick(ms(5000)))
@@ -92,16 +87,6 @@ def test_an_own_limit_takes_its_own_samples_only() -> None:
     mine, other = sample(-5, 60, domain="/kubepods/hog/main", pod="uid-hog"), sample(-5, 900)
     found = one(mine, other, mark(3, **OWN), died(5))
     assert [e for e in found.events if isinstance(e, Sample)] == [mine]
-
-
-def test_thresholds_and_order_in_force_come_along() -> None:
-    found = one(watched(), ranked(), crossing(), clear(1))
-    assert found.watched == (watched(),)
-    assert found.events[0] == ranked(order=PODS)
-
-
-def test_a_changed_threshold_replaces_the_old_one() -> None:
-    assert one(watched(), watched(quantity=5), crossing(), clear(1)).watched == (watched(quantity=5),)
 
 
 def test_seeing_and_sampling_do_not_keep_an_episode_open() -> None:
@@ -218,10 +203,6 @@ def test_a_soft_threshold_alone_keeps_it_open() -> None:
     assert spans(crossing(**SOFT), clear(50_000, **SOFT), Tick(ms(60_000))) == [("node", 50_000, "quiet")]
 
 
-def test_clear_reported_again_does_not_keep_it_open() -> None:
-    assert spans(crossing(), *[clear(t) for t in range(100, 9000, 500)]) == [("node", 100, "quiet")]
-
-
 def test_a_crash_loop_is_reported_minute_by_minute() -> None:
     """Killed again every 1.5 s: every kill is in one episode, with the exit that belongs to it."""
     loop = [
@@ -235,20 +216,6 @@ def test_a_crash_loop_is_reported_minute_by_minute() -> None:
     assert [sum(isinstance(x, Mark) for x in e.events) for e in found] == [40, 40, 20]
     assert [sum(isinstance(x, Exit) for x in e.events) for e in found] == [40, 40, 20]
     assert {verdict(e).verdict for e in found} == {"own_limit"}
-
-
-def test_a_loop_of_kills_by_a_user_is_cut_too() -> None:
-    found = episodes(*[kill(k * 1000, pid=k + 1, code=0) for k in range(100)], Tick(ms(200_000)))
-    assert [sum(isinstance(x, Kill) for x in e.events) for e in found] == [60, 40]
-    assert {verdict(e).verdict for e in found} == {"relieved"}
-    assert len({verdict(e).id for e in found}) == 2
-
-
-def test_what_the_runtime_kills_after_an_oom_is_no_story_of_its_own_when_the_loop_is_cut() -> None:
-    loop = [e for k in range(41) for e in (mark(k * 1500, pid=k + 1, **OWN), died(k * 1500 + 3, k + 1))]
-    first, second = episodes(*loop, kill(60_100, pid=99, code=0), Tick(ms(200_000)))
-    assert sum(isinstance(x, Kill) for x in first.events) == 0
-    assert verdict(second).flags == ()
 
 
 def test_a_fork_bomb_whose_victims_never_end_is_cut() -> None:

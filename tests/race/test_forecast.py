@@ -20,14 +20,11 @@ from monitor.race.forecast import (
     TOO_UNEVEN,
     UNSAMPLED,
     Forecast,
-    Growth,
     Points,
     domain_forecasts,
     forecast,
-    growth_towards,
     past_error,
     score,
-    slope,
     within,
 )
 from tests.race.builders import CAPACITY, MI, T0, S, ms, same_after_json, sample, watched
@@ -120,20 +117,6 @@ def test_of_growth_in_leaps_there_is_no_forecast() -> None:
     assert (found.in_ns, found.no) == (None, TOO_UNEVEN)
 
 
-def test_the_more_uneven_the_wider() -> None:
-    """In steps of 4, 4, 4, 7 MiB a second: slopes of 4 to 5.5 MiB/s, more uneven than a straight line."""
-    steps = [4, 4, 4, 7]
-    points = [(T0 + k * S, MI * sum(steps[i % 4] for i in range(k))) for k in range(13)]
-    level = points[-1][1] + 50 * MI
-    growth = growth_towards(points, level)
-    assert isinstance(growth, Growth)
-    assert growth.uneven > EVEN.uneven
-    found, even = forecast(points, level), forecast(line(5 * MI, 12), 110 * MI)
-    assert found.in_ns is not None
-    assert even.in_ns is not None
-    assert (found.latest_ns or 0) / max(found.soonest_ns or 1, 1) > (even.latest_ns or 0) / max(even.soonest_ns or 1, 1)
-
-
 def test_how_far_off_earlier_forecasts_were() -> None:
     """1 MiB/s, and then 10 MiB in one second. Two seconds ago there were 2 MiB at 1 MiB/s: now 13 are there, 11 more,
     which would have taken 11 s instead of 2: off by 5.5. A second ago 10 s instead of 1: off by 10. 80 % of the two, as
@@ -152,12 +135,6 @@ def test_nothing_is_known_of_earlier_forecasts() -> None:
     assert past_error([(T0 + k * S, (20 - k) * MI) for k in range(10)]) == MOST_OFF
 
 
-def test_it_is_asked_once_a_second() -> None:
-    """Ten samples a second tell no more than one."""
-    points = [(T0 + k * S // 10, k * MI // 10) for k in range(200)]
-    assert past_error(points) == pytest.approx(1.0, abs=0.01)
-
-
 def test_growth_that_was_foreseen_badly_has_a_wider_interval() -> None:
     """The last 7 s are the same 4 MiB/s; before, one had 40 and one 4. Earlier forecasts of the first were off."""
     same = [(T0 + (20 + k) * S, (200 + 4 * k) * MI) for k in range(8)]
@@ -170,14 +147,6 @@ def test_growth_that_was_foreseen_badly_has_a_wider_interval() -> None:
     assert bad.soonest_ns is not None
     assert good.soonest_ns is not None
     assert (bad.latest_ns or 0) - bad.soonest_ns > (good.latest_ns or 0) - good.soonest_ns
-
-
-def test_the_classes_are_in_order_and_around_the_middle() -> None:
-    assert [(c.uneven, c.off) for c in CLASSES] == sorted({(c.uneven, c.off) for c in CLASSES})
-    assert {c.uneven for c in CLASSES if c.off == MOST_OFF} == {c.uneven for c in CLASSES}
-    for c in CLASSES:
-        assert 0 < c.soonest <= c.middle <= c.latest
-        assert same_after_json(c)
 
 
 @given(st.lists(st.tuples(st.integers(T0, T0 + 30 * S), st.integers(0, 2**40)), max_size=80))
@@ -200,11 +169,6 @@ def test_points_are_in_order_and_apart(times: list[int]) -> None:
     taken = [ts for ts in times if points.add(ts, 1)]
     assert [ts for ts, _ in points] == taken == sorted(taken)
     assert all(later - earlier >= S // 10 for earlier, later in pairwise(taken))
-
-
-def test_the_slope_needs_two_moments() -> None:
-    assert slope([(T0, 1)]) is None
-    assert slope([(T0, 1), (T0 + S, 11)]) == 10
 
 
 def made(in_ns: int | None, soonest: int | None, latest: int | None) -> Forecast:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from monitor.race.episode import Episode
 from monitor.race.events import End, Reclaim
 from monitor.race.facts import facts
 from monitor.race.incident import timestamp
@@ -18,7 +17,6 @@ from tests.race.builders import (
     crossing,
     decided,
     died,
-    episodes,
     gone,
     growing,
     judged,
@@ -131,22 +129,6 @@ def test_steps_of_a_kind_are_limited_and_the_rest_counted() -> None:
     found = judged(*START, *marks, *(died(50, 100 + k) for k in range(200))).steps
     assert sum(s["what"] == "oom" for s in found) == 64
     assert {"what": "more", "of": "oom", "count": 136} in [{k: v for k, v in s.items() if k != "t_ms"} for s in found]
-
-
-def test_a_process_marked_twice_is_one_victim() -> None:
-    assert len(judged(*START, mark(3), mark(4), died(9)).oom_victims) == 1
-
-
-def test_two_limits_are_two_incidents() -> None:
-    other = {**OWN, "oom_path": "/kubepods/cart/main"}
-    found = episodes(*START, mark(3, **OWN), mark(4, "cart", pid=5, **other), died(9), died(9, 5), End(ms(9000)))
-    assert [e.domain for e in found] == ["/kubepods/hog/main", "/kubepods/cart/main"]
-    assert [verdict(e).verdict for e in found] == ["own_limit", "own_limit"]
-    assert len({verdict(e).id for e in found}) == 2
-
-
-def test_an_empty_episode_gets_a_verdict_too() -> None:
-    assert verdict(Episode("node", ms(0), ms(1), "quiet", ())).verdict == "relieved"
 
 
 def test_times_are_written_as_dates() -> None:

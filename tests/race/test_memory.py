@@ -102,10 +102,6 @@ def test_kubepods_has_a_chart_when_it_was_crossed() -> None:
     assert {c.domain for c in met.curves} == {"node", KUBEPODS}
 
 
-def test_nothing_recorded_is_nothing_drawn() -> None:
-    assert memory(facts(one(*START, crossing(0), clear(5)))) is None
-
-
 def test_growers_are_named_up_to_a_number() -> None:
     pods = [f"p{i}" for i in range(20)]
     grown = [

@@ -8,7 +8,6 @@ from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.signals import MEMORY, OBTAINABLE, RECLAIMABLE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.episode import Episode
-from monitor.race.facts import available_of, facts
 from monitor.race.forecast import domain_forecasts
 from monitor.side.judge import judge, kubelets_answer
 from tests.race.builders import (
@@ -20,15 +19,13 @@ from tests.race.builders import (
     gone,
     growing,
     judged,
-    mark,
-    ms,
     one,
     ranked,
     sample,
     signalled,
     watched,
 )
-from tests.race.scenarios import OWN_LINES, SCENARIOS, of_scenario
+from tests.race.scenarios import OWN_LINES, of_scenario
 
 OWN = PassConfig(parse_thresholds({RECLAIMABLE: "100Mi"}, own=True), 300 * S)
 
@@ -90,24 +87,6 @@ def test_a_kill_that_our_formula_did_not_see_names_the_kubelets() -> None:
     assert "the kubelet's formula had crossed its line of 100 MiB 2.0 s before" in found.summary
 
 
-def test_a_kubelets_line_never_decides_a_race() -> None:
-    f = facts(one(*SCENARIOS["the kubelet's formula had seen it"][0]))
-    assert f.crossed_ns is None
-    assert f.kubelets_line is not None
-    assert f.kubelets_line.ts_ns == ms(-2000)
-    assert not f.only_kubelets
-
-
-@pytest.mark.parametrize(
-    ("signal", "left"),
-    [(MEMORY, 1000 - 940), (RECLAIMABLE, 1000 - 640), (OBTAINABLE, None)],
-)
-def test_what_is_available_in_a_sample(signal: str, left: int | None) -> None:
-    """950 MiB in use, 10 of them inactive and 300 active page cache. What is dirty no sample has."""
-    found = available_of(sample(0, 950, 10, active_file=300 * MI), watched(signal=signal))
-    assert found == (None if left is None else left * MI)
-
-
 def test_a_forecast_is_of_the_formula_that_has_a_line() -> None:
     """Anonymous memory grew by 10 MiB/s to 805 MiB, beside 45 MiB of active page cache. The line is at 900 in use: in
     5 s by the kubelet's formula, in 9.5 by memory.reclaimable.
@@ -124,9 +103,3 @@ def test_a_forecast_is_of_the_formula_that_has_a_line() -> None:
     assert in_s(watched(), watched(signal=RECLAIMABLE)) == pytest.approx(5, rel=0.05), "the nearest"
     assert in_s(*OWN_LINES) == pytest.approx(9.5, rel=0.05), "a line that is only compared is none"
     assert in_s(watched(signal=OBTAINABLE)) is None
-
-
-def test_a_kill_after_the_kubelets_line_alone_is_not_called_needless() -> None:
-    found = judged(ranked(), *OWN_LINES, crossing(-500), mark(3), clear(12))
-    assert found.verdict == "oom_unseen"
-    assert "kubelet_only" not in found.flags

@@ -10,7 +10,7 @@ import pytest
 
 from monitor.cli.incident_steps import describe
 from monitor.cli.incident_text import show_lines
-from monitor.race.events import End, Refused, event_from_json
+from monitor.race.events import End, Refused
 from tests.race.builders import (
     NODE,
     SIGNAL,
@@ -81,8 +81,3 @@ def test_alone_it_makes_no_incident_and_keeps_none_open(events: tuple[Any, ...])
     found = episodes(*START, *events, END)
     assert all(e.end_ns <= ms(10) for e in found)
     assert not any(isinstance(event, Refused) for e in found for event in e.events)
-
-
-def test_a_recording_has_it_as_it_was() -> None:
-    event = refused(3, instead="shop/cart")
-    assert event_from_json(json.loads(json.dumps(event.to_json()))) == event

@@ -50,17 +50,6 @@ def test_steady_growth_up_to_a_kill() -> None:
     assert advised["kubelet-notified"].threshold is None
 
 
-def test_a_slow_leak_gives_a_kubelet_its_threshold() -> None:
-    """5 MiB/s: 12.03 s of it at most, in every phase of the loop."""
-    found = burst_of(*growing(-20_000, 0, 799.75, 5), crossing(0), mark(20_000, None, scope="node"))
-    assert found is not None
-    advised = by_reaction(found, quantile=1.0)["kubelet"]
-    assert advised.threshold == pytest.approx(5 * 12.03 * MI, rel=0.02)
-    assert advised.present == 1.0  # 100 MiB last 20 s
-    half = by_reaction(found, quantile=0.5)["kubelet"]
-    assert half.threshold == pytest.approx(5 * 7.03 * MI, rel=0.05)
-
-
 def test_a_jump_is_not_averaged_away() -> None:
     """A burst of 300 MiB in 100 ms that came to rest: no rate to go on with, but the burst itself counts."""
     found = burst_of(
@@ -115,10 +104,6 @@ def test_a_line_that_is_only_compared_is_no_threshold_in_force() -> None:
     advised = by_reaction(own)["enforce"]
     assert (advised.present, advised.present_threshold, advised.survives) == (None, None, None)
     assert advised.threshold == pytest.approx(2.5 * MI, rel=0.02)
-
-
-def test_no_race_no_burst() -> None:
-    assert burst_of(sample(-10, 100), mark(0, "hog", scope="container", oom_path="/kubepods/hog/main")) is None
 
 
 def test_only_the_latest_capacity_counts() -> None:
@@ -181,14 +166,6 @@ def test_the_arithmetic_is_that_of_the_race_that_counts() -> None:
     assert (hold.through, hold.second_line) == (2 * MI, round(2 * MI / 3))
     assert abs(hold.need - hold.taken - hold.through - hold.second_line) <= 1
     assert found["hold"].threshold == pytest.approx(threshold_for(30 * MI, HOLD), abs=2)
-
-
-def test_steady_growth_needs_what_the_arithmetic_of_a_rate_gives() -> None:
-    """Of one race of steady growth the advice for the worst phase is that of `threshold_for`, to a byte of rounding."""
-    found = by_reaction(steady(30), quantile=1.0)
-    for reaction in REACTIONS:
-        if (advised := found[reaction.name].threshold) is not None:
-            assert abs(advised - threshold_for(30 * MI, reaction)) <= 2
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 40))

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import cgroupfs
-from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.side.recording import Reader
 from tests import live
-from tests.daemon.test_other_signals import on_disk, with_scratch
 from tests.filesystems import Mounts
 from tests.replay.decided import recorded
 
@@ -101,28 +98,6 @@ def test_an_eviction(node: LabNode, tmp_path: Path, trigger: str) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("trigger", ["user", "kernel"])
-def test_evictions_that_were_held_and_one_that_growth_demanded(node: LabNode, tmp_path: Path, trigger: str) -> None:
-    """With a soft threshold above the hard one, and memory short before the daemon looked for the first time."""
-    path, state = tmp_path / "rec", tmp_path / "state"
-    soft = ("--eviction-soft", "memory.available<56Mi", "--eviction-soft-grace-period", "memory.available=1m")
-    options = (*HARD, *soft, "--enforce", "--trigger", trigger, "--record", str(path))
-    live.filled(node, node.add_pod("large"), 50)
-    hog = Hog(cgroupfs.make(node.cgroup / "system"), mib=69, rate=20)
-    node.children.append(hog)
-    live.filled(node, node.add_pod("small"), 28)
-    with live.daemon(node, *options, state_dir=state) as daemon:
-        hog.go()
-        live.message(daemon, "evictions are held: they would not help")
-        decision = live.message(daemon, "evicting", pod="lab/large")
-        live.message(daemon, "evicted", id=decision["id"])
-        hog.expect("grown")
-        assert lost(daemon) == 0
-        live.ended(daemon)
-        found = check(daemon, path)
-    assert [(one["name"], one["braked"]) for one in found["decisions"]] == [("lab/large", "outgrown")]
-
-
 def test_a_race_that_is_only_watched_and_lost(node: LabNode, tmp_path: Path) -> None:
     path, pod = tmp_path / "rec", node.add_pod("hog")
     with live.daemon(node, *HARD, "--record", str(path), state_dir=tmp_path / "state") as daemon:
@@ -191,39 +166,6 @@ def test_a_pod_that_was_held(node: LabNode, tmp_path: Path, options: tuple[str, 
     with path.open("rb") as file:
         reader = Reader(file, "rec")
         assert any(record["k"] == "hold_look" for record in reader.records())
-
-
-def test_a_container_at_its_own_limit(node: LabNode, tmp_path: Path) -> None:
-    path = tmp_path / "rec"
-    pod = node.add_pod("small", qos="Burstable", request=8 * MIB, limit=24 * MIB)
-    with live.daemon(node, *HARD, "--record", str(path), state_dir=tmp_path / "state") as daemon:
-        hog = node.start_hog(pod, mib=60)
-        hog.go()
-        hog.wait()
-        live.message(daemon, "incident", final=True)
-        live.ended(daemon)
-        found = check(daemon, path)
-    mine = [one for one in found["incidents"] if node.cgroup.name in one["domain"]]
-    assert [one["verdict"] for one in mine] == ["own_limit"]
-    assert found["decisions"] == []
-
-
-def test_process_ids_and_a_pod_over_a_limit_of_its_own(node: LabNode, tmp_path: Path) -> None:
-    path = tmp_path / "rec"
-    with Mounts() as mounts:
-        disk = mounts.tmpfs("disk", 64 * MIB)
-        over, many = with_scratch(node, "over", disk, 3, size_limit="2Mi"), node.add_pod("many")
-        hogs = [node.start_hog(pod, mib=1) for pod in (over, many)]
-        options = on_disk(disk, "pid.available<99.999%", "--enforce", "--record", str(path))
-        with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
-            live.message(daemon, "evicting", kind="limit")
-            live.message(daemon, "evicting", signal="pid.available")
-            for hog in hogs:
-                hog.wait()
-            live.ended(daemon)
-            found = check(daemon, path)
-    assert {one["domain"] for one in found["decisions"] if one["signal"]} == {"pid"}
-    assert [one["name"] for one in found["decisions"] if one["kind"] == "limit"] == ["lab/over"]
 
 
 def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: Path) -> None:

@@ -65,15 +65,6 @@ def test_incidents_come_out_byte_for_byte(
     assert json.dumps(replayed(path).to_json()) == json.dumps(found.to_json())
 
 
-@given(streams())
-@settings(max_examples=150, deadline=None)
-def test_a_state_is_the_same_after_its_json(events: list[Event]) -> None:
-    state = State()
-    for event in events:
-        state, _ = episode.feed(state, event)
-        assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
-
-
 def test_a_state_is_written_with_all_its_fields() -> None:
     """One that is new in the reducer and not in the snapshot would be lost in silence."""
     written = State(open=(Open("", "node", 1, 2),)).to_json()
