@@ -1,5 +1,7 @@
 """When episodes begin and end, and what belongs to them."""
 
+import pytest
+
 from monitor.race.episode import Bounds, State, feed, ongoing
 from monitor.race.events import End, Event, Exit, Kill, Lost, Mark, Ranked, Reclaim, Sample, Seen, Tick
 from monitor.race.verdict import verdict
@@ -23,44 +25,99 @@ from tests.race.builders import (
 OWN = {"scope": "container", "oom_path": "/kubepods/hog/main"}
 
 
-def spans(*events: Event, bounds: Bounds | None = None) -> list[tuple[str, float, str]]:
-    return [(e.domain, (e.end_ns - ms(0)) / 1e6, e.ended) for e in episodes(*events, bounds=bounds)]
+def spans(*events: Event) -> list[tuple[str, float, str]]:
+    return [(e.domain, (e.end_ns - ms(0)) / 1e6, e.ended) for e in episodes(*events)]
 
 
-def test_an_episode_ends_when_it_was_clear_for_the_settle_time() -> None:
-    assert spans(crossing(), clear(100), Tick(ms(2000)), Tick(ms(2200)), Tick(ms(2300))) == [("node", 100, "quiet")]
+SOFT = {"hard": False}
+KUBEPODS = {"domain": "kubepods", "signal": "allocatableMemory.available"}
+HOG = "/kubepods/hog/main"
+#: A user's in any pod, the kernel's anywhere, and evictions for a disk.
+BY_OTHERS = [
+    *(kill(t, "cart", pid=t, code=0) for t in range(500, 9000, 500)),
+    *(kill(t, None, pid=t, memcg="/elsewhere") for t in range(600, 9000, 500)),
+    *(gone(t, "cart") for t in range(700, 9000, 500)),
+]
+END = Tick(ms(70_000))
+#: name -> events before `END`, and the episodes: domain, end, why it ended
+SPANS: dict[str, tuple[tuple[Event, ...], list[tuple[str, float, str]]]] = {
+    "clear for the settle time": ((crossing(), clear(100), Tick(ms(2300))), [("node", 100, "quiet")]),
+    "a threshold that is met keeps it open": ((crossing(),), [("node", 70_000, "record stops")]),
+    "pressure is not cut": (
+        (crossing(), *(Tick(ms(t)) for t in range(1000, 60_000, 1000))),
+        [("node", 70_000, "record stops")],
+    ),
+    "crossed again within the settle time": (
+        (crossing(), clear(100), crossing(1900), clear(2000)),
+        [("node", 2000, "quiet")],
+    ),
+    "crossed again after it": (
+        (crossing(), clear(100), crossing(2200), clear(2300)),
+        [("node", 100, "quiet"), ("node", 2300, "quiet")],
+    ),
+    "node and kubepods are one pressure": (
+        (crossing(), crossing(1, **KUBEPODS), clear(100), clear(100, **KUBEPODS)),
+        [("node", 100, "quiet")],
+    ),
+    "named by where the OOM killer came": (
+        (crossing(), crossing(1, **KUBEPODS), mark(3, scope="kubepods"), died(5), clear(100), clear(100, **KUBEPODS)),
+        [("kubepods", 100, "quiet")],
+    ),
+    "the victim is waited for": ((crossing(), clear(100), mark(3), died(7000)), [("node", 7000, "quiet")]),
+    "the evicted pod is waited for": ((crossing(), decided(1), clear(100), gone(7000)), [("node", 7000, "quiet")]),
+    "but not forever": ((mark(3), Tick(ms(30_000)), Tick(ms(30_100))), [("node", 3, "quiet")]),
+    "a limit of its own is beside the pressure": (
+        (crossing(), mark(3, **OWN), died(5), clear(100)),
+        [("node", 100, "quiet"), (HOG, 5, "quiet")],
+    ),
+    "a kernel kill alone": ((kill(3), died(5)), []),
+    "a mark of what a user killed belongs to that": (
+        (kill(0, pid=9, code=0), mark(1000, pid=9, exiting=True), died(1001, 9)),
+        [(HOG, 1001, "quiet")],
+    ),
+    "seeing and sampling": (
+        (
+            crossing(),
+            clear(100),
+            *(Seen(ms(t), "node", "memory.available", 1) for t in range(100, 4000, 500)),
+            *(sample(t, 5) for t in range(100, 4000, 500)),
+        ),
+        [("node", 100, "quiet")],
+    ),
+    "late by less than the slack": ((clear(30), crossing(), Tick(ms(100))), [("node", 30, "quiet")]),
+    "the victim had ended before it was marked": ((kill(2.9), died(2.95), mark(3)), [("node", 3, "quiet")]),
+    "its own kill does": ((crossing(), clear(100), kill(1500, ours=True, code=0)), [("node", 1500, "quiet")]),
+    "a victim does": ((crossing(), clear(100), mark(1500), died(1501)), [("node", 1501, "quiet")]),
+    "hard pressure is over though a soft threshold stays met": (
+        (crossing(-1000, **SOFT), crossing(), clear(100), crossing(5000), clear(5100), clear(5200, **SOFT)),
+        [("node", 100, "quiet"), ("node", 5100, "quiet")],
+    ),
+    "a soft threshold alone": ((crossing(**SOFT),), [("node", 70_000, "record stops")]),
+    "a soft threshold that clears": ((crossing(**SOFT), clear(50_000, **SOFT)), [("node", 50_000, "quiet")]),
+}
 
 
-def test_a_threshold_that_is_met_keeps_it_open() -> None:
-    assert spans(crossing(), Tick(ms(60_000))) == [("node", 60_000, "record stops")]
+@pytest.mark.parametrize("name", SPANS)
+def test_when_an_episode_ends(name: str) -> None:
+    events, expected = SPANS[name]
+    assert sorted(spans(*events, END)) == sorted(expected)
 
 
-def test_crossings_close_together_are_one_episode_and_far_apart_two() -> None:
-    assert len(episodes(crossing(), clear(100), crossing(1900), clear(2000), End(ms(9000)))) == 1
-    assert len(episodes(crossing(), clear(100), crossing(2200), clear(2300), End(ms(9000)))) == 2
+def test_kills_by_users_do_not_prolong_pressure() -> None:
+    found = spans(crossing(), clear(100), *BY_OTHERS, Tick(ms(20_000)))
+    assert [one for one in found if one[0] == "node"] == [("node", 100, "quiet")]
 
 
-def test_node_and_kubepods_are_one_pressure_named_by_where_the_oom_killer_came() -> None:
-    signal = {"domain": "kubepods", "signal": "allocatableMemory.available"}
-    events = (crossing(), crossing(1, **signal), clear(100), clear(100, **signal))
-    assert spans(*events, End(ms(5000))) == [("node", 100, "quiet")]
-    assert one(*events, mark(3, scope="kubepods"), died(5)).domain == "kubepods"
+def test_a_fork_bomb_whose_victims_never_end_is_cut() -> None:
+    bomb = [mark(k * 1000, pid=k + 1, **OWN) for k in range(61)]
+    assert spans(*bomb, Tick(ms(61_000)))[0] == (HOG, 59_000, "crowded")
 
 
-def test_it_waits_for_the_victims_and_the_evicted() -> None:
-    assert spans(crossing(), clear(100), mark(3), died(7000), Tick(ms(20_000))) == [("node", 7000, "quiet")]
-    assert spans(crossing(), decided(1), clear(100), gone(7000), Tick(ms(20_000))) == [("node", 7000, "quiet")]
-
-
-def test_but_not_forever() -> None:
-    found = spans(mark(3), Tick(ms(30_000)), Tick(ms(30_100)), Tick(ms(60_000)))
-    assert found == [("node", 3, "quiet")]
-    assert episodes(mark(3), Tick(ms(29_000)))[0].ended == "record stops"
-
-
-def test_an_own_limit_is_an_episode_beside_the_pressure() -> None:
-    found = spans(crossing(), mark(3, **OWN), died(5), clear(100), End(ms(9000)))
-    assert sorted(found) == [("/kubepods/hog/main", 5, "quiet"), ("node", 100, "quiet")]
+def test_too_many_limits_at_once_end_the_oldest() -> None:
+    marks = [mark(k, pid=k, scope="container", oom_path=f"/kubepods/p{k}/main") for k in range(1, 6)]
+    found = episodes(*marks, Tick(ms(1000)), bounds=Bounds(open=3))
+    assert [(e.domain, e.ended) for e in found][:2] == [(f"/kubepods/p{k}/main", "crowded") for k in (1, 2)]
+    assert len(found) == 5
 
 
 def test_the_kernels_sigkill_before_the_mark_is_part_of_it() -> None:
@@ -69,10 +126,6 @@ def test_the_kernels_sigkill_before_the_mark_is_part_of_it() -> None:
     own = one(kill(2.998), kill(2.9, "cart", pid=9), mark(3, **OWN), died(5))
     assert [e.victim_pid for e in own.events if isinstance(e, Kill)] == [4242]
     assert own.start_ns == ms(3)
-
-
-def test_a_kernel_kill_alone_is_nothing() -> None:
-    assert episodes(kill(3), died(5), End(ms(9000))) == []
 
 
 def test_what_was_recorded_before_comes_along_for_a_while() -> None:
@@ -89,13 +142,6 @@ def test_an_own_limit_takes_its_own_samples_only() -> None:
     assert [e for e in found.events if isinstance(e, Sample)] == [mine]
 
 
-def test_seeing_and_sampling_do_not_keep_an_episode_open() -> None:
-    seen = [Seen(ms(t), "node", "memory.available", 1) for t in range(100, 4000, 500)]
-    assert spans(crossing(), clear(100), *seen, *[sample(t, 5) for t in range(100, 4000, 500)]) == [
-        ("node", 100, "quiet")
-    ]
-
-
 def test_an_alert_need_not_wait_for_the_end() -> None:
     state = State()
     for event in (watched(), crossing(), mark(3)):
@@ -104,16 +150,6 @@ def test_an_alert_need_not_wait_for_the_end() -> None:
     now = ongoing(state)
     assert [(e.ended, len(e.events)) for e in now] == [("open", 2)]
     assert ongoing(state) == now
-
-
-def test_too_many_limits_at_once_end_the_oldest() -> None:
-    marks = [mark(k, pid=k, scope="container", oom_path=f"/kubepods/p{k}/main") for k in range(1, 6)]
-    found = episodes(*marks, Tick(ms(1000)), bounds=Bounds(open=3))
-    assert [(e.domain, e.ended) for e in found][:2] == [
-        ("/kubepods/p1/main", "crowded"),
-        ("/kubepods/p2/main", "crowded"),
-    ]
-    assert len(found) == 5
 
 
 def test_a_flood_keeps_the_beginning_and_the_end_and_counts_the_rest() -> None:
@@ -140,18 +176,6 @@ def test_samples_are_thinned_out_and_keep_their_span() -> None:
     assert kept[0] <= ms(20)
 
 
-def test_an_event_that_is_late_by_less_than_the_slack_is_in_its_place() -> None:
-    found = episodes(clear(30), crossing(), Tick(ms(100)), Tick(10 * S + ms(0)))
-    assert [(e.start_ns, e.end_ns, e.ended) for e in found] == [(ms(0), ms(30), "quiet")]
-
-
-def test_a_victim_that_left_before_it_was_marked_is_not_waited_for() -> None:
-    """It took the CPU from its killer, or was frozen and let go by the mark."""
-    for killed in (kill(2.9), kill(2.9, code=0)):
-        found = spans(killed, died(2.95), mark(3), Tick(ms(2500)))
-        assert found == [("node", 3, "quiet")] if killed.si_code else ("node", 3, "quiet") in found
-
-
 def test_a_mark_reported_late_finds_the_end_of_its_victim() -> None:
     """A reader that was stopped reads one ring after the other: the end came, and time went on, before the mark."""
     late = (crossing(), clear(1), kill(2.9), died(5), sample(500, 100), mark(3), Tick(ms(2700)), Tick(ms(2800)))
@@ -170,39 +194,6 @@ def test_a_user_kill_of_some_seconds_ago_is_not_reported_again() -> None:
     assert not [e for e in second.events if isinstance(e, Kill)]
 
 
-def test_the_mark_of_a_process_that_a_user_killed_belongs_to_that_story() -> None:
-    found = episodes(kill(0, pid=9, code=0), mark(1000, pid=9, exiting=True), died(1001, 9), End(ms(9000)))
-    assert [e.domain for e in found] == ["/kubepods/hog/main"]
-    assert [type(e) for e in found[0].events] == [Kill, Mark, Exit]
-
-
-SOFT = {"hard": False}
-
-
-def test_kills_by_others_do_not_prolong_pressure() -> None:
-    """Neither a user's in any pod nor the kernel's anywhere; outrace's own and a victim's mark do."""
-    others = [kill(t, "cart", pid=t, code=0) for t in range(500, 9000, 500)]
-    others += [kill(t, None, pid=t, memcg="/elsewhere") for t in range(600, 9000, 500)]
-    others += [gone(t, "cart") for t in range(700, 9000, 500)]  # evicted for a disk
-    found = spans(crossing(), clear(100), *others, Tick(ms(20_000)))
-    assert found[0] == ("node", 100, "quiet")
-    assert [domain for domain, _, _ in found].count("node") == 1
-    assert spans(crossing(), clear(100), kill(1500, ours=True, code=0), Tick(ms(9000))) == [("node", 1500, "quiet")]
-    assert spans(crossing(), clear(100), mark(1500), died(1501), Tick(ms(9000))) == [("node", 1501, "quiet")]
-
-
-def test_hard_pressure_that_settled_is_over_though_a_soft_threshold_stays_met() -> None:
-    soft = crossing(-1000, **SOFT)
-    assert spans(soft, crossing(), clear(100), Tick(ms(9000))) == [("node", 100, "quiet")]
-    again = spans(soft, crossing(), clear(100), crossing(5000), clear(5100), clear(5200, **SOFT), Tick(ms(9000)))
-    assert again == [("node", 100, "quiet"), ("node", 5100, "quiet")]
-
-
-def test_a_soft_threshold_alone_keeps_it_open() -> None:
-    assert spans(crossing(**SOFT), Tick(ms(60_000))) == [("node", 60_000, "record stops")]
-    assert spans(crossing(**SOFT), clear(50_000, **SOFT), Tick(ms(60_000))) == [("node", 50_000, "quiet")]
-
-
 def test_a_crash_loop_is_reported_minute_by_minute() -> None:
     """Killed again every 1.5 s: every kill is in one episode, with the exit that belongs to it."""
     loop = [
@@ -216,15 +207,6 @@ def test_a_crash_loop_is_reported_minute_by_minute() -> None:
     assert [sum(isinstance(x, Mark) for x in e.events) for e in found] == [40, 40, 20]
     assert [sum(isinstance(x, Exit) for x in e.events) for e in found] == [40, 40, 20]
     assert {verdict(e).verdict for e in found} == {"own_limit"}
-
-
-def test_a_fork_bomb_whose_victims_never_end_is_cut() -> None:
-    bomb = [mark(k * 1000, pid=k + 1, **OWN) for k in range(61)]
-    assert spans(*bomb, Tick(ms(61_000)))[0] == ("/kubepods/hog/main", 59_000, "crowded")
-
-
-def test_pressure_is_not_cut() -> None:
-    assert spans(crossing(), *[Tick(ms(t)) for t in range(1000, 200_000, 1000)])[0][1:] == (199_000, "record stops")
 
 
 def test_only_where_somebody_was_killed_since_is_judged_again() -> None:
