@@ -33,18 +33,15 @@ def test_no_findings() -> None:
     ("content", "begins", "expected"),
     [
         (
-            {"evictionHard": {"memory.available": "1Gi", "nodefs.available": "0%"}},
-            "file: evictionHard: naming any",
+            {"evictionHard": {"memory.available": "1Gi", "nodefs.available": "0%"}}, "file: evictionHard: naming any",
             "nodefs.inodesFree<5%, imagefs.available<15%, imagefs.inodesFree<5%; name those",
         ),
         (
             {"evictionSoftGracePeriod": {"nodefs.available": "1m"}},
-            "file: evictionSoftGracePeriod: nodefs.available: ",
-            "no effect without a soft threshold",
+            "file: evictionSoftGracePeriod: nodefs.available: ", "no effect without a soft threshold",
         ),
         (
-            {"evictionMinimumReclaim": {"pid.available": "10"}},
-            "file: evictionMinimumReclaim: pid.available: ",
+            {"evictionMinimumReclaim": {"pid.available": "10"}}, "file: evictionMinimumReclaim: pid.available: ",
             "no effect without a threshold",
         ),
         ({"kernelMemcgNotification": True}, "file: kernelMemcgNotification: ", "cgroup v2"),
@@ -54,16 +51,14 @@ def test_no_findings() -> None:
         ({"evictionHard": {**ALL, "pid.available": "100.0%"}}, "file: evictionHard: pid.available", "always met"),
         (
             {"evictionHard": {**ALL, "containerfs.available": "5%"}},
-            "file: evictionHard: containerfs.available: 5% is replaced",
-            "set nodefs.available instead",
+            "file: evictionHard: containerfs.available: 5% is replaced", "set nodefs.available instead",
         ),
         (
-            {"evictionHard": {**ALL, "memory.available": "0%"}},
-            "file: evictionHard: no memory threshold",
+            {"evictionHard": {**ALL, "memory.available": "0%"}}, "file: evictionHard: no memory threshold",
             "before memory runs out",
         ),
     ],
-)
+)  # fmt: skip
 def test_one_finding_each(content: dict[str, Any], begins: str, expected: str) -> None:
     (one,) = found(**content)
     assert one.startswith(begins)

@@ -6,18 +6,10 @@ from tests.race.builders import MI, clear, crossing, decided, gone, growing, one
 
 def advice_with(active_mi: float, before_mi: float = 0) -> str:
     episode = one(
-        watched(),
-        ranked(),
-        sample(-1100, 700, active_file=round(before_mi * MI)),
-        *growing(-1000, -100, 700, 100),
-        sample(0, 900.25, active_file=round(active_mi * MI)),
-        crossing(0),
-        decided(1),
-        signalled(1),
-        gone(5),
-        sample(6, 400),
-        clear(6),
-    )
+        watched(), ranked(), sample(-1100, 700, active_file=round(before_mi * MI)), *growing(-1000, -100, 700, 100),
+        sample(0, 900.25, active_file=round(active_mi * MI)), crossing(0), decided(1), signalled(1), gone(5),
+        sample(6, 400), clear(6),
+    )  # fmt: skip
     found = verdict(episode)
     assert found.verdict == "eviction_won"
     return found.advice

@@ -44,20 +44,16 @@ SPANS: dict[str, tuple[tuple[Event, ...], list[tuple[str, float, str]]]] = {
     "clear for the settle time": ((crossing(), clear(100), Tick(ms(2300))), [("node", 100, "quiet")]),
     "a threshold that is met keeps it open": ((crossing(),), [("node", 70_000, "record stops")]),
     "pressure is not cut": (
-        (crossing(), *(Tick(ms(t)) for t in range(1000, 60_000, 1000))),
-        [("node", 70_000, "record stops")],
+        (crossing(), *(Tick(ms(t)) for t in range(1000, 60_000, 1000))), [("node", 70_000, "record stops")],
     ),
     "crossed again within the settle time": (
-        (crossing(), clear(100), crossing(1900), clear(2000)),
-        [("node", 2000, "quiet")],
+        (crossing(), clear(100), crossing(1900), clear(2000)), [("node", 2000, "quiet")],
     ),
     "crossed again after it": (
-        (crossing(), clear(100), crossing(2200), clear(2300)),
-        [("node", 100, "quiet"), ("node", 2300, "quiet")],
+        (crossing(), clear(100), crossing(2200), clear(2300)), [("node", 100, "quiet"), ("node", 2300, "quiet")],
     ),
     "node and kubepods are one pressure": (
-        (crossing(), crossing(1, **KUBEPODS), clear(100), clear(100, **KUBEPODS)),
-        [("node", 100, "quiet")],
+        (crossing(), crossing(1, **KUBEPODS), clear(100), clear(100, **KUBEPODS)), [("node", 100, "quiet")],
     ),
     "named by where the OOM killer came": (
         (crossing(), crossing(1, **KUBEPODS), mark(3, scope="kubepods"), died(5), clear(100), clear(100, **KUBEPODS)),
@@ -67,19 +63,15 @@ SPANS: dict[str, tuple[tuple[Event, ...], list[tuple[str, float, str]]]] = {
     "the evicted pod is waited for": ((crossing(), decided(1), clear(100), gone(7000)), [("node", 7000, "quiet")]),
     "but not forever": ((mark(3), Tick(ms(30_000)), Tick(ms(30_100))), [("node", 3, "quiet")]),
     "a limit of its own is beside the pressure": (
-        (crossing(), mark(3, **OWN), died(5), clear(100)),
-        [("node", 100, "quiet"), (HOG, 5, "quiet")],
+        (crossing(), mark(3, **OWN), died(5), clear(100)), [("node", 100, "quiet"), (HOG, 5, "quiet")],
     ),
     "a kernel kill alone": ((kill(3), died(5)), []),
     "a mark of what a user killed belongs to that": (
-        (kill(0, pid=9, code=0), mark(1000, pid=9, exiting=True), died(1001, 9)),
-        [(HOG, 1001, "quiet")],
+        (kill(0, pid=9, code=0), mark(1000, pid=9, exiting=True), died(1001, 9)), [(HOG, 1001, "quiet")],
     ),
     "seeing and sampling": (
         (
-            crossing(),
-            clear(100),
-            *(Seen(ms(t), "node", "memory.available", 1) for t in range(100, 4000, 500)),
+            crossing(), clear(100), *(Seen(ms(t), "node", "memory.available", 1) for t in range(100, 4000, 500)),
             *(sample(t, 5) for t in range(100, 4000, 500)),
         ),
         [("node", 100, "quiet")],
@@ -94,7 +86,7 @@ SPANS: dict[str, tuple[tuple[Event, ...], list[tuple[str, float, str]]]] = {
     ),
     "a soft threshold alone": ((crossing(**SOFT),), [("node", 70_000, "record stops")]),
     "a soft threshold that clears": ((crossing(**SOFT), clear(50_000, **SOFT)), [("node", 50_000, "quiet")]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPANS)

@@ -44,28 +44,22 @@ OBSERVED: dict[str, tuple[tuple[Event, ...], str, int | None]] = {
     "exactly what it grew by": ((thought(held_mi=99.75), mark(997)), "oom_after_eviction", 0),
     "it is the one that grew": ((thought(name="hog", held_mi=4), mark(997)), "eviction_won", round(400.25 * MI)),
     "it grew, as its samples show": (
-        (thought(), sample(500, 120, domain="/kubepods/cart", pod="uid-cart", limit=None), mark(997)),
-        "eviction_won",
+        (thought(), sample(500, 120, domain="/kubepods/cart", pod="uid-cart", limit=None), mark(997)), "eviction_won",
         round(20.25 * MI),
     ),
     "what a container of it held is not counted twice": (
         (thought(), sample(500, 120, domain="/kubepods/cart/c", pod="uid-cart", limit=None, container="c"), mark(997)),
-        "oom_after_eviction",
-        round(-95.75 * MI),
+        "oom_after_eviction", round(-95.75 * MI),
     ),
     "two small ones make a large one": (
-        (thought(held_mi=60), thought(5, "db", 60), mark(997)),
-        "eviction_won",
-        round(20.25 * MI),
+        (thought(held_mi=60), thought(5, "db", 60), mark(997)), "eviction_won", round(20.25 * MI),
     ),
     "the large one would still have been dying": (
-        (thought(), thought(990, "db", 500), mark(997)),
-        "oom_during_grace",
-        None,
+        (thought(), thought(990, "db", 500), mark(997)), "oom_during_grace", None,
     ),
     "the machine has no usage of its own at the mark": ((thought(), mark(997, **GLOBAL)), "oom_after_eviction", None),
     "what it held is not known": ((thought(held_mi=None), mark(997)), "undetermined", None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OBSERVED)
@@ -114,35 +108,22 @@ PAST: dict[str, tuple[tuple[Event, ...], str]] = {
     ),
     "decided anew on the same dying pod": (
         (
-            decided(0.1, grace_s=1),
-            signalled(0.15),
-            clear(12),
-            crossing(MINUTES - 50),
-            decided(MINUTES - 49),
-            signalled(MINUTES - 48),
-            gone(MINUTES + 9),
+            decided(0.1, grace_s=1), signalled(0.15), clear(12), crossing(MINUTES - 50), decided(MINUTES - 49),
+            signalled(MINUTES - 48), gone(MINUTES + 9),
         ),
         "oom_during_grace",
     ),
     "decided anew on the same dying pod, which was gone then": (
         (
-            decided(0.1),
-            signalled(0.15),
-            clear(12),
-            crossing(MINUTES - 50),
-            decided(MINUTES - 49),
-            signalled(MINUTES - 48),
-            gone(MINUTES - 5),
+            decided(0.1), signalled(0.15), clear(12), crossing(MINUTES - 50), decided(MINUTES - 49),
+            signalled(MINUTES - 48), gone(MINUTES - 5),
         ),
         "oom_after_eviction",
     ),
     "cleared for a moment, and the pod still in its grace": (
         (
-            crossing(MINUTES - 101, 199, **SOFT),
-            decided(MINUTES - 100, grace_s=30, **SOFT),
-            signalled(MINUTES - 99, signal=15),
-            clear(MINUTES - 50, hard=False),
-            crossing(MINUTES - 40, 199, **SOFT),
+            crossing(MINUTES - 101, 199, **SOFT), decided(MINUTES - 100, grace_s=30, **SOFT),
+            signalled(MINUTES - 99, signal=15), clear(MINUTES - 50, hard=False), crossing(MINUTES - 40, 199, **SOFT),
         ),
         "oom_during_grace",
     ),
@@ -150,7 +131,7 @@ PAST: dict[str, tuple[tuple[Event, ...], str]] = {
         (decided(MINUTES - 100), signalled(MINUTES - 99), gone(MINUTES - 90), clear(MINUTES - 50, hard=False)),
         "oom_after_eviction",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAST)
@@ -166,15 +147,13 @@ def test_a_kill_is_judged_by_what_was_decided_since_the_threshold_last_cleared(n
 
 DOMAINS: dict[str, tuple[tuple[Event, ...], str]] = {
     "the node's kill, an eviction for the node": (
-        (crossing(), decided(1), signalled(1), gone(2)),
-        "oom_after_eviction",
+        (crossing(), decided(1), signalled(1), gone(2)), "oom_after_eviction",
     ),
     "the node's kill, an eviction for kubepods": (
-        (crossing(), crossing(0, **KUBEPODS), decided(1, **KUBEPODS), signalled(1), gone(2)),
-        "oom_before_decision",
+        (crossing(), crossing(0, **KUBEPODS), decided(1, **KUBEPODS), signalled(1), gone(2)), "oom_before_decision",
     ),
     "the node's kill, and only kubepods was crossed": ((crossing(0, **KUBEPODS),), "oom_unseen"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DOMAINS)

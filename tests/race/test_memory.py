@@ -46,17 +46,10 @@ def curve(found: Memory, **wanted: Any) -> Curve:
 
 def test_the_domain_by_its_signal_and_pods_by_working_set() -> None:
     found = of(
-        sample(-2000, 500, 20),
-        pod_sample(-2000, "hog", 100, inactive_mi=10),
-        pod_sample(-2000, "db", 150),
-        sample(-1000, 700, 20),
-        pod_sample(-1000, "hog", 300, inactive_mi=10),
-        pod_sample(-1000, "db", 150),
-        crossing(0),
-        decided(0.1),
-        gone(20, freed_mi=250),
-        clear(20),
-    )
+        sample(-2000, 500, 20), pod_sample(-2000, "hog", 100, inactive_mi=10), pod_sample(-2000, "db", 150),
+        sample(-1000, 700, 20), pod_sample(-1000, "hog", 300, inactive_mi=10), pod_sample(-1000, "db", 150),
+        crossing(0), decided(0.1), gone(20, freed_mi=250), clear(20),
+    )  # fmt: skip
     [line] = found.lines
     assert (line.signal, line.quantity, line.capacity, line.limit) == ("memory.available", 100 * MI, CAPACITY, CAPACITY)
     node = curve(found, domain="node")
@@ -92,13 +85,9 @@ def test_kubepods_has_a_chart_when_it_was_crossed() -> None:
     quiet = of(watched(**both), *pressure, crossing(0), clear(5))
     assert {line.domain for line in quiet.lines} == {"node"}
     met = of(
-        watched(**both),
-        *pressure,
-        crossing(0),
-        crossing(1, **both),
-        clear(5),
+        watched(**both), *pressure, crossing(0), crossing(1, **both), clear(5),
         Clear(ms(5), **both, hard=True, available=500 * MI),
-    )
+    )  # fmt: skip
     assert {c.domain for c in met.curves} == {"node", KUBEPODS}
 
 

@@ -65,16 +65,9 @@ def test_the_kubelet_is_asked_by_its_own_formula() -> None:
 def test_an_eviction_by_our_own_line_is_about_that_line() -> None:
     ours = {"signal": RECLAIMABLE}
     found = judged(
-        ranked(),
-        *OWN_LINES,
-        crossing(-3000),
-        crossing(0, **ours),
-        decided(0.1, **ours),
-        signalled(0.15),
-        gone(8),
-        clear(12, **ours),
-        clear(13),
-    )
+        ranked(), *OWN_LINES, crossing(-3000), crossing(0, **ours), decided(0.1, **ours), signalled(0.15), gone(8),
+        clear(12, **ours), clear(13),
+    )  # fmt: skip
     assert (found.verdict, found.flags) == ("eviction_won", ())
     assert "within 8.0 ms of the crossing" in found.summary, "of ours, not of the kubelet's 3 s before"
 

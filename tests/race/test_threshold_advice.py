@@ -63,15 +63,9 @@ def test_a_jump_is_not_averaged_away() -> None:
 def test_an_eviction_cuts_the_record() -> None:
     """What came back afterwards, and what grew then, is of another world: growth goes on as it was."""
     found = burst_of(
-        *growing(-1000, 0, 800, 100),
-        crossing(0),
-        decided(1),
-        signalled(1),
-        gone(10),
-        sample(20, 400),
-        clear(20),
+        *growing(-1000, 0, 800, 100), crossing(0), decided(1), signalled(1), gone(10), sample(20, 400), clear(20),
         sample(30, 890),
-    )
+    )  # fmt: skip
     assert found.rate == pytest.approx(100 * MI, rel=0.02)
     assert found.taken(10) == pytest.approx(1 * MI, rel=0.2)
 
@@ -184,12 +178,9 @@ def test_what_is_in_use_outside_the_pods_has_to_be_reserved() -> None:
     """Node of 1000 MiB, kubepods limited to 800: 200 are reserved. 900 - 640 = 260 are used outside: 60 more."""
     burst = burst_of(
         watched(domain="kubepods", signal="allocatableMemory.available", capacity=800 * MI),
-        *(sample(t, 500 + t / 10) for t in range(-1000, 1, 100)),
-        sample(-100, 900),
-        sample(-100, 640, domain="kubepods"),
-        crossing(0),
-        mark(200, None, scope="node"),
-    )
+        *(sample(t, 500 + t / 10) for t in range(-1000, 1, 100)), sample(-100, 900),
+        sample(-100, 640, domain="kubepods"), crossing(0), mark(200, None, scope="node"),
+    )  # fmt: skip
     assert burst is not None
     assert (burst.outside, burst.reserved) == (260 * MI, CAPACITY - 800 * MI)
     found = reservation([("quiet", steady(5, outside=100 * MI, reserved=200 * MI)), ("race", burst)])
