@@ -11,29 +11,10 @@ import pytest
 
 from monitor.cli.main import main
 from tests.kube import conftest as kube
-from tests.kube.fake_apiserver import FakeApiServer
-from tests.kube.fake_tls import Authority
 
 authority, serving, api, stop, config = kube.authority, kube.serving, kube.api, kube.stop, kube.config
-connect, client = kube.connect, kube.client
+connect, client, kubeconfig = kube.connect, kube.client, kube.kubeconfig
 pytest_runtest_setup = kube.pytest_runtest_setup
-
-
-@pytest.fixture
-def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path:
-    api.tokens = {"good"}
-    path = tmp_path / "kubeconfig"
-    path.write_text(
-        f"""
-apiVersion: v1
-kind: Config
-clusters: [{{name: c, cluster: {{server: "{api.url}", certificate-authority: {authority.certificate}}}}}]
-users: [{{name: u, user: {{token: good}}}}]
-contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
-current-context: x
-"""
-    )
-    return path
 
 
 class Done(NamedTuple):

@@ -76,6 +76,24 @@ def secrets(tmp_path: Path, authority: Authority) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path:
+    """A file, with the token "good"."""
+    api.tokens = {"good"}
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        f"""
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "{api.url}", certificate-authority: {authority.certificate}}}}}]
+users: [{{name: u, user: {{token: good}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
+    )
+    return path
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cluster") and not os.environ.get("KUBECONFIG"):
         pytest.skip("needs a Kubernetes cluster: set KUBECONFIG")

@@ -66,7 +66,7 @@ class Running:
         until(lambda: self.reflector.watches >= count, self.heard)
 
 
-def until(condition: Callable[[], bool], heard: Heard, seconds: float = 8.0) -> None:
+def until(condition: Callable[[], bool], heard: Heard, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, (heard.now, heard.changes, heard.errors)

@@ -1,9 +1,9 @@
-"""`--evict-by api`: what is asked of the API server, in which order, and that nobody is asked for twice."""
+"""`--evict-by api`: what is asked of the API server, in which order; a refusal is of one pod or one namespace."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,8 +21,8 @@ from monitor.side.cluster import api_evictions
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.export.log import Log
 from tests.kube import faults
+from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod
-from tests.kube.test_status_writer import Clock
 
 EVICTION = "/eviction"
 SIGNAL = "memory.available"
@@ -41,7 +41,7 @@ class Evictions:
     """The evictor, its clock, and what came of it; `live` are the pods whose cgroup has processes."""
 
     def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
-        self.clock, self.api, self.node = Clock(), api, Node()
+        self.clock, self.api, self.node = WaitedClock(1000.0), api, Node()
         self.live: set[str] = set()
         self.accepted: list[Decision] = []
         self.ended: list[str] = []
@@ -230,28 +230,6 @@ def test_a_refusal_that_took_long_leads_to_nobody_where_the_shortage_is_over(
     assert (evictions.asked, evictions.accepted) == (["db"], [])
 
 
-@pytest.mark.parametrize(("code", "reason"), [(503, "ServiceUnavailable"), (429, "TooManyRequests")])
-def test_what_is_of_the_server_is_tried_again(code: int, reason: str, evictions: Evictions, api: FakeApiServer) -> None:
-    evictions.add("hog")
-    evictions.add("other")
-    api.fail(faults.status(code, reason), path=EVICTION)
-    evictions.decide("hog", "other")
-    evictions.after(5.0)
-    assert evictions.asked == ["hog", "hog"]
-    assert (evictions.outcome("away"), evictions.outcome("accepted")) == (1, 1)
-
-
-def test_what_is_of_the_pod_leads_to_the_next(evictions: Evictions, api: FakeApiServer) -> None:
-    """A pod under two budgets is answered with 500, every time."""
-    evictions.add("two")
-    evictions.add("web")
-    api.fail(faults.status(500, "InternalError"), path="/two/eviction")
-    evictions.decide("two", "web")
-    evictions.after(0.5)
-    assert evictions.asked == ["two", "web"]
-    assert evictions.outcome("failed") == 1
-
-
 @pytest.mark.parametrize(("own", "given"), [(None, 10), (4, 4), (60, 10), (0, 1)])
 def test_the_grace_of_a_soft_threshold(own: int | None, given: int, evictions: Evictions, api: FakeApiServer) -> None:
     evictions.node.met = [{"signal": SIGNAL, "kind": "soft"}]
@@ -275,6 +253,13 @@ def test_one_that_does_not_end_does_not_hold_up_the_next_for_ever(evictions: Evi
     assert (evictions.asked, evictions.ended) == (["stuck", "other"], [])
 
 
+def test_what_waits_is_bounded(evictions: Evictions) -> None:
+    fields: dict[str, Any] = dict.fromkeys(Decision._fields[:19], 0) | {"signal": None, "kind": "limit"}
+    for number in range(200):
+        evictions.evictions.decided(Decision(**fields | {"pod": str(number)}))
+    assert len(evictions.evictions._waiting) == api_evictions._MOST
+
+
 def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(
     evictions: Evictions, api: FakeApiServer
 ) -> None:
@@ -291,16 +276,72 @@ def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(
     assert evictions.asked == ["full", "full", "next"]
 
 
-def test_what_waits_is_bounded(evictions: Evictions, decisions: Callable[[int], Decision]) -> None:
-    for number in range(200):
-        evictions.evictions.decided(decisions(number))
-    assert len(evictions.evictions._waiting) == api_evictions._MOST
+def forbidden(namespace: str) -> str:
+    """What the authorizer of an API server answers."""
+    right = 'resource "pods/eviction" in API group ""'
+    return (
+        f'pods "a" is forbidden: User "system:serviceaccount:o:o" cannot create {right} in the namespace "{namespace}"'
+    )
 
 
-@pytest.fixture
-def decisions() -> Callable[[int], Decision]:
-    def make(number: int) -> Decision:
-        fields: dict[str, Any] = dict.fromkeys(Decision._fields[:19], 0)
-        return Decision(**fields | {"signal": None, "kind": "limit", "pod": str(number)})
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [
+        (403, "Forbidden", 'pods "a" is forbidden: unable to create new content in namespace default because it is'),
+        (403, "Forbidden", 'admission webhook "w" denied the request: not today'),
+        (403, "Forbidden", f'admission webhook "w" denied the request: {forbidden("default")}'),
+        (
+            403,
+            "Forbidden",
+            "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+        ),
+        (403, "Forbidden", 'pods "a" is forbidden: exceeded quota: few'),
+        (403, "", "Access denied by the proxy"),
+        (400, "BadRequest", "admission webhook says no"),
+        (422, "Invalid", "Eviction is invalid"),
+        (500, "InternalError", 'failed calling webhook "w"'),
+        (503, "ServiceUnavailable", "etcdserver: no leader"),
+        (504, "Timeout", "request did not complete within the allotted timeout"),
+        (429, "TooManyRequests", "too many requests"),
+    ],
+)
+def test_a_pod_that_is_refused_for_ever_keeps_no_other(
+    code: int, reason: str, message: str, evictions: Evictions, api: FakeApiServer
+) -> None:
+    for name in ("a", "b", "c"):
+        evictions.add(name)
+    api.fail(faults.status(code, reason, message), times=1000, path="/a/eviction")
+    for _ in range(12):
+        evictions.decide("a", "b", "c")
+        evictions.after(10.0)
+        if evictions.accepted and evictions.live == {"a", "b", "c"}:
+            evictions.live.remove("b")
+    asked = evictions.asked
+    assert [one.name for one in evictions.accepted][:1] == ["default/b"]
+    assert asked.index("b") == (3 if code in (503, 504, 429) else 1)
+    assert asked.count("a") <= 12 * asked.index("b")
 
-    return make
+
+def test_one_question_tells_that_a_right_is_missing_in_a_namespace(
+    capfd: pytest.CaptureFixture[str], evictions: Evictions, api: FakeApiServer
+) -> None:
+    """The rights of a RoleBinding are those of one namespace: pods of another are asked for in the same pass."""
+    for name in ("a", "b", "c"):
+        evictions.add(name)
+    api.forbidden.add(("create", "pods/eviction"))
+    for _ in range(3):
+        evictions.decide("a", "b", "c")
+        evictions.after(4.0)
+    assert (evictions.asked, evictions.accepted) == (["a"], [])
+    assert {one.pods for one in evictions.refused} == {("default/a", "default/b", "default/c")}
+    logged = [line for line in capfd.readouterr().err.splitlines() if "no right to evict" in line]
+    assert len(logged) == 1
+    assert 'resources: [\\"pods/eviction\\"], verbs: [\\"create\\"]' in logged[0]
+    evictions.add("d", namespace="shop")
+    api.forbidden.clear()
+    api.fail(faults.status(403, "Forbidden", forbidden("default")), times=1000, path="/namespaces/default/")
+    evictions.clock.now += 10.0
+    evictions.decide("a", "b", "c", "d")
+    evictions.after(0.5)
+    assert evictions.asked == ["a", "a", "d"]
+    assert [one.name for one in evictions.accepted] == ["shop/d"]

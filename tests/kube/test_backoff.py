@@ -28,11 +28,6 @@ def test_it_doubles_up_to_its_cap() -> None:
     assert [back_off.next_s() for _ in range(8)] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
 
 
-def test_chance_adds_up_to_the_pause_itself() -> None:
-    back_off = BackOff(clock=WaitedClock(1000.0), chance=lambda: 0.5)
-    assert [round(back_off.next_s(), 3) for _ in range(3)] == [1.2, 2.4, 4.8]
-
-
 def test_it_begins_anew_after_a_while_without_failures() -> None:
     clock = WaitedClock(1000.0)
     back_off = BackOff(clock=clock, chance=lambda: 0.0)

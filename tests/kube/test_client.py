@@ -1,19 +1,18 @@
-"""Each verb against an API server that keeps to its rules."""
+"""What the verbs send, and what they make of answers; test_contract.py has what an API server does with them."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from monitor.kube.client import ApiClient, PatchType
+from monitor.kube.client import ApiClient
 from monitor.kube.errors import (
-    AlreadyExists,
     ApiError,
-    Conflict,
     Forbidden,
-    Invalid,
     InvalidResponse,
     NotFound,
     ResponseTooLarge,
@@ -68,12 +67,6 @@ def test_a_list_whose_continue_token_expires_begins_anew(api: FakeApiServer, cli
     assert "limit" not in api.asked[-1].query
 
 
-def test_what_decode_does_not_want_is_left_out(api: FakeApiServer, client: ApiClient) -> None:
-    for one in ("a", "b"):
-        api.store.create("pods", pod(one))
-    assert client.list(PODS, lambda found: name(found) if name(found) == "b" else None).items == ("b",)
-
-
 def test_a_status_is_patched_by_its_subresource_only(api: FakeApiServer, client: ApiClient) -> None:
     conditions = [{"type": "Ready", "status": "True"}]
     api.store.create("pods", pod("a", conditions=conditions, containerStatuses=[{"name": "x"}, {"name": "y"}]))
@@ -90,43 +83,6 @@ def test_a_status_is_patched_by_its_subresource_only(api: FakeApiServer, client:
     assert asked.query == {"fieldManager": "outrace"}
 
 
-def test_a_merge_patch_replaces_lists_and_removes_what_is_null(api: FakeApiServer, client: ApiClient) -> None:
-    api.store.create("pods", pod("a", reason="x", conditions=[{"type": "Ready"}]))
-    body = {"status": {"reason": None, "conditions": [{"type": "DisruptionTarget"}]}}
-    made = client.patch(PODS, "a", body, "default", subresource="status", kind=PatchType.MERGE)["status"]
-    assert "reason" not in made
-    assert made["conditions"] == [{"type": "DisruptionTarget"}]
-
-
-def test_a_json_patch_tests_before_it_changes(api: FakeApiServer, client: ApiClient) -> None:
-    api.store.create("nodes", {"kind": "Node", "metadata": {"name": "n"}, "spec": {"taints": []}})
-    test = {"op": "test", "path": "/spec/taints", "value": []}
-    add = {"op": "replace", "path": "/spec/taints", "value": [{"key": "outrace.io/pressure"}]}
-    assert client.patch(NODES, "n", [test, add], kind=PatchType.JSON)["spec"]["taints"] == add["value"]
-    with pytest.raises(Invalid):
-        client.patch(NODES, "n", [test, add], kind=PatchType.JSON)
-
-
-@pytest.mark.parametrize(
-    ("which", "code", "expected"),
-    [("uid", 422, "metadata.uid: .*field is immutable"), ("resourceVersion", 409, "the object has been modified")],
-)
-def test_a_patch_of_another_object_is_a_conflict(
-    api: FakeApiServer, client: ApiClient, which: str, code: int, expected: str
-) -> None:
-    api.store.create("pods", pod("a"))
-    body = {"metadata": {which: "1"}, "status": {"phase": "Failed"}}
-    with pytest.raises(Conflict, match=expected) as caught:
-        client.patch(PODS, "a", body, "default", subresource="status")
-    assert caught.value.code == code
-
-
-def test_an_immutable_field_is_invalid(api: FakeApiServer, client: ApiClient) -> None:
-    api.store.create("pods", pod("a"))
-    with pytest.raises(Invalid, match=r"qosClass.*field is immutable"):
-        client.patch(PODS, "a", {"status": {"qosClass": "Burstable"}}, "default", subresource="status")
-
-
 def test_a_dry_run_changes_nothing(api: FakeApiServer, client: ApiClient) -> None:
     api.store.create("pods", pod("a"))
     version = api.store.version
@@ -139,67 +95,12 @@ def test_a_dry_run_changes_nothing(api: FakeApiServer, client: ApiClient) -> Non
     assert api.store.version == version
 
 
-def event(pod_namespace: str = "default") -> dict[str, Any]:
-    involved = {"kind": "Pod", "name": "a", "namespace": pod_namespace}
-    metadata = {"name": "a.17", "namespace": "default"}
-    return {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": involved, "reason": "Evicted"}
-
-
-def test_an_event_is_created_once(api: FakeApiServer, client: ApiClient) -> None:
-    client.create_event(event(), "default")
-    with pytest.raises(AlreadyExists):
-        client.create_event(event(), "default")
-    assert [one["reason"] for one in api.store.all("events")] == ["Evicted"]
-    with pytest.raises(Invalid, match=r"involvedObject\.namespace"):
-        client.create_event(event("other"), "default")
-
-
-def test_deleting_has_preconditions(api: FakeApiServer, client: ApiClient) -> None:
-    made = api.store.create("pods", pod("a", phase="Failed"))
-    with pytest.raises(Conflict):
-        client.delete(PODS, "a", "default", uid="another")
-    with pytest.raises(Conflict):
-        client.delete(PODS, "a", "default", resource_version="1")
-    metadata = made["metadata"]
-    client.delete(PODS, "a", "default", uid=metadata["uid"], resource_version=metadata["resourceVersion"])
-    assert api.store.all("pods") == []
-
-
 def test_a_running_pod_is_marked_and_goes_later(api: FakeApiServer, client: ApiClient) -> None:
     api.store.create("pods", pod("a"))
     client.delete(PODS, "a", "default")
     assert "deletionTimestamp" in api.store.get(("pods", "default", "a"))["metadata"]
     client.delete(PODS, "a", "default", grace_period_s=0)
     assert api.store.all("pods") == []
-
-
-def test_an_eviction_asks_the_budget(api: FakeApiServer, client: ApiClient) -> None:
-    made = pod("db")
-    made["metadata"]["labels"] = {"app": "db"}
-    made = api.store.create("pods", made)
-    budget = {"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"matchLabels": {"app": "db"}}}}
-    api.store.create("poddisruptionbudgets", budget)
-    with pytest.raises(TooManyRequests, match="violate the pod's disruption budget") as caught:
-        client.evict("db", "default")
-    assert caught.value.budget_blocks
-    api.store.delete(("poddisruptionbudgets", "default", "db"))
-    with pytest.raises(Conflict):
-        client.evict("db", "default", uid="another")
-    client.evict("db", "default", uid=made["metadata"]["uid"], grace_period_s=0)
-    assert api.store.all("pods") == []
-
-
-def test_who_updates_a_lease_first_has_it(client: ApiClient) -> None:
-    spec = {"holderIdentity": "a", "leaseDurationSeconds": 15}
-    metadata = {"name": "evicted", "namespace": "outrace"}
-    made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-    client.create_lease(made, "outrace")
-    mine, others = (client.get_lease("evicted", "outrace") for _ in range(2))
-    mine["spec"]["holderIdentity"] = "b"
-    client.update_lease(mine, "outrace")
-    with pytest.raises(Conflict):
-        client.update_lease(others, "outrace")
-    assert client.get(LEASES, "evicted", "outrace")["spec"]["holderIdentity"] == "b"
 
 
 @pytest.mark.parametrize(
@@ -298,3 +199,23 @@ def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
     assert EVENTS.path("x", "y") == "/api/v1/namespaces/x/events/y"
     assert LEASES.path("x", "y") == "/apis/coordination.k8s.io/v1/namespaces/x/leases/y"
     assert NODES.path("ignored", "y") == "/api/v1/nodes/y"
+
+
+MODULES = ("backoff", "client", "cluster", "kubelet", "reflector", "resources", "retry")
+#: 2.7 MiB, 14 ms; what only a kubeconfig needs; what a client of the standard library does not.
+NOT_IN_A_POD = {
+    "yaml",
+    "subprocess",
+    "monitor.kube.kubeconfig",
+    "urllib.request",
+    "asyncio",
+    "requests",
+    "urllib3",
+    "httpx",
+}
+
+
+def test_in_a_pod_it_imports_nothing_that_it_does_not_need() -> None:
+    code = f"import sys, {', '.join(f'monitor.kube.{name}' for name in MODULES)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & NOT_IN_A_POD == set()

@@ -175,12 +175,6 @@ def test_which_cluster_is_meant(good: Config, write: Write, secrets: Path, tmp_p
     assert meant(pod) == "lab.example"
 
 
-def test_json_is_a_kubeconfig_too(good: Config, write: Write) -> None:
-    import json
-
-    assert load((write(json.dumps(good)),)).namespace == "team"
-
-
 def cluster(key: str, value: object, context: str = "by-token") -> tuple[str, list[object], object, str]:
     at: dict[str, int] = {"by-token": 0, "by-certificate": 1}
     return context, ["clusters", at[context], "cluster", key], value, f"cluster.{key}"

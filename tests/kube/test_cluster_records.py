@@ -1,29 +1,30 @@
-"""What is sent to the API server beside statuses: events, once each, however long it is away; node conditions."""
+"""Events and statuses of evictions at the API server: once each, however long it is away, and none holds up another."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
+from monitor.policy.pods import Pod
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.event_writer import STATUS_NOTE, EventWriter
-from monitor.side.cluster.node_conditions import HEARTBEAT_S, NodeConditions
 from monitor.side.cluster.record import PendingRecords, Record, record_of
 from monitor.side.cluster.status_writer import AWAY, TAKEN
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 from tests.kube import faults
+from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
-from tests.kube.test_status_writer import Clock, evicted, record
+from tests.kube.test_status_writer import evicted, record
 from tests.waiting import until as wait_until
 
 
@@ -35,7 +36,7 @@ class Events:
     """A writer of events, its clock, and the records that are over."""
 
     def __init__(self, client: ApiClient) -> None:
-        self.clock, self.over = Clock(), list[str]()
+        self.clock, self.over = WaitedClock(1000.0), list[str]()
         back_off = BackOff(first_s=0.5, jitter=0.0, clock=self.clock)
         rights = BackOff(first_s=0.5, jitter=0.0, clock=self.clock)
         self.writer = EventWriter(client, Log(), lambda r: self.over.append(r.id), back_off, self.clock, rights)
@@ -109,23 +110,6 @@ def test_a_server_that_fails_and_throttles(events: Events, api: FakeApiServer) -
     assert reasons(api) == BOTH
 
 
-def test_a_namespace_that_is_gone_does_not_hold_up_the_others(events: Events, api: FakeApiServer) -> None:
-    api.fail(faults.status(404, "NotFound"), path="/namespaces/default/events")
-    events.writer.submit(record(api))
-    events.after(1)
-    assert reasons(api) == [("Node", "EvictionThresholdMet")]
-    assert events.writer.dropped == 1
-
-
-def test_missing_rights_are_waited_for(events: Events, api: FakeApiServer) -> None:
-    api.forbidden.add(("create", "events"))
-    events.writer.submit(record(api))
-    events.after(30)
-    api.forbidden.clear()
-    events.after(60)
-    assert reasons(api) == BOTH
-
-
 def test_any_name_of_a_pod_makes_a_name_of_an_event(api: FakeApiServer) -> None:
     api.store.create("pods", pod("a" * 253))
     made = record_of(evicted(api, "a" * 253), 0.0)
@@ -179,10 +163,11 @@ def test_an_eviction_is_written_to_the_cluster(
     api.store.create("pods", pod("web"))
     cluster = open_cluster()
     cluster.evicting(evicted(api), _now_ns())
-    until(lambda: api.store.get(("pods", "default", "web"))["status"]["phase"] == "Failed")
+    until(lambda: _phase(api) == "Failed")
     assert relist(api, "web") == "Failed"
     until(lambda: cluster.statuses.tally.fates[TAKEN] == 1)
     until(lambda: reasons(api) == BOTH)
+    assert next(one.method for one in api.asked if one.method in ("PATCH", "POST")) == "PATCH", "the status goes first"
     until(lambda: list((tmp_path / "cluster").glob("*.json")) == [])
 
 
@@ -203,6 +188,20 @@ def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     assert api.store.get(("pods", "default", "web"))["status"]["phase"] == "Running"
 
 
+@pytest.mark.parametrize("how", ["late", "gone"])
+def test_a_status_that_is_late_or_of_a_pod_that_is_gone_holds_up_no_event(
+    how: str, open_cluster: Callable[[], Cluster], api: FakeApiServer
+) -> None:
+    api.store.create("pods", pod("web"))
+    found = evicted(api)
+    if how == "gone":
+        api.store.delete(("pods", "default", "web"))
+    else:
+        api.fail(faults.status(500, "InternalError", "no leader"), times=1000, method="PATCH", path="/pods/web/status")
+    open_cluster().evicting(found, _now_ns() - int(1.5e9))
+    until(lambda: reasons(api) == BOTH)
+
+
 def test_a_static_pod_has_events_alone(open_cluster: Callable[[], Cluster], api: FakeApiServer) -> None:
     """Its status in the API is its kubelet's picture of it."""
     api.store.create("pods", pod("web"))
@@ -217,102 +216,89 @@ def _now_ns() -> int:
     return time.monotonic_ns()
 
 
-# node conditions
-
-
-class Node:
-    def __init__(self, client: ApiClient, api: FakeApiServer, holds: bool = False) -> None:
-        self.clock, self.api = Clock(), api
-        self.clock.now = 1_800_000_000.0
-        self.holding: set[str] | None = None
-        self.held = ""
-        self.changes: list[tuple[str, bool]] = []
-        back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
-        self.conditions = NodeConditions(
-            client,
-            "node-1",
-            lambda: self.holding,
-            Log(),
-            lambda name, holds, _: self.changes.append((name, holds)),
-            back_off,
-            self.clock,
-            (lambda: self.held) if holds else None,
-        )
-
-    def after(self, seconds: float) -> None:
-        self.clock.now += seconds
-        self.conditions.turn()
-
-    @property
-    def seen(self) -> dict[str, Any]:
-        return {one["type"]: one for one in self.api.store.get(("nodes", "", "node-1"))["status"]["conditions"]}
-
-
-@pytest.fixture
-def node(client: ApiClient, api: FakeApiServer) -> Node:
-    kubelets = {"type": "MemoryPressure", "status": "False", "reason": "KubeletHasSufficientMemory"}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}, "status": {"conditions": [kubelets]}}
-    api.store.create("nodes", node)
-    return Node(client, api)
-
-
-def test_the_conditions_have_types_of_their_own(node: Node) -> None:
-    node.conditions.turn()
-    assert list(node.seen) == ["MemoryPressure"]  # nothing is known yet
-    node.holding = {"MemoryPressure"}
-    node.conditions.turn()
-    seen = node.seen
-    assert {name: one["status"] for name, one in seen.items()} == {
-        "MemoryPressure": "False",
-        "outrace.io/MemoryPressure": "True",
-        "outrace.io/DiskPressure": "False",
-        "outrace.io/PIDPressure": "False",
-    }
-    assert seen["outrace.io/MemoryPressure"]["reason"] == "OutraceHasInsufficientMemory"
-    assert seen["outrace.io/DiskPressure"]["message"] == "outrace has no disk pressure"
-
-
-def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: FakeApiServer) -> None:
-    node.holding = set()
-    node.conditions.turn()
-    for _ in range(10):
-        node.after(1.0)
-    assert len(api.seen("PATCH")) == 1
-    node.holding = {"MemoryPressure"}
-    node.after(1.0)
-    assert node.changes == [("MemoryPressure", True)]
-    assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
-    node.after(HEARTBEAT_S)
-    assert node.seen["outrace.io/MemoryPressure"]["lastHeartbeatTime"] == "2027-01-15T08:05:11Z"
-    assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
-    assert len(api.seen("PATCH")) == 3
-
-
-def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    node.holding = {"MemoryPressure"}
-    node.conditions.turn()
-    after = Node(client, api)
-    after.clock.now += 1000
-    after.holding = {"MemoryPressure"}
-    after.conditions.turn()
-    assert after.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:00Z"
-    assert after.changes == []
-
-
-def test_conditions_wait_for_a_server_that_fails(node: Node, api: FakeApiServer) -> None:
-    node.holding = set()
-    api.fail(faults.status(500, "InternalError"), path="/status", times=2)
-    node.conditions.turn()
-    node.after(0.5)
-    assert len(api.seen("PATCH")) == 1
-    node.after(0.6)
-    node.after(2.1)
-    assert "outrace.io/MemoryPressure" in node.seen
-    node.after(1.0)
-    assert len(api.seen("PATCH")) == 3
-
-
 def test_stop_ends_the_threads(open_cluster: Callable[[], Cluster]) -> None:
     cluster = open_cluster()
     cluster.close()
     until(lambda: not any(one.name in ("statuses", "cluster") for one in threading.enumerate()))
+
+
+QUOTA = 'events "web.1" is forbidden: exceeded quota: few, requested: count/events=1, used: 9, limited: 9'
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [
+        (404, "NotFound", "the namespace is gone"),
+        (403, "Forbidden", QUOTA),
+        (403, "Forbidden", 'admission webhook "e.example" denied the request: no'),
+        (400, "BadRequest", 'admission webhook "e.example" denied the request: no'),
+        (413, "RequestEntityTooLarge", "limit is 3145728"),
+        (422, "Invalid", "Event is invalid"),
+    ],
+)
+def test_a_refused_event_does_not_hold_up_the_others(
+    code: int, reason: str, message: str, events: Events, api: FakeApiServer
+) -> None:
+    api.store.create("pods", pod("other", namespace="elsewhere"))
+    api.fail(faults.status(code, reason, message), path="/namespaces/default/events", times=10**6)
+    first, second = record(api), _record_in(api, "elsewhere", "other")
+    events.writer.submit(first)
+    events.writer.submit(second)
+    events.after(120)
+    assert events.over == [first.id, second.id]
+    assert [one["involvedObject"]["name"] for one in api.store.all("events") if one["reason"] == "Evicted"] == ["other"]
+    assert events.writer.waiting == 0
+    assert len(api.seen("POST", "/namespaces/default/events")) == events.writer.dropped
+
+
+def test_a_right_that_is_missing_in_one_namespace(
+    events: Events, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A Role instead of a ClusterRole: the others' events go first, and it is logged once."""
+    api.store.create("pods", pod("other", namespace="elsewhere"))
+    message = 'events is forbidden: User "system:serviceaccount:o:o" cannot create resource "events" in API group ""'
+    refuse = faults.status(403, "Forbidden", message)
+    denied = {"now": True}
+    api.fail(
+        lambda asked, reply: refuse(asked, reply) if denied["now"] else api.answer(asked, reply),
+        path="/namespaces/elsewhere/events",
+        times=10**6,
+    )
+    waits, goes = _record_in(api, "elsewhere", "other"), record(api)
+    events.writer.submit(waits)
+    events.writer.submit(goes)
+    events.writer.turn()
+    assert events.over == [goes.id]
+    events.after(300)
+    assert (events.over, events.writer.dropped, events.writer.waiting) == ([goes.id], 0, 1)
+    asked = len(api.seen("POST", "/namespaces/elsewhere/events"))
+    assert 10 < asked < 30  # it is asked every 30 s at the end
+    assert "".join(capfd.readouterr()).count("events wait for a right") == 1
+    denied["now"] = False
+    events.after(60)
+    assert (events.over, events.writer.waiting) == ([goes.id, waits.id], 0)
+
+
+def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
+    found = evicted(api)
+    uid = api.store.get(("pods", namespace, name))["metadata"]["uid"]
+    return record_of(replace(found, id="2", pod=Pod(name=name, namespace=namespace, uid=uid)), 1_800_000_100.25)
+
+
+def test_the_note_on_a_lost_status_is_never_on_the_event_of_the_node(events: Events, api: FakeApiServer) -> None:
+    api.store.create("pods", pod("other", namespace="elsewhere"))
+    made = _record_in(api, "elsewhere", "other")
+    api.fail(faults.status(500, "InternalError"), path="/namespaces/default/events")
+    events.writer.submit(made)
+    events.writer.turn()
+    events.writer.note_status_outcome(made, AWAY)
+    events.after(60)
+    assert [STATUS_NOTE in one["metadata"].get("annotations", {}) for one in api.store.all("events")] == [False] * 2
+
+
+def _phase(api: FakeApiServer) -> str:
+    return str(api.store.get(("pods", "default", "web"))["status"]["phase"])
+
+
+def _uid(api: FakeApiServer) -> str:
+    return str(api.store.get(("pods", "default", "web"))["metadata"]["uid"])

@@ -30,9 +30,7 @@ NOBODY = 65534
 ACCEPT = """
 import os, socket, sys
 listener = socket.socket(fileno=int(sys.argv[1]))
-if sys.argv[2] == "own":
-    address = listener.getsockname()
-    listener.close()
+address = listener.getsockname()
 os.setresuid(65534, 65534, 65534)
 if sys.argv[2] == "own":
     listener = socket.socket()
@@ -50,8 +48,12 @@ print(came, flush=True)
 @contextmanager
 def users_listener(whose: str, port: int = 0) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """A process of uid 65534 that accepts one connection; ``whose`` socket it listens on: its own, or root's."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
         port = listener.getsockname()[1]
+        if whose != "own":
+            listener.listen()  # else it keeps the port from others until the process listens there
         running = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", ACCEPT, str(listener.fileno()), whose],
             pass_fds=[listener.fileno()],

@@ -1,37 +1,37 @@
-"""A pod in its grace still writes: its status is Failed when it is over, not when it gets SIGTERM."""
+"""A pod in its grace still writes: its status is Failed when it is over; a status that nothing takes is an alert."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kube.cluster import ClusterConfig
 from monitor.link.messages import Evicted, Killed
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
-from monitor.side.cluster.cluster import Cluster
+from monitor.side.alerts.rules import STATUS_NOT_TAKEN
+from monitor.side.cluster.cluster import Cluster, report_status
+from monitor.side.cluster.status_writer import AWAY, TAKEN
+from monitor.side.export.log import Log
 from monitor.side.message_handler import MessageHandler
+from monitor.side.races import Races
 from monitor.side.worker import Worker
+from tests.alerts.services import Webhook
 from tests.daemon.harness import DECISION
 from tests.kube.fake_apiserver import FakeApiServer, pod
-from tests.kube.test_cluster_records import BOTH, _now_ns, reasons, until
+from tests.kube.fake_node import relist
+from tests.kube.test_cluster_records import BOTH, _now_ns, _phase, _uid, reasons, until
 from tests.kube.test_cluster_records import open_cluster as open_cluster
 from tests.kube.test_status_writer import evicted
 from tests.side.views import view
-
-SECOND = 1_000_000_000
-
-
-def _phase(api: FakeApiServer) -> str:
-    return str(api.store.get(("pods", "default", "web"))["status"]["phase"])
-
-
-def _uid(api: FakeApiServer) -> str:
-    return str(api.store.get(("pods", "default", "web"))["metadata"]["uid"])
 
 
 def test_the_events_go_at_once_and_the_status_when_it_ended(
@@ -39,7 +39,7 @@ def test_the_events_go_at_once_and_the_status_when_it_ended(
 ) -> None:
     api.store.create("pods", pod("web"))
     cluster = open_cluster()
-    cluster.evicting(evicted(api), _now_ns() - 25 * SECOND, True)  # asked to end so long ago, and it writes
+    cluster.evicting(evicted(api), _now_ns() - int(25e9), True)  # asked to end so long ago, and it writes
     until(lambda: reasons(api) == BOTH)
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     assert (_phase(api), api.seen("PATCH", "/pods/")) == ("Running", [])
@@ -98,3 +98,36 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) ->
     assert begun == [("uid-a", 3, given_s > 0)]
     assert ended == [("uid-a", 4), ("uid-a", 5)]
     files.close(5.0)
+
+
+def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
+    config: ClusterConfig, api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is taken is none."""
+    monkeypatch.setattr("monitor.side.cluster.status_writer.HOLD_S", 0.0)
+    hook, files = Webhook(tmp_path), Worker("files")
+    settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.url,))
+    known = view(settings, cgroupfs.detect(), 1 << 30)
+    known.races = Races(known)
+    cluster = Cluster(config, "node-1", tmp_path, files, Log(), on_status_not_taken=partial(report_status, known))
+    with hook.running():
+        known.races.start()
+        cluster.start()
+        try:
+            api.store.create("pods", pod("web"))
+            cluster.evicting(evicted(api), time.monotonic_ns())
+            until(lambda: api.store.get(("pods", "default", "web"))["status"]["phase"] == "Failed")
+            assert relist(api, "web") == "Failed"
+            until(lambda: cluster.statuses.tally.fates[TAKEN] == 1)
+            api.store.create("pods", pod("db"))
+            cluster.evicting(evicted(api, "db"), time.monotonic_ns() - int(11e9))  # too long ago for a status
+            until(lambda: len(hook.got()) == 1)
+        finally:
+            cluster.close()
+            files.close(1.0)
+            known.races.close(10.0, 10.0)
+    (alert,) = hook.got()
+    assert (alert["name"], alert["status"]) == (STATUS_NOT_TAKEN, "firing")
+    labels = {key: alert["labels"][key] for key in ("namespace", "pod", "outcome", "severity")}
+    assert labels == {"namespace": "default", "pod": "db", "outcome": AWAY, "severity": "warning"}
+    assert alert["annotations"]["summary"].startswith("default/db: the API server took no status")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from monitor.actions.status import EvictedPod
-from monitor.kube.auth import Fixed
 from monitor.kube.client import ApiClient
-from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
 from monitor.side.cluster.record import Record, record_of
 from monitor.side.cluster.status_writer import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, StatusWriter
 from monitor.side.export.log import Log
 from tests.kube import faults
+from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_http import Asked, Reply
 from tests.kube.fake_node import relist
@@ -26,20 +24,11 @@ KEY = ("pods", "default", "web")
 STATUS = "/pods/web/status"
 
 
-class Clock:
-    """Seconds that pass when the test wants."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Writer:
     """A writer, its clock, and what became of what it was given."""
 
     def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
-        self.clock = Clock()
+        self.clock = WaitedClock(1000.0)
         self.fates: dict[str, str] = {}
         self.api = api
         self.writer = StatusWriter(client, Log(), lambda r, fate: self.fates.__setitem__(r.title, fate), self.clock)
@@ -152,10 +141,17 @@ def test_a_kubelet_that_reports_nothing(writer: Writer, api: FakeApiServer) -> N
     assert len(api.seen("PATCH")) == 1
 
 
-def test_the_patch_is_tried_again_while_the_server_fails(writer: Writer, api: FakeApiServer) -> None:
-    api.fail(faults.status(500, "InternalError"), path=STATUS)
-    api.fail(faults.status(503, "ServiceUnavailable"), path=STATUS)
-    api.fail(faults.hang_up, path=STATUS, times=2)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.status(500, "InternalError"),
+        faults.status(503, "ServiceUnavailable"),
+        faults.status(409, "Conflict", "the object has been modified"),
+        faults.hang_up,
+    ],
+)
+def test_what_passes_is_tried_again(writer: Writer, api: FakeApiServer, fault: faults.Do) -> None:
+    api.fail(fault, path=STATUS, times=2)
     writer.kill(record(api))
     assert writer.status["phase"] == "Running"
     writer.after(0.7)
@@ -172,13 +168,6 @@ def test_a_server_that_throttles_is_obeyed(writer: Writer, api: FakeApiServer) -
     assert writer.status["reason"] == "Evicted"
 
 
-def test_a_conflict_that_is_about_another_writer_is_tried_again(writer: Writer, api: FakeApiServer) -> None:
-    api.fail(faults.status(409, "Conflict", "the object has been modified"), path=STATUS)
-    writer.kill(record(api))
-    writer.after(0.3)
-    assert writer.status["reason"] == "Evicted"
-
-
 def test_a_server_that_is_away_gets_nothing_later(writer: Writer, api: FakeApiServer) -> None:
     """Two minutes: the kubelet has started the pod again long since."""
     api.refuse()
@@ -187,39 +176,29 @@ def test_a_server_that_is_away_gets_nothing_later(writer: Writer, api: FakeApiSe
     assert writer.fates == {"default/web": AWAY}
     api.listen()
     writer.after(60.0)
-    assert api.seen("PATCH") == []
-    assert writer.status["phase"] == "Running"
-
-
-def test_one_of_a_daemon_before_that_is_too_old(writer: Writer, api: FakeApiServer) -> None:
-    writer.kill(record(api), age_s=11.0)
+    writer.kill(record(api), age_s=11.0)  # of a daemon before, and too old
     assert writer.fates == {"default/web": AWAY}
     assert api.seen("PATCH") == []
-
-
-def test_another_pod_of_its_name_is_left_alone(writer: Writer, api: FakeApiServer) -> None:
-    old = record(api)
-    api.store.delete(KEY)
-    api.store.create("pods", pod("web"))
-    writer.kill(old)
-    assert writer.fates == {"default/web": GONE}
     assert writer.status["phase"] == "Running"
 
 
-def test_another_pod_that_comes_while_it_is_watched_is_left_alone(writer: Writer, api: FakeApiServer) -> None:
-    writer.kill(record(api))
+@pytest.mark.parametrize("when", ["before", "while it is watched"])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_pod_that_is_gone_is_given_up_and_another_of_its_name_left_alone(
+    writer: Writer, api: FakeApiServer, when: str, anew: bool
+) -> None:
+    old = record(api)
+    if when != "before":
+        writer.kill(old)
     api.store.delete(KEY)
-    api.store.create("pods", pod("web"))
+    if anew:
+        api.store.create("pods", pod("web"))
+    if when == "before":
+        writer.kill(old)
     writer.after(1.0)
     assert writer.fates == {"default/web": GONE}
-    assert writer.status["phase"] == "Running"
-
-
-def test_a_pod_that_is_deleted(writer: Writer, api: FakeApiServer) -> None:
-    old = record(api)
-    api.store.delete(KEY)
-    writer.kill(old)
-    assert writer.fates == {"default/web": GONE}
+    if anew:
+        assert writer.status["phase"] == "Running"
 
 
 @pytest.mark.parametrize("what", ["qosClass", "rights"])
@@ -259,13 +238,3 @@ def test_a_new_kill_comes_before_looks_at_older_ones(writer: Writer, api: FakeAp
     api.fail(look, times=100)
     writer.after(0.1)
     assert seen[:2] == ["GET web", "PATCH db/status"]
-
-
-def test_warm_connections_are_used(
-    connect: Callable[..., ApiClient], config: ClusterConfig, api: FakeApiServer, writer: Writer
-) -> None:
-    client = connect(replace(config, credentials=Fixed("good")))
-    client.warm()
-    opened = api.connections
-    Writer(client, api).kill(record(api))
-    assert api.connections == opened

@@ -1,8 +1,7 @@
-"""Taints that a killed daemon left: on disk before they are set, and removed by whoever comes next."""
+"""Taints that a killed daemon left: recorded before they are set, and removed by the next one."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,14 @@ from monitor.side.worker import Worker
 from tests import live
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer
-from tests.kube.fake_tls import Authority
 from tests.kube.test_node_taints import DISK, FOREIGN, MEMORY, Lines, seen, taint
+from tests.kube.test_node_taints import made as made
 from tests.waiting import until
-
-
-@pytest.fixture(autouse=True)
-def made(api: FakeApiServer) -> None:
-    spec = {"taints": FOREIGN}
-    api.store.create("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}, "spec": spec})
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> TaintRecords:
     return TaintRecords(tmp_path)
-
-
-@pytest.fixture
-def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path:
-    path = tmp_path / "kubeconfig"
-    cluster = {"server": api.url, "certificate-authority": str(authority.certificate)}
-    made = {
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": {"token": "good"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path.write_text(json.dumps(made))
-    return path
 
 
 def left(records: TaintRecords, kubeconfig: Path | str, *keys: str) -> None:
@@ -128,7 +107,7 @@ def test_a_start_without_a_cluster_removes_them_when_the_server_is_back(
     assert thread is not None
     until(lambda: any("trying to remove them" in line for line in log.lines), "a failure")
     api.listen()
-    thread.join(20)
+    thread.join(60)
     assert (thread.is_alive(), seen(api), keys_of(records)) == (False, FOREIGN, [])
     assert sum(line.startswith("warning") for line in log.lines) == 1
 
@@ -140,7 +119,7 @@ def test_a_right_that_is_missing_is_logged_once(api: FakeApiServer, kubeconfig: 
     log = Lines()
     thread = start_removal(records.path.parent, log)
     assert thread is not None
-    thread.join(20)
+    thread.join(60)
     [line] = [line for line in log.lines if line.startswith("warning")]
     assert "cannot be removed from here" in line
     assert "kubectl taint node node-1 outrace.io/memory-pressure-" in line

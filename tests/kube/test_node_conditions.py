@@ -1,0 +1,140 @@
+"""Conditions of the node: pressure, and pods that are held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.side.cluster.node_conditions import HEARTBEAT_S, HELD_S, NodeConditions
+from monitor.side.export.log import Log
+from tests.kube import faults
+from tests.kube.clock import WaitedClock
+from tests.kube.fake_apiserver import FakeApiServer
+
+
+class Node:
+    def __init__(self, client: ApiClient, api: FakeApiServer, holds: bool = False) -> None:
+        self.clock, self.api = WaitedClock(1000.0), api
+        self.clock.now = 1_800_000_000.0
+        self.holding: set[str] | None = None
+        self.held = ""
+        self.changes: list[tuple[str, bool]] = []
+        back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
+        self.conditions = NodeConditions(
+            client,
+            "node-1",
+            lambda: self.holding,
+            Log(),
+            lambda name, holds, _: self.changes.append((name, holds)),
+            back_off,
+            self.clock,
+            (lambda: self.held) if holds else None,
+        )
+
+    def after(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.conditions.turn()
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        return {one["type"]: one for one in self.api.store.get(("nodes", "", "node-1"))["status"]["conditions"]}
+
+
+@pytest.fixture
+def node(client: ApiClient, api: FakeApiServer) -> Node:
+    kubelets = {"type": "MemoryPressure", "status": "False", "reason": "KubeletHasSufficientMemory"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}, "status": {"conditions": [kubelets]}}
+    api.store.create("nodes", node)
+    return Node(client, api)
+
+
+def test_the_conditions_have_types_of_their_own(node: Node) -> None:
+    node.conditions.turn()
+    assert list(node.seen) == ["MemoryPressure"]  # nothing is known yet
+    node.holding = {"MemoryPressure"}
+    node.conditions.turn()
+    seen = node.seen
+    assert {name: one["status"] for name, one in seen.items()} == {
+        "MemoryPressure": "False",
+        "outrace.io/MemoryPressure": "True",
+        "outrace.io/DiskPressure": "False",
+        "outrace.io/PIDPressure": "False",
+    }
+    assert seen["outrace.io/MemoryPressure"]["reason"] == "OutraceHasInsufficientMemory"
+    assert seen["outrace.io/DiskPressure"]["message"] == "outrace has no disk pressure"
+
+
+def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: FakeApiServer) -> None:
+    node.holding = set()
+    node.conditions.turn()
+    for _ in range(10):
+        node.after(1.0)
+    assert len(api.seen("PATCH")) == 1
+    node.holding = {"MemoryPressure"}
+    node.after(1.0)
+    assert node.changes == [("MemoryPressure", True)]
+    assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
+    node.after(HEARTBEAT_S)
+    assert node.seen["outrace.io/MemoryPressure"]["lastHeartbeatTime"] == "2027-01-15T08:05:11Z"
+    assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
+    assert len(api.seen("PATCH")) == 3
+
+
+def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:
+    node.holding = {"MemoryPressure"}
+    node.conditions.turn()
+    after = Node(client, api)
+    after.clock.now += 1000
+    after.holding = {"MemoryPressure"}
+    after.conditions.turn()
+    assert after.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:00Z"
+    assert after.changes == []
+
+
+def test_conditions_wait_for_a_server_that_fails(node: Node, api: FakeApiServer) -> None:
+    node.holding = set()
+    api.fail(faults.status(500, "InternalError"), path="/status", times=2)
+    node.conditions.turn()
+    node.after(0.5)
+    assert len(api.seen("PATCH")) == 1
+    node.after(0.6)
+    node.after(2.1)
+    assert "outrace.io/MemoryPressure" in node.seen
+    node.after(1.0)
+    assert len(api.seen("PATCH")) == 3
+
+
+def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
+    holding = Node(client, api, holds=True)
+    holding.holding = set()
+    holding.conditions.turn()
+    assert holding.seen["outrace.io/PodHeld"]["status"] == "False"
+    holding.held = "shop/hog"
+    holding.after(1.0)
+    seen = holding.seen["outrace.io/PodHeld"]
+    assert (seen["status"], seen["reason"], seen["message"]) == ("True", "OutraceHoldsPod", "outrace holds shop/hog")
+    holding.held = "shop/cart, shop/hog"
+    holding.after(HELD_S)
+    assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
+    assert holding.changes == []  # events are on the pods
+    node.holding = set()  # a daemon after it, in another mode
+    node.conditions.turn()
+    node.after(1.0)
+    seen = node.seen["outrace.io/PodHeld"]
+    assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
+
+
+def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
+    again = Node(client, api, holds=True)
+    again.holding = set()
+    again.conditions.turn()
+    for number in range(60):
+        again.held = "shop/hog" if number % 2 else ""
+        again.after(1.0)
+    assert 5 <= len(api.seen("PATCH")) <= 8
+    again.held = ""
+    again.after(HELD_S)
+    assert again.seen["outrace.io/PodHeld"]["status"] == "False", "how it is in the end is written"
