@@ -14,16 +14,16 @@ from tests.puppet import Puppet as Puppet
 from tests.puppet import cgroup as cgroup
 
 
-def state_dir(hook: str = loader.AUTO) -> Path:
+def state_dir(hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> Path:
     """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9.
 
-    One for each hook that is asked for: a state dir holds the programs of one.
+    One for each hook and each set of formulas: a state dir holds the programs of one.
     """
-    return _state_dir(hook)
+    return _state_dir(hook, signals)
 
 
 @cache  # which takes a call with the default for another than one that names it
-def _state_dir(_: str) -> Path:
+def _state_dir(_hook: str, _signals: int) -> Path:
     mounts.ensure()
     directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
     also_remove(directory)
@@ -69,10 +69,9 @@ def unload_shared() -> None:
 
 def pin_dir(hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> Path:
     """The pins of `state_dir`, loaded if they are not there. Those of the best hook are not compiled a second time for
-    whoever calls it by its name. ``signals``: with the formulas of outrace's own, in a state dir of its own.
+    a caller that names it: a compilation takes an emulated guest half a minute.
     """
-    if signals:
-        return loader.ensure_loaded(state_dir(f"{hook}-{signals}"), hook, signals)[0]
-    if hook != loader.AUTO and hook in loader.pinned(state_dir()):
-        return pin_dir()
-    return loader.ensure_loaded(state_dir(hook), hook)[0]
+    best = loader.ensure_loaded(state_dir(signals=signals), loader.AUTO, signals)[0]
+    if hook == loader.AUTO or hook in loader.pinned(state_dir(signals=signals)):
+        return best
+    return loader.ensure_loaded(state_dir(hook, signals), hook, signals)[0]

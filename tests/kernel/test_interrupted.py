@@ -61,7 +61,7 @@ def owned(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.mark.kernel
-@pytest.mark.newest
+@pytest.mark.once  # compiles programs of its own
 def test_what_interrupts_a_program_changes_no_sums_of_its_own(owned: tuple[Path, Path], files: Path) -> None:
     """An entry of the map `leaves` is made while page cache is counted. Each 48th has the kernel make more of them at
     once, by an interrupt, and charge them to whoever loaded the programs: `on_memcg_stat` in the midst of

@@ -63,6 +63,10 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
         left_out = {one for one in mark if f" and not {one} " in command}
         assert left_out == {one for one, kernel_of in mark.items() if kernel_of != family.kernel}
         assert len(left_out) == 2
+    (quick,) = suites.suites(options("--quick"))
+    assert [quick.on(family).selection.partition(" -k ")[2] for family in images.FAMILIES] == [
+        *["'not (kprobe)'"] * 2, "'not (fentry or kprobe)'",
+    ]  # fmt: skip
     everything, *others = suites.suites(options("--alike"))
     assert everything.on(images.FAMILIES[0]) == everything
     assert small.on(images.FAMILIES[0]) == small
