@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
+from monitor.actions.pod_brake import AUTO, PodBrake
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from tests import live
@@ -52,9 +52,8 @@ def load():
             anon(4)
             time.sleep(1000)
 """
-#: Those that take it all in one system call: the freeze comes when they return.
-AT_ONCE = {"populate": POPULATE, "one write": ONE_WRITE}
-LOADS = {"faults": FAULTS, "huge pages": HUGE_PAGES, "tmpfs": TMPFS, "forks": FORKS, **AT_ONCE}
+LOADS = {"faults": FAULTS, "huge pages": HUGE_PAGES, "tmpfs": TMPFS, "forks": FORKS}
+LOADS |= {"populate": POPULATE, "one write": ONE_WRITE}
 
 
 @pytest.fixture
@@ -117,35 +116,3 @@ def test_the_growth_ends_at_the_cap_and_no_other_pod_pays(held: Stand, load: str
             live.ends(pid)
         brake.close()
         other.do("anon(1)")
-
-
-@pytest.mark.parametrize("load", sorted(LOADS.keys() - AT_ONCE.keys()))
-def test_the_freeze_alone_stops_whoever_returns_to_user_space(held: Stand, load: str) -> None:
-    with held.puppet() as puppet:
-        puppet.do(f"exec({LOADS[load]!r})")
-        brake = held.brake(FREEZE)
-        puppet.tell("load()")
-        assert braked_at_the_line(held, brake) == 0
-        assert settled(held) < NODE * MIB
-        assert held.oom_kills() == 0
-        puppet.process.kill()
-        brake.thaw()
-        live.ends(puppet.pid)
-        brake.close()
-
-
-def test_a_child_forked_during_a_hold_is_held_too(held: Stand) -> None:
-    """It is in its parent's cgroup before it runs."""
-    with held.puppet() as puppet:
-        puppet.do(f"exec({FORKS!r})")
-        brake = held.brake(AUTO)
-        puppet.tell("load()")
-        braked_at_the_line(held, brake)
-        usage = settled(held)
-        time.sleep(0.5)
-        assert cgroupfs.usage(HIERARCHY, held.node) <= usage + MIB
-        assert held.oom_kills() == 0
-        puppet.process.kill()
-        brake.thaw()
-        live.ends(puppet.pid)
-        brake.close()

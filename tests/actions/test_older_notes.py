@@ -12,7 +12,7 @@ from monitor.actions.undo import undo_left
 from monitor.kernel.procfs import Process
 from tests import live
 from tests.actions.braked import LIMIT_FILE, MIB, Stand, stand
-from tests.actions.test_hold_owners import killed_daemon
+from tests.actions.test_ledger import killed_daemon
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 

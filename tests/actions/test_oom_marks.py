@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from monitor.actions.ledger import MARKS, attribute_of
 from monitor.actions.oom_marks import MarkJournal
 from monitor.actions.oom_values import Restored
-from monitor.actions.undo import undo_left
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.daemon.test_scores import capable
@@ -122,13 +116,6 @@ def test_a_process_that_appears_is_raised_too(journal: MarkJournal, pod: Path, p
         assert value(late.pid) == 300
 
 
-def test_what_a_process_set_itself_meanwhile_stays(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
-    mark = journal.mark(pod, "uid")
-    write(processes[0].pid, 500)
-    assert journal.restore(mark) == Restored(restored=1, foreign=1)
-    assert values(processes) == [500, 200]
-
-
 def test_a_process_that_left_the_pod_is_set_back(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
     mark = journal.mark(pod, "uid")
     other = cgroupfs.make(pod.parent / "other")  # v2 has no processes beside cgroups that controllers are on for
@@ -148,28 +135,6 @@ def test_the_largest_are_raised_of_more_than_the_budget(pod: Path, processes: li
     assert values(processes[:1]) == [1000]
     assert journal.restore(mark).restored == 1
     assert values(processes[:1]) == [100]
-
-
-def test_what_a_daemon_that_was_killed_left_is_set_back(
-    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
-) -> None:
-    """By the next start on whatever state dir, from the note alone; also a child that only the kernel knows of."""
-    script = (
-        "import os, signal, sys; from pathlib import Path; from monitor.actions.oom_marks import MarkJournal\n"
-        "MarkJournal(Path(sys.argv[1])).mark(Path(sys.argv[2]), 'uid'); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    killed = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), str(pod)], env=live.environment(), check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert values(processes) == [1000, 1000]
-    child = forked(processes[1], tmp_path / "child")
-    lines: list[tuple[str, object]] = []
-    undo_left([tmp_path / "another"], lambda _, message, /, **fields: lines.append((message, fields["outcome"])))
-    assert [*values(processes), value(child)] == [100, 200, 200]
-    assert left(pod) == []
-    outcome = "3 processes set back, 1 of them forked since"
-    assert lines == [("a change of an earlier daemon is undone", outcome)]
 
 
 def test_marked_again_before_it_was_set_back(
@@ -195,18 +160,6 @@ def test_a_side_that_ends_late_leaves_the_note_of_the_next_one(
     assert left(pod) == [name]
 
 
-def test_nothing_is_raised_that_cannot_be_noted(
-    journal: MarkJournal, pod: Path, processes: list[Puppet], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EPERM, "not permitted")
-
-    monkeypatch.setattr(os, "setxattr", refused)
-    with pytest.raises(OSError, match="not permitted"):
-        journal.mark(pod, "uid")
-    assert values(processes) == [100, 200]
-
-
 def test_a_cgroup_made_anew_is_not_noted_at(journal: MarkJournal, pod: Path) -> None:
     mark = journal.mark(pod, "uid")
     pod.rmdir()
@@ -217,27 +170,6 @@ def test_a_cgroup_made_anew_is_not_noted_at(journal: MarkJournal, pod: Path) -> 
             journal.look_again(mark)
         assert value(late.pid) == 100
         assert left(pod) == []
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        '{"uid": "u"}',
-        '{"uid": 1, "processes": []}',
-        '{"uid": "u", "processes": [[1, 2]]}',
-        '{"uid": "u", "processes": 1}',
-        '{"uid": "u", "processes": [[1, 1, "a", 0]]}',
-        '{"uid": "u", "processes": [[1, 1, -1001, 0]]}',
-    ],
-)
-def test_a_note_that_cannot_be_read_is_reported_and_stays(tmp_path: Path, pod: Path, broken: str) -> None:
-    attribute = attribute_of(tmp_path, MARKS)
-    os.setxattr(pod, attribute, json.dumps({"owner": "", **json.loads(broken)}).encode())
-    problems = list[str]()
-    assert undo_left([tmp_path], lambda _, __, **fields: problems.append(str(fields["problem"]))) == []
-    [problem] = problems
-    assert f"setfattr -x {attribute} {pod}" in problem
-    assert left(pod) == [attribute]
 
 
 @pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: nobody can set a floor here (a guest's root can)")

@@ -1,7 +1,6 @@
 """oom_score_adj: the values themselves, and real processes in real cgroups."""
 
 import dataclasses
-import errno
 import os
 import shutil
 import subprocess
@@ -255,20 +254,6 @@ def test_a_process_that_leaves_while_it_is_written_gets_its_value_back(
     with Process(pid) as process:
         scores._write(scores._pods["u"], process, Wanted(pid, process.started() or 0, before, 1000, str(pod)))
     assert (read(pid), scores.written) == (before, 0)
-
-
-def test_what_cannot_be_noted_is_not_written(
-    cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    pid = sleeper(cgroup)
-    before, scores = read(pid), make_scores(True, log)
-    monkeypatch.setattr(os, "setxattr", refused)
-    scores.set_pod(found(cgroup, {"main": cgroup}))
-    assert (read(pid), scores.written, scores.denied) == (before, 0, 1)
-    assert "oom_score_adj cannot be noted: Operation not permitted" in [message for _, message, _ in log.lines]
 
 
 def test_a_process_that_ended_answers_nothing() -> None:

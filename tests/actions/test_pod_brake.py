@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from monitor.actions.changes import FOREIGN, RESTORED
+from monitor.actions.changes import RESTORED
 from monitor.actions.pod_brake import AUTO, FREEZE, LIMIT, ROOM, PodBrake
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import COMPANION, LIMIT_FILE, MIB, V2, Stand, kinds, stand
+from tests.actions.braked import LIMIT_FILE, MIB, V2, Stand, kinds, stand
 
 pytestmark = pytest.mark.kernel
 
@@ -29,12 +28,6 @@ def whole(piece=64 * 1024):
     starts = range(0, len(block), piece)
     return all(block[at:at + piece] == (at // piece).to_bytes(8, 'little') * (piece // 8) for at in starts)
 """
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Stand]:
-    with stand(tmp_path / "state") as found:
-        yield found
 
 
 def ready(puppet: live.Puppet) -> live.Puppet:
@@ -155,15 +148,6 @@ def test_a_cap_can_be_moved_and_the_first_value_comes_back(held: Stand) -> None:
     assert brake.in_force()
     brake.close()
     assert held.files() == before
-
-
-def test_what_somebody_else_wrote_since_stays(held: Stand) -> None:
-    brake = held.brake(LIMIT)
-    assert brake.apply(40 * MIB) is not None
-    (held.pod / LIMIT_FILE).write_text(str(100 * MIB))
-    assert not brake.in_force()
-    assert dict(brake.release()) == {LIMIT_FILE: FOREIGN, COMPANION: RESTORED}
-    assert (held.pod / LIMIT_FILE).read_text().strip() == str(100 * MIB)
 
 
 def test_a_cgroup_that_is_gone(held: Stand) -> None:

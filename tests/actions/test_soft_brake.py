@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from monitor.actions.brake_file import Braked, may_set_low
-from monitor.actions.changes import RESTORED, opened, undone
+from monitor.actions.changes import RESTORED, opened
 from monitor.actions.ledger import SIDE, Ledger
 from monitor.actions.pod_brake import AUTO, LIMIT
 from monitor.actions.soft_brake import HIGH, TASKS, SoftBrake
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand, undo_on
+from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
 from tests.actions.plain import stop
 
 pytestmark = [
@@ -45,12 +44,6 @@ def grow():
             print("answered", flush=True)
             return
 """
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Stand]:
-    with stand(tmp_path / "state") as found:
-        yield found
 
 
 @pytest.fixture
@@ -102,17 +95,6 @@ def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, soft: SoftBrak
         brake.close()
         assert held.files() == before
         assert softened(held) == []
-
-
-def test_the_default_action_of_sigterm_needs_no_thaw_where_the_pod_is_frozen(held: Stand) -> None:
-    """One that is sent before, to a process that is about to freeze, waits until it is thawed."""
-    with held.puppet() as puppet:
-        brake = held.brake()
-        assert brake.apply(64 * MIB) is not None
-        live.until(lambda: "frozen 1" in (held.pod / "cgroup.events").read_text(), "the pod to be frozen")
-        puppet.process.send_signal(signal.SIGTERM)
-        assert puppet.wait() == -signal.SIGTERM
-        brake.close()
 
 
 def test_a_memory_high_that_was_set_before_comes_back_exactly(held: Stand, soft: SoftBrake) -> None:
@@ -193,51 +175,6 @@ def test_a_thread_slows_a_held_pod_down(held: Stand, soft: SoftBrake) -> None:
         brake.release()
         assert {fate for _, fate in soft.harden()} == {RESTORED}
         assert held.files() == before
-
-
-@late
-def test_a_release_does_not_wait_for_what_the_thread_reclaims(held: Stand, tmp_path: Path) -> None:
-    with held.puppet() as puppet:
-        puppet.do("anon(32)")
-        puppet.do(f"write({str(tmp_path / 'file')!r}, 64)")
-        before, brake = held.files(), held.brake()
-        low = becomes_low(held, stop(brake, 160 * MIB))
-        brake.release()
-        assert held.files() == before
-        assert low < 64 * MIB
-        puppet.do("anon(1)")
-        brake.close()
-
-
-@late
-def test_what_a_thread_has_set_is_undone_after_a_sigkill(held: Stand) -> None:
-    """It is written down before the thread is asked."""
-    with held.puppet() as puppet:
-        puppet.do("anon(32)")
-        before, brake = held.files(), held.brake()
-        low = becomes_low(held, stop(brake, 96 * MIB))
-        [change] = [one for one in held.noted_changes() if one.file == HIGH]
-        assert str(low) in change.written
-        assert undone(change) == RESTORED
-        brake.close()
-        assert held.files() == before
-
-
-@pytest.mark.parametrize("mib", [1, 120])
-def test_a_memory_high_that_somebody_sets_while_a_pod_is_held_is_there_after_it(held: Stand, mib: int) -> None:
-    """A resize in place: a lower one stays, above a higher one the pod is slowed down again."""
-    with held.puppet() as puppet:
-        puppet.do("anon(24)")
-        brake = held.brake()
-        assert brake.apply(64 * MIB) is not None
-        (held.pod / HIGH).write_text(str(mib * MIB))
-        assert not brake.in_force()
-        assert brake.apply(64 * MIB) is not None, "as the next look does"
-        assert brake.in_force()
-        assert number(held.pod / HIGH) < 64 * MIB
-        brake.close()
-        assert number(held.pod / HIGH) == mib * MIB
-        assert not held.noted()
 
 
 def test_a_pod_that_is_let_grow_to_its_cap_does_not_sleep_above_memory_high(held: Stand) -> None:

@@ -1,5 +1,8 @@
-"""Whatever outrace changes of a pod is as before: every pair of changes in both orders, after a SIGKILL of the hot
-process, the helper or both after each of them, by each of the five ways back.
+"""The contract of whatever outrace changes of a pod, the same for each kind of change.
+
+All is as before: every pair of changes in both orders, after a SIGKILL of the hot process, the helper or both after
+each of them, by each of the five ways back; and wherever in its writes a process was killed. What another program wrote
+stays.
 """
 
 from __future__ import annotations
@@ -62,27 +65,35 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stand, liv
         yield held, puppet
 
 
+#: No process but those of outrace changes anything, all writes are made, and nothing is put back.
+ALONE = {"foreign": {}, "writes": None, "notes": True, "ends": False}
+
+
 class Pod:
     """With a limit and an oom_score_adj of its own, on which changes are played."""
 
     def __init__(self, held: Stand, puppet: live.Puppet, changer: subprocess.Popen[str]) -> None:
-        self._held, self._adj, self._changer = held, Path(f"/proc/{puppet.pid}/oom_score_adj"), changer
-        self.state = held.state
+        self.path, self.state, self._held, self._changer = held.pod, held.state, held, changer
+        self._adj = Path(f"/proc/{puppet.pid}/oom_score_adj")
         (held.pod / LIMIT_FILE).write_text(str(96 * MIB))
         self._adj.write_text("100")
         self._before = self.now()
 
     def now(self) -> dict[str, str]:
-        noted = [name for name in os.listxattr(self._held.pod) if "outrace" in name]
+        noted = [name for name in os.listxattr(self.path) if "outrace" in name]
         return {**self._held.files(), "oom_score_adj": self._adj.read_text(), "noted": " ".join(noted)}
 
-    def play(self, steps: tuple[tuple[str, str], ...], step: int, dies: str, *, ends: bool) -> None:
+    def play(self, *steps: tuple[str, str], kills: dict[int, list[str]] | None = None, **how: object) -> bool:
+        """Whether each process made its changes, as far as it was not one of ``kills``: after which step, which."""
         states = [str(self.state), str(self.state) + "-other"]
-        case = {"pod": str(self._held.pod), "states": states, "steps": steps, "ends": ends}
+        case = {"pod": str(self.path), "states": states, "steps": steps, "kills": kills or {}}
         assert self._changer.stdin is not None
         assert self._changer.stdout is not None
-        self._changer.stdin.write(json.dumps({**case, "kills": {step: DIES[dies]}}) + "\n")
-        assert self._changer.stdout.readline() == "done\n"
+        self._changer.stdin.write(json.dumps({**case, **ALONE, **how}) + "\n")
+        return self._changer.stdout.readline() == "done\n"
+
+    def file(self, name: str) -> Path:
+        return self._adj if name == self._adj.name else self.path / name
 
     def is_as_before(self) -> bool:
         return self.now() == self._before
@@ -121,9 +132,57 @@ def test_every_file_is_as_before(
 ) -> None:
     monkeypatch.setenv("SERVICE_RESULT", "exit-code")
     for step, dies in ((1, "nobody"), *((step, dies) for step in (0, 1) for dies in DIES if dies != "nobody")):
-        pod.play(pair, step, dies, ends=way == "running")
+        assert pod.play(*pair, kills={step: DIES[dies]}, ends=way == "running")
         if way != "running":
             assert not pod.is_as_before(), "a change was made"
         if way != "running" or dies != "nobody":
             go(way, pod.state)
         assert pod.is_as_before(), (step, dies, pod.now())
+
+
+def undone(pod: Pod) -> list[str]:
+    """Undo as the next start does; what it logs as a problem."""
+    problems = list[str]()
+    undo_left([pod.state], lambda level, _, **fields: level == "error" and problems.append(str(fields["problem"])))
+    return problems
+
+
+KINDS = ["moved hold", "moved cap", "moved freeze", "limit", "mark", "score", *(["soften"] if V2 else [])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sigkill_before_any_write_leaves_what_can_be_undone(pod: Pod, kind: str) -> None:
+    """Before each of its writes, one after the other, until it comes to its end."""
+    writes = 0
+    while not pod.play(("hot", kind), ends=True, writes=writes):
+        assert undone(pod) == []
+        assert pod.is_as_before(), (writes, pod.now())
+        writes += 1
+        assert writes < 100
+    assert writes >= 4, "a note, the value, the value from before, no note"
+    assert pod.is_as_before()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_changed_that_cannot_be_noted(pod: Pod, kind: str) -> None:
+    assert not pod.play(("hot", kind), notes=False)
+    assert pod.is_as_before()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("moved cap", LIMIT_FILE, 100 * MIB),
+        ("limit", LIMIT_FILE, 80 * MIB),
+        ("mark", "oom_score_adj", 500),
+        ("score", "oom_score_adj", 700),
+        *([("soften", "memory.high", 72 * MIB), ("moved hold", "memory.high", MIB)] if V2 else []),
+    ],
+)
+def test_what_another_program_wrote_since_stays(pod: Pod, kind: str, name: str, value: int, ends: bool) -> None:
+    before = pod.now()
+    assert pod.play(("hot", kind), ends=ends, foreign={str(pod.file(name)): str(value)})
+    if not ends:
+        assert undone(pod) == []
+    assert pod.now() == {**before, name: f"{value}\n"}

@@ -51,26 +51,16 @@ def test_offsets_of_the_running_kernel_are_laid_out_as_c_does(kernel: Btf) -> No
     assert kernel.size("list_head") == 2 * struct.calcsize("P")
     usage = kernel.offset("page_counter", "usage")
     assert kernel.offset("mem_cgroup", "memory.usage.counter") == kernel.offset("mem_cgroup", "memory") + usage
-
-
-@pytest.mark.live
-@needs_btf
-def test_members_of_anonymous_structs_are_found(kernel: Btf) -> None:
     # struct page is a word of flags and then anonymous unions of anonymous structs.
     assert kernel.offset("page", "lru") == kernel.offset("page", "lru.next") >= struct.calcsize("P")
+    assert [kernel.has_member("mem_cgroup", member) for member in ("memory.usage.counter", "no_such")] == [True, False]
+    assert not kernel.has_member("no_such_struct", "x")
+    assert declared(kernel, "page_counter", "parent") == "struct page_counter *"
+    assert (declared(kernel, "task_struct", "comm"), kernel.array_length("task_struct", "comm")) == ("char[16]", 16)
 
 
 def declared(btf: Btf, struct_name: str, path: str) -> str:
     return btf._describe(btf._walk(struct_name, path).type)
-
-
-@pytest.mark.live
-@needs_btf
-def test_types_read_like_c(kernel: Btf) -> None:
-    assert declared(kernel, "page_counter", "parent") == "struct page_counter *"
-    assert declared(kernel, "page_counter", "usage") == "atomic_long_t"
-    assert declared(kernel, "task_struct", "comm") == "char[16]"
-    assert kernel.array_length("task_struct", "comm") == 16
 
 
 @pytest.mark.live
@@ -114,14 +104,6 @@ def test_what_is_missing_is_named(kernel: Btf, ask, named: str) -> None:
     with pytest.raises(BtfError, match=re.escape(named)) as caught:
         ask(kernel)
     assert caught.value.exit_code == EXIT_CANNOT
-
-
-@pytest.mark.live
-@needs_btf
-def test_presence_can_be_asked_without_an_exception(kernel: Btf) -> None:
-    assert kernel.has_member("mem_cgroup", "memory.usage.counter")
-    assert not kernel.has_member("mem_cgroup", "memory.no_such")
-    assert not kernel.has_member("no_such_struct", "x")
 
 
 def test_signed_and_64_bit_enumerators(tmp_path: Path) -> None:
@@ -177,13 +159,10 @@ def test_every_member_of_a_made_up_struct_is_found_where_it_was_put(tmp_path_fac
     "content", [b"", b"\x9f\xeb", bytes(range(64)), struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, 64, 64, 8)]
 )
 def test_what_is_not_btf_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(BtfError, match="CONFIG_DEBUG_INFO_BTF"):
+        Btf(tmp_path / "vmlinux")
     path = tmp_path / "not-btf"
     path.write_bytes(content)
     with pytest.raises(BtfError, match="not-btf") as caught:
         Btf(path)
     assert "\n" not in str(caught.value)
-
-
-def test_no_btf_at_all_names_the_kernel_that_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(BtfError, match="CONFIG_DEBUG_INFO_BTF"):
-        Btf(tmp_path / "vmlinux")

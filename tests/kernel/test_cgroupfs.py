@@ -61,52 +61,35 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.stdin.close()
 
 
-# --- where the hierarchy is ----------------------------------------------------------------------------------------
+V1 = "cgroup /cg/my\\040memory cgroup rw,memory 0 0\n"
+V2 = "cgroup2 {root} cgroup2 rw,nsdelegate 0 0\n"
 
 
-def _mounts(tmp_path: Path, text: str) -> Path:
-    (tmp_path / "mounts").write_text(text)
-    return tmp_path / "mounts"
-
-
-def test_detect_v1_beside_v2(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("")  # hybrid: v2 is mounted, memory is not on it
-    table = f"cgroup2 {tmp_path} cgroup2 rw 0 0\ncgroup /cg/cpu cgroup rw,cpu 0 0\n"
-    table += "cgroup /cg/my\\040memory cgroup rw,memory 0 0\n"
-    assert cgroupfs.detect(_mounts(tmp_path, table)) == Hierarchy(1, Path("/cg/my memory"))
-
-
-def test_detect_v1_alone_takes_the_first_of_two_mounts(tmp_path: Path) -> None:
-    table = "cgroup /cg/memory cgroup rw,memory 0 0\ncgroup /host/memory cgroup rw,memory 0 0\n"
-    assert cgroupfs.detect(_mounts(tmp_path, table)) == Hierarchy(1, Path("/cg/memory"))
-
-
-def test_detect_v2(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
-    table = f"proc /proc proc rw 0 0\ncgroup2 {tmp_path} cgroup2 rw,nsdelegate 0 0\n"
-    assert cgroupfs.detect(_mounts(tmp_path, table)) == Hierarchy(2, tmp_path)
-
-
-def test_a_cpu_mount_called_memory_is_not_the_memory_controller(tmp_path: Path) -> None:
-    with pytest.raises(
-        CannotError, match="no cgroup hierarchy with the memory controller is mounted; mount -t cgroup2"
-    ):
-        cgroupfs.detect(_mounts(tmp_path, "cgroup /cg/memory cgroup rw,cpu 0 0\nshort line\n"))
-
-
-def test_v2_without_memory_names_the_boot_option(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu\n")
-    with pytest.raises(CannotError, match="has no memory controller; boot without cgroup_disable=memory") as e:
-        cgroupfs.detect(_mounts(tmp_path, f"cgroup2 {tmp_path} cgroup2 rw 0 0\n"))
-    assert e.value.exit_code == 3
-
-
-def test_detect_names_what_it_cannot_read(tmp_path: Path) -> None:
-    with pytest.raises(CannotError, match="nowhere: No such file"):
-        cgroupfs.detect(tmp_path / "nowhere")
-
-
-# --- names ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("controllers", "table", "found"),
+    [
+        ("", V2 + "cgroup /cg/cpu cgroup rw,cpu 0 0\n" + V1, (1, "/cg/my memory")),  # hybrid: memory is not on v2
+        (None, V1 + "cgroup /host/memory cgroup rw,memory 0 0\n", (1, "/cg/my memory")),
+        ("cpuset cpu io memory pids\n", "proc /proc proc rw 0 0\n" + V2, (2, "{root}")),
+        (None, "cgroup /cg/memory cgroup rw,cpu 0 0\nshort line\n", "no cgroup hierarchy .* mount -t cgroup2"),
+        ("cpu\n", V2, "has no memory controller; boot without cgroup_disable=memory"),
+        (None, None, "mounts: No such file"),
+    ],
+    ids=["hybrid", "the first of two", "v2", "a mount called memory", "v2 without memory", "no table"],
+)
+def test_where_the_hierarchy_is(
+    tmp_path: Path, controllers: str | None, table: str | None, found: tuple[int, str] | str
+) -> None:
+    if controllers is not None:
+        (tmp_path / "cgroup.controllers").write_text(controllers)
+    if table is not None:
+        (tmp_path / "mounts").write_text(table.format(root=tmp_path))
+    if isinstance(found, str):
+        with pytest.raises(CannotError, match=found):
+            cgroupfs.detect(tmp_path / "mounts")
+    else:
+        root = Path(found[1].format(root=tmp_path))
+        assert cgroupfs.detect(tmp_path / "mounts") == Hierarchy(found[0], root)
 
 
 def test_resolve(v2: Hierarchy) -> None:
@@ -149,9 +132,6 @@ def test_resolve_stays_inside_or_refuses(text: str) -> None:
     assert Path(os.path.normpath(path)).is_relative_to(hierarchy.root)
 
 
-# --- formulas ------------------------------------------------------------------------------------------------------
-
-
 def test_v2_root_usage_is_anon_plus_file(v2: Hierarchy) -> None:
     assert cgroupfs.read_node(v2, 1024 * MI) == MemoryReading(
         usage=400 * MI,
@@ -163,24 +143,23 @@ def test_v2_root_usage_is_anon_plus_file(v2: Hierarchy) -> None:
     )
 
 
-def test_v2_cgroup(v2: Hierarchy) -> None:
-    pod = _fake_v2(v2.root / "pod", {"inactive_file": 3 * MI, "active_file": MI}, 10 * MI, str(64 * MI))
-    assert cgroupfs.read_cgroup(v2, pod) == MemoryReading(10 * MI, 3 * MI, MI, 7 * MI, 64 * MI, 57 * MI)
-    assert cgroupfs.limit(pod) == 64 * MI
-
-
-def test_unlimited_has_no_available_unless_a_capacity_is_given(v2: Hierarchy) -> None:
-    pod = _fake_v2(v2.root / "pod", {}, 10 * MI, "max")
-    reading = cgroupfs.read_cgroup(v2, pod)
-    assert (reading.capacity, reading.available, reading.working_set) == (None, None, 10 * MI)
-    assert cgroupfs.read_cgroup(v2, pod, capacity=100 * MI).available == 90 * MI
-
-
-def test_working_set_saturates_and_available_may_be_negative(v2: Hierarchy) -> None:
-    cold = _fake_v2(v2.root / "cold", {"inactive_file": 20 * MI}, 10 * MI, str(64 * MI))
-    assert cgroupfs.read_cgroup(v2, cold).working_set == 0
-    over = _fake_v2(v2.root / "over", {}, 80 * MI, str(64 * MI))
-    assert cgroupfs.read_cgroup(v2, over).available == -16 * MI
+@pytest.mark.parametrize(
+    ("current", "stat", "limit", "found"),
+    [
+        (10, {"inactive_file": 3 * MI, "active_file": MI}, str(64 * MI), (10, 3, 1, 7, 64, 57)),
+        (10, {}, "max", (10, 0, 0, 10, None, None)),
+        (10, {"inactive_file": 20 * MI}, str(64 * MI), (10, 20, 0, 0, 64, 64)),
+        (80, {}, str(64 * MI), (80, 0, 0, 80, 64, -16)),
+    ],
+    ids=["limit", "no limit", "more page cache than usage", "over its limit"],
+)
+def test_v2_cgroup(v2: Hierarchy, current: int, stat: dict[str, int], limit: str, found: tuple[int | None]) -> None:
+    pod = _fake_v2(v2.root / "pod", stat, current * MI, limit)
+    expected = MemoryReading(*(None if mib is None else mib * MI for mib in found))
+    assert cgroupfs.read_cgroup(v2, pod) == expected
+    assert cgroupfs.limit(pod) == expected.capacity
+    if expected.capacity is None:
+        assert cgroupfs.read_cgroup(v2, pod, capacity=100 * MI).available == 100 * MI - expected.working_set
 
 
 @given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(0, cgroupfs.MAX_LIMIT))
@@ -228,9 +207,6 @@ def test_v2_limit_and_controllers_write_the_right_files(v2: Hierarchy) -> None:
     cgroupfs.enable_controllers(pod)
     assert (pod / "cgroup.subtree_control").read_text() == "+memory"
     assert (v2.root / "cgroup.subtree_control").read_text() == "memory\n"  # had it already: not written
-
-
-# --- the real kernel -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.live

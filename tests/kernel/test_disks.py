@@ -28,9 +28,6 @@ def du(path: Path) -> Usage:
     return Usage(count("--block-size=1"), count("--inodes"))
 
 
-# --- file systems --------------------------------------------------------------------------------------------------
-
-
 def test_space_and_inodes_of_a_file_system_as_they_are_taken(mounts: Mounts) -> None:
     disk = mounts.tmpfs("disk", size=4 * MI, inodes=100)
     before = file_system(disk)
@@ -39,6 +36,10 @@ def test_space_and_inodes_of_a_file_system_as_they_are_taken(mounts: Mounts) -> 
     (disk / "file").write_bytes(bytes(MI))
     assert file_system(disk) == before._replace(available=3 * MI, inodes_free=98)
     assert file_system(disk / "file") == file_system(disk)
+    unlimited = file_system(mounts.tmpfs("another", size=MI, inodes=0))  # to tmpfs: no limit
+    assert (unlimited.inodes, unlimited.inodes_free, unlimited.capacity) == (None, None, MI)
+    with pytest.raises(MonitorError, match=r"measure the file system of .*absent: No such file"):
+        file_system(disk / "absent")
 
 
 def test_space_that_is_root_s_alone_is_not_available(mounts: Mounts) -> None:
@@ -47,21 +48,6 @@ def test_space_that_is_root_s_alone_is_not_available(mounts: Mounts) -> None:
     here = file_system(disk)
     assert here.available < found.f_bfree * found.f_frsize - here.capacity // 6
     assert here.inodes == found.f_files
-
-
-def test_a_file_system_without_a_number_of_inodes(mounts: Mounts) -> None:
-    disk = mounts.tmpfs("disk", size=MI, inodes=0)  # to tmpfs: no limit
-    here = file_system(disk)
-    assert (here.inodes, here.inodes_free) == (None, None)
-    assert here.capacity == MI
-
-
-def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MonitorError, match=r"measure the file system of .*absent: No such file"):
-        file_system(tmp_path / "absent")
-
-
-# --- process ids ---------------------------------------------------------------------------------------------------
 
 
 def test_tasks_are_counted_threads_too() -> None:
@@ -92,9 +78,6 @@ def test_what_is_no_proc_is_reported(tmp_path: Path, loadavg: str, most: str) ->
     assert "\n" not in str(error.value)
 
 
-# --- which disk is which -------------------------------------------------------------------------------------------
-
-
 def test_the_layouts(mounts: Mounts) -> None:
     node, image, third = (mounts.tmpfs(name, size=MI) for name in ("node", "image", "third"))
     for parent in (node, image):
@@ -104,18 +87,16 @@ def test_the_layouts(mounts: Mounts) -> None:
     assert find_disks(node, image) == (node, image, image, True, False)
     assert find_disks(node, image, image / "below")[3:] == (True, False)
     assert find_disks(node, image, node / "below")[2:] == (node / "below", True, True)
+    for option in ("nodefs", "imagefs", "containerfs"):
+        with pytest.raises(ConfigError, match=f"--{option} {node}/absent: No such file.*; name a directory that"):
+            find_disks(**{option: str(node / "absent")})
     for containers, images in ((third, image), (image, node)):
         with pytest.raises(ConfigError, match=f"--containerfs {containers} is neither .*; name a directory on one"):
             find_disks(node, images, containers)
 
 
-@pytest.mark.parametrize("option", ["nodefs", "imagefs", "containerfs"])
-def test_a_path_that_is_not_there_is_named_with_its_option(tmp_path: Path, option: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{option} {tmp_path}/absent: No such file.*; name a directory that"):
-        find_disks(**{option: str(tmp_path / "absent")})
-
-
 def test_where_nothing_is_named_the_usual_directories_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that only root may look into is passed over: /var/lib/containers of podman has mode 0700."""
     kubelet, first, second = (tmp_path / name for name in ("kubelet", "containerd", "docker"))
     monkeypatch.setattr(disks, "KUBELET", kubelet)
     monkeypatch.setattr(disks, "RUNTIMES", (first, second))
@@ -125,9 +106,14 @@ def test_where_nothing_is_named_the_usual_directories_count(tmp_path: Path, monk
     first.mkdir()
     kubelet.mkdir()
     assert find_disks() == (kubelet, first, first, False, False)
-
-
-# --- directories ---------------------------------------------------------------------------------------------------
+    monkeypatch.setattr(disks, "RUNTIMES", (first / "storage", Path("/usr")))
+    (first / "storage").mkdir()
+    first.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        assert find_disks("/").imagefs == Path("/usr")
+    finally:
+        os.seteuid(0)
 
 
 def test_a_tree_takes_what_du_counts(mounts: Mounts) -> None:
@@ -164,15 +150,6 @@ def test_any_tree_takes_what_du_counts(files: list[tuple[int, int, bool]]) -> No
         assert tree_usage(tree) == du(tree)
 
 
-def test_a_file_with_several_names_counts_once(mounts: Mounts) -> None:
-    tree = mounts.tmpfs("disk", size=MI)
-    (tree / "one").write_bytes(bytes(8192))
-    (tree / "d").mkdir()
-    os.link(tree / "one", tree / "d" / "two")
-    os.link(tree / "one", tree / "three")
-    assert tree_usage(tree) == Usage(8192, 3)
-
-
 def test_other_file_systems_below_and_links_out_do_not_count(mounts: Mounts) -> None:
     tree = mounts.tmpfs("disk", size=MI)
     other = mounts.tmpfs("disk/other", size=MI)
@@ -181,12 +158,7 @@ def test_other_file_systems_below_and_links_out_do_not_count(mounts: Mounts) -> 
     (tree / "file").write_bytes(bytes(4096))
     assert tree_usage(tree) == Usage(4096, 3)
     assert tree_usage(tree / "link") == Usage(0, 1)  # a tree that is a link is only that
-
-
-def test_a_tree_that_is_not_there(tmp_path: Path) -> None:
-    assert tree_usage(tmp_path / "absent") is None
-    (tmp_path / "file").touch()
-    assert tree_usage(tmp_path / "file" / "below") is None
+    assert (tree_usage(tree / "absent"), tree_usage(tree / "file" / "below")) == (None, None)
 
 
 def test_a_tree_that_is_taken_down_meanwhile(mounts: Mounts) -> None:
@@ -255,22 +227,3 @@ def test_what_a_walk_remembers_is_bounded(mounts: Mounts, monkeypatch: pytest.Mo
     found = tree_usage(tree)
     assert not found.complete
     assert 21 <= found.inodes <= 22
-
-
-def test_usages_add_up() -> None:
-    assert Usage(1, 2) + Usage(3, 4, complete=False) == Usage(4, 6, complete=False)
-    assert sum([Usage(1, 2), Usage(3, 4)], disks.NOTHING) == Usage(4, 6)
-
-
-def test_a_directory_that_only_root_may_look_into_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`outrace config check` without root, where podman is installed: /var/lib/containers has mode 0700."""
-    (tmp_path / "containers" / "storage").mkdir(parents=True)
-    (tmp_path / "containers").chmod(0o700)
-    monkeypatch.setattr(disks, "RUNTIMES", (tmp_path / "containers" / "storage", Path("/usr")))
-    os.seteuid(65534)
-    try:
-        assert find_disks("/").imagefs == Path("/usr")
-    finally:
-        os.seteuid(0)

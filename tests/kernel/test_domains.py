@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.domains import MACHINE, MAX_DOMAINS, NO_CEILING, DomainTable, Reading, ceiling_pages
+from monitor.kernel.domains import MAX_DOMAINS, NO_CEILING, DomainTable, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
 from tests import live
 
@@ -82,53 +82,6 @@ def test_page_cache_of_a_pod_its_parent_and_of_dead_children(files: Path) -> Non
             puppet.do(f"drop('{files}/b')")
             at = watch.agree(node, pod, inner, other)
             assert at[0].inactive_file + at[0].active_file < 4 * MIB
-
-
-@kernel
-def test_pods_that_die_with_page_cache_while_sweeps_run(files: Path) -> None:
-    """Cgroups come and go between the stretches of a sweep; the next complete one is exact all the same."""
-    with live.Watching() as watch, live.cgroup("churn", 256 * MIB) as node:
-        watch.add(node)
-        made = 0
-
-        def churn() -> None:
-            nonlocal made
-            made += 1
-            pod = cgroupfs.make(node / f"pod{made}")
-            if made <= 6:
-                with live.Puppet(pod) as puppet:
-                    puppet.do(f"write('{files}/{made}', 2)")
-            cgroupfs.remove(pod)
-
-        while made < 12:
-            watch.sweeper.run(churn)
-            churn()
-        (at,) = watch.agree(node)
-        assert at.inactive_file + at.active_file >= 10 * MIB
-
-
-@kernel
-def test_the_machine_is_that_of_vmstat() -> None:
-    names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file")
-
-    def vmstat() -> Reading:
-        with open("/proc/vmstat") as file:
-            values = dict(line.split() for line in file)
-        anon, cache, inactive, active = (int(values[name]) * PAGE for name in names)
-        return Reading(anon + cache, inactive, active)
-
-    with live.Watching() as watch:
-        index = watch.table.add(1, flags=MACHINE)
-        watch.sweeper.run()
-
-        def quiet() -> bool:
-            before = vmstat()
-            watch.sweeper.touch(watch.table.machine)
-            reading = watch.table.reading(index)
-            # Only a moment in which the rest of the machine moved nothing can be compared to the page.
-            return before == vmstat() and reading == before
-
-        live.until(quiet, "a quiet moment in which both have the same")
 
 
 @kernel

@@ -1,12 +1,10 @@
 """Limits and swap of a memory cgroup: from the files of either version, of real cgroups, and when one goes."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
 
-from monitor.errors import CannotError
 from monitor.kernel import cgroupfs, limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import EVERYTHING, LimitCache, Limits, read
@@ -16,69 +14,39 @@ from tests.puppet import cgroup
 
 UNSET = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max", "memory.oom.group": 0}
 V1 = {"memory.limit_in_bytes": 64 * MIB, "memory.usage_in_bytes": 10 * MIB}
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+
+
+NAMES = ("min", "low", "high", "max", "swap.max", "swap.current", "oom.group")
+MEMSW, USED, SOFT = "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "memory.soft_limit_in_bytes"
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("version", "files", "found"),
     [
-        (
-            {
-                "memory.min": 1,
-                "memory.low": 2,
-                "memory.high": 3,
-                "memory.max": 4,
-                "memory.swap.max": 5,
-                "memory.swap.current": 6,
-                "memory.oom.group": 1,
-            },
-            Limits(1, 2, 3, 4, 5, None, 6, True),
-        ),
-        (UNSET, Limits(oom_group=False)),
+        (2, {f"memory.{name}": n for n, name in enumerate(NAMES, 1)}, Limits(1, 2, 3, 4, 5, None, 6, True)),
+        (2, UNSET, Limits(oom_group=False)),
         # A protection of 0 is none. A limit of 0 is one, and the hardest.
-        ({"memory.high": 0, "memory.max": 0, "memory.swap.max": 0}, Limits(high=0, max=0, swap_max=0)),
-        ({"memory.min": "max", "memory.low": "max", "memory.max": "max"}, Limits(min=EVERYTHING, low=EVERYTHING)),
-        ({"memory.swap.max": "max", "memory.swap.current": 0}, Limits(swap=0)),
-        ({"memory.high": "", "memory.max": "many"}, Limits()),
-    ],
-    ids=["all", "unset", "zero", "everything", "swap without limit", "not a number"],
-)
-def test_the_files_of_cgroup_v2(tmp_path: Path, files: dict[str, int | str], found: Limits) -> None:
-    assert read(Hierarchy(2, tmp_path), write(tmp_path / "pod", files)) == found
-
-
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        (V1, Limits(max=64 * MIB)),  # swapaccount=0
+        (2, {"memory.high": 0, "memory.max": 0, "memory.swap.max": 0}, Limits(high=0, max=0, swap_max=0)),
+        (2, {"memory.min": "max", "memory.low": "max", "memory.max": "max"}, Limits(min=EVERYTHING, low=EVERYTHING)),
+        (2, {"memory.swap.max": "max", "memory.swap.current": 0}, Limits(swap=0)),
+        (2, {"memory.high": "", "memory.max": "many"}, Limits()),
+        (1, V1, Limits(max=64 * MIB)),  # swapaccount=0
         (
-            {
-                **V1,
-                "memory.memsw.limit_in_bytes": 80 * MIB,
-                "memory.memsw.usage_in_bytes": 13 * MIB,
-                "memory.soft_limit_in_bytes": 32 * MIB,
-            },
+            1,
+            {**V1, MEMSW: 80 * MIB, USED: 13 * MIB, SOFT: 32 * MIB},
             Limits(max=64 * MIB, swap_max=16 * MIB, soft=32 * MIB, swap=3 * MIB),
         ),
         # What is read first is older: memory may have been charged meanwhile.
-        ({**V1, "memory.memsw.usage_in_bytes": 9 * MIB}, Limits(max=64 * MIB, swap=0)),
-        ({**V1, "memory.memsw.limit_in_bytes": UNLIMITED}, Limits(max=64 * MIB)),
-        ({"memory.limit_in_bytes": UNLIMITED, "memory.soft_limit_in_bytes": UNLIMITED}, Limits()),
-        # A file of the other version means nothing here.
-        ({**V1, "memory.high": MIB}, Limits(max=64 * MIB)),
+        (1, {**V1, USED: 9 * MIB}, Limits(max=64 * MIB, swap=0)),
+        (1, {**V1, MEMSW: UNLIMITED}, Limits(max=64 * MIB)),
+        (1, {"memory.limit_in_bytes": UNLIMITED, SOFT: UNLIMITED}, Limits()),
+        (1, {**V1, "memory.high": MIB}, Limits(max=64 * MIB)),  # a file of the other version means nothing
     ],
-    ids=["memory alone", "all", "charged meanwhile", "swap without limit", "unset", "v2's"],
 )
-def test_the_files_of_cgroup_v1(tmp_path: Path, files: dict[str, int | str], found: Limits) -> None:
-    assert read(Hierarchy(1, tmp_path), write(tmp_path / "pod", files)) == found
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_swap_can_be_left_out(tmp_path: Path, version: int) -> None:
-    files = {**V1, "memory.memsw.usage_in_bytes": 13 * MIB, "memory.max": 64 * MIB, "memory.swap.current": 3 * MIB}
-    path = write(tmp_path / "pod", files)
-    hierarchy = Hierarchy(version, tmp_path)
-    assert [getattr(read(hierarchy, path, swap), "swap", "gone") for swap in (True, False)] == [3 * MIB, None]
+def test_the_files_of_a_cgroup(tmp_path: Path, version: int, files: dict[str, int | str], found: Limits) -> None:
+    hierarchy, path = Hierarchy(version, tmp_path), write(tmp_path / "pod", files)
+    assert read(hierarchy, path) == found
+    assert read(hierarchy, path, swap=False) == dataclasses.replace(found, swap=None)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -102,8 +70,6 @@ def test_a_cgroup_without_any_file_is_not_one_that_is_gone(tmp_path: Path) -> No
     assert read(hierarchy, write(tmp_path / "pod", {}) / "cgroup.procs") is None  # no directory at all
 
 
-# -- real cgroups ------------------------------------------------------------------------------------------------------
-
 pod = live.fixture(cgroup, "limits")
 
 
@@ -114,7 +80,6 @@ def without_swap(found: Limits | None) -> Limits | None:
 
 
 @pytest.mark.live
-@needs_root
 def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
     hierarchy = cgroupfs.detect()
     inner = cgroupfs.make(pod / "inner")
@@ -128,7 +93,6 @@ def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
 
 
 @pytest.mark.live
-@needs_root
 @pytest.mark.parametrize("before", [0, 1, 2], ids=["first file", "second file", "third file"])
 def test_a_real_cgroup_that_is_removed_while_it_is_read(
     pod: Path, monkeypatch: pytest.MonkeyPatch, before: int
@@ -147,9 +111,6 @@ def test_a_real_cgroup_that_is_removed_while_it_is_read(
     monkeypatch.setattr(limits, "_number", number)
     assert read(hierarchy, inner) is None  # whatever was read of it: the rest would look as if it were not set
     assert calls > before
-
-
-# -- the cache ---------------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -177,12 +138,3 @@ def test_a_cgroup_is_read_once_a_second(tmp_path: Path, monkeypatch: pytest.Monk
     swap["SwapTotal"] = swap["SwapFree"] = 0  # swapoff
     assert (cache.look(pod), cache.look(tmp_path / "late")) == (Limits(high=2), Limits(high=3))
     assert cache.look(tmp_path) == Limits()
-
-
-def test_a_machine_without_proc_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> dict[str, int]:
-        raise CannotError("no /proc/meminfo", "mount procfs at /proc")
-
-    monkeypatch.setattr(meminfo, "read", nothing)
-    with pytest.raises(CannotError, match="mount procfs"):
-        LimitCache(Hierarchy(2, tmp_path)).look(tmp_path)

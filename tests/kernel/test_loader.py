@@ -13,7 +13,6 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kernel import charging, instances, loader, pins
 from monitor.kernel.pins import Pins
-from monitor.lab.node import LabNode
 from tests import live
 from tests.commands import run
 
@@ -137,28 +136,6 @@ def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -
     assert len(listing(target.parent)) == 2
     assert loader.ensure_loaded(state) == (target, False)
     assert (listing(target.parent), listing(target)) == ([target.name], EVERYTHING)
-
-
-@pytest.mark.once
-def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
-    with LabNode("test-away", 64 * MIB) as node:
-        pod = node.add_pod("p", containers=2)
-        options = ("--eviction-hard", "memory.available<1Mi")
-        with live.daemon(node, *options) as first:
-            status = first.stop()
-            assert status == 0
-        hog = node.start_hog(pod, "c1", mib=256)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        with live.daemon(node, *options) as second:
-            logged = live.message(second, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
-            assert logged["while_away"] is True
-            assert (logged["pod"], logged["scope"], logged["oom_limit"]) == ("lab/p", "memcg", 64 * MIB)
-            assert second.stop() == 0
-        # Reported once: the third daemon has nothing to report.
-        with live.daemon(node, *options) as third:
-            live.ended(third)  # its log is all there: `log` alone has what was taken in so far
-            assert [r for r in third.log if r.get("victim_pid") == hog.pid] == []
 
 
 def test_the_last_pins_that_go_leave_no_directory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Kmsg
-from monitor.sources.oomlog import OomLog, kmsg_records
+from monitor.sources.oomlog import LoggedKill, OomLog
 from tests import live
 
 MIB = live.MIB
@@ -82,25 +81,29 @@ def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) 
     assert list(found.missing) == ["reclaim"]
 
 
+def lacks_report(found: LoggedKill) -> bool:
+    """All that is not on the line about the victim itself is missing, by its name."""
+    event = found.event
+    facts = (event.victim_cgroup, event.oom_cgroup, event.oom_usage, event.oom_limit, event.invoker_pid)
+    missing = {"victim_cgroup", "oom", "invoker"} <= set(found.missing)
+    return missing and (*facts, event.invoker_comm) == (0, 0, 0, 0, 0, "")
+
+
 def test_what_a_rate_limited_report_leaves_out_is_named(tree: Hierarchy) -> None:
     found = OomLog(tree, lambda _: None).feed(KILLED)
-    assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
-    assert (found.event.victim_cgroup, found.event.oom_cgroup, found.event.invoker_pid, found.event.invoker_comm) == (
-        0,
-        0,
-        0,
-        "",
-    )
+    assert lacks_report(found)
     assert found.event.victim_pid == 6601
 
 
 def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
+    """At most 10 reports in 5 s are written, but every kill; some reports are cut off."""
     log = OomLog(tree, lambda _: None)
-    for line in LINES:
+    for line in (*LINES, KILLED):
         log.feed(line)
-    assert log.feed(KILLED) is not None
-    other = log.feed(LINES[0].replace(b"python3", b"other"))
-    assert other is None
+    assert lacks_report(log.feed(later(KILLED, 3999998)))
+    whole = log.feed(later(KILLED, 3999999).replace(b"Memory cgroup out of memory", b"Out of memory"))
+    assert (whole.event.oom_cgroup, whole.event.oom_usage, whole.event.invoker_pid) == (0, 0, 0)
+    assert log.feed(LINES[0].replace(b"python3", b"other")) is None
     found = log.feed(KILLED.replace(b"6601", b"6602"))
     assert (found.event.invoker_comm, found.event.invoker_pid, found.event.victim_cgroup) == ("other", 0, 0)
     assert "oom" in list(found.missing)
@@ -110,19 +113,6 @@ def later(line: bytes, pid: int, ms: int = 1) -> bytes:
     """A line about another process, some time later."""
     moved = line.replace(b"760410209", b"%d" % (760410209 + ms * 1000))
     return moved.replace(b"process 6601", b"process %d" % pid)
-
-
-def test_a_kill_without_a_report_has_nothing_of_the_one_before(tree: Hierarchy) -> None:
-    """At most 10 reports in 5 s are written, but every kill."""
-    log = OomLog(tree, lambda _: None)
-    for line in (*LINES, KILLED):
-        log.feed(line)
-    found = log.feed(later(KILLED, 3999998))
-    assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
-    assert (found.event.oom_cgroup, found.event.oom_usage, found.event.oom_limit) == (0, 0, 0)
-    assert (found.event.invoker_pid, found.event.invoker_comm) == (0, "")
-    whole = log.feed(later(KILLED, 3999999).replace(b"Memory cgroup out of memory", b"Out of memory"))
-    assert (whole.event.oom_cgroup, whole.event.oom_usage, whole.event.invoker_pid) == (0, 0, 0)
 
 
 def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hierarchy) -> None:
@@ -175,9 +165,7 @@ def test_a_report_that_came_to_nothing_is_nobody_elses(tree: Hierarchy, end: byt
     log = OomLog(tree, lambda _: None)
     for line in (*LINES, end):
         log.feed(line)
-    found = log.feed(later(KILLED, 3999998, ms=3000))
-    assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
-    assert (found.event.oom_cgroup, found.event.oom_usage, found.event.invoker_pid) == (0, 0, 0)
+    assert lacks_report(log.feed(later(KILLED, 3999998, ms=3000)))
 
 
 def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
@@ -189,26 +177,3 @@ def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
     found = log.feed(KILLED.replace(b"Memory cgroup out of memory", b"Out of memory"))
     assert found.event.oom_cgroup == 0
     assert "oom" not in list(found.missing)
-
-
-@pytest.mark.kernel
-def test_a_real_kill() -> None:
-    kmsg = Kmsg()
-    with live.cgroup("oomlog", 24 * MIB) as path, live.Puppet(path) as puppet:
-        log = OomLog(cgroupfs.detect(), lambda _: None)
-        puppet.tell("anon(64)")
-        assert puppet.answer() == ""
-        kills = []
-
-        def look() -> bool:
-            records, gap = kmsg_records(kmsg.fileno())
-            assert gap is None
-            kills.extend(found for record in records if (found := log.feed(record)) is not None)
-            return any(found.event.victim_pid == puppet.pid for found in kills)
-
-        live.until(look, "the log's lines about the kill")
-        (found,) = (one for one in kills if one.event.victim_pid == puppet.pid)
-        assert found.event.victim_cgroup == found.event.oom_cgroup == cgroupfs.cgroup_id(path)
-        assert found.event.oom_limit == 24 * MIB
-        assert found.event.anon_rss > 10 * MIB
-    kmsg.close()

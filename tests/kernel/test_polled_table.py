@@ -147,37 +147,6 @@ def test_those_without_children_are_read_in_turn(tmp_path: Path) -> None:
     table.reset()
 
 
-def test_a_cgroup_that_is_gone_keeps_what_was_read_last() -> None:
-    table = PolledTable(HIERARCHY)
-    with live.cgroup("soft-gone") as path:
-        ident = cgroupfs.cgroup_id(path)
-        with live.Puppet(path) as puppet:
-            puppet.do("anon(8)")
-            table.add(ident, path=path)
-            PolledSweeper(table).run()
-    before = table.read(ident)
-    assert before.usage >= 8 * MIB
-    PolledSweeper(table).run()
-    assert table.read(ident) == before
-    table.reset()
-
-
-def test_the_machine_is_counted_as_the_programs_do_it() -> None:
-    table = PolledTable(HIERARCHY)
-    at = table.add(1, flags=MACHINE)
-    sweeper = PolledSweeper(table)
-    with live.cgroup("soft-machine") as path, live.Puppet(path) as puppet:
-        sweeper.touch(at)
-        before = table.reading(at)
-        puppet.do("anon(200)")
-        live.until(lambda: sweeper.touch(at) or table.reading(at).usage > before.usage + 150 * MIB, "200 MiB more")
-    figures = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    sweeper.touch(at)
-    usage = (int(figures["nr_anon_pages"]) + int(figures["nr_file_pages"])) * PAGE
-    assert table.reading(at).usage == pytest.approx(usage, abs=64 * MIB), "others live on this machine too"
-    table.reset()
-
-
 def test_a_full_table_and_too_many_ceilings_are_refused() -> None:
     table = PolledTable(HIERARCHY)
     with pytest.raises(MonitorError, match=f"more than {MAX_DOMAINS} cgroups"):

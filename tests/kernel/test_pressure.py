@@ -136,15 +136,6 @@ def test_page_cache_that_turns_active_crosses_without_a_charge(files: Path) -> N
     assert crossing.active_file >= 7 * MIB
 
 
-def test_page_cache_being_written_is_no_crossing(files: Path) -> None:
-    with live.cgroup("cache") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
-        index = watch.add(pod)
-        ceiling(watch, index, 12 * MIB)
-        puppet.do(f"write('{files}/a', 64)")
-        watch.consume()
-        assert watch.events == []
-
-
 @pytest.mark.parametrize("how", ["drop('{}')", "os.truncate('{}', 0)", "os.unlink('{}')"])
 def test_page_cache_being_freed_is_no_crossing(files: Path, how: str) -> None:
     with live.cgroup("free") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
@@ -154,23 +145,6 @@ def test_page_cache_being_freed_is_no_crossing(files: Path, how: str) -> None:
         puppet.do(how.format(files / "a"))
         watch.consume()
         assert [(e.usage >> 20, e.inactive_file >> 20) for e in watch.events] == []
-
-
-@pytest.mark.parametrize("pages", ["file", "thp"])
-def test_usage_is_exact_again_after_pages_were_freed(files: Path, pages: str) -> None:
-    with LabNode("test-freed", 128 * MIB) as node, live.Watching() as watch:
-        pod = node.add_pod("p")
-        index = watch.add(pod.cgroup)
-        watch.sweeper.run()
-        with live.Puppet(pod.containers["c0"]) as puppet:
-            if pages == "thp":
-                live.filled(node, pod, 32, pages="thp").free()
-            else:
-                puppet.do(f"write('{files}/a', 24); drop('{files}/a')")
-            usage = cgroupfs.read_cgroup(node.hierarchy, pod.cgroup).usage
-            # What is uncharged last is followed by no event: the hot process counts anew after a pod gave memory back.
-            watch.sweeper.reread()
-            assert watch.table.reading(index).usage == usage
 
 
 @pytest.mark.once
@@ -240,19 +214,3 @@ def test_steps_give_how_far_a_pod_moved() -> None:
         at = [event.working_set for event in watch.events]
         assert 7 <= len(at) <= 8
         assert all(2 * MIB <= b - a <= 3 * MIB for a, b in pairwise(at))
-
-
-def test_nothing_is_evaluated_while_detached() -> None:
-    with live.cgroup("detached") as pod, live.Watching(attach=False) as watch, live.Puppet(pod) as puppet:
-        index = watch.add(pod, step=MIB)
-        ceiling(watch, index, MIB)
-        seen = watch.table.reading(index)
-        puppet.do("anon(8)")
-        watch.consume()
-        assert (watch.events, watch.table.reading(index)) == ([], seen)
-        # A sweep brings it up to date. It reports nothing: only what adds memory can cross, and user space looks
-        # after it.
-        watch.sweeper.run()
-        watch.consume()
-        assert watch.events == []
-        assert watch.table.reading(index).usage >= seen.usage + 8 * MIB
