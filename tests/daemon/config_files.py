@@ -1,6 +1,12 @@
 """Configurations of tests."""
 
+import dataclasses
+import json
 from pathlib import Path
+from typing import Any
+
+from monitor.settings.config import RunConfig
+from monitor.settings.read import read
 
 #: What a KubeletConfiguration begins with.
 KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -10,3 +16,25 @@ def write(tmp_path: Path, name: str, text: str) -> str:
     path = tmp_path / name
     path.write_text(text)
     return str(path)
+
+
+def started(text: str, tmp_path: Path, **flags: object) -> RunConfig:
+    """As the daemon has it: through the memfd, with what a start fills in."""
+    config = read(flags, write(tmp_path, "own.yaml", text)).config
+    filled = dataclasses.replace(config, pods="cgroups", nodefs="/", imagefs="/", rung="poll", listen_port=40000)
+    return RunConfig.from_json(filled.to_json())
+
+
+def kubeconfig(path: Path, server: str, **user: Any) -> Path:
+    """A kubeconfig of this server; ``user``: credentials, as `token`."""
+    made = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    path.write_text(json.dumps(made))
+    path.chmod(0o600)
+    return path

@@ -14,25 +14,30 @@ from tests.daemon.config_files import KUBELET, write
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
 OWN = "reclaim-containers: [sh, -c, 'id > /tmp/owned']\n"
+KUBELETS = f"{KUBELET}evictionHard: {{memory.available: 90%}}\n"
 
 
-def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "own.yaml", OWN)
-    assert build({}, path).reclaim_containers
+@pytest.mark.parametrize(
+    ("name", "text", "position"), [("own.yaml", OWN, 0), ("kubelet.yaml", KUBELETS, 1), ("d/1.conf", KUBELETS, 2)]
+)
+def test_a_file_of_another_user_is_refused(tmp_path: Path, name: str, text: str, position: int) -> None:
+    """The own one, a kubelet's, and a drop-in of that."""
+    (tmp_path / "d").mkdir()
+    path = write(tmp_path, name, text)
+    files: list[str | None] = [None] * 3
+    files[position] = str(tmp_path / "d") if position == 2 else path
+    assert build({}, *files) != build({})
     os.chown(path, others.UID, -1)
     with pytest.raises(ConfigError, match=rf"{path}: .*{path} belongs to user {others.UID}; chown root {path}"):
-        build({}, path)
+        build({}, *files)
 
 
-def test_a_file_that_another_user_can_write_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_another_user_can_write_or_replace_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
     path = write(tmp_path, "own.toml", 'reclaim-containers = ["true"]\n')
     os.chmod(path, 0o666)
     with pytest.raises(ConfigError, match=rf"\(mode 666\) can be written by others; chmod go-w {path}"):
         build({}, path)
-
-
-def test_a_directory_in_which_another_user_can_replace_it_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
     (tmp_path / "d").mkdir()
     path = write(tmp_path / "d", "own.yaml", OWN)
     (tmp_path / "d").chmod(0o777)
@@ -42,23 +47,10 @@ def test_a_directory_in_which_another_user_can_replace_it_is_refused(tmp_path: P
 
 def test_a_link_of_another_user_to_a_file_of_roots_is_refused(tmp_path: Path) -> None:
     """It leads elsewhere at the next reload."""
-    path = write(tmp_path, "own.yaml", OWN)
-    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "link").symlink_to(write(tmp_path, "own.yaml", OWN))
     os.lchown(tmp_path / "link", others.UID, -1)
     with pytest.raises(ConfigError, match=rf"link belongs to user {others.UID}"):
         build({}, str(tmp_path / "link"))
-
-
-@pytest.mark.parametrize("which", ["file", "drop-in"])
-def test_a_kubelets_files_too(tmp_path: Path, which: str) -> None:
-    text = f"{KUBELET}evictionHard: {{memory.available: 90%}}\n"
-    (tmp_path / "d").mkdir()
-    given = (None, write(tmp_path, "k", text), None) if which == "file" else (None, None, str(tmp_path / "d"))
-    path = write(tmp_path / "d", "1.conf", text) if which == "drop-in" else str(given[1])
-    assert build({}, *given).eviction_hard["memory.available"] == "90%"
-    os.chown(path, others.UID, -1)
-    with pytest.raises(ConfigError, match=f"belongs to user {others.UID}"):
-        build({}, *given)
 
 
 @pytest.mark.parametrize("how", ["file", "pipe"])

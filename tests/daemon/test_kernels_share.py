@@ -12,7 +12,7 @@ from monitor.settings.kernels_share import applies, over_the_kernels_share
 from monitor.settings.read import read, resolved_again
 from monitor.settings.reload import reread
 from tests.commands import run
-from tests.daemon.config_files import write
+from tests.daemon.config_files import KUBELET, write
 
 MI = 1 << 20
 SHARE = 81 * MI + 1
@@ -33,25 +33,27 @@ def test_the_default_is_higher_by_it_and_says_so() -> None:
     assert shown["nodefs.available"].text == "10%"
 
 
-@pytest.mark.parametrize("text", ["eviction-hard: {memory.available: 50Mi}\n", "eviction-hard: {pid.available: 1%}\n"])
-def test_what_was_given_stays(tmp_path: Path, text: str) -> None:
-    config = read({"pods": "services"}, write(tmp_path, "own.yaml", text)).config
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.yaml", "eviction-hard: {memory.available: 50Mi}\n"),
+        ("own.yaml", "eviction-hard: {pid.available: 1%}\n"),
+        ("kubelet.yaml", f"{KUBELET}evictionHard: {{memory.available: 50Mi}}\n"),
+    ],
+)
+def test_what_was_given_stays(tmp_path: Path, name: str, text: str) -> None:
+    path = write(tmp_path, name, text)
+    config = read({"pods": "services"}, *((path,) if name == "own.yaml" else (None, path))).config
     changed = over_the_kernels_share(config, SHARE)
-    assert changed.thresholds() == config.thresholds()
-    assert changed.origins == config.origins
+    assert (changed.thresholds(), changed.origins) == (config.thresholds(), config.origins)
 
 
-def test_a_kubelets_own_lines_stay(tmp_path: Path) -> None:
-    kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-    file = write(tmp_path, "kubelet.yaml", f"{kind}evictionHard: {{memory.available: 50Mi}}\n")
-    config = read({"pods": "services"}, None, file).config
-    assert hard(over_the_kernels_share(config, SHARE)) == 50 * MI
-
-
-def test_it_is_for_whole_machines_with_services() -> None:
+def test_it_is_for_whole_machines_with_services(tmp_path: Path) -> None:
     assert applies(RunConfig(pods="services"))
     assert not applies(RunConfig(pods="services", node_cgroup="/x"))
     assert not applies(RunConfig(pods="kubelet"))
+    config = dataclasses.replace(read({}, write(tmp_path, "own.yaml", "")).config, pods="cgroups")
+    assert hard(reread(config).config) == 100 * MI
 
 
 def test_it_is_one_at_every_reload_and_back_when_the_file_names_none(tmp_path: Path) -> None:
@@ -68,11 +70,6 @@ def test_it_is_one_at_every_reload_and_back_when_the_file_names_none(tmp_path: P
         182 * MI,
         ORIGIN,
     )
-
-
-def test_a_daemon_of_another_source_of_pods_keeps_the_kubelets_default(tmp_path: Path) -> None:
-    config = dataclasses.replace(read({}, write(tmp_path, "own.yaml", "")).config, pods="cgroups")
-    assert hard(reread(config).config) == 100 * MI
 
 
 def test_it_moves_with_the_share_and_back_to_the_plain_default() -> None:

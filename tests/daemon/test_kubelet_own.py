@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from monitor.cli.run import _announce
-from monitor.errors import MonitorError
+from monitor.errors import ConfigError, MonitorError
 from monitor.pods import installations
 from monitor.pods.access import Access
 from monitor.pods.choice import Choice
@@ -19,6 +18,7 @@ from monitor.pods.node_kubelet import NodeKubelet
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, check_enforced, read
+from tests.daemon.config_files import KUBELET, kubeconfig, write
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
 from tests.kube.fake_kubelet import FakeKubelet
@@ -47,22 +47,12 @@ def resolved(monkeypatch: pytest.MonkeyPatch, kubelet: NodeKubelet, **flags: Any
 
 def running(server: FakeKubelet, serving: Pair, directory: Path, token: str = "good") -> NodeKubelet:
     """A kubelet that may be asked: with credentials, and its certificate on this node."""
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"token": token}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    (directory / "kubeconfig").write_text(yaml.safe_dump(config))
-    (directory / "kubeconfig").chmod(0o600)
     return NodeKubelet(
         "kubeadm",
         {"tls-cert-file": str(serving.certificate)},
         directory / "config.yaml",
         {"port": server.port, "evictionHard": {"memory.available": "7Mi"}},
-        directory / "kubeconfig",
+        kubeconfig(directory / "kubeconfig", "http://127.0.0.1:1", token=token),
     )
 
 
@@ -90,12 +80,7 @@ def test_it_is_asked_of_the_kubelet_itself(
     where = f"the kubelet's /configz at https://127.0.0.1:{server.port}"
     assert config.origins["eviction_hard"] == f"{where}: evictionHard"
     assert config.kubelet_differs == ()
-
-
-def test_what_configz_leaves_out_is_empty_and_no_default(
-    server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`evictionHard: {}` switches a kubelet's thresholds off, and is written as nothing (omitempty)."""
+    # `evictionHard: {}` switches a kubelet's thresholds off, and is written as nothing (omitempty): no default.
     server.config = {"cgroupDriver": "systemd"}
     config = resolved(monkeypatch, running(server, serving, tmp_path)).config
     assert (config.eviction_hard, config.enforce_node_allocatable) == ({}, ())
@@ -140,24 +125,19 @@ def test_a_flag_takes_the_place_of_a_whole_map(monkeypatch: pytest.MonkeyPatch) 
     assert config.origins["eviction_hard"] == "the kubelet's flags (kubeadm): evictionHard"
 
 
-def test_flags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_alone_and_a_kubelet_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"eviction-hard": "memory.available<300Mi", "system-reserved": "memory=1Gi", "eviction-soft": "nonsense"}
     config = resolved(monkeypatch, NodeKubelet("kubeadm", flags)).config
     assert config.eviction_hard == {"memory.available": "300Mi"}
-    assert config.system_reserved == 1 << 30
-    assert config.eviction_soft == {}
-
-
-def test_a_kubelet_without_settings_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (config.system_reserved, config.eviction_soft) == (1 << 30, {})
     plain = resolved(monkeypatch, NodeKubelet()).config
-    assert resolved(monkeypatch, NodeKubelet("kubeadm")).config.eviction_hard == plain.eviction_hard
-    empty = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={})
-    assert resolved(monkeypatch, empty).config.eviction_hard == plain.eviction_hard
+    for kubelet in (NodeKubelet("kubeadm"), NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={})):
+        assert resolved(monkeypatch, kubelet).config.eviction_hard == plain.eviction_hard
 
 
 def test_values_of_a_wrong_type_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     kubelet = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={"evictionHard": ["memory.available<1Gi"]})
-    with pytest.raises(Exception, match=r"the kubelet's /k\.yaml: evictionHard: must be a map"):
+    with pytest.raises(ConfigError, match=r"the kubelet's /k\.yaml: evictionHard: must be a map"):
         resolved(monkeypatch, kubelet)
 
 
@@ -165,10 +145,9 @@ def test_values_of_a_wrong_type_are_refused_by_name(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "given.yaml"
-    path.write_text("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {}\n")
+    path = write(tmp_path, "given.yaml", f"{KUBELET}evictionHard: {{}}\n")
     monkeypatch.setattr(kubelet_own, "kubelet_sources", lambda *_: pytest.fail("asked"))
-    assert read({}, None, str(path), ask_kubelet=True).config.eviction_hard == {}
+    assert read({}, None, path, ask_kubelet=True).config.eviction_hard == {}
     assert read({"node-cgroup": "lab"}, ask_kubelet=True).config.node_cgroup == "lab"
 
 

@@ -5,6 +5,7 @@ As `ln -s /usr/bin/su kubelet; ./kubelet -- root --kubeconfig=K --config=C` is o
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,17 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from monitor.settings.read import read
 from monitor.settings.reload import reread
 from tests.commands import run
+from tests.daemon.config_files import kubeconfig, write
+from tests.live import CLI, ROOT
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot start a process of another user")
 NOBODY = 65534
-ROOT = Path(__file__).resolve().parents[2]
-CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
 #: Becomes real uid 65534 with effective uid 0, as a setuid program of that user.
 BECOME = "import os, sys; os.setresuid(65534, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -33,18 +33,10 @@ def marker(tmp_path: Path) -> Iterator[Path]:
     """What the plugin of the user's kubeconfig would make, while his process runs."""
     marker = tmp_path / "ran"
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/touch", "args": [str(marker)]}
-    kubeconfig = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"exec": plugin}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
     config = {"kind": "KubeletConfiguration", "evictionHard": {"memory.available": "77Mi"}, "readOnlyPort": 7}
-    for name, made in (("k", kubeconfig), ("c", config)):
-        (tmp_path / name).write_text(yaml.safe_dump(made))
-        os.chown(tmp_path / name, NOBODY, NOBODY)
+    write(tmp_path, "c", json.dumps(config))
+    for path in (tmp_path / "c", kubeconfig(tmp_path / "k", "http://127.0.0.1:1", exec=plugin)):
+        os.chown(path, NOBODY, NOBODY)
     program = tmp_path / "kubelet"
     shutil.copy("/bin/cat", program)
     given = ["--", "-", f"--kubeconfig={tmp_path / 'k'}", f"--config={tmp_path / 'c'}"]
@@ -76,7 +68,7 @@ def marker(tmp_path: Path) -> Iterator[Path]:
 )
 def test_its_plugin_does_not_run_and_its_thresholds_are_not_read(marker: Path, command: tuple[str, ...]) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = run_command(command, env)
+    done = run(sys.executable, "-c", CLI, *command, env=env, cwd="/")
     assert not marker.exists()
     assert "77Mi" not in done.stdout + done.stderr
     assert str(marker.parent) not in done.stdout + done.stderr
@@ -90,7 +82,3 @@ def test_neither_by_a_reload(marker: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not marker.exists()
     assert str(marker.parent) not in str(after.origins)
     assert "77Mi" not in after.eviction_hard.values()
-
-
-def run_command(command: tuple[str, ...], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-c", CODE, *command, env=env, cwd="/")

@@ -22,9 +22,10 @@ from monitor.policy.thresholds import kubelets as kubelets_lines
 from monitor.settings.config import RunConfig
 from monitor.settings.kernels_share import over_the_kernels_share
 from monitor.side import reload
+from monitor.side.alerts.send import AlertSender
+from monitor.side.export.log import Log
 from monitor.side.reload import Reloader
-from tests.daemon.config_files import write
-from tests.daemon.test_reload import started
+from tests.daemon.config_files import started, write
 from tests.waiting import until
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -214,6 +215,19 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
     assert done == ["read", "stand down", "arm", "watch" if known else "sweep", over, "look", "pass", "prepare"]
     assert parts.decider.compared.met == ()
     assert made.config.eviction_hard == after.eviction_hard
+
+
+def test_a_receiver_that_stays_keeps_its_name_and_a_new_one_gets_another(tmp_path: Path) -> None:
+    sender = AlertSender(tmp_path, (), ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b"), Log(), "node")
+    first, second = sender.counters
+    sender.start()
+    try:
+        sender.take_receivers((), ("http://127.0.0.1:1/b", "http://127.0.0.1:1/c"))
+        assert set(sender.counters) == {second, f"{first} #3"}  # no series goes on for another receiver
+        sender.take_receivers((), ("http://127.0.0.1:1/c", "http://127.0.0.1:1/b", "http://127.0.0.1:1/d"))
+        assert len(sender.counters) == 3
+    finally:
+        sender.close(5)
 
 
 @pytest.mark.kernel

@@ -6,7 +6,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,68 +16,62 @@ from monitor.cli.listen import bind
 from monitor.cli.main import main
 from monitor.cli.options import resolve
 from monitor.cli.run import lock
-from monitor.errors import InUseError, MonitorError
+from monitor.errors import ConfigError, InUseError, MonitorError
 from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig
-from monitor.settings.read import check_enforced
+from monitor.settings.read import build, check_enforced
 from tests.commands import run as run_command
+from tests.live import CLI, ROOT
 from tests.live import one_line as refused
 
-ROOT = Path(__file__).resolve().parents[2]
-CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make files of another user")
 
 
+# The command itself.
 def run(*arguments: str, root: Path = ROOT, user: int | None = None) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    who = {"user": user, "group": user, "extra_groups": None if user is None else []}
-    return run_command(sys.executable, "-c", CODE, "run", *arguments, env=env, cwd="/", **who)
+    of_user = {"user": user, "group": user, "extra_groups": None if user is None else []}
+    return run_command(sys.executable, "-c", CLI, "run", *arguments, env=env, cwd="/", **of_user)
 
 
 #: What is not refused would start and run: there is no place for its state.
 NOWHERE = ("--state-dir", "/dev/null/state")
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs root to get this far")
 
-
+@pytest.mark.kernel
+@pytest.mark.once
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "code", "expected"),
     [
-        (("--eviction-hard", "memory.free<1Gi"), "unsupported eviction signal memory.free"),
-        (("--eviction-hard", "memory.available<1x"), "--eviction-hard: memory.available: 1x"),
-        (("--eviction-hard", "memory.available<1e30"), "--eviction-hard: memory.available: 1e30"),
-        (("--kernel-memcg-notification=maybe",), "--kernel-memcg-notification: 'maybe' is not true or false"),
-        # The kubelet's own forms are accepted: what is refused is the option after it.
-        (("--kernel-memcg-notification", "--step", "0"), "--step: "),
-        (("--kernel-memcg-notification=true", "--step", "0"), "--step: "),
-        (("--kernel-memcg-notification=FALSE", "--step", "0"), "--step: "),
-        (("--eviction-soft", "memory.available<1Gi"), "grace period must be specified"),
-        (("--record", "/no/such/directory/file"), "--record"),
-        (("--config", "/no/such/file"), "/no/such/file: cannot be read"),
-        (("--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
-        (("--pods", "manifests:/no/such/dir"), "/no/such/dir is not a directory"),
-        (("--pods", "manifests:/", "--enforce", "--evict-by", "api"), "give --pods apiserver or kubelet"),
-        ((*NOWHERE, "--pods", "manifests:/", "--evict-by", "api"), "--evict-by api: the pods of --pods manifests:/"),
-        ((*NOWHERE, "--pods", "services", "--evict-by", "api"), "or --evict-by kill"),
-        (("--pods", "manifests:/", "--node-taints", "own"), "--node-taints own: the pods of --pods manifests:/"),
-        (("--node-taints", "all"), "--node-taints"),
+        (("--eviction-hard", "memory.free<1Gi"), 2, "unsupported eviction signal memory.free"),
+        (("--enforce", "--pods", "cgroups"), 2, "with --pods cgroups no pod's spec is known"),
+        (("--pods", "manifests:/", "--evict-by", "api"), 2, "--evict-by api: the pods of --pods manifests:/"),
+        (("--node-cgroup", "outrace-test-missing"), 2, "outrace-test-missing"),
+        (("--pods", "kubelet:http://127.0.0.1:9", "--evict-by", "api"), 2, "give --kubeconfig FILE"),
+        (("--pods", "kubelet:http://127.0.0.1:9"), 1, "/dev/null/state"),
     ],
 )
-def test_usage_errors(arguments: tuple[str, ...], expected: str) -> None:
-    refused(run(*arguments), 2, expected)
+def test_a_start_is_refused(arguments: tuple[str, ...], code: int, expected: str) -> None:
+    if "give --kubeconfig" in expected and find_kubelet().kubeconfig is not None:
+        pytest.skip("the kubelet of this machine has credentials")
+    refused(run(*NOWHERE, *arguments), code, expected)
 
 
-@needs_root
-def test_missing_node_cgroup(tmp_path: Path) -> None:
-    refused(run("--node-cgroup", "outrace-test-missing", "--state-dir", str(tmp_path / "s")), 2, "outrace-test-missing")
-    assert not (tmp_path / "s").exists()  # nothing was touched
+@pytest.mark.kernel
+@pytest.mark.once
+def test_a_start_beside_another_daemon_and_on_an_address_of_another_machine(tmp_path: Path) -> None:
+    held = lock(tmp_path)
+    try:
+        refused(run("--state-dir", str(tmp_path)), 1, f"pid {os.getpid()}", str(tmp_path), "--state-dir")
+    finally:
+        os.close(held)
+    # 192.0.2.0/24 is reserved for documentation (RFC 5737): no machine has it.
+    refused(run("--state-dir", str(tmp_path), "--listen", "192.0.2.1:9469"), 1, "Cannot assign requested address")
 
 
 @needs_root
 def test_not_root() -> None:
-    # A copy that everybody may read, because the tree itself may lie where only root gets; the interpreter's modules
-    # have to be readable too.
-    import tempfile
-
+    """From a copy that every user may read, because the tree itself may lie where only root gets."""
     with tempfile.TemporaryDirectory() as copy:
         os.chmod(copy, 0o755)
         shutil.copytree(ROOT / "monitor", Path(copy) / "monitor", ignore=shutil.ignore_patterns("__pycache__", "_bpf"))
@@ -85,112 +81,42 @@ def test_not_root() -> None:
         refused(run(root=Path(copy), user=65534), 3, "must be root", "sudo")
 
 
-@needs_root
-def test_second_daemon_on_one_state_dir(tmp_path: Path) -> None:
-    held = lock(tmp_path)
-    try:
-        refused(run("--state-dir", str(tmp_path)), 1, f"pid {os.getpid()}", str(tmp_path), "--state-dir")
-    finally:
-        os.close(held)
-    with open(tmp_path / "lock", "rb") as file:  # given back with the descriptor
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+# Its command line and environment, read in this process.
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """What would have been started; nothing is, and nothing that another process left is undone."""
+    found: list[RunConfig] = []
+    monkeypatch.setattr("monitor.cli.run.start", lambda config, _: found.append(config))
+    monkeypatch.setattr("monitor.cli.run._undo_left", lambda *_args, **_: None)
+    return found
 
 
-def test_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(InUseError) as refusal:
-        bind(*other.getsockname())
-    assert "Address already in use" in str(refusal.value)
-    assert f"(pid {os.getpid()}), or name another" in str(refusal.value)
-
-
-@needs_root
-def test_listen_address_of_another_machine(tmp_path: Path) -> None:
-    # 192.0.2.0/24 is reserved for documentation (RFC 5737): nobody has it.
-    refused(run("--state-dir", str(tmp_path), "--listen", "192.0.2.1:9469"), 1, "Cannot assign requested address")
-
-
-@needs_root
-def test_state_dir_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    refused(run("--state-dir", str(tmp_path / "file")), 1, str(tmp_path / "file"), "--state-dir")
-
-
-@needs_root
 @pytest.mark.parametrize(
-    ("user", "mode", "expected"),
+    ("arguments", "expected"),
     [
-        (65534, 0o755, ("belongs to user 65534; chown root ",)),
-        (0, 0o775, ("(mode 775) can be written by others; chmod go-w ",)),
-        (0, 0o757, ("(mode 757)", "--state-dir")),
-        (0, 0o1777, ("(mode 1777)",)),
+        (("run", "--no-such"), "No such option '--no-such'; see `outrace run --help`"),
+        (("run", "--eviction-hard"), "Option '--eviction-hard' requires an argument; see --help"),
+        (("run", "--enforce=true"), "does not take a value; see --help"),
+        (("run", "extra"), "unexpected extra argument (extra); see `outrace run --help`"),
+        (("run", "--eviction-max-pod-grace-period", "x"), "'x' is not a valid integer; see"),
+        (("run", "--kernel-memcg-notification=maybe"), "--kernel-memcg-notification: 'maybe' is not true or false"),
+        (("run", "--eviction-hard", "memory.available<1\nx"), "--eviction-hard: memory.available: 1 x: "),
+        (("run", "--config", "/no/such/file"), "/no/such/file: cannot be read"),
+        (("run", "--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
+        (("run", "--step", "\udcff"), "--step: "),
+        (("nope",), "No such command 'nope'; see `outrace --help`"),
+        (("bench", "nope"), "No such command 'nope'; see `outrace bench --help`"),
     ],
 )
-def test_state_dir_that_others_may_write_in(tmp_path: Path, user: int, mode: int, expected: tuple[str, ...]) -> None:
-    state = tmp_path / "state"
-    state.mkdir()
-    state.chmod(mode)
-    os.chown(state, user, -1)
-    refused(run("--state-dir", str(state), "--listen", "192.0.2.1:9469"), 1, f"state directory {state} ", *expected)
-    assert list(state.iterdir()) == []
-
-
-@needs_root
-def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("important")
-    state = tmp_path / "state"
-    state.mkdir(mode=0o700)
-    (state / "lock").symlink_to(precious)
-    refused(run("--state-dir", str(state)), 1, f"{state}/lock is a symbolic link; remove it")
-    assert precious.read_text() == "important"
-
-
-def test_a_state_dir_may_be_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to("real")
-    os.close(lock(tmp_path / "link"))
-    assert (tmp_path / "real" / "lock").read_text() == f"{os.getpid()}\n"
-
-
-@needs_root
-def test_what_the_api_server_would_evict_needs_credentials_of_one_while_observing_too() -> None:
-    """It started, and only the start with --enforce was refused."""
-    if find_kubelet().kubeconfig is not None:
-        pytest.skip("the kubelet of this machine has credentials")
-    given = (*NOWHERE, "--pods", "kubelet:http://127.0.0.1:9")
-    refused(run(*given, "--evict-by", "api"), 2, "no credentials for an API server", "give --kubeconfig FILE")
-    refused(run(*given), 1, "/dev/null/state")
-
-
-def test_nobody_is_evicted_on_guesses(tmp_path: Path) -> None:
-    """Without specs no priority is known: `run --enforce` began to evict, the most important pod first. Always with
-    ``--pods``: on a node of a cluster auto is its pods, and this a test that evicts them.
-    """
-    expected = (
-        "--enforce: with --pods cgroups no pod's spec is known",
-        "--pods manifests:DIR",
-        "--enforce-unknown-specs",
-    )
-    refused(run("--enforce", "--pods", "cgroups"), 2, *expected)
-    refused(run("--enforce", "--pods", "cgroups", "--no-enforce-unknown-specs"), 2, *expected)
-    own = tmp_path / "outrace.yaml"
-    own.write_text("enforce: true\npods: cgroups\n")
-    refused(run("--config", str(own)), 2, f"{own}: enforce: with --pods cgroups")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("--enforce-unknown-specs",), ("--pods", "manifests:/"), ("--pods", "services"), ("--no-enforce",)],
-    ids=lambda o: o[-1],
-)
-def test_who_allows_it_or_names_the_specs_is_let_through(options: tuple[str, ...]) -> None:
-    config = resolve({"enforce": True, **_flags(options)}).config
-    check_enforced(config)
-
-
-def _flags(options: tuple[str, ...]) -> dict[str, object]:
-    name = options[0].removeprefix("--no-").removeprefix("--").replace("-", "_")
-    return {name: options[1] if len(options) > 1 else not options[0].startswith("--no-")}
+def test_a_wrong_command_line_is_one_line_and_ends_with_2(
+    arguments: tuple[str, ...], expected: str, started: list[RunConfig], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert (out, started) == ("", [])
+    assert err.startswith("outrace: error: ")
+    assert expected in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -201,14 +127,10 @@ def _flags(options: tuple[str, ...]) -> dict[str, object]:
         (("--kernel-memcg-notification", "--enforce"), True),
         (("--kernel-memcg-notification=true",), True),
         (("--kernel-memcg-notification=1",), True),
-        (("--kernel-memcg-notification=false",), False),
+        (("--kernel-memcg-notification=FALSE",), False),
     ],
 )
-def test_kubelets_own_forms_of_a_flag(
-    forms: tuple[str, ...], value: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[RunConfig] = []
-    monkeypatch.setattr("monitor.cli.run.start", lambda config, _: started.append(config))
+def test_kubelets_own_forms_of_a_flag(forms: tuple[str, ...], value: bool | None, started: list[RunConfig]) -> None:
     assert main(["run", *forms]) == 0
     [config] = started
     assert config.kernel_memcg_notification is bool(value)
@@ -217,12 +139,10 @@ def test_kubelets_own_forms_of_a_flag(
 
 
 def test_the_environment_stands_between_the_flags_and_the_own_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("step: 2Mi\nhooks: psi\neviction-hard: {memory.available: 2Gi}\n")
-    started: list[RunConfig] = []
-    monkeypatch.setattr("monitor.cli.run.start", lambda config, _: started.append(config))
     for name, value in {
         "CONFIG": str(own),
         "ENFORCE": "true",
@@ -253,6 +173,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
         ("POLICY", "kubelet-9", "OUTRACE_POLICY: 'kubelet-9' is not one of"),
     ],
 )
+@pytest.mark.usefixtures("started")
 def test_a_wrong_variable_is_named(
     name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,15 +182,103 @@ def test_a_wrong_variable_is_named(
     assert expected in capsys.readouterr().err
 
 
-def test_lock_and_bind_errors_name_who_and_where(tmp_path: Path) -> None:
-    first = lock(tmp_path / "new" / "dir")
+# What may be enforced, and by which API server.
+UNKNOWN = "enforce: with --pods cgroups no pod's spec is known: "
+CGROUPS = {"enforce": True, "pods": "cgroups"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (CGROUPS, f"--{UNKNOWN}"),
+        ({**CGROUPS, "enforce-unknown-specs": False}, f"--{UNKNOWN}"),
+        ({**CGROUPS, "enforce-unknown-specs": True}, ""),
+        ({**CGROUPS, "enforce": False}, ""),
+        ({"enforce": True, "pods": "manifests:/"}, ""),
+        ({"enforce": True, "pods": "services"}, ""),
+        ({"enforce": True, "pods": "manifests:/", "evict-by": "api"}, "--evict-by api: the pods of --pods manifests:/"),
+        ({"pods": "services", "evict-by": "api"}, "--evict-by api: the pods of --pods services are none"),
+        ({"pods": "manifests:/", "node-taints": "own"}, "--node-taints own: the pods of --pods manifests:/ are none"),
+    ],
+)
+def test_nobody_is_evicted_on_guesses(flags: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """Without specs no priority is known: `run --enforce` began to evict, the most important pod first."""
+    config = build(flags)
+    if not problem:
+        check_enforced(config)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_enforced(config)
+    assert str(caught.value).startswith(problem)
+    assert "give --pods apiserver or kubelet" in str(caught.value) or "--enforce-unknown-specs" in str(caught.value)
+
+
+def test_a_refusal_names_the_file_that_enforces(tmp_path: Path) -> None:
+    own = tmp_path / "outrace.yaml"
+    own.write_text("enforce: true\npods: cgroups\n")
+    with pytest.raises(ConfigError, match=f"^{own}: {UNKNOWN}"):
+        check_enforced(resolve({"config": str(own)}).config)
+
+
+# The state directory, its lock, and the address.
+def no_lock(state: Path) -> str:
+    with pytest.raises(MonitorError) as refusal:
+        lock(state)
+    assert refusal.value.exit_code == 1
+    return str(refusal.value)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("user", "mode", "expected"),
+    [
+        (65534, 0o755, "belongs to user 65534; chown root "),
+        (0, 0o775, "(mode 775) can be written by others; chmod go-w "),
+        (0, 0o757, "(mode 757) can be written by others"),
+        (0, 0o1777, "(mode 1777)"),
+    ],
+)
+def test_state_dir_that_others_may_write_in(tmp_path: Path, user: int, mode: int, expected: str) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(mode)
+    os.chown(state, user, -1)
+    problem = no_lock(state)
+    assert problem.startswith(f"state directory {state} {expected}")
+    assert "--state-dir" in problem
+    assert list(state.iterdir()) == []
+
+
+def test_state_dir_that_is_a_file_and_a_lock_that_leads_elsewhere(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("important")
+    assert f"state directory {precious}: " in no_lock(precious)
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / "lock").symlink_to(precious)
+    assert f"{state}/lock is a symbolic link; remove it" in no_lock(state)
+    assert precious.read_text() == "important"
+
+
+def test_a_lock_is_of_one_and_given_back_with_its_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("new")  # a state dir may be a link
+    (tmp_path / "new").mkdir(mode=0o700)
+    first = lock(tmp_path / "link" / "dir")
+    state = tmp_path / "new" / "dir"
     try:
-        with pytest.raises(MonitorError, match=rf"pid {os.getpid()}\) is running"):
-            lock(tmp_path / "new" / "dir")
+        assert f"(pid {os.getpid()}) is running on state directory {state}" in no_lock(state)
+        assert (state / "lock").read_text() == f"{os.getpid()}\n"
     finally:
         os.close(first)
-    with bind("127.0.0.1", 0) as listener, pytest.raises(MonitorError, match="in use"):
-        bind("127.0.0.1", listener.getsockname()[1])
+    with open(state / "lock", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(InUseError) as refusal:
+        bind(*other.getsockname())
+    assert "Address already in use" in str(refusal.value)
+    assert f"(pid {os.getpid()}), or name another" in str(refusal.value)
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")

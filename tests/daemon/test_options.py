@@ -1,0 +1,327 @@
+"""Every option of `outrace run` in one table: what a value means, how a wrong one is refused, what a reload takes."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from monitor.errors import ConfigError, MonitorError
+from monitor.settings.config import RunConfig
+from monitor.settings.documented import shown_value
+from monitor.settings.inputs import value_of
+from monitor.settings.option import TABLE, Option
+from monitor.settings.options import OWN_KEYS, SETTINGS
+from monitor.settings.read import build, read
+from monitor.settings.reload import merged, reread
+from tests.daemon.config_files import started, write
+
+S = 10**9
+
+
+class Row(NamedTuple):
+    """``good``: a value that is not the default; ``means``: what RunConfig has of it. ``bad``: values, each with a part
+    of its error. ``live``: a reload takes it. ``beside``: options without which it is refused.
+    """
+
+    good: Any
+    means: Any
+    bad: tuple[tuple[Any, str], ...] = ()
+    live: bool = False
+    beside: Mapping[str, Any] = MappingProxyType({})
+
+
+HOLD = {"mode": "hold"}
+OPTIONS = {
+    "node-cgroup": Row("/x", "/x", (("", "'' is not a text"),)),
+    "pods": Row(
+        "services",
+        "services",
+        (
+            ("docker", "manifests:DIR, services or cgroups"),
+            ("manifests:/no/such/directory", "/no/such/directory is not a directory; make it"),
+            ("kubelet:localhost:10250", "names no http or https URL"),
+        ),
+    ),
+    "services": Row(
+        {"system/b*": {"priority": -10, "request": "2Gi", "grace": "2m"}, "*": {"never": True}},
+        {"system/b*": {"priority": -10, "request": 2 << 30, "grace": 120}, "*": {"never": True}},
+        (
+            (["a"], "is not a table of patterns"),
+            ({1: {"never": True}}, "is not a pattern of names"),
+            ({"a": "high"}, "a: 'high' is not a map; keys are priority, request, grace, never"),
+            ({"a": {"prio": 1}}, "a: unknown key 'prio'"),
+            ({"a": {"priority": 2_000_000_000}}, "a: priority: 2000000000 is above 1000000000"),
+            ({"a": {"request": "lots"}}, "a: request: "),
+            ({"a": {"grace": "1.5s"}}, "a: grace: '1.5s' is not a number of whole seconds"),
+            ({"a": {"grace": "25h"}}, "a: grace: '25h' is not a duration above 0 and of at most 24h"),
+            ({"a": {"grace": 90}}, "a: grace: 90 has no unit; write 90s"),
+            ({"a": {"never": "perhaps"}}, "a: never: 'perhaps' is not true or false"),
+        ),
+        live=True,
+    ),
+    "kubeconfig": Row("/k", "/k", (("k", "not an absolute path"),)),
+    "node-name": Row("node-1", "node-1", ((5, "5 is not a text"),)),
+    "kubelet-ca": Row("/ca.crt", "/ca.crt", (("ca.crt", "not an absolute path"),)),
+    "kubelet-insecure": Row(True, True, (("yes", "not true or false"),)),
+    "cgroup-root": Row("/kubelet", "/kubelet", ((5, "5 is not a text"),)),
+    "mode": Row("hold", "hold", (("kill", "observe, hold, enforce"),)),
+    "enforce": Row(True, True, (("yes", "not true or false"),)),
+    "never-kill": Row(True, True, (("yes", "not true or false"),), beside=HOLD),
+    "hold-limit": Row(
+        "1m",
+        60 * S,
+        (("0s", "'0s' is not a duration above 0"), ("25h", "'25h' is not a duration above 0")),
+        beside=HOLD,
+    ),
+    "hold-brake": Row("freeze", "freeze", (("stop", "auto, limit, freeze"),), beside=HOLD),
+    "hard-grace": Row(
+        "5s", 5 * S, (("1500ms", "'1500ms' is not a number of whole seconds"),), beside={"mode": "enforce"}
+    ),
+    "guide-oom-killer": Row(False, False, (("no", "not true or false"),)),
+    "enforce-unknown-specs": Row(True, True, (("yes", "not true or false"),)),
+    "trigger": Row("kernel", "kernel", (("nobody", "user, kernel"),)),
+    "evict-by": Row("api", "api", (("hand", "kill, api"),)),
+    "node-taints": Row("own", "own", (("all", "none, own"),)),
+    "policy": Row("kubelet-1.17", "kubelet-1.17", (("kubelet-1.20", "kubelet-1.36, kubelet-1.17, kubelet-1.8"),)),
+    "compat": Row("kubelet-1.36", "kubelet-1.36", (("insane", "sane, kubelet-1.36"),)),
+    "eviction-hard": Row(
+        {"memory.available": "2Gi"},
+        {"memory.available": "2Gi"},
+        (
+            (
+                "memory.free<1Gi",
+                "memory.free: 1Gi: unsupported eviction signal memory.free; signals are memory.",
+            ),
+            ("memory.reclaimble<1Gi", "memory.reclaimable, allocatableMemory.reclaimable, memory.obtainable"),
+            ("memory.available<1x", "memory.available: 1x: "),
+            ("memory.available<1x", "quantity such as 100Mi"),
+            ("memory.available<-1", "must be positive"),
+            ("memory.available<1e30", "memory.available: 1e30: quantities must be at most 4Ei; write"),
+            ("memory.available<5Ei", "at most 4Ei; write"),
+            ("memory.available", "malformed pair"),
+        ),
+        live=True,
+    ),
+    "eviction-soft": Row(
+        {"memory.available": "2Gi"},
+        {"memory.available": "2Gi"},
+        (("memory.available<1e30", "memory.available: 1e30: quantities must be at most 4Ei; write"),),
+        live=True,
+        beside={"eviction-soft-grace-period": {"memory.available": "1m"}},
+    ),
+    "eviction-soft-grace-period": Row(
+        {"memory.available": "1m30s"},
+        {"memory.available": "1m30s"},
+        (("memory.available=5", "duration such as 90s"),),
+        live=True,
+    ),
+    "eviction-max-pod-grace-period": Row(
+        30, 30, ((2**31, "2147483648 is beyond 32 bits"), (1.5, "1.5 is not a whole number")), live=True
+    ),
+    "eviction-minimum-reclaim": Row(
+        {"memory.available": "5%"},
+        {"memory.available": "5%"},
+        (("memory.available=1e30", "at most 4Ei; write"), ("memory.available=-1", "negative")),
+        live=True,
+    ),
+    "eviction-pressure-transition-period": Row("90s", 90 * S, (("-1s", "negative"), (5, "not a text")), live=True),
+    "enforce-node-allocatable": Row(["none"], ("none",), (("pods,podz", "'podz' is not one of none, pods"),)),
+    "system-reserved": Row({"memory": "1Gi"}, 1 << 30, (("ram=1Gi", "ram: 1Gi: cannot be reserved; resources are c"),)),
+    "kube-reserved": Row({"memory": "1Gi"}, 1 << 30, (("memory=-1Gi", "not an amount from 0 to 4Ei"),)),
+    "kernel-memcg-notification": Row(True, True, (("maybe", "not true or false"),)),
+    "local-storage-capacity-isolation": Row(False, False, (("maybe", "'maybe' is not true or false"),)),
+    "nodefs": Row("/var//lib/", "/var/lib", (("var/lib", "'var/lib' is not an absolute path"),)),
+    "imagefs": Row("/srv", "/srv", (("", "'' is not a text"),)),
+    "containerfs": Row("/srv", "/srv", (("srv", "not an absolute path"),)),
+    "reclaim-containers": Row(
+        "sh -c 'exit 0'",
+        ("sh", "-c", "exit 0"),
+        (
+            ("'' x", "no name"),
+            (["crictl", 5], "not a command"),
+            ("cri", "write a command such as"),
+        ),
+    ),
+    "reclaim-images": Row(
+        ["crictl", "rmi", "--prune"],
+        ("crictl", "rmi", "--prune"),
+        (("crictl 'rmi", "No closing quotation"), ("cri:unix:///run/x.sock", "write crictl instead")),
+    ),
+    "hooks": Row("psi", "psi", (("uprobe", "memcg-tracepoint"),)),
+    "max-fill-rate": Row("1.5Gi", 3 << 29, (("fast", "quantity"),)),
+    # The whole value of 20E wraps round to a positive number.
+    "step": Row("2Mi", 2 << 20, (("0", "1 to 4Ei"), ("20E", "1 to 4Ei"), (True, "True is not a quantity"))),
+    "listen": Row(
+        "[::1]:0",
+        "::1:0",
+        (("9469", "HOST:PORT"), ("localhost:65536", "HOST:PORT"), (f"{'a' * 64}:1", "at most 63 characters")),
+    ),
+    "expose-metrics": Row(True, True, (("yes", "not true or false"),)),
+    "record": Row(
+        "/r", "/r", (("/no/such/directory/r", "the directory /no/such/directory does not exist"), ("/", "is a dir"))
+    ),
+    "alertmanager": Row(
+        "http://127.0.0.1:9093", ("http://127.0.0.1:9093",), (("localhost:9093", "begin with http://"),), live=True
+    ),
+    "webhook": Row(
+        ["http://h/a", "http://h/b"],
+        ("http://h/a", "http://h/b"),
+        (("http://localhost:0/", "port 0"), (1, "1 is not a URL")),
+        live=True,
+    ),
+    "state-dir": Row("/s", "/s", (("", "'' is not a text"),)),
+    "run-dir": Row("/r", "/r", (("", "'' is not a text"),)),
+    "name": Row("web.1", "web.1", (("-x", "is not a name"),)),
+    "log-format": Row("json", "json", (("xml", "logfmt, json"),)),
+}
+
+every_option = pytest.mark.parametrize("option", SETTINGS, ids=lambda option: option.name)
+
+
+def row_of(option: Option, tmp_path: Path) -> Row:
+    row = OPTIONS[option.name]
+    if option.name == "record":  # its directory has to exist
+        row = row._replace(good=f"{tmp_path}/r", means=f"{tmp_path}/r")
+    return row
+
+
+@every_option
+def test_a_value_means_the_same_as_a_flag_and_in_the_own_file(option: Option, tmp_path: Path) -> None:
+    row = row_of(option, tmp_path)
+    given = {**row.beside, option.name: row.good}
+    own = write(tmp_path, "own.yaml", yaml.safe_dump(given, sort_keys=False))
+    for config, origin in ((build(given), f"--{option.name}"), (build({}, own), f"{own}: {option.name}")):
+        assert value_of(config, option) == row.means != value_of(build(row.beside), option)
+        assert config.origins[option.field] == origin
+        assert RunConfig.from_json(config.to_json()) == config
+    if option.kind == TABLE:
+        assert list(value_of(config, option)) == list(row.means), "the first pattern counts"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [(name, *bad) for name, row in OPTIONS.items() for bad in row.bad],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_value_is_one_line_that_names_the_option(name: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({**OPTIONS[name].beside, name: value})
+    line = str(caught.value)
+    assert line.startswith(f"--{name}: ")
+    assert expected in line
+    assert "\n" not in line
+    assert caught.value.exit_code == 2
+
+
+@every_option
+def test_a_reload_takes_what_may_change_and_refuses_the_whole_for_the_rest(option: Option, tmp_path: Path) -> None:
+    row = row_of(option, tmp_path)
+    current = started(yaml.safe_dump(dict(row.beside)), tmp_path)
+    given = {**row.beside, option.name: row.good}
+    if row.live:
+        own = write(tmp_path, "own.yaml", yaml.safe_dump(given, sort_keys=False))
+        config, changed = reread(current)
+        assert (changed, value_of(config, option)) == ((option.name,), row.means)
+        assert config.origins[option.field] == f"{own}: {option.name}"
+        assert (config.pods, config.nodefs, config.rung, config.listen_port) == ("cgroups", "/", "poll", 40000)
+        write(tmp_path, "own.yaml", yaml.safe_dump(dict(row.beside)))
+        assert reread(RunConfig.from_json(config.to_json())).changed == (option.name,)  # and back again
+    else:
+        problem = refused(current, yaml.safe_dump({**given, "webhook": "http://h/"}), tmp_path)
+        assert problem.startswith(f"cannot change while running: {option.name} (")
+        assert f"own.yaml: {option.name})" in problem
+        assert problem.endswith("restart outrace for that, or put back what it was")
+        assert problem.count("own.yaml") == 1
+
+
+@pytest.mark.parametrize("option", [o for o in SETTINGS if o.example is None], ids=lambda o: o.name)
+def test_the_default_shown_is_the_default(option: Option) -> None:
+    """Others are found at start, depend on the machine, or are nothing: those have an example instead."""
+    default = ("127.0.0.1", 9469) if option.name == "listen" else getattr(RunConfig(), option.field)
+    assert option.parse(shown_value(option)) == default
+
+
+def test_every_option_is_in_the_document_of_the_configuration() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text()
+    assert [option.name for option in SETTINGS if f"`{option.name}`" not in text] == []
+
+
+@pytest.mark.parametrize("option", sorted(OWN_KEYS))
+@pytest.mark.parametrize("value", ["/tmp/a\0b", ["a\0b"], {"memory.available": "1\0"}])
+def test_a_nul_character_is_named_before_anything_is_done(tmp_path: Path, option: str, value: Any) -> None:
+    """A path with one is an error only when it is used: the state directory's was a traceback, the recording's none."""
+    own = write(tmp_path, "own.json", json.dumps({option: value}))
+    with pytest.raises(ConfigError, match=f"{option}: .*(holds a NUL character|is not the name of a file)"):
+        build({}, own)
+
+
+# A reload, beyond single options.
+def refused(current: RunConfig, text: str, tmp_path: Path) -> str:
+    write(tmp_path, "own.yaml", text)
+    with pytest.raises(MonitorError) as error:
+        reread(current)
+    return str(error.value)
+
+
+def test_a_new_line_is_in_the_thresholds_and_flags_still_win(tmp_path: Path) -> None:
+    current = started("", tmp_path, webhook=("http://flag/",))
+    write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 2Gi}\nwebhook: http://file/\n")
+    config, changed = reread(current)
+    assert (changed, config.webhooks) == (("eviction-hard",), ("http://flag/",))
+    assert config.thresholds()[0].quantity(8 << 30) == 2 << 30
+
+
+def test_a_default_that_follows_the_machine_is_no_change(tmp_path: Path) -> None:
+    current = started("", tmp_path)
+    fresh = read({}, str(tmp_path / "own.yaml")).config
+    more = {**fresh.given, "fixed": {**fresh.given["fixed"], "max-fill-rate": 1}}
+    assert merged(current, dataclasses.replace(fresh, given=more)).changed == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "problem"),
+    [
+        ("", "eviction-hard: {memory.obtainable: 1Gi}\n", "memory.obtainable: a formula of outrace's own cannot"),
+        (
+            "eviction-hard: {memory.reclaimable: 1Gi}\n",
+            "",
+            "memory.reclaimable: a formula of outrace's own cannot",
+        ),
+        (
+            "record: TMP/r\n",
+            "record: TMP/r\neviction-hard: {memory.available: 1Gi}\n",
+            "change while everything",
+        ),
+        ("", "eviction-soft: {memory.available: 1Gi}\n", "grace period must be specified"),
+        ("", "a: [\n", "own.yaml: not YAML"),
+    ],
+)
+def test_what_this_daemon_cannot_take(before: str, text: str, problem: str, tmp_path: Path) -> None:
+    before, text = (one.replace("TMP", str(tmp_path)) for one in (before, text))
+    assert problem in refused(started(before, tmp_path), text, tmp_path)
+
+
+def test_the_order_of_services_is_a_change(tmp_path: Path) -> None:
+    current = started("services: {a: {priority: 1}, b: {priority: 2}}\n", tmp_path)
+    write(tmp_path, "own.yaml", "services: {b: {priority: 2}, a: {priority: 1}}\n")
+    config, changed = reread(current)
+    assert (changed, list(config.services)) == (("services",), ["b", "a"])
+
+
+def test_a_kubelet_that_cannot_be_read_or_another_line_of_its_own_in_mode_hold(tmp_path: Path) -> None:
+    current, fresh = started("mode: hold\n", tmp_path), read({"mode": "hold"}).config
+    with pytest.raises(MonitorError, match="the kubelet's configuration cannot be read: its file is gone"):
+        merged(current, dataclasses.replace(fresh, kubelet_unread="its file is gone"))
+    current = dataclasses.replace(current, pods="kubelet")
+    with pytest.raises(ConfigError, match="mode hold cannot leave or join the kubelet's line"):
+        merged(current, dataclasses.replace(fresh, kubelet_differs=("x has evictionHard {}",)))
+
+
+def test_a_configuration_that_was_not_read_cannot_be_read_again() -> None:
+    with pytest.raises(MonitorError, match="was not read from anywhere"):
+        reread(RunConfig())
