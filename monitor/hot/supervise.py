@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from monitor.kernel import python
@@ -39,7 +40,10 @@ class Side:
     given to the next as well: both ends of a channel are kept here.
     """
 
-    def __init__(self, config_fd: int, stats_fd: int, listen_fd: int) -> None:
+    def __init__(
+        self, config_fd: int, stats_fd: int, listen_fd: int, now: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._now = now
         self._config_fd = config_fd
         #: What the side winds up with each turn (`monitor.link.heartbeat`).
         self.timer = Timer()
@@ -157,7 +161,7 @@ class Side:
             self._open_channel()
         except OSError as error:  # no descriptor now: tried again when the next one is started
             TROUBLES.note("side", error)
-        early = time.monotonic_ns() < self._started_ns + _STEADY_NS
+        early = self._now() < self._started_ns + _STEADY_NS
         self._failures = self._failures + 1 if early else 0
         if early:
             pause_ns = min(_BACKOFF_NS << max(0, self._failures - _QUICK), _MOST_NS)

@@ -33,8 +33,9 @@ def wall_offset_ns() -> int:
 class WallClock:
     """``feed`` hears of the difference at the first look, and whenever it is another one."""
 
-    def __init__(self, feed: Callable[[Clock], None]) -> None:
+    def __init__(self, feed: Callable[[Clock], None], offset_ns: Callable[[], int] = wall_offset_ns) -> None:
         self._feed = feed
+        self._read_offset_ns = offset_ns
         self._offset_ns: int | None = None
         self._looked_ns = 0
 
@@ -44,7 +45,7 @@ class WallClock:
         What happened since the last look is dated by the new setting: an event is heard of milliseconds after it
         happened, a setting up to 10 s after it was made.
         """
-        offset = wall_offset_ns()
+        offset = self._read_offset_ns()
         if self._offset_ns is None or abs(offset - self._offset_ns) >= STEP_NS:
             self._feed(Clock(self._looked_ns + 1 if self._offset_ns is not None else now_ns, offset))
             self._offset_ns = offset

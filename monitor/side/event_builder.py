@@ -68,8 +68,10 @@ class EventBuilder:
         on_event: Callable[[ev.Event], None],
         has_log: bool,
         recorder: Recorder | None = None,
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._view = view
+        self._now = now
         self._recorder = recorder
         self._on_episode = on_episode
         self._on_event = on_event
@@ -84,7 +86,7 @@ class EventBuilder:
         self._hold_ration = HoldRation()
         self._figures_fed_ns = 0  # when what pods had was fed last
         self._sampler = Sampler(view, self._names, self.feed, self.pod_figures)
-        self._losses = Losses(view, time.monotonic_ns())
+        self._losses = Losses(view, self._now())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
         self._sampled_ns = self._ticked_ns = 0
@@ -114,7 +116,7 @@ class EventBuilder:
         """Take in one message of the hot process; those that do not matter here are passed over."""
         handler = self._handlers.get(type(message))
         if handler is not None:
-            now = time.monotonic_ns()
+            now = self._now()
             self._clock.look(now)
             if _time_of(message, now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
@@ -130,7 +132,7 @@ class EventBuilder:
             self._view.kubelet_holds.evicted(pod, message)
         self._view.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
         if message.startswith(FOR_MEMORY):
-            now = time.monotonic_ns()
+            now = self._now()
             self._clock.look(now)
             self._feed_figures(now)
             self.feed(ev.KubeletEvicted(now, pod, name, message))
@@ -142,7 +144,7 @@ class EventBuilder:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        now = time.monotonic_ns()
+        now = self._now()
         due = self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
         if self.open:
             due = min(due, self._ticked_ns + TICK_NS)
@@ -166,11 +168,11 @@ class EventBuilder:
 
     def end(self) -> None:
         """Nothing more comes: what is going on is judged as it stands."""
-        self.feed(ev.End(time.monotonic_ns()))
+        self.feed(ev.End(self._now()))
 
     def turn(self) -> bool:
         """What is due: a look at the counters, the time. True if there are new samples."""
-        now = time.monotonic_ns()
+        now = self._now()
         self._clock.look(now)
         if now < self._caught_up_ns:
             if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
@@ -209,7 +211,7 @@ class EventBuilder:
         if not isinstance(event, ev.Tick):
             self._on_event(event)
         if isinstance(event, ev.Mark | ev.Gone) and self._urgent_ns is None:
-            self._urgent_ns = time.monotonic_ns() + URGENT_NS
+            self._urgent_ns = self._now() + URGENT_NS
         self._state, done = episode.feed(self._state, event)
         for one in done:
             self._on_episode(one, True)
@@ -231,7 +233,7 @@ class EventBuilder:
         return label(found.pod) if found is not None else dict(self._reported).get(uid, uid)
 
     def _on_state(self, message: messages.State) -> None:
-        now = time.monotonic_ns()
+        now = self._now()
         for made in watched(self._view, message, now):
             key = (made.domain, made.signal, made.hard)
             old = self._watched.get(key)
@@ -268,7 +270,7 @@ class EventBuilder:
             )
         )
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
-        self._feed_figures(time.monotonic_ns())
+        self._feed_figures(self._now())
 
     def _feed_figures(self, now_ns: int) -> None:
         """What pods had before: by that a kubelet ranks them."""
@@ -281,7 +283,7 @@ class EventBuilder:
         if (left_out := self._hold_ration.held(message)) is None:
             return
         self._feed_all(hold_events.held(message, left_out))
-        self._feed_figures(time.monotonic_ns())  # held above the kubelet's line: nothing was crossed yet
+        self._feed_figures(self._now())  # held above the kubelet's line: nothing was crossed yet
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:

@@ -120,17 +120,8 @@ class Hot:
         os.close(config_fd)
         side_end.close()
 
-    def receive(self, kind: str) -> Any:
-        """The next message of this type from the side."""
-        assert self.sock is not None
-        while True:
-            message = channel.receive(self.sock)
-            assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
-            if name_of(message) == kind:
-                return message
-
     def receive_until(self, kind: str) -> list[Any]:
-        """All messages up to and with the first of this type."""
+        """All messages up to and with the first of this type from the side."""
         assert self.sock is not None
         messages: list[Any] = []
         while not messages or name_of(messages[-1]) != kind:
@@ -138,6 +129,10 @@ class Hot:
             assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
             messages.append(message)
         return messages
+
+    def receive(self, kind: str) -> Any:
+        """The next message of this type from the side."""
+        return self.receive_until(kind)[-1]
 
     def send(self, message: HotMessage) -> None:
         assert self.sock is not None
@@ -246,11 +241,18 @@ class Node:
         self.hot: Hot | None = None
 
     def run(self, stderr: Any = None, **settings: Any) -> Hot:
+        """Start a side; what it sends first has not been received."""
         settings = {"state_dir": str(self.state_dir), **settings}
         config = RunConfig(pods=f"manifests:{self.manifests}", node_cgroup=str(self.cgroup), **settings)
         self.hot = Hot(config, self.directory / "log")
         self.hot.start(stderr)
         return self.hot
+
+    def synced(self, stderr: Any = None, **settings: Any) -> Hot:
+        """Start a side that has sent all pods."""
+        hot = self.run(stderr, **settings)
+        hot.receive("synced")
+        return hot
 
     def pod(self, name: str, **more: str) -> Path:
         cgroup = cgroupfs.make(self.cgroup / name)
@@ -270,8 +272,11 @@ def side_node(tmp_path: Path) -> Iterator[Node]:
                 node.hot.close()
 
 
-def metrics(hot: Hot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Of this moment: a copy that answered an earlier call is waited out."""
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def metrics(hot: Hot) -> Series:
+    """Of this moment: a copy that answered an earlier call is waited out, for a second at most."""
     time.sleep(max(0.0, hot.kept_until - time.monotonic()))
     status, body = hot.get("/metrics")
     hot.kept_until = time.monotonic() + FRESH_S
@@ -280,8 +285,12 @@ def metrics(hot: Hot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
+def value(found: Series, name: str, **labels: str) -> float | None:
+    return found.get((f"outrace_{name}", tuple(sorted(labels.items()))))
+
+
 def metric(hot: Hot, name: str, **labels: str) -> float | None:
-    return metrics(hot).get((f"outrace_{name}", tuple(sorted(labels.items()))))
+    return value(metrics(hot), name, **labels)
 
 
 def eventually(what: Callable[[], object]) -> None:

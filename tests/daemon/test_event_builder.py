@@ -1,8 +1,8 @@
 """From messages to episodes: what is no business of this node, what was over when read, what comes late."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,21 +13,25 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.wire import OomEvent
 from monitor.link import messages
+from monitor.link.hold_messages import HoldEnded
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.episode import Episode
-from monitor.race.events import Clear, Crossing, Event, Kill, Mark, WorkingSets
+from monitor.race.events import Clear, Crossing, Event, Hold, HoldEnd, Kill, KubeletEvicted, Mark, Ranked, WorkingSets
 from monitor.race.figure_age import PodPoints
 from monitor.race.forecast import DomainForecast, Forecast
 from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
-from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
+from monitor.side.kubelet_holds import FOR_MEMORY
 from tests.daemon import harness
+from tests.race.builders import pod as candidate
+from tests.side.test_holds import HELD
 
 S = 1_000_000_000
 MIB = 1 << 20
+POD = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
 
 
 @pytest.fixture
@@ -47,6 +51,7 @@ class Heard:
         is_machine: bool = False,
         pods: Mapping[str, FoundPod] | None = None,
         kubepods: Path | None = None,
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.events: list[Event] = []
         self.episodes: list[tuple[Episode, bool]] = []
@@ -69,7 +74,7 @@ class Heard:
             log=SimpleNamespace(info=lambda *_, **__: None),
         )
         self.event_builder = EventBuilder(
-            view, lambda e, final: self.episodes.append((e, final)), self.events.append, False
+            view, lambda e, final: self.episodes.append((e, final)), self.events.append, False, now=now
         )
 
     def of(self, kind: type[Event]) -> list[Any]:
@@ -111,6 +116,7 @@ def marked(victim: int, limit: int, domain: int | None = 0, *, while_away: bool 
 
 
 def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those of a machine that runs out; and on a machine as the node all are."""
     heard = Heard(node)
     at, system = cgroup_id(node.parent / "elsewhere"), cgroup_id(node / "system")
     with monkeypatch.context() as patch:
@@ -122,18 +128,12 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
     heard.event_builder.handle(marked(at, at, domain=None, while_away=True))
     assert heard.of(Mark) == []
     heard.event_builder.handle(marked(system, system))
-    (mark,) = heard.of(Mark)
-    assert (mark.oom_path, mark.scope) == ("/node/system", "outside")
-
-
-def test_but_the_machine_running_out_is_and_on_a_machine_everything_is(node: Path) -> None:
-    at = cgroup_id(node.parent / "elsewhere")
-    heard = Heard(node)
     heard.event_builder.handle(marked(at, 0))
-    assert [m.scope for m in heard.of(Mark)] == ["global"]
-    heard = Heard(node, is_machine=True)
-    heard.event_builder.handle(marked(at, at))
-    assert [m.scope for m in heard.of(Mark)] == ["outside"]
+    assert [mark.scope for mark in heard.of(Mark)] == ["outside", "global"]
+    assert heard.of(Mark)[0].oom_path == "/node/system"
+    whole = Heard(node, is_machine=True)
+    whole.event_builder.handle(marked(at, at))
+    assert [mark.scope for mark in whole.of(Mark)] == ["outside"]
 
 
 @pytest.mark.parametrize("hit", ["burstable", "."])
@@ -143,8 +143,7 @@ def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Pat
     at = slice_ / hit if hit != "." else slice_.parent
     pod = slice_ / "burstable" / "podx"
     pod.mkdir(parents=True)
-    made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
-    heard = Heard(node, pods={"u": FoundPod(made, pod, {}, (cgroup_id(pod),))}, kubepods=slice_)
+    heard = Heard(node, pods={"u": FoundPod(POD, pod, {}, (cgroup_id(pod),))}, kubepods=slice_)
     heard.event_builder.handle(marked(cgroup_id(pod), cgroup_id(at)))
     (mark,) = heard.of(Mark)
     path = f"/{at.relative_to(node.parent)}"
@@ -160,8 +159,7 @@ def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Pat
 def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -> None:
     pod = node / "kubepods/podx"
     (pod / "c" / "below").mkdir(parents=True)
-    made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
-    found = FoundPod(made, pod, {"c": pod / "c"}, (cgroup_id(pod), cgroup_id(pod / "c")))
+    found = FoundPod(POD, pod, {"c": pod / "c"}, (cgroup_id(pod), cgroup_id(pod / "c")))
     heard = Heard(node, pods={"u": found}, kubepods=pod.parent)
     sender = node / "system" if where == "../system" else pod.parent / where
     heard.event_builder.handle(
@@ -169,15 +167,6 @@ def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -
     )
     (kill,) = heard.of(Kill)
     assert (kill.by_runtime, kill.by_user) == (where == "../system", where != "../system")
-
-
-def test_a_cgroup_is_looked_for_once_and_one_that_is_gone_is_not_the_nodes(node: Path) -> None:
-    names = CgroupNames(Hierarchy(1, node.parent), node)
-    system = cgroup_id(node / "system")
-    assert names.locate(system)
-    (node / "system").rmdir()
-    assert names.locate(system), "remembered: it may be reported after it went"
-    assert not names.locate(1 << 60)
 
 
 def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: Path) -> None:
@@ -194,10 +183,9 @@ def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: P
     assert clear.ts_ns >= now
 
 
-def test_no_time_is_reported_while_late_records_come(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_time_is_reported_while_late_records_come(node: Path) -> None:
     clock = [1000 * S]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
-    heard = Heard(node)
+    heard = Heard(node, now=lambda: clock[0])
     heard.event_builder.handle(crossed(clock[0] - 5 * S))
     heard.event_builder.handle(messages.Clear(clock[0] - 5 * S, "node", "memory.available", True, 100 * MIB))
     assert heard.event_builder.turn() is False
@@ -209,10 +197,9 @@ def test_no_time_is_reported_while_late_records_come(node: Path, monkeypatch: py
     assert [(e.domain, final) for e, final in heard.episodes] == [("node", True)]
 
 
-def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) -> None:
     clock = [1000 * S]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
-    heard = Heard(node)
+    heard = Heard(node, now=lambda: clock[0])
     system = cgroup_id(node / "system")
     waited = 0
     while not heard.episodes:
@@ -241,20 +228,24 @@ def ahead(seconds: float | None, latest: float | None) -> DomainForecast:
     return DomainForecast("node", None, None, one)
 
 
-def test_an_alert_waits_until_growth_has_lasted(forecaster: Forecaster) -> None:
-    for now, latest, expected in (
-        (0, 50.0, {}),
-        (9, 50.0, {}),
-        (10, 50.0, {"node": 20.0}),
-        (11, 70.0, {}),  # the late end of the interval is beyond a minute
-        (12, 50.0, {}),
-        (22, 50.0, {"node": 20.0}),
-        (23, None, {}),
+def test_an_alert_waits_until_growth_or_the_difference_of_victims_has_lasted(forecaster: Forecaster) -> None:
+    for now, latest, mismatch, soon, victim in (
+        (0, 50.0, "a", {}, None),
+        (9, 50.0, "a", {}, None),
+        (10, 50.0, "a", {"node": 20.0}, None),
+        (11, 70.0, "a", {}, None),  # the late end of the interval is beyond a minute
+        (12, 50.0, "a", {}, None),
+        (22, 50.0, "b", {"node": 20.0}, None),
+        (23, None, "b", {}, None),
+        (60, None, "b", {}, "b"),
+        (61, None, None, {}, None),
     ):
         forecaster.forecasts = {"node": ahead(20.0, latest)}
+        forecaster.mismatch = {"kernel": mismatch} if mismatch else None
         forecaster._note_alarms(now * S)
-        soon, mismatch = forecaster.alarms(now * S)
-        assert ({name: (made.in_ns or 0) / S for name, made in soon.items()}, mismatch) == (expected, None)
+        found, alarm = forecaster.alarms(now * S)
+        assert {name: (made.in_ns or 0) / S for name, made in found.items()} == soon
+        assert (alarm["kernel"] if alarm else None) == victim
 
 
 def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_alert(forecaster: Forecaster) -> None:
@@ -269,19 +260,6 @@ def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_aler
     assert (forecaster.outlook("oom"), forecaster.report(), forecaster.pods()) == ({}, [], {})
     forecaster.view.stats["armed"] = 1
     assert set(forecaster.alarms(60 * S)[0]) == {"node"}
-
-
-def test_so_does_one_about_the_victim(forecaster: Forecaster) -> None:
-    for now, found, expected in (
-        (0, {"kernel": "a"}, None),
-        (59, {"kernel": "b"}, None),
-        (60, {"kernel": "b"}, "b"),
-        (61, None, None),
-    ):
-        forecaster.mismatch = found
-        forecaster._note_alarms(now * S)
-        alarm = forecaster.alarms(now * S)[1]
-        assert (alarm["kernel"] if alarm else None) == expected
 
 
 def test_what_pods_had_comes_with_a_crossing_and_once_for_those_at_a_time(node: Path) -> None:
@@ -299,3 +277,37 @@ def test_what_pods_had_comes_with_a_crossing_and_once_for_those_at_a_time(node: 
     heard.event_builder.end()
     (found,) = [e for e, final in heard.episodes if final]
     assert alarm[0] in found.events
+
+
+# Held pods, and what a cluster reports meanwhile.
+ENDED = HoldEnded(id=1, pod="u", name="ns/hog", ts_ns=9, held_ns=4, why="other_pod", grew=0, usage=MIB, available=MIB)
+
+
+def test_who_a_kubelet_would_take_is_known_while_a_pod_is_held(tmp_path: Path) -> None:
+    """Nobody decides, so that no decision has the order."""
+    heard = Heard(tmp_path)
+    order = (candidate("hog", 60 * MIB), candidate("db", 80 * MIB, priority=5))
+    heard.event_builder.handle(HELD._replace(ts_ns=5, order=[list(astuple(one)) for one in order]))
+    (ranked,) = heard.of(Ranked)
+    assert (ranked.ts_ns, ranked.order) == (5, order)
+    assert [one.pod_name for one in heard.of(Hold)] == ["ns/hog"]
+
+
+def test_a_pod_that_outrace_evicted_is_no_answer_of_the_kubelets(tmp_path: Path) -> None:
+    """The API server reports it as Evicted, with the kubelet's message: outrace wrote that."""
+    heard = Heard(tmp_path)
+    heard.event_builder.handle(harness.DECISION._replace(pod="mine", observed=False))
+    heard.event_builder.on_kubelet_eviction("mine", "ns/mine", FOR_MEMORY)
+    assert (heard.passed_on, heard.of(KubeletEvicted)) == ([], [])
+    heard.event_builder.on_kubelet_eviction("other", "ns/other", FOR_MEMORY)
+    assert heard.passed_on == [("other", FOR_MEMORY)]
+    assert [one.pod_name for one in heard.of(KubeletEvicted)] == ["ns/other"]
+
+
+def test_the_pod_that_the_kubelet_took_instead_is_named(tmp_path: Path) -> None:
+    """It is no pod of the node any more when the hold for it ends."""
+    heard = Heard(tmp_path)
+    heard.event_builder.on_kubelet_eviction("v", "ns/other", FOR_MEMORY)
+    heard.event_builder.handle(ENDED._replace(other="v"))
+    heard.event_builder.handle(ENDED._replace(other="w"))
+    assert [one.instead for one in heard.of(HoldEnd)] == ["ns/other", "w"]

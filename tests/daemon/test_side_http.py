@@ -17,7 +17,7 @@ from monitor.link.messages import Refresh
 from monitor.side.export.http import MAX_CONNECTIONS
 from tests import live
 from tests.daemon import harness
-from tests.daemon.harness import STATE, Node, eventually, metric, metrics, oom
+from tests.daemon.harness import STATE, Node, Series, eventually, metric, metrics, oom, value
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -25,8 +25,7 @@ node = pytest.fixture(harness.side_node)
 
 
 def test_readiness_and_liveness(node: Node) -> None:
-    hot = node.run()
-    hot.receive("synced")
+    hot = node.synced()
     assert hot.get("/readyz") == (503, "the hot process is starting\n")
     hot.stats.set("ready_ns", 1)
     hot.send(STATE._replace(ready=False))
@@ -66,8 +65,7 @@ def main_thread_stopped(pid: int) -> Iterator[None]:
 
 
 def test_a_main_loop_that_hangs_is_not_healthy(node: Node) -> None:
-    hot = node.run()
-    hot.receive("synced")
+    hot = node.synced()
     hot.stats.set("published_ns", time.monotonic_ns() + 10**12)  # the hot loop is not what is tested
     live.until(lambda: hot.get("/healthz") == (200, "ok\n"), "the side's main loop to turn")
     with main_thread_stopped(hot.process.pid):
@@ -77,32 +75,33 @@ def test_a_main_loop_that_hangs_is_not_healthy(node: Node) -> None:
 
 def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:
     cgroup = node.pod("a", memory="64Mi")
-    hot = node.run()
-    hot.receive("synced")
+    hot = node.synced()
+    pod = {"namespace": "default", "pod": "a"}
     with harness.sleeper(cgroup):
 
         def is_exact() -> bool:  # the kernel takes back what a CPU has in stock (64 pages) at any moment
-            usage = metric(hot, "pod_memory_usage_bytes", namespace="default", pod="a")
+            usage = metric(hot, "pod_memory_usage_bytes", **pod)
             return usage is not None and 4096 <= usage == int((cgroup / usage_file()).read_text())
 
         eventually(is_exact)
-    assert metric(hot, "pod_memory_request_bytes", namespace="default", pod="a") == 64 << 20
-    assert metric(hot, "memory_capacity_bytes", domain="node") == 512 << 20
-    available = metric(hot, "memory_available_bytes", domain="node")
-    assert available is not None
-    assert 0 < available < 512 << 20
-    assert metric(hot, "threshold_bytes", signal="memory.available", kind="hard") == 100 << 20
-    assert metric(hot, "threshold_met", signal="memory.available", kind="hard") == 0
-    assert metric(hot, "node_condition", condition="MemoryPressure") == 0
+    hard = {"signal": "memory.available", "kind": "hard"}
+    found = metrics(hot)
+    assert value(found, "pod_memory_request_bytes", **pod) == 64 << 20
+    assert value(found, "memory_capacity_bytes", domain="node") == 512 << 20
+    assert 0 < (value(found, "memory_available_bytes", domain="node") or 0) < 512 << 20
+    assert value(found, "threshold_bytes", **hard) == 100 << 20
+    assert value(found, "threshold_met", **hard) == 0
+    assert value(found, "node_condition", condition="MemoryPressure") == 0
 
-    hot.send(STATE._replace(conditions=["MemoryPressure"], met=[{"signal": "memory.available", "kind": "hard"}]))
-    eventually(lambda: metric(hot, "node_condition", condition="MemoryPressure") == 1)
-    assert metric(hot, "threshold_met", signal="memory.available", kind="hard") == 1
-
+    hot.send(STATE._replace(conditions=["MemoryPressure"], met=[hard]))
     (node.manifests / "a.json").unlink()
     hot.receive("pod-")
-    eventually(lambda: metric(hot, "pod_memory_usage_bytes", namespace="default", pod="a") is None)
-    assert not [labels for name, labels in metrics(hot) if name.startswith("outrace_pod_")]
+    eventually(lambda: value(found := metrics(hot), "threshold_met", **hard) == 1 and not of_pods(found))
+    assert metric(hot, "node_condition", condition="MemoryPressure") == 1
+
+
+def of_pods(found: Series) -> list[str]:
+    return [name for name, _ in found if name.startswith("outrace_pod_")]
 
 
 def usage_file() -> str:
@@ -110,52 +109,33 @@ def usage_file() -> str:
 
 
 def test_counters_and_histograms_come_from_the_shared_page(node: Node) -> None:
-    hot = node.run()
-    hot.receive("synced")
+    hot = node.synced()
     hot.stats.add("evictions", 3)
     hot.stats.add("records_cross", 5)
     hot.stats.observe_us("detection_us", 60)
     hot.stats.observe_us("detection_us", 2_000_000)
-    assert metric(hot, "evictions_total") == 3
-    assert metric(hot, "records_total", kind="cross", side="reader") == 5
-    assert metric(hot, "detection_seconds_bucket", le="0.0001") == 1
-    assert metric(hot, "detection_seconds_bucket", le="1.0") == 1
-    assert metric(hot, "detection_seconds_bucket", le="+Inf") == 2
-    assert metric(hot, "detection_seconds_sum") == pytest.approx(2.00006)
-    assert not [name for name, _ in metrics(hot) if name.endswith("_created")]
-
+    found = metrics(hot)
+    assert value(found, "evictions_total") == 3
+    assert value(found, "records_total", kind="cross", side="reader") == 5
+    assert [value(found, "detection_seconds_bucket", le=le) for le in ("0.0001", "1.0", "+Inf")] == [1, 1, 2]
+    assert value(found, "detection_seconds_sum") == pytest.approx(2.00006)
+    assert not [name for name, _ in found if name.endswith("_created")]
     # every labelled counter is there before its first event
-    assert metric(hot, "decisions_total", signal="allocatableMemory.available", mode="observe") == 0
-    assert metric(hot, "oom_kills_total", scope="global") == 0
-    hot.send(oom())
-    hot.send(oom(exiting=True))
-    hot.send(oom(kind="exit"))
-    hot.send(oom(oom_cgroup=0))
+    assert value(found, "decisions_total", signal="allocatableMemory.available", mode="observe") == 0
+    assert value(found, "oom_kills_total", scope="global") == 0
+    assert value(found, "process_resident_memory_bytes", process="side")
+    for message in (oom(), oom(exiting=True), oom(kind="exit"), oom(oom_cgroup=0)):
+        hot.send(message)
     eventually(lambda: metric(hot, "oom_kills_total", scope="global") == 1)
     assert metric(hot, "oom_kills_total", scope="memcg") == 1
-    assert metric(hot, "process_resident_memory_bytes", process="side")
     status, body = hot.get("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})
     assert status == 200
     assert body.endswith("# EOF\n")
 
 
-def test_totals_outlive_the_side(node: Node) -> None:
-    node.pod("a")
-    hot = node.run()
-    hot.receive("synced")
-    hot.stats.add("decisions", 2)
-    hot.stats.add("oom_kills", 3)
-    hot.process.kill()
-    hot.process.wait(harness.TIMEOUT_S)
-    hot.start()
-    hot.receive("synced")
-    assert (metric(hot, "pods_chosen_total"), metric(hot, "oom_victims_total")) == (2, 3)
-
-
 def test_summary_has_the_kubelets_shape(node: Node) -> None:
     cgroup = node.pod("a")
-    hot = node.run()
-    hot.receive("synced")
+    hot = node.synced()
     with harness.sleeper(cgroup):
         status, body = hot.get("/stats/summary")
     assert status == 200
@@ -171,8 +151,7 @@ def test_summary_has_the_kubelets_shape(node: Node) -> None:
 
 
 def test_hung_clients_by_the_hundred_keep_nobody_out(node: Node) -> None:
-    hot = node.run()
-    hot.receive("synced")
+    hot = node.synced()
     status = Path(f"/proc/{hot.process.pid}/status")
 
     def figure(name: str) -> int:

@@ -14,7 +14,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.link.messages import LogLine, PodGone, PodSeen, Reap, Synced
 from tests.daemon import harness
-from tests.daemon.harness import DECISION, STATE, Node, eventually, metric
+from tests.daemon.harness import DECISION, STATE, Node, eventually, metric, metrics, value
 from tests.test_documents import MALICIOUS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -39,15 +39,18 @@ def test_pods_are_reported_when_they_come_change_and_go(node: Node) -> None:
     assert 'msg="pod gone" pod=default/b' in hot.log()
 
 
-def test_a_side_that_was_killed_sends_all_pods_again(node: Node) -> None:
+def test_a_side_that_was_killed_sends_all_pods_again_and_totals_outlive_it(node: Node) -> None:
     node.pod("a")
     hot = node.run()
     before = hot.receive_until("synced")
+    hot.stats.add("decisions", 2)
+    hot.stats.add("oom_kills", 3)
     hot.process.kill()
     assert hot.process.wait(harness.TIMEOUT_S) == -signal.SIGKILL
     hot.start()
     assert hot.receive_until("synced") == before
-    assert hot.get("/metrics")[0] == 200  # on the same socket
+    found = metrics(hot)  # on the same socket
+    assert (value(found, "pods_chosen_total"), value(found, "oom_victims_total")) == (2, 3)
 
 
 def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
@@ -100,12 +103,8 @@ def test_a_pod_whose_containers_do_not_fit_into_a_message_is_sent_without_them(n
     (node.manifests / ".new").write_text(json.dumps(manifest))
     (node.manifests / ".new").rename(node.manifests / "big.json")
     received = hot.receive("pod+")
-    assert (received.uid, received.containers, received.cgroup, received.request) == (
-        "uid-big",
-        {},
-        str(cgroup),
-        70 << 20,
-    )
+    assert (received.uid, received.containers) == ("uid-big", {})
+    assert (received.cgroup, received.request) == (str(cgroup), 70 << 20)
     node.pod("late")
     assert hot.receive("pod+").uid == "uid-late"
     eventually(lambda: metric(hot, "pods") == 3)
@@ -136,8 +135,7 @@ def hung(directory: Path) -> Iterator[None]:
 
 def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
     node.pod("a")
-    hot = node.run(enforce=True)
-    hot.receive("synced")
+    hot = node.synced(enforce=True)
     hot.stats.set("ready_ns", 1)
     hot.stats.set("published_ns", time.monotonic_ns() + 10**12)
     hot.send(STATE)
@@ -154,34 +152,26 @@ def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
     assert hot.receive("pod+").uid == "uid-b"
 
 
-def test_oom_score_adj_is_audited_once_in_observe_mode(node: Node) -> None:
+@pytest.mark.parametrize("enforce", [False, True])
+def test_oom_score_adj_is_audited_and_under_enforce_written_also_for_new_processes(node: Node, enforce: bool) -> None:
     cgroup = node.pod("a")
-    with harness.sleeper(cgroup) as pid:
-        before = Path(f"/proc/{pid}/oom_score_adj").read_text()
-        hot = node.run()
-        hot.receive("synced")
-        line = hot.wait_for_log("oom_score_adj differs")
-        assert f"pid={pid} is_now={before.strip()} should_be=1000 qos=BestEffort" in line
+    with harness.sleeper(cgroup) as first:
+        before = Path(f"/proc/{first}/oom_score_adj").read_text()
+        hot = node.synced(enforce=enforce)
         with harness.sleeper(cgroup) as second:
-            hot.wait_for_log(f"pid={second} ")
-        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == before
-        assert hot.log().count(f"pid={pid} ") == 1
-
-
-def test_oom_score_adj_is_written_under_enforce_also_for_new_processes(node: Node) -> None:
-    cgroup = node.pod("a")
-    with harness.sleeper(cgroup) as pid:
-        hot = node.run(enforce=True)
-        hot.receive("synced")
-        eventually(lambda: Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n")
-        with harness.sleeper(cgroup) as second:
-            eventually(lambda: Path(f"/proc/{second}/oom_score_adj").read_text() == "1000\n")
+            for pid in (first, second):
+                if enforce:
+                    eventually(lambda pid=pid: Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n")
+                else:
+                    line = hot.wait_for_log(f"pid={pid} ")
+                    assert f"is_now={before.strip()} should_be=1000 qos=BestEffort" in line
+                    assert Path(f"/proc/{pid}/oom_score_adj").read_text() == before
+        assert hot.log().count(f"pid={first} ") == (not enforce)
 
 
 def test_reap_of_live_and_dead_processes_is_harmless(node: Node) -> None:
     cgroup = node.pod("a")
-    hot = node.run()
-    hot.receive("synced")
+    hot = node.synced()
     with harness.sleeper(cgroup) as pid:
         hot.send(Reap(7, [pid, 2**22 + 1]))
         hot.send(LogLine("info", "after the reap"))

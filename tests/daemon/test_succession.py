@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -24,7 +25,7 @@ from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link.messages import Clear, HotMessage, Killed, LogLine
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
-from tests.daemon.hot_node import evicted, hard, hot_node, losing_node
+from tests.daemon.hot_node import hard, hot_node, losing_node
 from tests.side.test_holds import ENDED, HELD
 
 SOFT = (
@@ -42,13 +43,11 @@ def crash(daemon: LabDaemon) -> None:
     live.ends(side)
 
 
-def noted(state: int, pod: LabPod, ago_s: float = 0.1) -> None:
+def noted_killed(pod: LabPod) -> None:
     """As a daemon leaves it that is killed right after its SIGKILL went out, or before."""
     with Pins.open(live.pin_dir()).mmap("evictions", EVICTION.size) as memory:
         note = EvictionNote(memoryview(memory).cast("Q"))
-        note.begin(cgroupfs.cgroup_id(pod.cgroup), 40 * MIB, time.monotonic_ns() - int(ago_s * 1e9))
-        if state == GONE:
-            note.gone(cgroupfs.cgroup_id(pod.cgroup))
+        note.begin(cgroupfs.cgroup_id(pod.cgroup), 40 * MIB, time.monotonic_ns())
         del note
 
 
@@ -92,7 +91,7 @@ def test_a_pod_signalled_by_a_daemon_that_died_is_finished_and_reported(node: La
         for hog in hogs:
             hog.go()
             hog.expect("grown")
-        noted(KILLED, pod, ago_s=0.0)
+        noted_killed(pod)
         time.sleep(2.1)  # longer than a pod that gives nothing back is waited for (STARVED_NS)
         since = len(daemon.log)
         daemon.start()
@@ -101,63 +100,6 @@ def test_a_pod_signalled_by_a_daemon_that_died_is_finished_and_reported(node: La
         live.message(daemon, "evicted", since, pod="lab/half")
         assert hogs[1].process.poll() is None
         live.ended(daemon)
-
-
-@needs_kernel
-@pytest.mark.once
-def test_a_signal_that_did_not_go_out_does_not_when_the_shortage_is_over(node: LabNode) -> None:
-    """The note is written before the signal."""
-    pod = node.add_pod("spared")
-    hog = node.start_hog(pod, mib=32)
-    hog.go()
-    hog.expect("grown")
-    with live.daemon(node, "--enforce", *hard(4)) as daemon:
-        crash(daemon)
-        noted(KILLED, pod, ago_s=0.0)
-        daemon.start()
-        time.sleep(0.5)
-        assert hog.process.poll() is None
-        live.ended(daemon)
-
-
-@needs_kernel
-@pytest.mark.once
-@pytest.mark.parametrize("state", [KILLED, GONE])
-def test_who_was_started_in_the_pod_since_is_not_touched(node: LabNode, state: int) -> None:
-    pod = node.add_pod("again")
-    with live.daemon(node, "--enforce", *hard(40)) as daemon:
-        crash(daemon)
-        noted(state, pod, ago_s=1.0)
-        hog = node.start_hog(pod, mib=32)
-        hog.go()
-        hog.expect("grown")
-        daemon.start()
-        time.sleep(0.5)
-        assert hog.process.poll() is None
-        hog = node.start_hog(pod, mib=90)  # and it is a candidate as any other
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        live.message(daemon, "evicting", pod="lab/again")
-        live.ended(daemon)
-
-
-@needs_kernel
-@pytest.mark.once
-def test_what_an_evicted_pod_left_is_no_reason_for_the_next_daemon_to_evict_it_again(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with live.daemon(node, "--enforce", *hard(40)) as daemon:
-        hog = node.start_hog(pod, mib=110)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        evicted(daemon, pod)
-        crash(daemon)
-        with Pins.open(live.pin_dir()).mmap("evictions", EVICTION.size) as memory:
-            state, number = EVICTION.unpack_from(memory)[:2]
-        assert (state, number) == (GONE, cgroupfs.cgroup_id(pod.cgroup))
-        since = len(daemon.log)
-        daemon.start()
-        live.ended(daemon)
-        assert not [r for r in daemon.log[since:] if r.get("msg") in ("evicting", "evicted")]
 
 
 @needs_kernel
@@ -274,6 +216,57 @@ def test_when_a_process_was_born() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert procfs.born_ns(child) is None
+
+
+BORN_NS = procfs.born_ns(os.getpid()) or 0
+LATER, EARLIER = BORN_NS + 10**9, BORN_NS - 10**9
+
+
+@pytest.mark.parametrize(
+    ("noted", "is_there", "pressed", "expected"),
+    [
+        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), True, True, ["resume"]),
+        (Noted(ASKED, 7, LATER, LATER, 0, 40, 0), True, False, ["resume"]),
+        # Its signal may not have gone out: the note is written first.
+        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), True, False, ["drop"]),
+        # A process that was started in the pod since is not touched, and the pod is a candidate as any other.
+        (Noted(KILLED, 7, EARLIER, 0, EARLIER, 40, 0), True, True, ["gone"]),
+        (Noted(GONE, 7, EARLIER, 0, EARLIER, 40, 1), True, True, ["gone"]),
+        # What an evicted pod left is no reason to evict it again.
+        (Noted(GONE, 7, LATER, 0, LATER, 40, 1), False, True, ["coming back", "evicted", "gone"]),
+        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), False, True, ["coming back", "evicted", "gone"]),
+        (Noted(KILLED, 8, LATER, 0, LATER, 40, 0), True, True, []),  # of no pod that is there
+        (None, True, True, []),
+    ],
+)
+def test_what_becomes_of_the_eviction_of_the_daemon_before(
+    noted: Noted | None,
+    is_there: bool,
+    pressed: bool,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This process stands for the pod's: it was born before or after the signal."""
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n" if is_there else "")
+    monkeypatch.setattr(succession, "time", SimpleNamespace(monotonic_ns=lambda: LATER + 10**6))
+    done: list[str] = []
+
+    def does(name: str) -> Callable[..., None]:
+        return lambda *_: done.append(name)
+
+    note = SimpleNamespace(read=lambda: noted, reported=lambda: None, gone=does("gone"), drop=does("drop"))
+    entry = SimpleNamespace(cgroup=tmp_path, cgroup_id=7, index=0, title="ns/pod")
+    parts = MagicMock()
+    parts.evictor = SimpleNamespace(note=note, resume=does("resume"))
+    parts.registry.__iter__.return_value = [entry]
+    parts.registry.set_evicted = does("evicted")
+    parts.patience.dropped = does("coming back")
+    parts.records.pulled_ns = 0
+    parts.decider.pressed = pressed
+    parts.gauge.table.working_set.return_value = 30
+    succession.succeed(parts)
+    assert done == expected
 
 
 @pytest.mark.parametrize("cgroups", [10, 3000])

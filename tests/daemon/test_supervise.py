@@ -28,7 +28,13 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture
-def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
+def now() -> list[int]:
+    """The time that a test sets; else it is the clock's."""
+    return []
+
+
+@pytest.fixture
+def side(tmp_path: Path, now: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     monkeypatch.setenv("PYTHONPATH", package_path())
     stats = SharedStats.create()
     (tmp_path / "pods").mkdir()
@@ -37,7 +43,7 @@ def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
             RunConfig(), pods=f"manifests:{tmp_path / 'pods'}", state_dir=str(tmp_path), listen_fd=listener.fileno()
         )
         config_fd = config.to_memfd()
-        made = Side(config_fd, stats.fd, listener.fileno())
+        made = Side(config_fd, stats.fd, listener.fileno(), lambda: now[0] if now else time.monotonic_ns())
         yield made
         made.stop()
         os.close(config_fd)
@@ -56,12 +62,29 @@ def hear(side: Side, kind: str) -> None:
                 return
 
 
-def test_it_speaks_ends_with_the_channel_and_leaves_no_zombie(side: Side) -> None:
+def started(side: Side) -> None:
+    side.start(time.monotonic_ns())
+    hear(side, "synced")
+
+
+def ended(side: Side) -> int:
+    assert readable(side.pidfd, live.TIMEOUT_S)
+    return side.reap()
+
+
+def test_its_death_is_seen_it_starts_again_ends_with_the_channel_and_leaves_no_zombie(side: Side) -> None:
+    begin = time.monotonic_ns()
+    side.start(begin)
+    hear(side, "synced")
+    assert side.next_start_ns > begin
+    for fd in (side.pidfd, side.sock.fileno() if side.sock else -1):
+        assert not os.get_inheritable(fd)
+    os.kill(side.pid, signal.SIGKILL)
+    assert os.WTERMSIG(ended(side)) == signal.SIGKILL
+    assert side.pid == 0
     side.start(time.monotonic_ns())
     pid = side.pid
     hear(side, "synced")
-    for fd in (side.pidfd, side.sock.fileno() if side.sock else -1):
-        assert not os.get_inheritable(fd)
     side.stop()
     assert (side.pid, side.pidfd, side.sock) == (0, -1, None)
     with pytest.raises(ChildProcessError):
@@ -69,49 +92,26 @@ def test_it_speaks_ends_with_the_channel_and_leaves_no_zombie(side: Side) -> Non
     side.stop()  # nothing to end is no error
 
 
-def test_its_death_is_seen_and_it_starts_again(side: Side) -> None:
-    begin = time.monotonic_ns()
-    side.start(begin)
-    hear(side, "synced")
-    assert side.next_start_ns > begin
-    os.kill(side.pid, signal.SIGKILL)
-    assert readable(side.pidfd, live.TIMEOUT_S)
-    status = side.reap()
-    assert os.WIFSIGNALED(status)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+def test_one_that_needs_its_time_gets_it(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disks, recorder, alerts, files and the log beside incidents: the first of a new state dir makes the store."""
+    assert supervise._STOP_S > side_process._INCIDENTS_S + 5 * side_process._CLOSE_S
+    started(side)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: pytest.fail("it is killed"))
+    os.kill(side.pid, signal.SIGSTOP)
+    later = threading.Timer(0.5, os.kill, (side.pid, signal.SIGCONT))
+    later.start()
+    side.stop()
+    later.join()
     assert side.pid == 0
-    side.start(time.monotonic_ns())
-    hear(side, "synced")
 
 
 def test_a_stopped_one_is_killed_in_the_end(side: Side) -> None:
-    side.start(time.monotonic_ns())
-    hear(side, "synced")
+    started(side)
     os.kill(side.pid, signal.SIGSTOP)
     pid = side.pid
     side.stop(timeout_s=0.05)
     assert not live.alive(pid)
     assert side.pid == 0
-
-
-def test_one_that_needs_its_time_gets_it(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first incident of a new state dir makes the store, on a disk that may be slow."""
-    side.start(time.monotonic_ns())
-    hear(side, "synced")
-    killed: list[int] = []
-    monkeypatch.setattr(signal, "pidfd_send_signal", lambda _fd, number: killed.append(number))
-    os.kill(side.pid, signal.SIGSTOP)
-    later = threading.Timer(3, os.kill, (side.pid, signal.SIGCONT))
-    later.start()
-    side.stop()
-    later.join()
-    assert killed == []
-    assert side.pid == 0
-
-
-def test_what_it_may_take_to_store_is_less_than_what_it_is_given() -> None:
-    # Disks, recorder, alerts, files and the log beside the incidents.
-    assert supervise._STOP_S > side_process._INCIDENTS_S + 5 * side_process._CLOSE_S
 
 
 def test_a_signal_that_is_ignored_here_is_not_in_it(side: Side) -> None:
@@ -129,15 +129,9 @@ def test_a_signal_that_is_ignored_here_is_not_in_it(side: Side) -> None:
     assert ignored >> (signal.SIGHUP - 1) & 1
 
 
-def ended(side: Side) -> int:
-    assert readable(side.pidfd, live.TIMEOUT_S)
-    return side.reap()
-
-
 def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
     """And what was sent while there was none."""
-    side.start(time.monotonic_ns())
-    hear(side, "synced")
+    started(side)
     os.kill(side.pid, signal.SIGSTOP)
     assert side.sock is not None
     assert channel.send(side.sock, LogLine("info", "to the first"))
@@ -165,18 +159,17 @@ def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
 
 
 def test_one_that_dies_at_once_again_and_again_is_started_ever_more_seldom(
-    side: Side, monkeypatch: pytest.MonkeyPatch
+    side: Side, now: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0]
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    now.append(0)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pauses = []
-    for _ in range(12):
+    for _ in range(9):
         side.start(now[0])
         ended(side)
         pauses.append((side.next_start_ns - now[0]) // 10**9)
         now[0] = side.next_start_ns
-    assert pauses == [2, 2, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+    assert pauses == [2, 2, 2, 4, 8, 16, 32, 60, 60]
     # One that has lived is no loop.
     side.start(now[0])
     now[0] += supervise._STEADY_NS
@@ -190,8 +183,7 @@ def test_one_that_dies_at_once_again_and_again_is_started_ever_more_seldom(
 def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
     """SIGKILL reaches nobody in an endless system call, as on a dead file server: a frozen cgroup of v1 is one."""
     with live.freezer() as frozen:
-        side.start(time.monotonic_ns())
-        hear(side, "synced")
+        started(side)
         first, pidfd = side.pid, side.pidfd
         live.freeze(frozen, first)
         side.kill(1)
@@ -199,8 +191,7 @@ def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
         assert side.is_overdue(2 + supervise._KILLED_NS)
         side.leave()
         assert (side.pid, side.pidfd) == (0, -1)
-        side.start(time.monotonic_ns())
-        hear(side, "synced")
+        started(side)
         assert side.pid != first
         assert live.alive(first)
         side.collect()
@@ -246,3 +237,16 @@ def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytes
     assert upgrade.identity() != before
     module.unlink()
     assert upgrade.identity() == "none"
+
+
+def test_the_next_side_gets_the_new_descriptor() -> None:
+    old, new = RunConfig().to_memfd(), RunConfig(name="new").to_memfd()
+    side = Side(old, -1, -1)
+    side.take_config(new)
+    try:
+        assert RunConfig.from_fd(new).name == "new"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(old)
+    finally:
+        os.close(new)
+        os.close(side.timer.fileno())
