@@ -28,14 +28,11 @@ CHANGED = "the capacity has changed; thresholds follow it"
 BLOCKS = Path("/sys/devices/system/memory")
 
 
-def test_the_call_returns_what_the_file_holds() -> None:
+def test_memory_of_the_machine_by_the_call_and_by_a_file_that_is_another_machines(tmp_path: Path) -> None:
+    """As in a container with lxcfs; and the file changes."""
     memory = meminfo.MemTotal()
     assert memory._by_call
     assert memory.now() == meminfo.mem_total()
-
-
-def test_where_the_file_is_another_machines_it_is_read_again(tmp_path: Path) -> None:
-    """As in a container with lxcfs; and the file changes."""
     (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\n")
     memory = meminfo.MemTotal(tmp_path / "meminfo")
     assert memory.now() == MIB

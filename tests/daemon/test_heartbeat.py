@@ -103,18 +103,14 @@ def test_one_that_turns_slowly_does_not_hang(stats: SharedStats, run: subprocess
     assert watched(stats, run.pid, 2.5) == ""
 
 
-def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
+def test_one_that_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
     with closing(Timer()) as timer:
         watch, side = HeartbeatWatch(stats, timer), Heartbeat(stats, timer)
-        wound_ns = time.monotonic_ns()
-        watch.begin(wound_ns)
-        for _ in range(4):
-            assert watch.next_ns is None
-            ran_out = readable(timer.fileno(), 0.3)
-            assert not ran_out or time.monotonic_ns() - wound_ns > heartbeat.MISSED_NS, "before its time"
-            wound_ns = time.monotonic_ns()
-            side.ping()
-        assert watch.look(time.monotonic_ns(), -1) == ""
+        watch.begin(time.monotonic_ns())
+        assert watch.next_ns is None
+        assert readable(timer.fileno(), live.TIMEOUT_S), "it runs out"
+        side.ping()
+        assert watch.look(stats.get("side_heartbeat_ns"), -1) == ""
         assert watch.next_ns is None
         assert readable(timer.fileno(), live.TIMEOUT_S)
 
@@ -144,30 +140,41 @@ def looked(
         return None
 
 
+def bound(ns: int) -> tuple[float, float]:
+    """Reported then, or within 3 s: two looks."""
+    return ns / 1e9, ns / 1e9 + 3
+
+
 @pytest.mark.parametrize(
-    ("stage", "seen", "cpu", "expected"),
+    ("stage", "seen", "cpu", "within"),
     [
-        (TURNING, Evidence("T", 1, 0, None), 0, True),
-        (TURNING, Evidence("t", 1, 0, None), 0, True),
-        (TURNING, Evidence("S", 1, 0, True), 0, True),
-        (TURNING, Evidence("D", 1, 0, True), 0, True),
-        (STARTING, Evidence("T", 1, 0, None), 0, True),
-        (STARTING, Evidence("D", 1, 0, True), 0, True),
-        (TURNING, Evidence("D", 1, 0, False), 0, False),  # it waits for a page of its own
-        (TURNING, Evidence("D", 1, 0, None), 0, False),  # nothing shows where: then a guess does not kill
-        (TURNING, Evidence("R", 1, 0, None), 0.1, False),  # a tenth of a CPU is all it gets
-        (TURNING, Evidence("R", 1, 0, None), 0, False),
-        (STARTING, Evidence("R", 1, 0, None), 1, False),  # it imports
-        (ENDING, Evidence("S", 1, 0, True), 0, False),  # it stores incidents
-        (TURNING, Evidence("", 0, 0, None), 0, False),  # gone: its pidfd shows it
+        (TURNING, Evidence("T", 1, 0, None), 0, (0, 2)),
+        (TURNING, Evidence("t", 1, 0, None), 0, (0, 2)),
+        (TURNING, Evidence("S", 1, 0, True), 0, (0, 2)),
+        (TURNING, Evidence("D", 1, 0, True), 0, (0, 2)),
+        (STARTING, Evidence("T", 1, 0, None), 0, (0, 2)),
+        (STARTING, Evidence("D", 1, 0, True), 0, (0, 2)),
+        (TURNING, Evidence("R", 1, 0, None), 1, (0, 2)),  # an endless loop at the full speed of a CPU
+        # Nothing is waited for without end, but for longer:
+        (TURNING, Evidence("D", 1, 0, False), 0, bound(heartbeat.PAGING_NS)),  # it waits for a page of its own
+        (TURNING, Evidence("R", 1, 0, None), 0.1, bound(10 * heartbeat.SPENT_NS)),  # a tenth of a CPU is all it gets
+        (STARTING, Evidence("R", 1, 0, None), 1, bound(heartbeat.SPENT_AT_START_NS)),  # it imports
+        (ENDING, Evidence("S", 1, 0, True), 0, bound(heartbeat.ENDING_NS)),  # it stores incidents
+        (TURNING, Evidence("D", 1, 0, None), 0, None),  # nothing shows where: then a guess does not kill
+        (TURNING, Evidence("R", 1, 0, None), 0, None),
+        (TURNING, Evidence("", 0, 0, None), 0, None),  # gone: its pidfd shows it
     ],
 )
 def test_what_is_evidence(
-    stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, cpu: float, expected: bool
+    stats: SharedStats,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: int,
+    seen: Evidence,
+    cpu: float,
+    within: tuple[float, float] | None,
 ) -> None:
-    found = looked(stats, monkeypatch, stage, seen, 2.0, cpu)
-    assert (found is not None) == expected
-    assert found is None or found <= 2.0
+    found = looked(stats, monkeypatch, stage, seen, 100.0 if within else 2.0, cpu)
+    assert found is None if within is None else within[0] <= (found or -1) <= within[1]
 
 
 def test_a_slow_machine_has_more_cpu_time_in_a_turn(stats: SharedStats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,31 +183,6 @@ def test_a_slow_machine_has_more_cpu_time_in_a_turn(stats: SharedStats, monkeypa
     found = looked(stats, monkeypatch, TURNING, Evidence("R", 1, 0, None), 30.0, cpu=1)
     assert found is not None
     assert found >= 10.0
-
-
-def test_an_endless_loop_at_the_full_speed_of_a_cpu_is_noticed_in_time(
-    stats: SharedStats, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = looked(stats, monkeypatch, TURNING, Evidence("R", 1, 0, None), 5.0, cpu=1)
-    assert found is not None
-    assert found <= 2.0
-
-
-@pytest.mark.parametrize(
-    ("stage", "seen", "cpu", "after"),
-    [
-        (TURNING, Evidence("D", 1, 0, False), 0, heartbeat.PAGING_NS),
-        (TURNING, Evidence("R", 1, 0, None), 0.1, 10 * heartbeat.SPENT_NS),
-        (STARTING, Evidence("R", 1, 0, None), 1, heartbeat.SPENT_AT_START_NS),
-        (ENDING, Evidence("S", 1, 0, True), 0, heartbeat.ENDING_NS),
-    ],
-)
-def test_nothing_is_waited_for_without_end(
-    stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, cpu: float, after: int
-) -> None:
-    found = looked(stats, monkeypatch, stage, seen, 100.0, cpu)
-    assert found is not None
-    assert after / 1e9 <= found <= after / 1e9 + 3
 
 
 def test_one_that_was_away_itself_gathers_its_evidence_first(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.race.episode import Episode, State, feed, ongoing
+from monitor.race.episode import State, feed, ongoing
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
 from monitor.side import judge as judging
@@ -28,16 +28,10 @@ def test_a_newer_version_takes_the_place_of_the_one_that_waits() -> None:
     waiting.put("a", "a3", True)
     waiting.put("a", "late", False)
     assert [waiting.take() for _ in range(3)] == [("a3", True), ("b1", False), None]
+    for version in ("b2", "c1"):  # one that was never taken goes first
+        waiting.put(version[0], version, False)
+    assert [waiting.take(), waiting.take()] == [("c1", False), ("b2", False)]
     assert waiting.dropped == 0
-
-
-def test_what_nobody_heard_of_goes_first() -> None:
-    waiting: Latest[str] = Latest(4)
-    waiting.put("a", "a1", False)
-    assert waiting.take() == ("a1", False)
-    waiting.put("a", "a2", False)
-    waiting.put("b", "b1", False)
-    assert [waiting.take(), waiting.take()] == [("b1", False), ("a2", False)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60))
@@ -58,6 +52,15 @@ def test_a_final_is_dropped_only_among_finals_and_everything_dropped_is_counted(
     assert sorted(taken) == sorted(model.values())
 
 
+def of_pods(n: int, kills: int) -> list[Event]:
+    """So many kills at limits of their own, in turn in each of so many pods."""
+    events: list[Event] = []
+    for k in range(kills):
+        where = {"scope": "container", "oom_path": f"/kubepods/p{k % n}/main"}
+        events += [mark(k * 10, f"p{k % n}", pid=k + 1, **where), died(k * 10 + 1, k + 1)]
+    return events
+
+
 def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,11 +71,7 @@ def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
     heard: list[dict[str, Any]] = []
     config = RunConfig(state_dir=str(tmp_path))
     one = Judge(config, 1, Log(), Tally(), heard.append)
-    state = State()
-    events: list[Event] = []
-    for k in range(300):
-        where = {"scope": "container", "oom_path": f"/kubepods/p{k % 30}/main"}
-        events += [mark(k * 10, f"p{k % 30}", pid=k + 1, **where), died(k * 10 + 1, k + 1)]
+    state, events = State(), of_pods(30, 300)
     since = None
     for event in events:
         state, _ = feed(state, event)
@@ -92,15 +91,6 @@ def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
     assert len({entry["id"] for entry in heard}) == 30
 
 
-def of_pods(n: int) -> list[Episode]:
-    """An episode of each of so many pods."""
-    events: list[Event] = []
-    for k in range(n):
-        events.append(mark(k * 10, f"p{k}", pid=k + 1, scope="container", oom_path=f"/kubepods/p{k}/main"))
-        events.append(died(k * 10 + 1, k + 1))
-    return list(episodes(*events))
-
-
 @pytest.mark.parametrize("trouble", ["hangs", "refuses"])
 def test_what_the_end_leaves_unstored_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trouble: str
@@ -114,7 +104,7 @@ def test_what_the_end_leaves_unstored_is_logged(
 
     monkeypatch.setattr(IncidentStore, "record", record)
     one = Judge(RunConfig(state_dir=str(tmp_path)), 1, Log("json"), Tally(), lambda _: None)
-    found = of_pods(3)
+    found = list(episodes(*of_pods(3, 3)))
     for episode in found:
         one.submit(episode, True)
     one.close(0.5)
@@ -140,7 +130,7 @@ def test_a_disk_that_has_room_again_gets_the_last_word(
 
     monkeypatch.setattr(IncidentStore, "record", refusing)
     one = Judge(RunConfig(state_dir=str(tmp_path)), 1, Log("json"), Tally(), lambda _: None)
-    first, last = of_pods(2)
+    first, last = episodes(*of_pods(2, 2))
     one.submit(first, False)
     assert refused.wait(60)
     full[0] = False

@@ -56,11 +56,11 @@ def test_limits_are_shown_and_followed(node: LabNode) -> None:
         assert reported(daemon, "plain") == {}
         assert live.metric(daemon, 'memory_limit_bytes{domain="node",limit="max"}') == node.memory_bytes
 
-        # A limit changed by anybody is seen: what is shown is a second old at most, on whatever machine.
-        again = limit(limited.cgroup, 40)
-        present = {name: value for name, value in again.named().items() if value is not None}
+        # A limit changed by anybody is seen; what is shown is a second old at most.
+        again = limit(limited.cgroup, 40).named()
+        present = {name: value for name, value in again.items() if value is not None}
         live.until(lambda: reported(daemon, "limited") == present, "the new limits in /metrics")
-        assert top(node, daemon)[1]["limited"]["limits"] == again.named()
+        live.until(lambda: top(node, daemon)[1]["limited"]["limits"] == again, "the new limits in a frame")
 
         swap = [series for series in daemon.metrics() if "memory_swap_bytes" in series]
         assert bool(swap) == (swap_accounted(limited.cgroup) and meminfo.read()["SwapTotal"] > 0)

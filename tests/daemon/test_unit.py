@@ -130,39 +130,19 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, about) == (0, [])
 
 
-def test_what_trying_again_does_not_mend_is_not_tried_again() -> None:
-    assert values("Restart") == ["always"]
+def test_what_the_unit_has_and_what_it_must_not_have() -> None:
+    """ProtectClock= allows the clock's device, and with it forbids all that are not named, the kernel's log among them;
+    so would DeviceAllow=. No kubelet waits for outrace.
+    """
     assert set(values("RestartPreventExitStatus")[0].split()) == {str(EXIT_USAGE), str(EXIT_CANNOT)}
-
-
-def test_nothing_closes_the_kernels_log() -> None:
-    """ProtectClock= allows the clock's device, and with it forbids all that are not named; so would DeviceAllow=."""
-    for closes in (
-        "ProtectClock",
-        "ProtectKernelLogs",
-        "PrivateDevices",
-        "DevicePolicy",
-        "DeviceAllow",
-        "RootDirectory",
-    ):
-        assert values(closes) == []
+    closing = ["ProtectClock", "ProtectKernelLogs", "PrivateDevices", "DevicePolicy", "DeviceAllow", "RootDirectory"]
+    assert {name: values(name) for name in (*closing, "Before", "Wants", "Requires") if values(name)} == {}
     assert "CAP_SYSLOG" in values("CapabilityBoundingSet")[0]
     assert "CAP_SYS_TIME" not in values("CapabilityBoundingSet")[0]  # which is what ProtectClock= is about
-
-
-def test_the_kubelet_does_not_wait_for_it() -> None:
-    assert values("Before") == []
-    assert values("Wants") == values("Requires") == []
-
-
-def test_its_memory_is_kept_although_no_slice_keeps_any() -> None:
-    assert (values("Slice"), values("MemoryMin")) == (["-.slice"], ["64M"])
-    assert (values("OOMPolicy"), values("OOMScoreAdjust")) == (["continue"], ["-999"])
-
-
-def test_commands_find_its_socket_and_a_stop_removes_no_other_daemons() -> None:
+    kept = {"Restart": "always", "Slice": "-.slice", "MemoryMin": "64M", "OOMPolicy": "continue"}
+    kept |= {"OOMScoreAdjust": "-999", "RuntimeDirectoryMode": "0700", "RuntimeDirectoryPreserve": "yes"}
+    assert {name: values(name) for name in kept} == {name: [value] for name, value in kept.items()}
     assert [f"/run/{name}" for name in values("RuntimeDirectory")] == [RunConfig().run_dir]
-    assert (values("RuntimeDirectoryMode"), values("RuntimeDirectoryPreserve")) == (["0700"], ["yes"])
 
 
 # Under systemd.

@@ -62,19 +62,15 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
 def test_the_machine_has_no_usage_file() -> None:
     with live.Watching(attach=False) as watch:
         made = make_watch(watch.table, "node", NODE_SIGNAL, None, 1 << 34, THRESHOLDS, HIERARCHY.version)
-        assert made.machine
-        assert made.usage_fd == -1
+        assert (made.machine, made.usage_fd) == (True, -1)
         assert made.cgroup_id == os.stat(HIERARCHY.root).st_ino == 1
         watch.sweeper.run()
         assert watch.table.reading(made.index).usage > 0
-
-
-def test_kubepods_takes_its_own_thresholds() -> None:
-    with live.cgroup("watch") as kubepods, live.Watching(attach=False) as watch:
-        made = make_watch(watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 64 * MIB, THRESHOLDS, HIERARCHY.version)
-        try:
+        with live.cgroup("watch") as kubepods:
+            made = make_watch(
+                watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 64 * MIB, THRESHOLDS, HIERARCHY.version
+            )
             assert {t.signal for t in made.thresholds} == {KUBEPODS_SIGNAL}
-        finally:
             os.close(made.usage_fd)
 
 

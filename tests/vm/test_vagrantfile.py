@@ -32,12 +32,6 @@ def test_ruby_parses_it(name: str) -> None:
 
 
 @needs_vagrant
-def test_vagrant_accepts_it_whatever_the_provider(tmp_path: Path) -> None:
-    """All but the providers' own settings: those are below, where the provider's plugin is installed."""
-    assert "validated successfully" in vagrant(tmp_path, "validate", "--ignore-provider")
-
-
-@needs_vagrant
 @pytest.mark.parametrize("provider", ["libvirt", "virtualbox"])
 def test_the_machines_there_are(tmp_path: Path, provider: str) -> None:
     plugins = vagrant(tmp_path, "plugin", "list")
