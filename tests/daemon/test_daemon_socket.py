@@ -44,10 +44,7 @@ def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(base)
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("socket", NODE_MIB * MIB) as node:
-        yield node
+node = live.fixture(LabNode, "socket", NODE_MIB * MIB)
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,10 +64,6 @@ def shown(*arguments: str) -> dict[str, Any]:
 
 def sockets(run_dir: Path) -> list[str]:
     return sorted(os.listdir(run_dir)) if run_dir.exists() else []
-
-
-def side_pid(daemon: LabDaemon) -> int:
-    return int(Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()[0])
 
 
 def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: Path, tmp_path: Path) -> None:
@@ -127,13 +120,12 @@ def test_several_daemons_are_listed_and_chosen(node: LabNode, run_dir: Path) -> 
         one_line(command("explain", "--daemon", "c"), 1, "no daemon 'c'", "a (pid", "b (pid")
         assert len(shown("doctor")["daemons"]) == 2
         # Both processes killed: the socket stays although its daemon is dead.
-        side = side_pid(b)
+        (side,) = live.children(b.pid)
         os.kill(side, signal.SIGSTOP)  # or it would see the end of the hot process, and remove the socket
         for pid in (b.pid, side):
             os.kill(pid, signal.SIGKILL)
-        assert b.process is not None
         b.process.wait()
-        live.until(lambda: not Path(f"/proc/{side}").exists(), "the end of the side")
+        live.ends(side)
         assert len(sockets(run_dir)) == 2
         assert [one["name"] for one in shown("daemons")["daemons"]] == ["a"]
         assert len(sockets(run_dir)) == 1
@@ -156,7 +148,7 @@ def test_a_start_removes_dead_sockets_and_a_new_side_replaces_its_own(node: LabN
             before = sockets(run_dir)
             assert set(kept) < set(before)
             [name] = set(before) - set(kept)
-            first = side_pid(daemon)
+            (first,) = live.children(daemon.pid)
             os.kill(first, signal.SIGKILL)
             live.until(lambda: answered_by_another(directory, name, first), "the next side")
             assert sockets(run_dir) == before

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,9 @@ from monitor.policy.signals import MEMORY_SIGNALS, SIGNALS
 from monitor.side import disk_watch
 from monitor.side.disk_watch import MOST
 from tests import live
-from tests.daemon.disk_bench import MI, SIZE, Bench, Message
+from tests.daemon.disk_bench import MI, SIZE, Bench
 from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
-
-
-def signals(message: Message) -> list[str]:
-    return list(message.observations)
 
 
 # --- thresholds ----------------------------------------------------------------------------------------------------
@@ -47,7 +44,7 @@ def test_a_full_disk_from_its_crossing_to_its_clearing(bench: Bench) -> None:
     message = bench.until(lambda m: m.orders)
     # The container file system has the node's thresholds, and its numbers.
     both = ["nodefs.available", "containerfs.available"]
-    assert signals(message) == [both[0], "imagefs.inodesFree", both[1]]
+    assert list(message.observations) == [both[0], "imagefs.inodesFree", both[1]]
     assert message.observations[both[0]][:2] == [3 * MI, SIZE]
     assert message.orders == {signal: ["uid-b", "uid-a", "uid-c"] for signal in both}
     assert message.violations == message.reclaimed == []
@@ -71,20 +68,21 @@ def test_a_full_disk_from_its_crossing_to_its_clearing(bench: Bench) -> None:
     assert watch.take() == []
 
 
-def test_what_is_to_be_reclaimed_keeps_a_threshold_met(bench: Bench) -> None:
+SOFT = {
+    "eviction_soft": {"nodefs.inodesFree": "100%", "nodefs.available": "6Mi"},
+    "eviction_soft_grace_period": {"nodefs.inodesFree": "1h", "nodefs.available": "1h"},
+}
+
+
+@pytest.mark.parametrize(
+    ("hard", "settings"),
+    [({"nodefs.available": "2Mi"}, {"eviction_minimum_reclaim": {"nodefs.available": "3Mi"}}), ({}, SOFT)],
+    ids=["to be reclaimed", "soft, in its grace"],
+)
+def test_what_else_is_met(bench: Bench, hard: dict[str, str], settings: dict[str, Any]) -> None:
     bench.add(pod("a"), 4 * MI)
-    bench.open({"nodefs.available": "2Mi"}, eviction_minimum_reclaim={"nodefs.available": "3Mi"})
+    bench.open(hard, **settings)
     assert bench.until(lambda m: m.orders).orders["nodefs.available"] == ["uid-a"]
-
-
-def test_a_soft_threshold_is_reported_from_its_first_second(bench: Bench) -> None:
-    bench.add(pod("a"), 4 * MI)
-    bench.open(
-        {},
-        eviction_soft={"nodefs.inodesFree": "100%", "nodefs.available": "6Mi"},
-        eviction_soft_grace_period={"nodefs.inodesFree": "1h", "nodefs.available": "1h"},
-    )
-    assert "nodefs.available" in bench.until(lambda m: m.orders).orders
 
 
 def test_inodes_are_ranked_by_inodes(bench: Bench) -> None:
@@ -202,7 +200,7 @@ def test_closing_ends_a_walk_and_forgets_it(bench: Bench, monkeypatch: pytest.Mo
     watch.close()
     assert watch.pod_stats("uid-a") is None
     assert bench.log.lines == []
-    assert not {thread.name for thread in threading.enumerate()} & {"disks", "storage"}
+    live.until(lambda: not {thread.name for thread in threading.enumerate()} & {"disks", "storage"}, "their end")
 
 
 def test_a_pod_is_measured_again_when_it_is_due_and_not_before(bench: Bench) -> None:

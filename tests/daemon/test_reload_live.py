@@ -13,7 +13,6 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.receivers import StandIn
 from tests import live
 from tests.daemon.hot_node import evicted, hot_node
 
@@ -48,7 +47,6 @@ def test_a_lower_line_a_higher_line_and_a_pod_that_goes_for_it(
         own.write_text("eviction-hard: {memory.available: 24Mi}\n")
         assert reload(daemon) == 0
         assert capsys.readouterr().out.endswith(": reloaded; changed: eviction-hard\n")
-        assert live.messages(daemon, "evicting") == []
         # 128 MiB are the node's: with 60 in use a line of 80 is met as it comes into force.
         own.write_text("eviction-hard: {memory.available: 80Mi}\n")
         assert reload(daemon) == 0
@@ -58,6 +56,8 @@ def test_a_lower_line_a_higher_line_and_a_pod_that_goes_for_it(
         assert live.metric(daemon, "config_last_reload_success_timestamp_seconds") == pytest.approx(time.time(), abs=60)
         incident = live.message(daemon, "incident", final=True)
         assert incident["verdict"] == "eviction_won"
+        live.ended(daemon)
+        assert len(live.messages(daemon, "evicting")) == 1, "at 24Mi there was none"
 
 
 def test_a_bad_file_changes_nothing_and_its_reason_is_logged_exported_and_printed(
@@ -69,13 +69,7 @@ def test_a_bad_file_changes_nothing_and_its_reason_is_logged_exported_and_printe
         live.filled(node, pod, 60)
         for text, problem in (
             ("eviction-hard: {memory.available: 80Mi\n", "not YAML"),
-            ("eviction-hard: {memory.available: 80Mi}\nwebhook: 1\n", "webhook: 1 is not a URL"),
-            ("eviction-hard: {memory.available: 80Mi}\nmode: observe\n", "differs from --enforce"),
-            (
-                "eviction-hard: {memory.available: 80Mi}\nstep: 2Mi\n",
-                "cannot change while running: step (1048576 -> 2097152",
-            ),
-            ("eviction-hard: {memory.obtainable: 80Mi}\n", "cannot come or go while running"),
+            ("eviction-hard: {memory.available: 80Mi}\nstep: 2Mi\n", "cannot change while running: step (1048576 -> 2"),
         ):
             own.write_text(text)
             since = len(daemon.log)
@@ -85,15 +79,11 @@ def test_a_bad_file_changes_nothing_and_its_reason_is_logged_exported_and_printe
         own.unlink()
         assert reload(daemon) == 1
         assert "No such file" in capsys.readouterr().err
-        own.mkdir()
-        assert reload(daemon) == 1
-        assert "not a regular file but a directory" in capsys.readouterr().err
-        own.rmdir()
         own.symlink_to("/dev/zero")
         assert reload(daemon) == 1
         assert "not a regular file but a FIFO, socket or device" in capsys.readouterr().err
         own.unlink()
-        assert live.metric(daemon, 'config_reloads_total{result="refused"}') == 8
+        assert live.metric(daemon, 'config_reloads_total{result="refused"}') == 4
         assert live.metric(daemon, "config_last_reload_successful") == 0
         assert live.messages(daemon, "evicting") == []
         own.write_text("eviction-hard: {memory.available: 16Mi}\n")
@@ -137,39 +127,6 @@ def test_sighup_to_both_processes_a_thousand_times(node: LabNode, own: Path) -> 
         assert live.metric(daemon, 'config_reloads_total{result="refused"}') == 0
 
 
-def test_a_soft_grace_that_is_shortened_counts_from_when_it_was_met(node: LabNode, own: Path) -> None:
-    soft = "eviction-soft: {{memory.available: 80Mi}}\neviction-soft-grace-period: {{memory.available: {}}}\n"
-    own.write_text("eviction-hard: {memory.available: 8Mi}\n" + soft.format("1h"))
-    pod = node.add_pod("web")
-    with live.daemon(node, "--config", str(own), "--enforce") as daemon:
-        live.filled(node, pod, 60)
-        live.until(
-            lambda: 'condition="MemoryPressure"} 1' in daemon.get("/metrics")[1].replace(" 1.0", " 1"), "pressure"
-        )
-        time.sleep(1.1)
-        own.write_text("eviction-hard: {memory.available: 8Mi}\n" + soft.format("1s"))
-        assert reload(daemon) == 0
-        decision, _ = evicted(daemon, pod)
-        assert (decision["kind"], decision["signal"]) == ("soft", "memory.available")
-
-
-def receivers(daemon: LabDaemon) -> list[str]:
-    return [name for name in daemon.metrics() if "receiver=" in name]
-
-
-def test_receivers_of_alerts_come_and_go(node: LabNode, own: Path) -> None:
-    own.write_text("eviction-hard: {memory.available: 80Mi}\n")
-    with StandIn() as receiver, live.daemon(node, "--config", str(own)) as daemon:
-        live.filled(node, node.add_pod("web"), 60)
-        own.write_text(f"eviction-hard: {{memory.available: 80Mi}}\nalertmanager: {receiver.url}\n")
-        assert reload(daemon) == 0
-        live.until(lambda: receiver.first, "an alert about the pressure that lasts")
-        assert receivers(daemon)
-        own.write_text("eviction-hard: {memory.available: 80Mi}\n")
-        assert reload(daemon) == 0
-        assert receivers(daemon) == []
-
-
 def test_a_line_and_priorities_change_in_one_step(node: LabNode, own: Path) -> None:
     """The pod that has to go by the priorities of before stays, although its line is met as it comes into force."""
     one, two = (grown(node, f"system.slice/{name}.service", 24) for name in ("one", "two"))
@@ -192,17 +149,3 @@ def grown(node: LabNode, path: str, mib: int) -> Hog:
     hog.go()
     hog.expect("grown")
     return hog
-
-
-def test_in_mode_hold_a_pod_is_held_at_the_new_line_and_released_at_the_old(node: LabNode, own: Path) -> None:
-    low, high = (f"eviction-hard: {{memory.available: {mib}Mi}}\n" for mib in (8, 80))
-    own.write_text(low)
-    with live.daemon(node, "--config", str(own), "--mode", "hold") as daemon:
-        live.filled(node, node.add_pod("web"), 60)
-        own.write_text(high)
-        assert reload(daemon) == 0
-        live.message(daemon, "pod held", pod="lab/web")
-        own.write_text(low)
-        assert reload(daemon) == 0
-        assert live.message(daemon, "hold ended", pod="lab/web")["why"] == "clear"
-        assert live.messages(daemon, "evicting") == []

@@ -1,10 +1,8 @@
 """The real side process asked over HTTP: is it ready and alive, its metrics and its summary."""
 
-import contextlib
 import ctypes
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +12,6 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Refresh
-from monitor.side.export.http import MAX_CONNECTIONS
 from tests import live
 from tests.daemon import harness
 from tests.daemon.harness import STATE, Node, Series, eventually, metric, metrics, oom, value
@@ -33,8 +30,8 @@ def test_readiness_and_liveness(node: Node) -> None:
     hot.send(STATE)
     eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
 
-    hot.stats.set("published_ns", time.monotonic_ns())
-    assert hot.get("/healthz") == (200, "ok\n")
+    hot.stats.set("published_ns", time.monotonic_ns() + 10**12)
+    eventually(lambda: hot.get("/healthz") == (200, "ok\n"))
     hot.stats.set("published_ns", 0)
     assert hot.get("/healthz") == (503, "the hot loop does not turn\n")
     assert hot.receive("refresh") == Refresh()  # it had been asked for a sign of life
@@ -148,34 +145,3 @@ def test_summary_has_the_kubelets_shape(node: Node) -> None:
     assert pod["memory"]["usageBytes"] >= 4096
     assert [c["name"] for c in pod["containers"]] == ["main"]
     assert pod["containers"][0]["memory"]["workingSetBytes"] == pod["memory"]["workingSetBytes"]
-
-
-def test_hung_clients_by_the_hundred_keep_nobody_out(node: Node) -> None:
-    hot = node.synced()
-    status = Path(f"/proc/{hot.process.pid}/status")
-
-    def figure(name: str) -> int:
-        return int(status.read_text().partition(f"{name}:")[2].split()[0])
-
-    hot.stats.set("published_ns", time.monotonic_ns() + 10**12)  # the hot loop is not what is tested
-    for path in ("/metrics", "/healthz", "/readyz", "/stats/summary"):
-        hot.get(path)
-    threads, resident = figure("Threads"), figure("VmRSS")
-    hung = [socket.create_connection(("127.0.0.1", hot.port)) for _ in range(400)]
-    try:
-        for client in hung[::2]:
-            with contextlib.suppress(ConnectionError):  # it had to make room already
-                client.sendall(b"GET /metrics HTTP/1.1\r\n")  # and nothing more
-        for _ in range(5):
-            assert hot.get("/healthz") == (200, "ok\n")
-            assert hot.get("/readyz") == (503, "the hot process is starting\n")
-        node.pod("a")
-        assert hot.receive("pod+").uid == "uid-a"
-        eventually(lambda: (metric(hot, "http_cut_total") or 0) >= 400 - MAX_CONNECTIONS)
-        assert figure("Threads") <= threads
-        assert figure("VmRSS") < resident + 8192  # KiB
-    finally:
-        for client in hung:
-            client.close()
-    eventually(lambda: metric(hot, "http_connections") == 1)
-    assert metric(hot, "http_refused_total") == 0

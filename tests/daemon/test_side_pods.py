@@ -146,7 +146,7 @@ def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
         hot.send(DECISION._replace(observed=False))
         assert "pod=default/a" in hot.wait_for_log("msg=evicting")
         eventually(lambda: (node.state_dir / "pods" / "default_a_uid-a.json").exists())
-        assert hot.get("/healthz") == (200, "ok\n")
+        eventually(lambda: hot.get("/healthz") == (200, "ok\n"))
     node.pod("b")
     eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
     assert hot.receive("pod+").uid == "uid-b"

@@ -24,37 +24,31 @@ class Machine(vagrant.Session):
         return self.code
 
 
-@pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "error", "raised", "shown"),
+    [
+        (0, "", "", False),
+        (0, "`vagrant ssh` did not end within the deadline", "did not end", True),
+        (1, "", "`vagrant destroy` failed", False),
+        (1, "up failed", "up failed", True),  # what went wrong first
+    ],
+)
+def test_the_console_is_kept_and_the_session_is_gone(
+    code: int, error: str, raised: str, shown: bool, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     monkeypatch.setattr(vagrant, "Session", Machine)
-
-
-def use(results: Path, error: Exception | None = None) -> Path:
-    """Where the session was."""
+    monkeypatch.setattr(Machine, "code", code)
     box: Any = None
-    with vagrant.session(box, argparse.Namespace(), "", results) as machine:
-        home = machine.home
-        if error:
-            raise error
-    return home
-
-
-def test_the_console_is_kept_and_the_session_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not use(tmp_path).exists()
+    found, homes = "", list[Path]()
+    try:
+        with vagrant.session(box, argparse.Namespace(), "", tmp_path) as machine:
+            homes.append(machine.home)
+            if error:
+                raise commands.VmError(error)
+    except commands.VmError as problem:
+        found = str(problem)
+    assert raised in found
+    assert bool(raised) == bool(found)
+    assert not homes[0].exists()
     assert (tmp_path / "console.log").read_text() == "up\nKernel panic\n"
-    assert "console |" not in capsys.readouterr().err
-
-
-def test_the_end_of_the_console_is_shown_of_one_that_hung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(commands.VmError, match="did not end"):
-        use(tmp_path, commands.VmError("`vagrant ssh` did not end within the deadline"))
-    assert "  console | Kernel panic" in capsys.readouterr().err
-    assert "Kernel panic" in (tmp_path / "console.log").read_text()
-
-
-def test_one_that_cannot_be_destroyed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "code", 1)
-    with pytest.raises(commands.VmError, match="`vagrant destroy` failed"):
-        use(tmp_path)
-    with pytest.raises(commands.VmError, match="up failed"):  # what went wrong first
-        use(tmp_path, commands.VmError("up failed"))
+    assert ("  console | Kernel panic" in capsys.readouterr().err) == shown

@@ -13,15 +13,11 @@ MACHINES = ("debian12", "debian13", "sid")
 needs_vagrant = pytest.mark.skipif(shutil.which("vagrant") is None, reason="no vagrant: apt-get install vagrant")
 
 
-def vagrant(tmp_path: Path, *arguments: str, **environment: str) -> str:
-    """What vagrant makes of the Vagrantfile; nothing of this user's is read, and nothing is left beside the file."""
-    ours = {"VAGRANT_HOME": "home", "VAGRANT_DOTFILE_PATH": "dot"}
-    env = {name: text for name, text in os.environ.items() if not name.startswith(("OUTRACE_", "VAGRANT_"))}
-    env |= {name: str(tmp_path / place) for name, place in ours.items()}
-    env |= {"VAGRANT_CWD": str(HERE), "VAGRANT_CHECKPOINT_DISABLE": "1", "HOME": str(tmp_path)} | environment
-    done = run("vagrant", *arguments, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    """Nothing of this user's is read, and nothing is left beside the Vagrantfile."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("OUTRACE_", "VAGRANT_"))}
+    own = {"VAGRANT_HOME": str(tmp_path / "home"), "VAGRANT_DOTFILE_PATH": str(tmp_path / "dot"), "HOME": str(tmp_path)}
+    return kept | own | {"VAGRANT_CWD": str(HERE), "VAGRANT_CHECKPOINT_DISABLE": "1"} | more
 
 
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="no ruby: apt-get install ruby")
@@ -34,58 +30,60 @@ def test_ruby_parses_it(name: str) -> None:
 @needs_vagrant
 @pytest.mark.parametrize("provider", ["libvirt", "virtualbox"])
 def test_the_machines_there_are(tmp_path: Path, provider: str) -> None:
-    plugins = vagrant(tmp_path, "plugin", "list")
-    if provider == "libvirt" and "vagrant-libvirt" not in plugins:
-        pytest.skip("no vagrant-libvirt: apt-get install vagrant-libvirt")
     if provider == "virtualbox" and shutil.which("VBoxManage") is None:
         pytest.skip("no VirtualBox: Vagrant reads a Vagrantfile for it only where it is installed")
-    assert "validated successfully" in vagrant(tmp_path, "validate", VAGRANT_DEFAULT_PROVIDER=provider)
-    output = vagrant(tmp_path, "status", "--machine-readable", VAGRANT_DEFAULT_PROVIDER=provider)
+    env = environment(tmp_path, VAGRANT_DEFAULT_PROVIDER=provider)
+    done = run("vagrant", "validate", env=env)
+    if done.returncode and f"'{provider}' could not be found" in done.stderr:
+        pytest.skip(f"no plugin for it: apt-get install vagrant-{provider}")
+    assert "validated successfully" in done.stdout, done.stderr
+    output = run("vagrant", "status", "--machine-readable", env=env, check=True).stdout
     rows = [line.split(",", 4)[1:] for line in output.splitlines()]
     assert tuple(row[0] for row in rows if row[1] == "state") == MACHINES, "the first is the default"
     assert {tuple(row[1:]) for row in rows if row[1] == "provider-name"} == {("provider-name", provider)}
     assert {row[2] for row in rows if row[1] == "state"} == {"not_created"}
 
 
-#: Reads the Vagrantfile as `vagrant up` does, by Vagrant's own configuration, and prints what a provider gets of it.
+#: Reads the Vagrantfile as `vagrant up` does, by Vagrant's own configuration, and prints what a provider gets of it:
+#: first as it stands, then with OUTRACE_ALL.
 SETTINGS = """
 require "vagrant"
-env = Vagrant::Environment.new(cwd: ENV["VAGRANT_CWD"])
-env.machine_names.each do |name|
-  %i[libvirt virtualbox].each do |provider|
-    found = env.vagrantfile.machine_config(name, provider, nil, nil, false)[:config]
-    started = env.vagrantfile.machine_names_and_options[name][:autostart]
-    primary = env.primary_machine_name == name
-    kinds = found.vm.provisioners.map { |one| one.name }.join("+")
-    shared = found.vm.synced_folders.values.find { |one| one[:guestpath] == "/vagrant" and not one[:disabled] }
-    sent = shared[:args] || shared[:rsync__args]
-    puts [name, provider, found.vm.box, found.vm.hostname, primary, started, kinds, *sent].join(" ")
+[nil, "1"].each do |all|
+  ENV["OUTRACE_ALL"] = all
+  env = Vagrant::Environment.new(cwd: ENV["VAGRANT_CWD"])
+  env.machine_names.each do |name|
+    %i[libvirt virtualbox].each do |provider|
+      found = env.vagrantfile.machine_config(name, provider, nil, nil, false)[:config]
+      started = env.vagrantfile.machine_names_and_options[name][:autostart]
+      primary = env.primary_machine_name == name
+      kinds = found.vm.provisioners.map { |one| one.name }.join("+")
+      shared = found.vm.synced_folders.values.find { |one| one[:guestpath] == "/vagrant" and not one[:disabled] }
+      sent = shared[:args] || shared[:rsync__args]
+      puts [name, provider, found.vm.box, found.vm.hostname, primary, started, kinds, *sent].join(" ")
+    end
   end
 end
 """
 
 
 @needs_vagrant
-@pytest.mark.parametrize("everything", [False, True])
-def test_each_provider_gets_its_boxes(tmp_path: Path, everything: bool) -> None:
-    env = os.environ | {"VAGRANT_CWD": str(HERE), "VAGRANT_HOME": str(tmp_path / "h"), "HOME": str(tmp_path)}
-    env |= {"VAGRANT_DOTFILE_PATH": str(tmp_path / "d"), "OUTRACE_BOX_SID": "my/own"}
-    env.pop("OUTRACE_ALL", None)
-    if everything:
-        env["OUTRACE_ALL"] = "1"
-    done = run("ruby", "-e", SETTINGS, env=env)
+def test_each_provider_gets_its_boxes(tmp_path: Path) -> None:
+    done = run("ruby", "-e", SETTINGS, env=environment(tmp_path, OUTRACE_BOX_SID="my/own"))
     if done.returncode and "cannot load such file -- vagrant" in done.stderr:
         pytest.skip("Vagrant is not one of this ruby's own libraries (HashiCorp's package brings a ruby of its own)")
     assert done.returncode == 0, done.stderr
-    later = "true" if everything else "false"
     rows = [line.split(" --", 1) for line in done.stdout.splitlines()]
     # With Vagrant's own --copy-links the link monitor/_bpf would be a directory there.
     assert {sent for _, sent in rows} == {"archive --delete --compress"}
     assert [row for row, _ in rows] == [
-        "debian12 libvirt debian/bookworm64 outrace-debian12 true true setup",
-        "debian12 virtualbox debian/bookworm64 outrace-debian12 true true setup",
-        f"debian13 libvirt debian/trixie64 outrace-debian13 false {later} setup",
-        f"debian13 virtualbox bento/debian-13 outrace-debian13 false {later} setup",
-        f"sid libvirt my/own outrace-sid false {later} kernel+setup",
-        f"sid virtualbox my/own outrace-sid false {later} kernel+setup",
+        row
+        for later in ("false", "true")
+        for row in (
+            "debian12 libvirt debian/bookworm64 outrace-debian12 true true setup",
+            "debian12 virtualbox debian/bookworm64 outrace-debian12 true true setup",
+            f"debian13 libvirt debian/trixie64 outrace-debian13 false {later} setup",
+            f"debian13 virtualbox bento/debian-13 outrace-debian13 false {later} setup",
+            f"sid libvirt my/own outrace-sid false {later} kernel+setup",
+            f"sid virtualbox my/own outrace-sid false {later} kernel+setup",
+        )
     ]
