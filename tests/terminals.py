@@ -21,6 +21,8 @@ _SEQUENCE = re.compile(
     rb"\x1b(?:\[([?>]?)([0-9;]*)([@-~])|([()])(.)|([=>78cDEHM])|\]104\x07)"
 )  # the last: own colours back
 _IGNORED = b"\x07\x0e\x0f\x00"
+#: What no program writes, and a screen ignores.
+_MARK = b"\x0f\x00\x0e\x00\x0f"
 
 
 class Screen:
@@ -218,10 +220,18 @@ class Seat:
         while self.running():
             assert time.monotonic() < deadline, "it does not end"
             self.read(0.05)
-        while self.read(0.05):
-            pass
+        self.flush()
         assert self.status is not None
         return self.status
+
+    def flush(self) -> None:
+        """Read to the end of what was written until now: the kernel may hand it over late."""
+        os.write(self.slave, _MARK)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.raw.endswith(_MARK):
+            assert time.monotonic() < deadline, "the terminal hands nothing over"
+            self.read(0.2)
+        self.raw = self.raw.removesuffix(_MARK)
 
 
 @contextmanager

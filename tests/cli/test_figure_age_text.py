@@ -56,10 +56,6 @@ def test_what_is_not_known_is_not_shown_as_the_same() -> None:
     )
 
 
-def test_names_cannot_write_to_the_terminal() -> None:
-    assert "\x1b" not in text(fresh="shop/\x1b[2J", could=("shop/\x1b[2J", "\x1b"))
-
-
 def test_explain_ranks_the_pods_of_this_moment_by_what_they_had() -> None:
     pods = (pod("hog", 500 * MI), pod("cart", 200 * MI), pod("still", 90 * MI))
     hog = PodPoints("uid-hog", False, ((ms(-20_000), 10 * MI), (ms(-4000), 300 * MI)))
@@ -93,10 +89,3 @@ def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
     (victim,) = {who["pod"] for who in OWN_LIMIT["oom_victims"]}
     found = shown({**OWN_LIMIT, "reported_evicted": [victim]})
     assert f"{victim} is Evicted by the kubelet as the API has it, and was OOM-killed" in found
-
-
-def test_incidents_of_earlier_versions_are_shown_too() -> None:
-    old = {key: value for key, value in EVICTION_WON.items() if key != "reported_evicted"}
-    old["counterfactual"] = [{k: v for k, v in each.items() if k != "figures"} for each in old["counterfactual"]]
-    old["evicted"] = [{k: v for k, v in each.items() if k != "figures"} for each in old["evicted"]]
-    assert "It would have taken shop/cart 71%, shop/search 29%." in shown(old)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.cli import svg
@@ -123,13 +123,6 @@ def test_hostile_names_add_no_element_and_no_attribute(incident: dict[str, Any],
     assert attacked.shape == harmless.shape
 
 
-@given(st.text(min_size=1, max_size=40))
-@settings(max_examples=40)
-def test_no_text_at_all_adds_an_element(text: str) -> None:
-    attacked = Skeleton(page(changed(WON, lambda name: f"{name}{text}")))
-    assert attacked.shape == Skeleton(page(changed(WON, lambda name: f"{name}x"))).shape
-
-
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_kinds_and_verdicts_of_another_version_are_escaped_too(hostile: str) -> None:
     incident = copy.deepcopy(WON)
@@ -210,17 +203,6 @@ def test_growth_of_each_pod_is_shown_the_fastest_first() -> None:
     hog, web = texts.index("63.0Mi in 0.854 s (73.8Mi/s)"), texts.index("16.0Mi in 0.164 s (97.6Mi/s)")
     assert hog < web
     assert "lab/hog" in texts[:hog]
-
-
-def test_an_incident_without_curves_says_so() -> None:
-    bare = {key: value for key, value in WON.items() if key != "memory"}
-    assert domains(bare) == []
-    assert "No samples of it are stored with this incident." in page(bare)
-    assert "No samples" not in page(WON)
-
-
-def test_names_as_long_as_a_path_do_not_widen_the_page() -> None:
-    assert "overflow-wrap: anywhere" in re.search(r"body \{[^}]+\}", page(WON))[0]
 
 
 def test_a_full_disk_is_one_line(state: Path) -> None:

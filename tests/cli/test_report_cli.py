@@ -14,7 +14,7 @@ from monitor.cli.main import cli
 from monitor.side.incidents.store import IncidentStore
 from tests.cli.test_incident_page import HOSTILE, ROOT, WON
 from tests.commands import run
-from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
+from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, SAMPLES
 from tests.side.stores import silent
 
 
@@ -70,24 +70,25 @@ def test_only_what_began_in_the_span_counts(state: Path) -> None:
     assert nothing.output.endswith(": 0 incidents\n")
 
 
-def test_no_store_is_no_incident(tmp_path: Path) -> None:
-    done = report(tmp_path)
-    assert (done.exit_code, done.output.endswith(": 0 incidents\n")) == (0, True)
-
-
-def test_a_wrong_time_is_refused(state: Path) -> None:
-    done = report(state, "--since", "soon")
-    assert done.exit_code == 2
-    assert "'soon' is neither a duration" in str(done.exception) + done.output
-
-
-def test_damaged_incidents_are_said_after_those_that_are_whole(state: Path) -> None:
-    with closing(sqlite3.connect(state / "incidents.db")) as connection, connection:
-        connection.execute("UPDATE incidents SET head = x'00' WHERE id = ?", (OWN_LIMIT["id"],))
-    done = report(state, "--since", "2026-01-01T00:00")
+@pytest.mark.parametrize(
+    "head",
+    [b"\0", *map(zlib.compress, (b"[]", b'{"id":"x","verdict":"won","start":"soon","end":"2026-01-31T04:00Z"}'))],
+    ids=["damaged", "of another program", "of another version"],
+)
+def test_a_row_that_is_no_incident_is_counted_and_left_out(state: Path, head: bytes) -> None:
+    with closing(sqlite3.connect(state / "incidents.db")) as database, database:
+        database.execute("UPDATE incidents SET head = ? WHERE id = ?", (head, WON["id"]))
+    done = report(state, "--since", "2026-01-01T00:00", "-o", "json")
     assert done.exit_code != 0
-    assert ": 3 incidents" in done.output
+    assert json.loads(done.stdout)["incidents"] == 3
     assert "1 incidents in" in str(done.exception)
+
+
+def test_without_a_store_there_is_no_incident(tmp_path: Path) -> None:
+    assert report(tmp_path).output.endswith(": 0 incidents\n")
+    done = report(tmp_path / "none", "-o", "json")
+    assert (done.exit_code, json.loads(done.stdout)["incidents"]) == (0, 0)
+    assert f"no incidents stored in {tmp_path / 'none'} yet (there is no such directory)" in done.stderr
 
 
 def test_names_of_processes_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
@@ -98,14 +99,7 @@ def test_names_of_processes_do_not_reach_the_terminal_raw(tmp_path: Path) -> Non
     assert not {"\x1b", "\x00", "\u202e"} & set(done.output)
 
 
-def test_without_a_database_it_says_so(tmp_path: Path) -> None:
-    done = report(tmp_path / "none")
-    assert done.exit_code == 0
-    assert f"no incidents stored in {tmp_path / 'none'} yet (there is no such directory)" in done.stderr
-    assert json.loads(report(tmp_path / "none", "-o", "json").stdout)["incidents"] == 0
-
-
-@pytest.mark.parametrize("since", ["", " ", "-1d", "1e9d", "999999d", "٣d", "7D", "d", "5"])
+@pytest.mark.parametrize("since", ["", "soon", "-1d", "1e9d", "٣d", "7D", "5"])
 def test_what_is_no_time_is_refused(state: Path, since: str) -> None:
     done = report(state, f"--since={since}")
     assert done.exit_code == 2
@@ -121,14 +115,3 @@ def test_a_closed_stdout_is_no_traceback(state: Path) -> None:
 def test_a_span_that_ends_before_it_begins_is_refused(state: Path) -> None:
     done = report(state, "--since", "1d", "--until", "2d")
     assert "--until: nothing lies between it and --since" in str(done.exception)
-
-
-@pytest.mark.parametrize("head", [b"{}", b"[]", b'{"id":"x","verdict":"won","start":"soon","end":"2026-01-31T04:00Z"}'])
-def test_a_row_that_is_no_incident_is_counted_and_left_out(state: Path, head: bytes) -> None:
-    """Intact for zlib: of another program, or of another version."""
-    with closing(sqlite3.connect(state / "incidents.db")) as database:
-        database.execute("UPDATE incidents SET head = ? WHERE id = ?", (zlib.compress(head), WON["id"]))
-        database.commit()
-    done = report(state, "--since", "2026-01-01T00:00", "-o", "json")
-    assert json.loads(done.stdout)["incidents"] == 3
-    assert "1 incidents in" in str(done.exception)

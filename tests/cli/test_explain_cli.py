@@ -1,0 +1,409 @@
+"""`outrace explain` on a small node of real cgroups: thresholds, the order of all pods, one pod, its OOM scores."""
+
+import json
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli.main import main
+from monitor.kernel import cgroupfs
+from monitor.lab.node import LabNode, LabPod
+from monitor.policy.releases import ERAS
+from tests.cli.called import called
+from tests.cli.explain_node import explain, names, options, text
+from tests.live import MIB, Puppet, cgroup, daemon, filled, one_line, until
+from tests.puppet import TIMEOUT_S
+
+MEMORY = "memory.available"
+NOTHING = "nothing is starved: nobody would be evicted now"
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LabNode]:
+    """A pod of each QoS class and a critical one; the Burstable one is furthest above its request."""
+    with LabNode("test-explain", 256 * MIB) as made:
+        pods = (
+            (made.add_pod("guaranteed", "Guaranteed", request=64 * MIB), 24),
+            (made.add_pod("burstable", "Burstable", request=8 * MIB), 40),
+            (made.add_pod("besteffort"), 16),
+            (made.add_pod("critical", priority=2 * 10**9), 4),
+        )
+        for pod, mib in pods:
+            filled(made, pod, mib)
+        yield made
+
+
+def test_thresholds_of_a_quiet_node(node: LabNode) -> None:
+    """(Values are spelt as they were written.)"""
+    answer = explain(node, "--eviction-hard", "memory.available<12.5%,nodefs.available<1Ki,nodefs.inodesFree<1e1")
+    assert (answer["source"], answer["signal"], answer["policy"]) == ("cgroup files", MEMORY, [ERAS[0]])
+    found = answer["node"]
+    assert (found["cgroup"], found["capacity"]) == (str(node.cgroup), 256 * MIB)
+    assert (found["verdict"], found["conditions"], found["evictions"], found["starved"]) == (NOTHING, [], [], None)
+    rows = {row["signal"]: row for row in found["thresholds"]}
+    memory = rows[MEMORY]
+    assert [memory[key] for key in ("kind", "value", "quantity", "capacity")] == [
+        *("hard", "12.5%"),
+        *(32 * MIB, 256 * MIB),
+    ]
+    assert memory["distance"] == memory["available"] - 32 * MIB > 0
+    assert rows["allocatableMemory.available"]["available"] is None  # there is no kubepods here
+    disk, facts = rows["nodefs.available"], os.statvfs("/var/lib/kubelet" if Path("/var/lib/kubelet").exists() else "/")
+    assert (disk["quantity"], disk["capacity"]) == (1024, facts.f_blocks * facts.f_frsize)
+    assert (rows["nodefs.inodesFree"]["value"], rows["nodefs.inodesFree"]["quantity"]) == ("1e1", 10)
+    assert [row["met"] for row in found["thresholds"]] == [False] * len(rows)
+    shares = {row["signal"]: row["distance"] / row["capacity"] for row in rows.values() if row["capacity"]}
+    assert [row["signal"] for row in rows.values() if row["first"]] == [min(shares, key=lambda name: shares[name])]
+
+
+def test_a_starved_node_shows_who_would_go(node: LabNode) -> None:
+    answer = explain(node, "lab/burstable", "--eviction-hard", "memory.available<99%")
+    found = answer["node"]
+    assert found["starved"] == {"signal": MEMORY, "threshold": "memory.available<99%"}
+    assert found["verdict"] == "memory.available is starved: lab/burstable would be evicted now"
+    assert found["conditions"] == ["MemoryPressure"]
+    (eviction,) = found["evictions"]
+    assert (eviction["pod"], eviction["grace_s"]) == ("lab/burstable", 1)
+    assert answer["pod"]["eviction"]["message"] == eviction["message"], "that of the pass"
+    assert [row["signal"] for row in found["thresholds"] if row["first"]] == [MEMORY]
+    shown = text(node, "--eviction-hard", "memory.available<99%")
+    assert "conditions a pass would raise now: MemoryPressure\n" in shown
+    assert f"lab/burstable, with 1 s of grace: {eviction['message'][:40]}" in shown
+
+
+def test_a_soft_threshold_begins_its_grace(node: LabNode) -> None:
+    soft = ("--eviction-soft", "memory.available<99%", "--eviction-soft-grace-period", "memory.available=90s")
+    answer = explain(node, "guaranteed", *soft, "--eviction-max-pod-grace-period", "20")
+    found = answer["node"]
+    assert found["verdict"] == f"{NOTHING}; memory.available<99% for 90s is met and acts if it stays so"
+    assert (found["conditions"], found["evictions"]) == (["MemoryPressure"], [])
+    # Of the signal there are a hard and a soft threshold: the pod would go for the hard one.
+    assert answer["pod"]["eviction"]["grace_s"] == 1
+    alone = explain(node, "guaranteed", *soft, "--eviction-max-pod-grace-period", "20", "--eviction-hard", "")
+    assert alone["pod"]["eviction"]["grace_s"] == 20
+    assert alone["pod"]["admission"]["admitted"] is True
+    best_effort = explain(node, "besteffort", *soft)["pod"]
+    assert best_effort["admission"] == {
+        "conditions": ["MemoryPressure"],
+        "admitted": False,
+        "reason": "Evicted",
+        "message": "The node had condition: [MemoryPressure]. ",
+    }
+
+
+def test_nobody_is_left_to_evict() -> None:
+    with LabNode("test-explain-few", 64 * MIB) as node:
+        starved = ("--eviction-hard", "memory.available<100Mi")
+        assert explain(node, *starved)["node"]["verdict"].endswith("but there are no pods: nobody would be evicted")
+        assert "no pods\n" in text(node)
+        one_line(called("explain", *options(node), "x"), 1, "no pod 'x'", "there are no pods here")
+        node.add_pod("critical", priority=2 * 10**9)
+        assert explain(node, *starved)["node"]["verdict"] == (
+            "memory.available is starved, but every pod is critical: nobody would be evicted"
+        )
+        assert explain(node, "--eviction-hard", "")["node"]["verdict"].startswith("no threshold is configured")
+
+
+def test_pods_known_by_their_cgroups_alone() -> None:
+    uid = "7a0d1f8e-0000-4000-8000-00000000beef"
+    with cgroup("explain-tree", 256 * MIB) as path:
+        kubepods = cgroupfs.make(path / "kubepods")
+        cgroupfs.set_limit(kubepods, 128 * MIB)
+        container = cgroupfs.make(kubepods / "besteffort" / f"pod{uid}" / "0123abcd")
+        with Puppet(container) as puppet:
+            puppet.do("open('/proc/self/oom_score_adj', 'w').write('1000')")
+            puppet.do("anon(16)")
+            arguments = ("--node-cgroup", path.name, "-o", "json")
+            done = called("explain", uid, "--eviction-hard", "memory.available<95%", *arguments)
+            assert done.returncode == 0, done.stderr
+            answer = json.loads(done.stdout)
+            assert names(answer) == [uid]
+            assert answer["pod"]["qos"]["class"] == "BestEffort"
+            assert (answer["order"][0]["priority"], answer["order"][0]["spec_known"]) == (None, False)
+            assert "unknown" in next(c["verdict"] for c in answer["order"][0]["comparisons"] if c["name"] == "priority")
+            assert answer["pod"]["oom_score_adj"]["mismatches"] == []
+            # 16 MiB are more than 5 % of kubepods' limit and of the node's: the copy, of the smaller one, goes first.
+            assert answer["signal"] == "allocatableMemory.available"
+            rows = {row["signal"]: row for row in answer["node"]["thresholds"]}
+            assert [rows[name]["capacity"] for name in (MEMORY, answer["signal"])] == [256 * MIB, 128 * MIB]
+            assert [rows[name]["met"] for name in (MEMORY, answer["signal"])] == [True, True]
+            assert [rows[name]["first"] for name in (MEMORY, answer["signal"])] == [False, True]
+            assert answer["node"]["evictions"][0]["uid"] == uid
+            # A static pod: its uid is a hash.
+            static = cgroupfs.make(kubepods / "besteffort" / f"pod{'e2' * 16}" / "0123abcd")
+            with Puppet(static) as other:
+                other.do("open('/proc/self/oom_score_adj', 'w').write('1000')")
+                other.do("anon(32)")
+                text = called("explain", "e2" * 16, "--eviction-hard", "memory.available<95%", *arguments[:2]).stdout
+                assert f"{'e2' * 16}: never evicted" in text
+                assert "its uid is no UUID of the API server: a static pod" in text
+                assert "priority unknown" in text
+                shown = called("top", "--once", *arguments[:2]).stdout
+                assert [line.split()[2] for line in shown.splitlines() if line.startswith(("e2e2", uid))] == [
+                    "unknown"
+                ] * 2
+
+
+# ---- with a daemon
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["lab/burstible"], 1, ("no pod 'lab/burstible'", "did you mean lab/burstable")),
+        (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
+        (["--signal", "memory"], 2, ("--signal: 'memory'", "memory.available")),
+        (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9' is not known", "kubelet-1.17")),
+        (["--policy", "kubelet-1.8", "--signal", "pid.available"], 2, ("kubelet-1.8 does not know pid.available",)),
+        (["--nodefs", "/nowhere"], 2, ("--nodefs /nowhere",)),
+        (["--enforce"], 2, ("No such option",)),
+    ],
+)
+def test_mistakes_are_one_line(node: LabNode, arguments: list[str], code: int, expected: tuple[str, ...]) -> None:
+    one_line(called("explain", *options(node), *arguments), code, *expected)
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_exact_figures_from_the_daemon() -> None:
+    with LabNode("test-explain-daemon", 128 * MIB) as node:
+        pod = node.add_pod("hog")
+        with daemon(node, "--eviction-hard", "memory.available<99%") as running:
+            filled(node, pod, 16)
+
+            def conditions() -> dict[str, Any] | None:
+                done = called("explain", "hog", "--run-dir", str(running.state_dir), "-o", "json")
+                assert done.returncode == 0, done.stderr
+                answer: dict[str, Any] = json.loads(done.stdout)
+                return answer if answer["node"]["held_conditions"] and answer["order"][0]["usage"] else None
+
+            answer = until(conditions, "the daemon's conditions")
+            assert answer["source"].startswith("daemon ")
+            assert answer["node"]["held_conditions"] == ["MemoryPressure"]
+            assert answer["pod"]["admission"]["admitted"] is False
+            assert answer["order"][0]["usage"] >= 16 * MIB
+
+
+def test_a_full_disk_evicts_no_service(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--pods` on a machine without a kubelet; it named a service that would go for the disk."""
+    monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)
+    full = "memory.available<1Mi,nodefs.available<100%,imagefs.available<100%"
+    assert main(["explain", "--no-daemon", "--eviction-hard", full, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["node"]
+    assert [row["signal"] for row in found["thresholds"]] == ["memory.available"]
+    assert (found["verdict"], found["conditions"]) == (NOTHING, [])
+
+
+def test_a_pod_is_found_by_its_label_its_uid_and_its_name(node: LabNode) -> None:
+    own = node.pods["besteffort"]
+    for wanted in ("lab/besteffort", own.uid, "besteffort"):
+        found = explain(node, wanted)["pod"]
+        assert (found["pod"], found["uid"], found["cgroup"]) == ("lab/besteffort", own.uid, str(own.cgroup))
+        assert (found["rank"], found["of"], found["next"]) == (2, 4, False)
+    twin = node.add_pod("besteffort", namespace="other")
+    try:
+        one_line(called("explain", *options(node), "besteffort"), 1, "2 pods are called besteffort", "other/beste")
+        assert explain(node, "other/besteffort")["pod"]["uid"] == twin.uid
+    finally:
+        node.remove_pod(twin)
+        node.pods["besteffort"] = own
+
+
+def test_the_whole_order(node: LabNode) -> None:
+    order = explain(node)["order"]
+    assert [row["pod"] for row in order] == ["lab/burstable", "lab/besteffort", "lab/critical", "lab/guaranteed"]
+    assert [row["rank"] for row in order] == [1, 2, 3, 4]
+    assert [row["critical"] for row in order] == [False, False, True, False]
+    first = order[0]
+    assert (first["uid"], first["qos"], first["request"]) == (node.pods["burstable"].uid, "Burstable", 8 * MIB)
+    assert first["usage"] >= 40 * MIB
+    assert [c["name"] for c in first["comparisons"]] == ["usage", "priority", "excess"]
+    shown = text(node)
+    assert "priority (lower ones go first)" in shown
+    (line,) = [line for line in shown.splitlines() if "lab/critical" in line]
+    assert line.endswith("priority 2000000000: never evicted")
+
+
+def test_processes_are_ranked_by_their_number(node: LabNode) -> None:
+    filled(node, node.pods["guaranteed"], 1)
+    answer = explain(node, "guaranteed", "--signal", "pid.available")
+    assert names(answer)[0] == "lab/guaranteed"
+    assert answer["order"][0]["usage"] == 2
+    assert answer["pod"]["request"] is None
+    node.children.pop().close()
+
+
+def annotate(pod: LabPod, volumes: tuple[dict[str, Any], ...] = (), limit: str = "", **annotations: str) -> str:
+    """Rewrite the pod's manifest; what it was."""
+    before = pod.manifest.read_text()
+    manifest = json.loads(before)
+    notes = {key.replace("_", ".").replace("outrace.", "outrace/"): value for key, value in annotations.items()}
+    manifest["metadata"]["annotations"].update(notes)
+    manifest["spec"]["volumes"] = list(volumes)
+    if limit:
+        resources = manifest["spec"]["containers"][0].setdefault("resources", {})
+        resources.setdefault("limits", {})["ephemeral-storage"] = limit
+    pod.manifest.write_text(json.dumps(manifest))
+    return before
+
+
+def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
+    pod = node.pods["besteffort"]
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    (layer / "file").write_bytes(b"x" * 2 * MIB)
+    before = annotate(pod, outrace_rootfs_c0=str(layer))
+    try:
+        answer = explain(node, "besteffort", "--signal", "nodefs.available")
+        assert names(answer)[0] == "lab/besteffort"
+        assert 2 * MIB <= answer["order"][0]["usage"] < 3 * MIB
+        assert answer["pod"]["request"]["resource"] == "ephemeral-storage"
+        starved = explain(node, "--eviction-hard", "nodefs.available<100Pi")
+        assert starved["signal"] == "nodefs.available"
+        assert starved["node"]["cleanup"] == []  # there is no command for it
+        assert starved["node"]["verdict"].endswith("is starved: lab/besteffort would be evicted now")
+        starved = explain(node, "--eviction-hard", "nodefs.available<100Pi", "--reclaim-images", "true")
+        assert starved["node"]["cleanup"] == ["DeleteUnusedImages"]
+        assert starved["node"]["verdict"].endswith("unless cleaning up is enough, lab/besteffort would be evicted now")
+        pod.manifest.write_text(before)
+        annotate(pod, limit="1Mi", outrace_rootfs_c0=str(layer))
+        over = explain(node, "besteffort")
+        assert over["node"]["verdict"] == (
+            "nothing is starved, but over a limit of local storage: lab/besteffort would be evicted now"
+        )
+        storage = over["pod"]["local_storage"]
+        assert {"of": "container c0", "limit": "1Mi"} in storage["limits"]
+        assert storage["over"] == over["node"]["evictions"][0]["message"]
+        off = explain(node, "besteffort", "--local-storage-capacity-isolation=false")
+        assert (off["node"]["verdict"], off["pod"]["local_storage"]["over"]) == (NOTHING, None)
+        assert "not enforced" in text(node, "besteffort", "--local-storage-capacity-isolation=false")
+    finally:
+        pod.manifest.write_text(before)
+
+
+# ---- eras
+
+
+def test_eras_side_by_side(node: LabNode) -> None:
+    answer = explain(node, "--policy", "all")
+    assert answer["policy"] == list(ERAS)
+    orders = {row["policy"]: [one["pod"] for one in row["order"]] for row in answer["eras"]}
+    today, blog, old = (orders[name] for name in ERAS)
+    assert today == blog == names(answer)
+    # By class first: what a Burstable pod takes counts only among its like; priority protects nobody.
+    assert old == ["lab/besteffort", "lab/critical", "lab/burstable", "lab/guaranteed"]
+    (parting,) = answer["disagreements"]
+    assert (parting["between"], parting["rank"]) == ([ERAS[0], ERAS[2]], 1)
+    assert parting["pods"] == ["lab/burstable", "lab/besteffort"]
+    assert [(why["policy"], why["name"]) for why in parting["why"]] == [(ERAS[0], "excess"), (ERAS[2], "QoS class")]
+    scores = [row["oom_score_adj"]["lab/guaranteed"]["c0"] for row in answer["eras"]]
+    assert scores == [-997, -998, -998]
+    assert [len(row["default_hard"]) for row in answer["eras"]] == [5, 4, 1]
+    shown = text(node, "--policy", "all")
+    assert "kubelet-1.17 has the same order as kubelet-1.36\n" in shown
+    assert "kubelet-1.36 and kubelet-1.8 first part at rank 1:\n" in shown
+
+
+def test_within_their_requests_the_old_one_takes_the_largest_and_today_the_closest() -> None:
+    with LabNode("test-explain-eras", 256 * MIB) as node:
+        for name, request, mib in (("large", 80, 32), ("close", 32, 16)):
+            filled(node, node.add_pod(name, "Burstable", request=request * MIB), mib)
+        answer = explain(node, "--policy", "kubelet-1.17,kubelet-1.8")
+        assert names(answer) == ["lab/close", "lab/large"]
+        (parting,) = answer["disagreements"]
+        assert parting["pods"] == ["lab/close", "lab/large"]
+        assert [(why["policy"], why["first"], why["name"]) for why in parting["why"]] == [
+            ("kubelet-1.17", "lab/close", "excess"),
+            ("kubelet-1.8", "lab/large", "usage"),
+        ]
+
+
+def test_an_era_alone_decides_everything(node: LabNode) -> None:
+    answer = explain(node, "critical", "--policy", "kubelet-1.8")
+    assert (answer["policy"], "eras" in answer) == (["kubelet-1.8"], False)
+    assert [row["signal"] for row in answer["node"]["thresholds"]] == [MEMORY, "allocatableMemory.available"]
+    assert names(answer)[:2] == ["lab/besteffort", "lab/critical"]
+    assert (answer["pod"]["critical"]["critical"], answer["pod"]["eviction"]["grace_s"]) == (False, 0)
+    both = ("--policy", "kubelet-1.36,kubelet-1.8", "--signal", "pid.available")
+    answer = explain(node, *both)
+    assert [(row["signal_known"], bool(row["order"])) for row in answer["eras"]] == [(True, True), (False, False)]
+    assert "kubelet-1.8 does not know pid.available\n" in text(node, *both)
+
+
+def test_why_it_would_be_next(node: LabNode) -> None:
+    pod = explain(node, "burstable")["pod"]
+    assert (pod["next"], pod["rank"]) == (True, 1)
+    assert pod["qos"] == {"class": "Burstable", "why": "not Guaranteed: container c0 has no cpu limit"}
+    assert pod["request"]["value"] == 8 * MIB
+    (behind,) = pod["against"]
+    assert (behind["role"], behind["pod"], behind["goes_first"]) == ("behind it", "lab/besteffort", False)
+    assert [c["name"] for c in behind["comparisons"] if c["decides"]] == ["excess"]
+    assert [change["kind"] for change in behind["changes"]] == ["request", "priority", "usage"]
+    shown = text(node, "burstable")
+    assert "lab/burstable: rank 1 of 4, the next to be evicted for memory.available\n" in shown
+    assert "to be passed over: raise the memory request of container c0 from 8388608 to " in shown
+
+
+def test_why_it_would_not_be_next(node: LabNode) -> None:
+    pod = explain(node, "guaranteed")["pod"]
+    assert (pod["next"], pod["rank"], pod["critical"]["critical"]) == (False, 4, False)
+    first, before = pod["against"]  # nobody is behind it, and the critical pod in between does not count
+    assert (first["role"], first["pod"]) == ("first victim", "lab/burstable")
+    assert (before["role"], before["pod"]) == ("before it", "lab/besteffort")
+    assert all(other["goes_first"] for other in pod["against"])
+    assert [c["name"] for c in first["comparisons"] if c["decides"]] == ["usage"]
+    (more,) = first["changes"]
+    assert more["kind"] == "usage"
+    assert more["new"] > 64 * MIB
+    critical = explain(node, "critical")["pod"]
+    assert critical["critical"] == {"critical": True, "why": "priority 2000000000"}
+    assert critical["eviction"] is None
+    assert all(other["changes"] == [] for other in critical["against"])
+    assert "lab/critical: never evicted (it would be rank 3 of 4) for memory.available\n" in text(node, "critical")
+
+
+def test_scores_wanted_and_real(node: LabNode) -> None:
+    found = explain(node, "besteffort")["pod"]
+    scores, killer = found["oom_score_adj"], found["badness"]
+    assert scores["containers"] == [{"name": "c0", "wanted": 1000, "processes": 1}]
+    (hog,) = [h for h in node.children if h.pid == killer["pod"]["pid"]]
+    assert scores["mismatches"] == [{"container": "c0", "pid": hog.pid, "is_now": 0, "should_be": 1000}]
+    Path(f"/proc/{hog.pid}/oom_score_adj").write_text("1000")
+    found = explain(node, "besteffort")["pod"]
+    assert found["oom_score_adj"]["mismatches"] == []
+    own = found["badness"]["pod"]
+    assert found["badness"]["total_pages"] == 256 * MIB // 4096  # the lab's nodes do not swap
+    pages = (own["rss"] + own["swap"] + own["page_tables"]) // 4096
+    assert own["points"] == pages + 1000 * (65536 // 1000)
+    assert found["badness"]["node"] == own
+    # The kernel would take it, the policy would not: that is shown.
+    assert "the policy would evict lab/burstable first" in found["badness"]["differs"]
+    assert "every process has what it should" in text(node, "besteffort")
+
+
+def test_the_kernel_kills_whom_it_names() -> None:
+    with LabNode("test-explain-oom", 192 * MIB) as node:
+        big, small = node.add_pod("big"), node.add_pod("small")
+        with Puppet(big.containers["c0"]) as growing, Puppet(small.containers["c0"]) as marked:
+            # 900 x 48 pages of 4 KiB are 168 MiB: with them it stays ahead whatever the big one takes. And it has
+            # enough to give: exit_mmap() gathers up to 10000 pages (40 MiB) that come back only after the victim no
+            # longer counts as one, and until then the kernel may take a second one.
+            marked.do("open('/proc/self/oom_score_adj', 'w').write('900')")
+            marked.do("anon(100)")
+            growing.do("anon(60)")
+            found = explain(node, "big")["pod"]["badness"]
+            assert (found["node"]["pid"], found["pod"]["pid"]) == (marked.pid, growing.pid)
+            ends = [os.pidfd_open(puppet.pid) for puppet in (marked, growing)]
+            growing.tell("anon(40)")
+            assert select.select(ends, [], [], TIMEOUT_S)[0] == ends[:1]
+            for fd in ends:
+                os.close(fd)
+            assert marked.wait() == -signal.SIGKILL
+            assert growing.answer() == "done"
+            assert node.oom_kills() == 1
