@@ -15,11 +15,7 @@ from tests.race.builders import MI, ms, pod
 from tests.side.incident_samples import EVICTION_WON, OWN_LIMIT
 
 BATCH_THEN_DB = FigureAge(
-    4500,
-    "shop/batch",
-    15,
-    (OfAge("shop/batch", 0, 6, 0.4), OfAge("shop/db", 6, 15, 0.6)),
-    ("shop/batch", "shop/db"),
+    4500, "shop/batch", 15, (OfAge("shop/batch", 0, 6, 0.4), OfAge("shop/db", 6, 15, 0.6)), ("shop/batch", "shop/db")
 )
 
 

@@ -105,7 +105,7 @@ def test_kubelet(sized, tmp_path: Path) -> None:
     memory = found["memory"]
     assert (memory["allocatable_bytes"], memory["kubepods_limit_bytes"]) == (8204 * MIB, 8704 * MIB)
     assert [note.partition(" switches ")[2].partition(" off")[0] for note in found["notes"]] == [
-        *("nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree"),
+        *("nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree")
     ]
     # The same from a file, and what limits nothing.
     file = write(

@@ -117,7 +117,7 @@ def test_observing_takes_none_of_those_that_act() -> None:
         granted = int(Path(f"/proc/{daemon.pid}/status").read_text().partition("\nCapEff:")[2].split()[0], 16)
         assert not granted & (1 << 5 | 1 << 24 | 1 << 1)
         pod = node.add_pod("hog")
-        hog = node.start_hog(pod, mib=112, rate=400)
+        hog = node.start_hog(pod, mib=112, rate=50)
         hog.go()
         live.message(daemon, "would evict", pod=f"{pod.namespace}/{pod.name}")
         assert hog.process.poll() is None
@@ -144,7 +144,7 @@ def test_with_them_a_pod_is_evicted_in_time() -> None:
     """All of it but /dev/kmsg, which a container does not have either."""
     with hot_node() as node, live.daemon(node, "--enforce", *hard(24), wrapper=only(*ADDED)) as daemon:
         pod = node.add_pod("hog")
-        hog = node.start_hog(pod, mib=112, rate=400)
+        hog = node.start_hog(pod, mib=112, rate=50)
         hog.go()
         evicted(daemon, pod)
         assert not [record for record in daemon.log if record.get("level") == "error"]

@@ -55,10 +55,7 @@ def environment(place: Path) -> dict[str, str]:
         found = Path(str(importlib.import_module(name).__file__)).parent
         if not (home / name).exists():
             (home / name).symlink_to(found)
-    return {
-        "PATH": f"{command(place).parent}:/usr/bin:/bin:/usr/sbin:/sbin",
-        "LANG": "C.UTF-8",
-    }
+    return {"PATH": f"{command(place).parent}:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
 
 
 def command(place: Path) -> Path:

@@ -3,14 +3,18 @@
 import json
 import select
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import PodSource
 from monitor.pods.source import Change, open_source
+from tests.puppet import TIMEOUT_S
 
 GI = 1 << 30
 
@@ -76,9 +80,25 @@ def _names(change: Change) -> list[str]:
     return [found.pod.name for found in change.updated]
 
 
+def manifest(folder: Path, name: str, cgroup: str | Path | None = None, uid: str = "", **annotations: str) -> None:
+    """A file of its own; a path of a real cgroup is named as an annotation names it."""
+    if isinstance(cgroup, Path):
+        cgroup = str(cgroup.relative_to(cgroupfs.detect().root))
+    notes = annotations if cgroup is None else {"outrace/cgroup": cgroup, **annotations}
+    meta = {"name": name, "uid": uid or f"uid-{name}", "annotations": notes}
+    _write(folder / f"{name}.json", {"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "main"}]}})
+
+
+def polled(where: Path | str, node: Path | None = None, hierarchy: Hierarchy | None = None, **more: Any) -> Change:
+    """What a new source finds: of a folder of manifests, or by another form of ``--pods``."""
+    spec = where if isinstance(where, str) else f"manifests:{where}"
+    with closing(open_source(spec, hierarchy or cgroupfs.detect(), 16 * GI, node, **more)) as source:
+        return source.poll()
+
+
 def _wait(pods: PodSource) -> Change:
     """The next change, announced by the descriptor."""
     fd = pods.fileno()
     assert fd is not None
-    assert select.select([fd], [], [], 10)[0], "nothing announced in 10 s"
+    assert select.select([fd], [], [], TIMEOUT_S)[0], "nothing is announced"
     return pods.poll()

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import manifest_files
-from monitor.pods.source import Change, open_source
-
-GI = 1 << 30
+from tests.pods.manifest_folder import _names, manifest, polled
 
 
 def _cgroup(root: Path, name: str) -> Path:
@@ -29,25 +26,6 @@ def _cgroup(root: Path, name: str) -> Path:
     return path
 
 
-def _manifest(folder: Path, name: str, cgroup: str, uid: str = "", **containers: str) -> None:
-    notes = {"outrace/cgroup": cgroup, **{f"outrace/cgroup.{key}": value for key, value in containers.items()}}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "uid": uid or f"uid-{name}", "annotations": notes},
-        "spec": {"containers": [{"name": "main"}]},
-    }
-    (folder / f"{name}.json").write_text(json.dumps(pod))
-
-
-def _poll(spec: str, hierarchy: Hierarchy, node: Path | None = None, spared: tuple[int, ...] = ()) -> Change:
-    source = open_source(spec, hierarchy, 16 * GI, node, spared)
-    try:
-        return source.poll()
-    finally:
-        source.close()
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return _cgroup(tmp_path / "cg", ".")
@@ -58,10 +36,10 @@ def test_a_pod_lies_below_the_node(root: Path, folder: Path, name: str) -> None:
     node = _cgroup(root, "lab/node")
     for path in ("stranger", "nodes/p", "lab/node/good"):
         _cgroup(root, path)
-    _manifest(folder, "good", "lab/node/good")
-    _manifest(folder, "bad", "lab/node" if name == "node" else name)
-    change = _poll(f"manifests:{folder}", Hierarchy(2, root), node)
-    assert [found.pod.name for found in change.updated] == ["good"]
+    manifest(folder, "good", "lab/node/good")
+    manifest(folder, "bad", "lab/node" if name == "node" else name)
+    change = polled(folder, node, Hierarchy(2, root))
+    assert _names(change) == ["good"]
     [problem] = change.problems
     assert problem.startswith(f"{folder}/bad.json: document 1: metadata.annotations[outrace/cgroup]: cgroup ")
     assert f"is not below the node {node}; name a cgroup below it, or start outrace with another" in problem
@@ -70,8 +48,8 @@ def test_a_pod_lies_below_the_node(root: Path, folder: Path, name: str) -> None:
 def test_a_container_lies_below_its_pod(root: Path, folder: Path) -> None:
     _cgroup(root, "other/main")
     _cgroup(root, "p")
-    _manifest(folder, "p", "p", main="other/main")
-    change = _poll(f"manifests:{folder}", Hierarchy(2, root))
+    manifest(folder, "p", "p", **{"outrace/cgroup.main": "other/main"})
+    change = polled(folder, None, Hierarchy(2, root))
     # Who may write the pod's annotations would take it out of the ranking by it: the pod is one all the same.
     assert [(found.pod.name, found.containers) for found in change.updated] == [("p", {})]
     [problem] = change.problems
@@ -90,20 +68,20 @@ def test_a_cgroup_of_many_pods_is_no_pod(root: Path, folder: Path, name: str) ->
     burstable = "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
     pod = f"{burstable}/kubelet-kubepods-burstable-podabc.slice"
     _cgroup(root, pod)
-    _manifest(folder, "a", name)
-    _manifest(folder, "b", pod, uid="abc")
-    change = _poll(f"manifests:{folder}", Hierarchy(2, root))
+    manifest(folder, "a", name)
+    manifest(folder, "b", pod, uid="abc")
+    change = polled(folder, None, Hierarchy(2, root))
     problem = change.problems[0]
-    assert [found.pod.name for found in change.updated] == ["b"]
+    assert _names(change) == ["b"]
     assert len(change.problems) == 1
     assert f"a.json: document 1: metadata.annotations[outrace/cgroup]: cgroup '{name}' holds the pods of" in problem
 
 
 def test_a_cluster_inside_a_pod_belongs_to_the_pod(root: Path, folder: Path) -> None:
     _cgroup(root, "kubepods/podabc/ccc/kubelet/kubepods/podinner")
-    _manifest(folder, "a", "kubepods/podabc", uid="abc")
-    change = _poll(f"manifests:{folder}", Hierarchy(2, root))
-    assert ([found.pod.name for found in change.updated], change.problems) == (["a"], [])
+    manifest(folder, "a", "kubepods/podabc", uid="abc")
+    change = polled(folder, None, Hierarchy(2, root))
+    assert (_names(change), change.problems) == (["a"], [])
 
 
 @pytest.mark.parametrize("spec", ["cgroups", "manifests"])
@@ -114,15 +92,17 @@ def test_only_the_nodes_own_kubepods_is_searched(root: Path, folder: Path, spec:
         spec = f"manifests:{folder}"
         pod = {"kind": "Pod", "metadata": {"name": "s", "uid": "stranger"}, "spec": {"containers": [{"name": "c"}]}}
         (folder / "s.json").write_text(json.dumps(pod))
-    change = _poll(spec, Hierarchy(2, root), node)
+    change = polled(spec, node, Hierarchy(2, root))
     assert change.updated == []
     assert len(change.problems) == 1
-    assert [f.pod.uid for f in _poll(spec, Hierarchy(2, root)).updated] == ["stranger"]  # the machine as the node
-    assert [f.pod.uid for f in _poll(spec, Hierarchy(2, root), stranger).updated] == [
+    assert [f.pod.uid for f in polled(spec, None, Hierarchy(2, root)).updated] == [
+        "stranger"
+    ]  # the machine as the node
+    assert [f.pod.uid for f in polled(spec, stranger, Hierarchy(2, root)).updated] == [
         "stranger"
     ]  # kubepods as the node
     _cgroup(node, "kubepods/besteffort/podstranger")
-    assert [f.cgroup for f in _poll(spec, Hierarchy(2, root), node).updated] == [
+    assert [f.cgroup for f in polled(spec, node, Hierarchy(2, root)).updated] == [
         node / "kubepods/besteffort/podstranger"
     ]
 
@@ -153,11 +133,11 @@ def test_a_pod_with_outrace_in_it_is_refused(monitored: tuple[Path, int], folder
     spec = "cgroups"
     if where != "tree":
         spec = f"manifests:{folder}"
-        _manifest(folder, "ours", names[where], uid="ours")
-        _manifest(folder, "other", f"{relative}/kubepods/besteffort/podother", uid="other")
-    both = _poll(spec, hierarchy, base)
+        manifest(folder, "ours", names[where], uid="ours")
+        manifest(folder, "other", f"{relative}/kubepods/besteffort/podother", uid="other")
+    both = polled(spec, base)
     assert len(both.updated) == 2
-    change = _poll(spec, hierarchy, base, (pid,))
+    change = polled(spec, base, spared=(pid,))
     assert [found.cgroup.name for found in change.updated] == ["podother"]
     *ignored, problem = change.problems
     assert len(ignored) == (where == "container")  # the kubelet runs the whole pod elsewhere than there
@@ -168,16 +148,6 @@ def test_a_pod_with_outrace_in_it_is_refused(monitored: tuple[Path, int], folder
         assert problem.endswith("name a cgroup without it, or remove the manifest")
 
 
-def _read(path: Path) -> manifest_files.Parsed:
-    """The file, read on a thread that may hang without holding up the tests."""
-    results: list[manifest_files.Parsed] = []
-    thread = threading.Thread(target=lambda: results.append(manifest_files.read(path)), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert results, f"reading {path} hangs"
-    return results[0]
-
-
 def test_what_is_no_regular_file_is_reported_and_not_waited_for(root: Path, folder: Path) -> None:
     os.mkfifo(folder / "fifo.yaml")
     (folder / "zero.yaml").symlink_to("/dev/zero")
@@ -185,12 +155,12 @@ def test_what_is_no_regular_file_is_reported_and_not_waited_for(root: Path, fold
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(folder / "socket.json"))
         for name in ("fifo.yaml", "zero.yaml", "socket.json"):
-            assert _read(folder / name).problems == (
+            assert manifest_files.read(folder / name).problems == (
                 f"{folder / name}: not a regular file but a FIFO, socket or device; remove it",
             )
         _cgroup(root, "good")
-        _manifest(folder, "z", "good")
-        change = _poll(f"manifests:{folder}", Hierarchy(2, root))
-    assert [found.pod.name for found in change.updated] == ["z"]
+        manifest(folder, "z", "good")
+        change = polled(folder, None, Hierarchy(2, root))
+    assert _names(change) == ["z"]
     assert len(change.problems) == 4
     assert sum("loop.yaml: cannot be read: Too many levels of symbolic links" in p for p in change.problems) == 1

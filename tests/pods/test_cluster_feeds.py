@@ -20,17 +20,6 @@ def knows(feed: PodFeed, *wanted: str) -> None:
     until(lambda: feed.synced and names(feed.manifests()) == sorted(wanted), "the pods")
 
 
-def test_a_watch_follows_the_api_server(cluster: Cluster) -> None:
-    cluster.create(a_pod("a"), cgroup=False)
-    feed = cluster.watched()
-    feed.start()
-    knows(feed, "a")
-    cluster.create(a_pod("b"), cgroup=False)
-    knows(feed, "a", "b")
-    cluster.delete("a")
-    until(lambda: "Succeeded" in [one.pod.phase for one in feed.manifests()], "it is gone")
-
-
 def test_the_api_server_is_away_with_and_without_a_cache(cluster: Cluster) -> None:
     cluster.create(a_pod("a"), cgroup=False)
     first = cluster.watched(cache=True)
@@ -67,15 +56,6 @@ def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
 
 
 # ---- the kubelet
-
-
-def test_the_kubelet_is_asked_when_somebody_has_seen_an_unknown_pod(cluster: Cluster) -> None:
-    feed = cluster.polled()
-    feed.start()
-    knows(feed)
-    cluster.create(a_pod("a"), cgroup=False)
-    feed.soon()
-    knows(feed, "a")
 
 
 def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:

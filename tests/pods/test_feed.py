@@ -17,6 +17,7 @@ from monitor.pods.feed import LINGER_S, STORE_S, Known, PodFeed, known
 from monitor.pods.manifest_files import Manifest
 from tests.pods.cluster import a_pod
 from tests.pods.cluster import cluster as cluster
+from tests.puppet import TIMEOUT_S
 
 Object = dict[str, Any]
 
@@ -123,13 +124,6 @@ def test_only_what_changed_is_announced(feed: PushedFeed) -> None:
     assert not feed.is_failing
 
 
-def test_an_answer_without_pods_is_one(feed: PushedFeed) -> None:
-    assert not feed.is_known
-    feed.replace_all({})
-    assert feed.is_known
-    assert feed.drain()
-
-
 def test_after_its_end_nothing_is_written_into_the_number_of_its_descriptor(feed: PushedFeed) -> None:
     feed.close()
     feed.put(made("a", "u1"))
@@ -139,7 +133,7 @@ def test_after_its_end_nothing_is_written_into_the_number_of_its_descriptor(feed
 
 def test_a_bug_in_its_thread_is_raised_where_pods_are_asked_for(feed: PushedFeed) -> None:
     feed.start()
-    assert select.select([feed.fileno()], [], [], 10)[0]
+    assert select.select([feed.fileno()], [], [], TIMEOUT_S)[0]
     with pytest.raises(AssertionError, match="a bug"):
         feed.manifests()
 
@@ -247,21 +241,6 @@ def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: Clock, monkeypa
         assert not feed._dirty  # nothing is tried again before something changes
 
 
-def test_pods_that_are_as_large_as_they_may_be_are_stored(tmp_path: Path, clock: Clock) -> None:
-    """Ten pods of 20,000 containers, among 100 others."""
-    feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
-    large = a_pod("large", "x")
-    large["spec"]["containers"] = [{"name": f"c{i}", "image": "x", "resources": {}} for i in range(20_000)]
-    found = [made(f"p{i}", f"u{i}") for i in range(100)]
-    for i in range(10):
-        large["metadata"] |= {"name": f"l{i}", "uid": f"l{i}"}
-        found.append(known("test", large))  # type: ignore[arg-type]
-    feed.replace_all(of(*found))
-    cached(feed, clock)
-    assert len(PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock).manifests()) == 110
-    assert feed.problems() == []
-
-
 def test_what_a_server_sends_that_is_too_large_is_reported(feed: PushedFeed) -> None:
     feed.replace_all(of(made("a", "u1")), ("item 1 is passed over",))
     assert feed.drain()
@@ -281,3 +260,56 @@ def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: Clock) 
     feed.store()
     assert len(json.loads((tmp_path / "pods-cache.json").read_text())["pods"]) == 1
     assert len(cached(feed, clock)["pods"]) == 2
+
+
+# ---- pods that were evicted, and pods that end
+
+MESSAGE = "The node was low on resource: memory. "
+
+
+def in_phase(phase: str, reason: str = "") -> Known:
+    pod = a_pod("web", "u1")
+    pod["status"] = {"phase": phase, "reason": reason, "message": MESSAGE if reason else ""}
+    found = known("test", pod)
+    assert found is not None
+    return found
+
+
+RUNNING, EVICTED = in_phase("Running"), in_phase("Failed", "Evicted")
+
+
+@pytest.mark.parametrize(
+    ("steps", "times"),
+    [
+        (([RUNNING], EVICTED, EVICTED), 1),
+        (([RUNNING], [EVICTED], [EVICTED]), 1),
+        (([RUNNING], [EVICTED], EVICTED), 1),
+        (([EVICTED],), 0),  # so when it was first seen
+        (([RUNNING], [], [EVICTED]), 0),
+        (([in_phase("Pending")], EVICTED), 0),  # the kubelet did not admit it
+        (([RUNNING], in_phase("Failed")), 0),  # by itself
+        (([RUNNING], in_phase("Succeeded")), 0),
+    ],
+)
+def test_a_pod_that_ran_and_is_evicted_is_reported_once(feed: PushedFeed, steps: Any, times: int) -> None:
+    """Each step is all the pods, or one that changed."""
+    found = list[tuple[str, str, str]]()
+    feed.on_evicted = lambda *one: found.append(one)
+    for step in steps:
+        feed.put(step) if isinstance(step, Known) else feed.replace_all(of(*step))
+    assert found == [("u1", "shop/web", MESSAGE)] * times
+
+
+def test_a_pod_that_is_asked_to_end_is_reported_once(feed: PushedFeed) -> None:
+    ending = in_phase("Running")
+    ending.object["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+    cached_one = PushedFeed("test")
+    cached_one._pods = of(ending)
+    # Also where it was so when it was first seen: this process may be another one.
+    for one, steps in ((feed, [RUNNING, ending, ending]), (PushedFeed("test"), [ending] * 2), (cached_one, [ending])):
+        found = list[str]()
+        one.on_ending = found.append
+        for step in steps:
+            one.replace_all(of(step))
+        one.put(ending)
+        assert found == ["u1"]

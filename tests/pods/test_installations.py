@@ -11,7 +11,7 @@ import pytest
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.owner import read_alone
-from monitor.pods import discover, installations
+from monitor.pods import installations
 from monitor.pods.access import Access
 from monitor.pods.discover import choose
 from monitor.pods.installations import TABLE, find_kubelet, flags_of
@@ -46,16 +46,13 @@ MICROK8S = {
         "# a comment\n--kubeconfig=${SNAP_DATA}/credentials/kubelet.config\n--cert-dir=$SNAP_DATA/certs\n\n"
         '--root-dir=${SNAP_COMMON}/var/lib/kubelet\n--eviction-hard="memory.available<100Mi,nodefs.available<1Gi"\n'
         "--hostname-override Node-9\n--unknown=${NOT_SET}x\n"
-    ),
+    )
 }
 #: Of each row: the files that it has, and the kubeconfig's.
 NODES: dict[str, tuple[Mapping[str, str], str]] = {
     "kubeadm": (KUBEADM, "etc/kubernetes/kubelet.conf"),
     "k3s": (K3S, "data/agent/kubelet.kubeconfig"),
-    "RKE2": (
-        {path.replace("k3s", "rke2"): text for path, text in K3S.items()},
-        "data/agent/kubelet.kubeconfig",
-    ),
+    "RKE2": ({path.replace("k3s", "rke2"): text for path, text in K3S.items()}, "data/agent/kubelet.kubeconfig"),
     "k0s": ({"var/lib/k0s/kubelet-config.yaml": "port: 4321\n"}, "var/lib/k0s/kubelet.conf"),
     "MicroK8s": (MICROK8S, "var/snap/microk8s/9044/credentials/kubelet.config"),
     "EKS": (
@@ -208,6 +205,23 @@ def test_flags_as_the_kubelet_reads_them() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("config", "flags", "url", "read_only"),
+    [
+        ({}, {}, "https://127.0.0.1:10250", ""),
+        ({"address": "0.0.0.0", "port": 1234}, {}, "https://127.0.0.1:1234", ""),
+        ({"address": "10.1.2.3", "readOnlyPort": 10255}, {}, "https://10.1.2.3:10250", "http://10.1.2.3:10255"),
+        ({"address": "fd00::1"}, {"read-only-port": "1"}, "https://[fd00::1]:10250", "http://[fd00::1]:1"),
+        ({"port": "x", "readOnlyPort": True}, {}, "https://127.0.0.1:10250", ""),
+        ({"port": 1}, {"port": "2"}, "https://127.0.0.1:2", ""),  # a flag wins
+        ({"readOnlyPort": 10255}, {"read-only-port": "0"}, "https://127.0.0.1:10250", ""),
+    ],
+)
+def test_where_it_serves(config: dict[str, Any], flags: dict[str, str], url: str, read_only: str) -> None:
+    found = NodeKubelet(config=config, flags=flags)
+    assert (found.url, found.read_only_url) == (url, read_only)
+
+
 # ---- what is believed
 
 
@@ -311,7 +325,6 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_believed(
 @pytest.mark.parametrize("name", ["k3s", "MicroK8s", "kubeadm"])
 def test_one_that_does_not_answer_yet_is_waited_for(name: str, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node boots: a guess by cgroups would rank wrongly for as long as the daemon lives."""
-    monkeypatch.setattr(discover, "_TIMEOUT_S", 1.0)
     install(node, name)
     choice = choose(Access(kubelet=find_kubelet(), node_name="n"), node / "none")
     assert (choice.spec, choice.kubelet) == ("apiserver", True)

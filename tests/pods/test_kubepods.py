@@ -1,10 +1,8 @@
 """A directory named kubepods is the kubelet's only where root alone can have made it, and where it is to be."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,15 +10,15 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
 from monitor.pods.kubepods import candidate_paths, holds_pods, kubepods_of, of_pods, whose
-from monitor.pods.source import Change, FoundPod, open_source
+from monitor.pods.source import Change, FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
+from tests.pods.manifest_folder import manifest, polled
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user"),
     pytest.mark.oldest,
 ]
-GI = 1 << 30
 NOBODY = 65534
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
@@ -35,21 +33,6 @@ def delegated(path: Path) -> Path:
 def as_user(*paths: Path) -> None:
     """The user makes these directories himself."""
     subprocess.run(["mkdir", "-p", *paths], user=NOBODY, group=NOBODY, extra_groups=[], check=True)
-
-
-def poll(node: Path, spec: str = "cgroups", cgroup_root: str = "") -> Change:
-    source = open_source(spec, cgroupfs.detect(), 16 * GI, node, cgroup_root=cgroup_root)
-    try:
-        return source.poll()
-    finally:
-        source.close()
-
-
-def manifest(folder: Path, name: str, uid: str, **annotations: str) -> None:
-    meta: dict[str, Any] = {"name": name, "uid": uid, "annotations": annotations}
-    (folder / f"{name}.json").write_text(
-        json.dumps({"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "main"}]}})
-    )
 
 
 def uids(change: Change) -> list[str]:
@@ -70,7 +53,7 @@ def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
     else:
         delegated(fake.parent)
     as_user(fake / f"besteffort/pod{UID}/main")
-    change = poll(node)
+    change = polled("cgroups", node)
     assert change.updated == []
     [problem] = change.problems
     assert "no kubepods cgroup" in problem
@@ -82,7 +65,7 @@ def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
     # The kubelet's own is found beside it.
     if fake.parent != node:
         cgroupfs.make(node / f"kubepods/burstable/pod{OTHER}/main")
-        assert uids(poll(node)) == [OTHER]
+        assert uids(polled("cgroups", node)) == [OTHER]
 
 
 @pytest.mark.live
@@ -91,9 +74,9 @@ def test_many_directories_of_a_user_do_not_hide_the_kubelets(node: Path, folder:
     home = delegated(node / "home")
     as_user(*(home / f"d{i}" for i in range(4100)))
     cgroupfs.make(node / f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice")
-    manifest(folder, "web", UID)
-    assert uids(poll(node, f"manifests:{folder}")) == [UID]
-    assert uids(poll(node, cgroup_root="/kubelet")) == [UID]
+    manifest(folder, "web", uid=UID)
+    assert uids(polled(folder, node)) == [UID]
+    assert uids(polled("cgroups", node, cgroup_root="/kubelet")) == [UID]
 
 
 @pytest.mark.live
@@ -101,13 +84,13 @@ def test_many_directories_of_a_user_do_not_hide_the_kubelets(node: Path, folder:
 def test_others_may_not_write_in_it_nor_above(node: Path, wrong: str) -> None:
     kubepods = node / "kubepods"
     cgroupfs.make(kubepods / f"burstable/pod{UID}/main")
-    assert uids(poll(node)) == [UID]
+    assert uids(polled("cgroups", node)) == [UID]
     changed = node if wrong == "above" else kubepods
     if wrong == "owner":
         os.chown(changed, NOBODY, -1)
     else:
         changed.chmod(0o775)
-    change = poll(node)
+    change = polled("cgroups", node)
     assert change.updated == []
     assert f"({changed} " in change.problems[0]
     assert "not believed to be the kubelet's" in change.problems[0]
@@ -118,17 +101,17 @@ def test_a_class_directory_of_another_is_passed_over(node: Path) -> None:
     cgroupfs.make(node / f"kubepods/besteffort/pod{UID}/main")
     cgroupfs.make(node / f"kubepods/burstable/pod{OTHER}/main")
     os.chown(node / "kubepods/besteffort", NOBODY, -1)
-    assert uids(poll(node)) == [OTHER]
+    assert uids(polled("cgroups", node)) == [OTHER]
 
 
 @pytest.mark.live
 def test_a_users_kubepods_does_not_protect_the_pod_it_is_made_in(node: Path, folder: Path) -> None:
     """Its annotation was refused: who made one directory was never evicted."""
     pod = delegated(node / "app")
-    manifest(folder, "app", "uid-app", **{"outrace/cgroup": str(pod.relative_to(cgroupfs.detect().root))})
-    assert uids(poll(node, f"manifests:{folder}")) == ["uid-app"]
+    manifest(folder, "app", pod)
+    assert uids(polled(folder, node)) == ["uid-app"]
     as_user(pod / f"kubepods/pod{UID}")
-    change = poll(node, f"manifests:{folder}")
+    change = polled(folder, node)
     assert (uids(change), change.problems) == (["uid-app"], [])
     assert not holds_pods(cgroupfs.detect(), pod)
 
@@ -161,22 +144,18 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path
             break
     hierarchy = Hierarchy(2, root)
 
-    def look(spec: str, cgroup_root: str = "") -> Change:
-        source = open_source(spec, hierarchy, 16 * GI, cgroup_root=cgroup_root)
-        try:
-            return source.poll()
-        finally:
-            source.close()
+    def look(where: str | Path, cgroup_root: str = "") -> Change:
+        return polled(where, None, hierarchy, cgroup_root=cgroup_root)
 
     change = look("cgroups")
     assert change.updated == []
     assert f"{pod.parent} is not where the kubelet puts it by default" in change.problems[0]
     assert "--cgroup-root" in change.problems[0]
     assert uids(look("cgroups", "/docker/abc/kubelet.slice")) == [UID]
-    manifest(folder, "other", OTHER)
-    assert look(f"manifests:{folder}").updated == []
-    manifest(folder, "web", UID)
-    change = look(f"manifests:{folder}")
+    manifest(folder, "other", uid=OTHER)
+    assert look(folder).updated == []
+    manifest(folder, "web", uid=UID)
+    change = look(folder)
     assert uids(change) == [UID]
     assert of_pods(hierarchy, root, change.updated) == pod.parent
 
@@ -208,12 +187,12 @@ def test_a_hash_of_a_static_pod_leads_to_its_cgroup_only_for_a_pod_that_is_never
     """Any pod whose annotations named it took another's cgroup for its own, with its own low priority."""
     cgroupfs.make(node / f"kubepods/burstable/pod{'e2' * 16}/main")
     notes = {"kubernetes.io/config.hash": "e2" * 16} | ({"kubernetes.io/config.source": source} if source else {})
-    manifest(folder, "a", OTHER, **notes)
-    [found] = poll(node, f"manifests:{folder}").updated or [None]
+    manifest(folder, "a", uid=OTHER, **notes)
+    [found] = polled(folder, node).updated or [None]
     assert (found is not None) == (source == "file")
 
 
 def test_a_pods_uid_is_no_hash(node: Path, folder: Path) -> None:
     cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main")
-    manifest(folder, "a", OTHER, **{"kubernetes.io/config.hash": UID, "kubernetes.io/config.source": "file"})
-    assert poll(node, f"manifests:{folder}").updated == []
+    manifest(folder, "a", uid=OTHER, **{"kubernetes.io/config.hash": UID, "kubernetes.io/config.source": "file"})
+    assert polled(folder, node).updated == []

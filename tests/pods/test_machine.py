@@ -42,9 +42,7 @@ SIMILAR = """sshd-exporter dropbear-exporter dropbears my-dropbear systemd-nspaw
 
 @pytest.mark.parametrize(
     "unit",
-    " ".join(
-        (NETWORK_LOGINS, CONSOLES, DIRECTORIES, NETWORK, PRIVATE_NETWORKS, AGENTS, RUNTIMES, OTHERS),
-    ).split(),
+    " ".join((NETWORK_LOGINS, CONSOLES, DIRECTORIES, NETWORK, PRIVATE_NETWORKS, AGENTS, RUNTIMES, OTHERS)).split(),
 )
 def test_units_of_the_machines_own(unit: str) -> None:
     assert f"the machine runs on {unit}.service" in why(f"{unit}.service")

