@@ -10,6 +10,7 @@ from monitor.lab.bench_hold import row
 from monitor.lab.bench_neighbour import Touched, ratios
 from monitor.lab.hold_race import HoldResult
 from tests import live
+from tests.cli.called import called
 from tests.cli.test_bench_smoke import run_bench
 
 
@@ -81,7 +82,7 @@ def test_demo_holds() -> None:
     ],
 )
 def test_bad_input_is_refused_in_one_line(arguments: tuple[str, ...], says: str) -> None:
-    done = live.outrace(*arguments)
+    done = called(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.strip().splitlines()
     assert says in line

@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -23,6 +22,7 @@ from monitor.settings.options import SETTINGS, TABLE
 from monitor.settings.read import read
 from tests import live
 from tests.daemon.config_files import KUBELET, write
+from tests.filesystems import Mounts
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -55,29 +55,15 @@ def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     # Without services: there what the kernel keeps is on top (tests/daemon/test_kernels_share.py).
     data = shown(capsys, "--pods", "cgroups")
     assert data["warnings"] == []
-    total = meminfo.mem_total()
-    assert data["thresholds"][:2] == [
-        {
-            "signal": signal,
-            "kind": "hard",
-            "value": "100Mi",
-            "quantity": 100 << 20,
-            "capacity": total,
-            "grace_s": 0,
-            "min_reclaim": None,
-            "origin": origin,
-        }
-        for signal, origin in (
-            ("memory.available", "default"),
-            ("allocatableMemory.available", "copy of memory.available (default)"),
-        )
-    ]
-    nodefs = data["thresholds"][2]
-    assert (nodefs["signal"], nodefs["value"], nodefs["quantity"], nodefs["capacity"]) == (
-        *("nodefs.available", "10%"),
-        *(None, None),  # not measured, as no path was given
-    )
-    assert data["thresholds"][-1]["signal"] == "containerfs.inodesFree"
+    first, copy, nodefs, *_, last = data["thresholds"]
+    keys = ("signal", "kind", "value", "quantity", "capacity", "grace_s", "min_reclaim", "origin")
+    expected = ("memory.available", "hard", "100Mi", 100 << 20, meminfo.mem_total(), 0, None, "default")
+    assert first == dict(zip(keys, expected, strict=True))
+    of_pods = {"signal": "allocatableMemory.available", "origin": "copy of memory.available (default)"}
+    assert copy == first | of_pods
+    assert (nodefs["signal"], nodefs["value"]) == ("nodefs.available", "10%")
+    assert (nodefs["quantity"], nodefs["capacity"]) == (None, None), "not measured, as no path was given"
+    assert last["signal"] == "containerfs.inodesFree"
     given = ("pods", "run-dir")  # the second is this session's
     assert {s["origin"] for s in data["settings"] if s["name"] not in given} == {"default"}
 
@@ -139,9 +125,8 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert output_of(capsys, "check") == (0, "", "")
     assert output_of(capsys, "check", "-o", "json") == (0, '{"warnings": []}\n', "")
     bad = write(tmp_path, "kubelet.yaml", KUBELET + "evictionHart: {}\n")
-    code, out, err = output_of(capsys, "check", "--kubelet-config", bad)
-    assert (code, out) == (2, "")
-    assert err == f"outrace: error: {bad}: unknown key 'evictionHart'; did you mean 'evictionHard'?\n"
+    refused = f"outrace: error: {bad}: unknown key 'evictionHart'; did you mean 'evictionHard'?\n"
+    assert output_of(capsys, "check", "--kubelet-config", bad) == (2, "", refused)
     code, out, err = output_of(capsys, "check", "--kernel-memcg-notification")
     assert (code, err) == (4, "")
     assert out.startswith("warning: --kernel-memcg-notification: true changes nothing")
@@ -157,21 +142,27 @@ def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture
-def second_disk(tmp_path: Path) -> Any:
+def second_disk(mounts: Mounts) -> Path:
     """A file system of 8 MiB and 100 inodes."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a file system needs root and mount(8)")
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=100", "none", str(directory)],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip(f"tmpfs cannot be mounted here: {made.stderr.decode()}")
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+    return mounts.tmpfs("disk", size=8 << 20, inodes=100)
+
+
+def test_where_services_are_pods_no_disk_evicts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A threshold that nothing acts on is not shown as one in force, and a warning names it."""
+    data = shown(capsys, "--pods", "services")
+    assert ([row["signal"] for row in data["thresholds"]], data["warnings"]) == (["memory.available"], [])
+    hard = "memory.available<300Mi,nodefs.available<10%,pid.available<9"
+    data = shown(capsys, "--pods", "services", "--eviction-hard", hard)
+    assert [row["signal"] for row in data["thresholds"]] == ["memory.available", "pid.available"]
+    assert [line for line in data["warnings"] if "no effect" in line] == [
+        "--eviction-hard: nodefs.available: has no effect: no service is killed for a disk, its files would stay"
+    ]
+    monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)
+    data = shown(capsys)  # auto is shown as what it comes to here
+    assert [row["signal"] for row in data["thresholds"]] == ["memory.available"]
+    assert {row["name"]: row["value"] for row in data["settings"]}["pods"] == "auto"
 
 
 def test_capacity_of_disks_that_are_named(
@@ -321,17 +312,14 @@ def test_translate_without_flags_is_a_usage_error(capsys: pytest.CaptureFixture[
 
 def test_booleans_as_the_kubelets_flags_write_them() -> None:
     resolved: list[Any] = []
-
-    def keep(**values: Any) -> None:
-        resolved.append(options.resolve(values).config)
-
-    import click
-
-    command = click.command()(options.configuration_options(keep))
-    for arguments in (["--kernel-memcg-notification"], ["--kernel-memcg-notification=t"]):
-        assert CliRunner().invoke(command, arguments, standalone_mode=False).exception is None
-    assert (
-        CliRunner().invoke(command, ["--local-storage-capacity-isolation=F"], standalone_mode=False).exception is None
+    command = click.command()(
+        options.configuration_options(lambda **values: resolved.append(options.resolve(values).config))
     )
+    for flag in (
+        "--kernel-memcg-notification",
+        "--kernel-memcg-notification=t",
+        "--local-storage-capacity-isolation=F",
+    ):
+        assert CliRunner().invoke(command, [flag], standalone_mode=False).exception is None
     assert [c.kernel_memcg_notification for c in resolved] == [True, True, False]
     assert [c.local_storage for c in resolved] == [True, True, False]

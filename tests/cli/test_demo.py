@@ -13,6 +13,7 @@ import pytest
 from monitor.kernel import cgroup_procs, cgroupfs, pins
 from monitor.kernel.readable import readable
 from tests import live
+from tests.cli.called import called
 from tests.pin_instances import state_directory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -115,18 +116,14 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
     live.until(lambda: not mine.exists(), "the demo's pins to go")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
-    [
-        (("--margin", "2Mx"), 2, "2Mx"),
-        (("--margin", "-1Mi"), 2, "must be more than 0"),
-        (("--margin", "400Mi"), 2, "more than half the node"),
-        (("--node-memory", "64Mi"), 2, "at least 128Mi"),
-        (("--runs", "0"), 2, "--runs"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_made(arguments: tuple[str, ...], code: int, expected: str) -> None:
-    done = live.outrace("demo", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert expected in done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def test_bad_input_is_refused_before_anything_is_made() -> None:
+    for option, value, expected in (
+        ("--margin", "2Mx", "2Mx"),
+        ("--margin", "-1Mi", "must be more than 0"),
+        ("--margin", "400Mi", "more than half the node"),
+        ("--node-memory", "64Mi", "at least 128Mi"),
+        ("--runs", "0", "--runs"),
+    ):
+        done = called("demo", option, value)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert expected in done.stderr.strip().splitlines()[-1]

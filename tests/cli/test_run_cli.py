@@ -1,5 +1,6 @@
 """`outrace run` on machines that lack something: each lack is simulated in a mount namespace of its own, for real."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -15,73 +16,67 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
 
+_SPEC = importlib.util.find_spec("bcc")
+BCC = Path(_SPEC.origin).parent if _SPEC and _SPEC.origin else None
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.once,
-    pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not installed"),
+    pytest.mark.skipif(
+        not (shutil.which("unshare") and shutil.which("setpriv") and BCC),
+        reason="no unshare or setpriv (util-linux), or no BCC",
+    ),
 ]
 
 
-def run_with(
-    change: str, state: Path, *, then: str = "exec", hooks: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    """`outrace run` on the best rung with BPF that this kernel has and no other, after ``change`` (shell) in a mount
-    namespace that ends with it.
-    """
-    hooks = hooks or Pins.open(live.pin_dir()).hook
-    script = f'{change} && {then} "$0" "$@"'
-    wrapper = ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
-    return live.outrace("run", "--hooks", hooks, "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=wrapper)
+def within(change: str, then: str = "exec") -> tuple[str, ...]:
+    """A wrapper of a command: after ``change`` (shell), in a mount namespace that ends with it."""
+    return ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", f'{change} && {then} "$0" "$@"')
 
 
 def hide(directory: str) -> str:
     return f"{{ [ ! -d {directory} ] || mount -t tmpfs none {directory}; }}"
 
 
-def test_no_btf(tmp_path: Path) -> None:
-    live.one_line(run_with(hide("/sys/kernel/btf"), tmp_path), 3, "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF")
+FUNCTIONS = "/sys/kernel/tracing/available_filter_functions"
+NO_BPFFS = ("umount /sys/fs/bpf", "exec setpriv --bounding-set=-sys_admin")
+LACKS = {
+    "BTF": ((hide("/sys/kernel/btf"), "exec"), ("/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF")),
+    "BCC": ((hide(f"{BCC}"), "exec"), ("bcc", "python3-bpfcc")),
+    "bpffs": (NO_BPFFS, ("bpf is not mounted at /sys/fs/bpf", "mount -t bpf -o mode=0700 bpf /sys/fs/bpf")),
+    # A kernel before 6.13 has no tracepoints on memory cgroup statistics; this one has no other hook either.
+    "hook": (
+        (
+            f"{hide('/sys/bus/event_source/devices')} && {hide('/sys/kernel/tracing/events/memcg')} && "
+            f"{{ [ ! -e {FUNCTIONS} ] || mount --bind /dev/null {FUNCTIONS}; }}",
+            "exec",
+        ),
+        ("no tracepoint memcg:mod_memcg_lruvec_state", "6.13"),
+    ),
+}
 
 
-def test_no_bcc(tmp_path: Path) -> None:
-    import importlib.util
-
-    spec = importlib.util.find_spec("bcc")
-    assert spec.origin is not None
-    result = run_with(hide(str(Path(spec.origin).parent)), tmp_path)
-    live.one_line(result, 3, "bcc", "apt-get install python3-bpfcc")
-
-
-def test_no_hook(tmp_path: Path) -> None:
-    """A kernel before 6.13 has no tracepoints on memory cgroup statistics; this one has no other hook either."""
-    functions = "/sys/kernel/tracing/available_filter_functions"
-    missing = f"[ ! -e {functions} ] || mount --bind /dev/null {functions}"
-    change = (
-        f"{hide('/sys/bus/event_source/devices')} && {{ {missing}; }} && {hide('/sys/kernel/tracing/events/memcg')}"
-    )
-    result = run_with(change, tmp_path, hooks=TRACEPOINT)
-    live.one_line(result, 3, "no tracepoint memcg:mod_memcg_lruvec_state", "6.13")
-
-
-def test_bpffs_that_cannot_be_mounted(tmp_path: Path) -> None:
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv (util-linux) is not installed")
-    result = run_with("umount /sys/fs/bpf", tmp_path, then="exec setpriv --bounding-set=-sys_admin")
-    live.one_line(result, 3, "bpf is not mounted at /sys/fs/bpf", "mount -t bpf -o mode=0700 bpf /sys/fs/bpf")
+@pytest.mark.parametrize("lack", LACKS)
+def test_a_lack_is_reported_in_one_line(tmp_path: Path, lack: str) -> None:
+    """On the best hook with BPF that this kernel has, and no other."""
+    hook = TRACEPOINT if lack == "hook" else Pins.open(live.pin_dir()).hook
+    options = ("--hooks", hook, "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
+    change, words = LACKS[lack]
+    live.one_line(live.outrace("run", *options, wrapper=within(*change)), 3, *words)
 
 
 @pytest.mark.parametrize(
-    ("change", "then", "why"),
+    ("change", "why"),
     [
-        (hide("/sys/kernel/btf"), "exec", "/sys/kernel/btf/vmlinux"),
-        (hide("/sys/kernel/tracing/events/memcg"), "exec", "no tracepoint memcg:mod_memcg_lruvec_state"),
-        ("umount /sys/fs/bpf", "exec setpriv --bounding-set=-sys_admin", "bpf is not mounted at /sys/fs/bpf"),
+        ((hide("/sys/kernel/btf"),), "/sys/kernel/btf/vmlinux"),
+        ((hide("/sys/kernel/tracing/events/memcg"),), "no tracepoint memcg:mod_memcg_lruvec_state"),
+        (NO_BPFFS, "bpf is not mounted at /sys/fs/bpf"),
     ],
+    ids=["BTF", "tracepoint", "bpffs"],
 )
-def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: str, then: str, why: str) -> None:
-    wrapper = ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", f'{change} && {then} "$0" "$@"')
+def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: tuple[str, ...], why: str) -> None:
     with (
         LabNode("test-stepdown", 64 * MIB) as node,
-        LabDaemon(node, state_dir=tmp_path / "state", wrapper=wrapper) as daemon,
+        LabDaemon(node, state_dir=tmp_path / "state", wrapper=within(*change)) as daemon,
     ):
         logged = live.message(daemon, "better hooks cannot be used here")
         # Without the tracepoint a kernel may still have fentry or kprobes.
@@ -94,21 +89,12 @@ def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: str, then
 
 def test_bpffs_that_is_not_mounted_is_mounted(tmp_path: Path) -> None:
     with LabNode("test-bpffs", 64 * MIB) as node:
-        relative = str(node.cgroup.relative_to(node.hierarchy.root))
         script = 'umount /sys/fs/bpf; "$0" "$@" & read stop; ls /sys/fs/bpf/outrace/*/*; kill $!; wait $!'
+        where = ("--node-cgroup", str(node.cgroup.relative_to(node.hierarchy.root)), "--state-dir", str(tmp_path))
         command = [
             *("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script),
-            *(
-                sys.executable,
-                "-c",
-                live.CLI,
-                "run",
-                "--node-cgroup",
-                relative,
-                "--pods",
-                f"manifests:{node.manifests}",
-            ),
-            *("--state-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--log-format", "json"),
+            *(sys.executable, "-c", live.CLI, "run", *where, "--pods", f"manifests:{node.manifests}"),
+            *("--listen", "127.0.0.1:0", "--log-format", "json"),
         ]
         with subprocess.Popen(
             command,

@@ -65,7 +65,7 @@ def _cgroup(hierarchy: Hierarchy, name: str) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "pods"
-    path.mkdir()
+    path.mkdir(mode=0o755)
     return path
 
 

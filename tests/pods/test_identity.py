@@ -1,6 +1,7 @@
 """Two cgroups whose names a person cannot tell apart are two pods: users name their units, and hide none so."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,33 +11,18 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import FoundPod, Scan
 from monitor.pods.tree import TreeSource
 from monitor.policy.pods import Pod, stable_uid
-from tests.pods.unit_tree import GI, ID, MANAGER, Start, source
+from tests.pods.unit_tree import GI, ID, MANAGER, Start, again, source
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 #: Names of units that were, or look, the same as the next one.
 TWINS = (
-    b"a\x1b.scope",
-    b"a\\x1b.scope",
-    b"a\\x5cx1b.scope",
-    b"b\xff.scope",
-    b"b\\xff.scope",
-    "b\xff.scope".encode(),
-    b"c\x85.scope",
-    "c\x85.scope".encode(),
-    b"c\\u0085.scope",
-    b"d.scope",
-    b"d.scope ",
-    b"d.scope  ",
-    b"d.scope\t",
-    b" d.scope",
-    b"_d.scope",
-    b"d.scope~2",
-    b"e (deleted)",
-    b"e",
-    b"f,task=x",
-    b"f",
+    *(b"a\x1b.scope", b"a\\x1b.scope", b"a\\x5cx1b.scope"),
+    *(b"b\xff.scope", b"b\\xff.scope", "b\xff.scope".encode()),
+    *(b"c\x85.scope", "c\x85.scope".encode(), b"c\\u0085.scope"),
+    *(b"d.scope", b"d.scope ", b"d.scope  ", b"d.scope\t", b" d.scope", b"_d.scope", b"d.scope~2"),
+    *(b"e (deleted)", b"e", b"f,task=x", b"f"),
 )
 
 
@@ -51,8 +37,7 @@ def test_every_twin_is_a_pod_of_its_own(tree: tuple[Hierarchy, Path], start: Sta
         assert len(set(shown)) == len(TWINS), "metrics, logs and commands tell them apart"
         assert all(name.isprintable() for pair in shown for name in pair)
         before = set(found.pods)
-        found._next_scan = 0.0
-        assert found.poll().updated == []
+        again(found)
         assert set(found.pods) == before, "and it is the same one at every look"
 
 
@@ -76,13 +61,9 @@ def test_two_cgroups_of_one_container_are_both_watched(tree: tuple[Hierarchy, Pa
 def test_two_directories_of_one_uid_in_kubepods_are_both_watched(tree: tuple[Hierarchy, Path]) -> None:
     hierarchy = Hierarchy(tree[0].version, tree[1])
     made = {cgroupfs.make(tree[1] / "kubepods" / qos / "poduid-a") for qos in ("burstable", "besteffort")}
-    found = TreeSource(hierarchy, 16 * GI)
-    try:
+    with closing(TreeSource(hierarchy, 16 * GI)) as found:
         change = found.poll()
-        assert {one.cgroup for one in change.updated} == made
-        assert len(change.errors) == 1
-    finally:
-        found.close()
+    assert ({one.cgroup for one in change.updated}, len(change.errors)) == (made, 1)
 
 
 def test_one_that_has_anothers_identity_is_never_lost() -> None:

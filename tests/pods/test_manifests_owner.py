@@ -1,12 +1,11 @@
 """Manifests decide who is killed: read only where only root can have written them, as the state directory is."""
 
-import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,40 +16,20 @@ from monitor.owner import ChangeableError, changed_by, mend, read_alone
 from monitor.pods.source import Change, PodSource, open_source
 from monitor.settings.read import build
 from tests.commands import run
+from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _write
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give files to another user")
-GI = 1 << 30
 NOBODY = 65534
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "pods"
-    path.mkdir(mode=0o755)
-    return path
-
-
-@pytest.fixture
-def source(tmp_path: Path, folder: Path) -> Iterator[PodSource]:
+def source(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
     for name in ("a", "b"):
-        (tmp_path / "cg" / name).mkdir(parents=True)
-        (tmp_path / "cg" / name / "cgroup.procs").touch()
-        write(folder / f"{name}.json", name)
-    opened = open_source(f"manifests:{folder}", Hierarchy(2, tmp_path / "cg"), 16 * GI)
-    yield opened
-    opened.close()
-
-
-def write(path: Path, name: str, priority: int = 7) -> None:
-    meta = {"name": name, "uid": f"uid-{name}", "annotations": {"outrace/cgroup": name}}
-    pod = {"kind": "Pod", "metadata": meta, "spec": {"priority": priority, "containers": [{"name": "main"}]}}
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(pod))
-    temporary.rename(path)
-
-
-def names(change: Change) -> list[str]:
-    return [found.pod.name for found in change.updated]
+        _cgroup(hierarchy, name)
+        _write(folder / f"{name}.json", _pod(name, name))
+    with closing(open_source(f"manifests:{folder}", hierarchy, 16 * GI)) as opened:
+        yield opened
 
 
 def user_writes(script: str, directory: Path) -> None:
@@ -73,13 +52,15 @@ def entered(path: Path) -> Iterator[None]:
             directory.chmod(mode)
 
 
-def looked(source: PodSource) -> Change:
-    """What changed, as soon as it is looked again."""
-    deadline = time.monotonic() + 60
-    while (change := source.poll()) == Change():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return change
+def printed(script: str, *command: str, **options: Any) -> str:
+    """What Python prints for expressions of `changed_by`, by way of a command."""
+    code = f"from pathlib import Path; from monitor.owner import changed_by; print({script})"
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]}
+    done = run(*command, "python3", "-c", code, env=environment, **options)
+    if "Permission denied" in done.stderr or "No module" in done.stderr:
+        pytest.skip("the code cannot be read as another user here")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # ---- the directory
@@ -117,7 +98,7 @@ def test_a_directory_that_others_may_write_in_is_refused(
 
 
 def test_while_others_may_write_in_it_its_last_manifests_stay(folder: Path, source: PodSource) -> None:
-    assert names(source.poll()) == ["a", "b"]
+    assert _names(source.poll()) == ["a", "b"]
     folder.chmod(0o777)
     with entered(folder):
         user_writes("rm -f a.json; echo '{}' > new; mv -f new b.json", folder)
@@ -126,31 +107,19 @@ def test_while_others_may_write_in_it_its_last_manifests_stay(folder: Path, sour
     [problem] = change.problems
     assert "can be written by others, who could have any pod killed: its last manifests stay in use" in problem
     folder.chmod(0o755)
-    change = looked(source)
+    change = until(lambda: (found := source.poll()) != Change() and found, "another look")
     assert change.removed == ["uid-a"]
     assert any(f"b.json belongs to user {NOBODY}" in problem for problem in change.problems)
 
 
 def test_a_directory_of_the_users_own_is_for_his_own_looks(tmp_path: Path) -> None:
-    """`outrace explain` as another user: whoever asks may trust himself."""
+    """`outrace explain` as another user, which may trust itself."""
     own = tmp_path / "own"
     own.mkdir()
     os.chown(own, NOBODY, NOBODY)
-    code = f"from pathlib import Path; from monitor.owner import changed_by; print(changed_by(Path({str(own)!r})))"
     with entered(tmp_path):
-        done = run(
-            "/usr/bin/env",
-            "python3",
-            "-c",
-            code,
-            env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]},
-            user=NOBODY,
-            group=NOBODY,
-            extra_groups=[],
-        )
-    if "Permission denied" in done.stderr or "No module" in done.stderr:
-        pytest.skip("the code cannot be read as another user here")
-    assert done.stdout == "\n", done.stderr
+        user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        assert printed(f"changed_by(Path({str(own)!r}))", "/usr/bin/env", **user) == "\n"
 
 
 # ---- its files
@@ -170,7 +139,7 @@ def test_a_file_of_others_is_refused_and_the_rest_stays_in_force(
 ) -> None:
     spoil(folder / "a.json")
     change = source.poll()
-    assert names(change) == ["b"]
+    assert _names(change) == ["b"]
     [problem] = change.problems
     assert problem.startswith(f"{folder}/a.json: {folder}/a.json ")
     assert "who could have any pod killed; ch" in problem
@@ -178,26 +147,25 @@ def test_a_file_of_others_is_refused_and_the_rest_stays_in_force(
 
 
 def test_a_file_that_came_to_be_anothers_keeps_its_last_good_pods(folder: Path, source: PodSource) -> None:
-    assert names(source.poll()) == ["a", "b"]
-    write(folder / "a.json", "a", priority=-1000)
+    assert _names(source.poll()) == ["a", "b"]
+    _write(folder / "a.json", _pod("a", "a", "1Ti"))
     own(folder / "a.json")
     change = source.poll()
     assert (change.updated, change.removed) == ([], [])
     assert "still used as it was: default/a" in change.problems[0]
-    assert source.pods["uid-a"].pod.priority == 7
+    assert source.pods["uid-a"].pod.containers[0].requests["memory"].value == 64 << 20
 
 
 @pytest.mark.parametrize("wrong", ["", "target", "directory", "link on the way", "sticky link"])
 def test_a_link_is_followed_where_root_alone_could_have_made_the_way(
-    tmp_path: Path, folder: Path, source: PodSource, wrong: str
+    tmp_path: Path, folder: Path, hierarchy: Hierarchy, source: PodSource, wrong: str
 ) -> None:
-    assert names(source.poll()) == ["a", "b"]
+    assert _names(source.poll()) == ["a", "b"]
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
     target = home / "c.json"
-    (tmp_path / "cg" / "c").mkdir()
-    (tmp_path / "cg/c/cgroup.procs").touch()
-    write(target, "c")
+    _cgroup(hierarchy, "c")
+    _write(target, _pod("c", "c"))
     way = target
     if wrong == "target":
         own(target)
@@ -219,20 +187,10 @@ def test_a_link_is_followed_where_root_alone_could_have_made_the_way(
         way = sticky / "c.json"
     (folder / "c.json").symlink_to(way)
     change = source.poll()
-    assert names(change) == ([] if wrong else ["c"])
+    assert _names(change) == ([] if wrong else ["c"])
     assert len(change.problems) == bool(wrong)
     if wrong:
         assert f"belongs to user {NOBODY}, who could have any pod killed" in change.problems[0]
-
-
-def test_a_sticky_directory_on_the_way_is_no_danger(tmp_path: Path) -> None:
-    """/tmp: nobody else can replace what is root's in it."""
-    sticky = tmp_path / "sticky"
-    sticky.mkdir()
-    sticky.chmod(0o1777)
-    (sticky / "pods").mkdir(mode=0o755)
-    assert changed_by(sticky / "pods") == ""
-    assert "can be written by others" in changed_by(sticky)  # but it is no directory of manifests itself
 
 
 def test_a_mounted_configmap_is_taken(tmp_path: Path) -> None:
@@ -245,24 +203,10 @@ def test_a_mounted_configmap_is_taken(tmp_path: Path) -> None:
     (volume / "..data").symlink_to("..2026_01")
     (volume / "a.yaml").symlink_to("..data/a.yaml")
     volume.chmod(0o777)
-    code = (
-        "from pathlib import Path; from monitor.owner import changed_by; "
-        f"print([changed_by(Path(p)) for p in ({str(volume)!r}, {str(volume / 'a.yaml')!r})])"
-    )
     mount = f'mount --bind {volume} {volume}; mount -o remount,ro,bind {volume}; exec "$@"'
-    done = run(
-        "unshare",
-        "--mount",
-        "sh",
-        "-ec",
-        mount,
-        "sh",
-        "python3",
-        "-c",
-        code,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]},
-    )
-    assert done.stdout == "['', '']\n", done.stderr
+    paths = (str(volume), str(volume / "a.yaml"))
+    found = printed(f"[changed_by(Path(p)) for p in {paths!r}]", "unshare", "--mount", "sh", "-ec", mount, "sh")
+    assert found == "['', '']\n"
     assert "(mode 777) can be written by others" in changed_by(volume)
 
 

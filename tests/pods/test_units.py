@@ -56,17 +56,14 @@ def test_pods(path: str, kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["system.slice", "user.slice/user-1000.slice", MANAGER, f"{MANAGER}/app.slice", "docker", "libpod_parent"]
+    ("kind", "paths"),
+    [
+        (DESCEND, ("system.slice", "user.slice/user-1000.slice", MANAGER, f"{MANAGER}/app.slice", "docker")),
+        (SKIP, ("kubepods.slice", "kubepods", "system.slice/dev-hugepages.mount", "system.slice/ssh.socket")),
+    ],
 )
-def test_what_holds_pods(path: str) -> None:
-    assert classify(path.split("/")) == DESCEND
-
-
-@pytest.mark.parametrize(
-    "path", ["kubepods.slice", "kubepods", "system.slice/dev-hugepages.mount", "system.slice/ssh.socket"]
-)
-def test_what_is_none(path: str) -> None:
-    assert classify(path.split("/")) == SKIP
+def test_what_holds_pods_and_what_is_none(kind: object, paths: tuple[str, ...]) -> None:
+    assert {classify(path.split("/")) for path in paths} == {kind}
 
 
 def test_a_user_cannot_be_a_container_or_a_session_of_the_machine() -> None:

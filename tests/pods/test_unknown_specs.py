@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from monitor.pods import containers
 from monitor.pods.source import FoundPod
 from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
+from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.quantity import ZERO
 from monitor.policy.ranking import candidate, memory_order
@@ -27,10 +30,11 @@ from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.side.pod_watch import pod_message
-from tests.puppet import cgroup
+from tests.puppet import TIMEOUT_S, cgroup
 
 GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"
 STATIC = "e228a63249ca746e753e7532f763b21a"
 
 Start = Callable[..., int]
@@ -83,15 +87,15 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     return give
 
 
+def opened(tree: tuple[Hierarchy, Path]) -> closing[TreeSource]:
+    return closing(TreeSource(tree[0], 16 * GI, tree[1]))
+
+
 def only(tree: tuple[Hierarchy, Path]) -> FoundPod:
     """The one pod that a new look finds."""
-    hierarchy, node = tree
-    source = TreeSource(hierarchy, 16 * GI, node)
-    try:
+    with opened(tree) as source:
         [found] = source.poll().updated
         return found
-    finally:
-        source.close()
 
 
 def critical(found: FoundPod) -> bool:
@@ -145,12 +149,10 @@ def test_a_guaranteed_pod_is_critical_whatever_its_processes_do_to_their_score(
 def test_once_critical_always_critical(
     tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None]
 ) -> None:
-    hierarchy, node = tree
-    container = cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main")
+    container = cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main")
     pid = start(container)
     score(pid, -997)
-    source = TreeSource(hierarchy, 16 * GI, node)
-    try:
+    with opened(tree) as source:
         [found] = source.poll().updated
         assert critical(found)
         os.kill(pid, 9)
@@ -160,8 +162,6 @@ def test_once_critical_always_critical(
         [found] = source.poll().updated
         assert list(found.containers) == ["again"]
         assert critical(found)
-    finally:
-        source.close()
 
 
 @pytest.mark.live
@@ -169,10 +169,8 @@ def test_a_score_that_comes_later_counts_too(
     tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A runtime that is not known may set it when the container has long been judged."""
-    hierarchy, node = tree
-    pid = start(cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main"))
-    source = TreeSource(hierarchy, 16 * GI, node)
-    try:
+    pid = start(cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main"))
+    with opened(tree) as source:
         assert not critical(source.poll().updated[0])
         score(pid, -997)
         monkeypatch.setattr("monitor.pods.tree.RESCAN_S", 0.0)
@@ -180,38 +178,100 @@ def test_a_score_that_comes_later_counts_too(
         [found] = source.poll().updated
         assert critical(found)
         assert pod_message(found).request == 8 * GI  # what it asked for is not guessed anew
-    finally:
-        source.close()
 
 
 @pytest.mark.live
 def test_a_pod_whose_processes_are_not_known_yet_is_critical_until_they_are(
     tree: tuple[Hierarchy, Path], start: Start
 ) -> None:
-    hierarchy, node = tree
-    container = cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main")
-    source = TreeSource(hierarchy, 16 * GI, node)
-    try:
+    container = cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main")
+    with opened(tree) as source:
         [found] = source.poll().updated
         assert critical(found)
         start(container)
         [found] = source.poll().updated
         assert not critical(found)
-    finally:
-        source.close()
 
 
 @pytest.mark.live
 def test_who_calls_itself_runc_is_being_started_only_for_a_while(
     tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By that name alone a pod stayed unjudged, and would now be spared, for ever."""
+    """The runtime's process is in the cgroup before the container's is, with its own score. By that name alone a pod
+    stayed unjudged for ever.
+    """
     start(cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main"), comm="runc:[2:INIT]")
-    assert critical(only(tree))
+    found = only(tree)
+    assert critical(found)
+    assert pod_message(found).request == 0
+    with opened(tree) as source:
+        source.poll()
+        with monkeypatch.context() as executed:
+            executed.setattr(Process, "comm", lambda _: "main")
+            [found] = source.poll().updated  # what is unsettled is looked at again in the next poll
+            assert pod_message(found).request == 8 * GI
     monkeypatch.setattr(containers, "STARTING_S", 0.0)
     found = only(tree)
     assert not critical(found)
     assert pod_message(found).request == 8 * GI
+
+
+# ---- what comes, changes and goes
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("kubepods", "below", "name"),
+    [
+        ("kubepods", f"burstable/pod{UID}", CID),
+        (
+            "kubepods.slice",
+            f"kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice",
+            f"cri-containerd-{CID}.scope",
+        ),
+    ],
+    ids=["cgroupfs", "systemd"],
+)
+def test_pods_come_change_and_go_on_the_kernel(
+    tree: tuple[Hierarchy, Path], start: Start, kubepods: str, below: str, name: str
+) -> None:
+    path = tree[1]
+    pod = path / kubepods / below
+    cgroupfs.make(pod.parent)
+    with opened(tree) as source:
+        assert source.poll().updated == []
+        container = cgroupfs.make(pod / name)
+        [found] = source.poll().updated  # inotify reports mkdir in a cgroup file system
+        assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
+        assert (pod_message(found).qos, pod_message(found).request) == ("Burstable", 0)
+        pid = start(container, adj=937)
+        fd = source.fileno()
+        assert fd is not None
+        assert select.select([fd], [], [], TIMEOUT_S)[0]  # a process that moves in writes cgroup.procs
+        [found] = source.poll().updated
+        assert pod_message(found).request == -(-63 * 16 * GI // 1000)
+        assert oom_score_adj(found.pod, CID, 16 * GI) == 937
+        assert source.poll().updated == []
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        cgroupfs.remove(pod)
+        change = source.poll()
+        assert (change.updated, change.removed) == ([], [UID])
+        cgroupfs.make(pod)
+        [again] = source.poll().updated
+        assert again.cgroup_ids != found.cgroup_ids
+        cgroupfs.remove(path / kubepods)
+        change = source.poll()
+        assert (change.removed, len(change.problems)) == ([UID], 1)
+
+
+@pytest.mark.live
+def test_a_changed_limit_is_reported(tree: tuple[Hierarchy, Path]) -> None:
+    pod = cgroupfs.make(tree[1] / f"kubepods/pod{UID}")
+    with opened(tree) as source:
+        for limit in (64 << 20, 96 << 20):
+            cgroupfs.set_limit(pod, limit)
+            assert pod_message(source.poll().updated[0]).request == limit
 
 
 # ---- who is the sandbox
