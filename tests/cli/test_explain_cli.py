@@ -2,9 +2,8 @@
 
 import json
 import os
-import select
-import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 
 from monitor.cli.main import main
 from monitor.kernel import cgroupfs
-from monitor.lab.node import LabNode, LabPod
+from monitor.lab.node import LabNode
 from monitor.policy.releases import ERAS
 from tests.cli.called import called
 from tests.cli.explain_node import explain, names, options, text
 from tests.live import MIB, Puppet, cgroup, daemon, filled, one_line, until
-from tests.puppet import TIMEOUT_S
 
 MEMORY = "memory.available"
 NOTHING = "nothing is starved: nobody would be evicted now"
@@ -111,43 +109,36 @@ def test_nobody_is_left_to_evict() -> None:
 
 
 def test_pods_known_by_their_cgroups_alone() -> None:
-    uid = "7a0d1f8e-0000-4000-8000-00000000beef"
-    with cgroup("explain-tree", 256 * MIB) as path:
+    uid, static = "7a0d1f8e-0000-4000-8000-00000000beef", "e2" * 16
+    with cgroup("explain-tree", 256 * MIB) as path, ExitStack() as puppets:
         kubepods = cgroupfs.make(path / "kubepods")
         cgroupfs.set_limit(kubepods, 128 * MIB)
-        container = cgroupfs.make(kubepods / "besteffort" / f"pod{uid}" / "0123abcd")
-        with Puppet(container) as puppet:
+        for pod, mib in ((uid, 16), (static, 32)):
+            puppet = puppets.enter_context(Puppet(cgroupfs.make(kubepods / "besteffort" / f"pod{pod}" / "0123abcd")))
             puppet.do("open('/proc/self/oom_score_adj', 'w').write('1000')")
-            puppet.do("anon(16)")
-            arguments = ("--node-cgroup", path.name, "-o", "json")
-            done = called("explain", uid, "--eviction-hard", "memory.available<95%", *arguments)
-            assert done.returncode == 0, done.stderr
-            answer = json.loads(done.stdout)
-            assert names(answer) == [uid]
-            assert answer["pod"]["qos"]["class"] == "BestEffort"
-            assert (answer["order"][0]["priority"], answer["order"][0]["spec_known"]) == (None, False)
-            assert "unknown" in next(c["verdict"] for c in answer["order"][0]["comparisons"] if c["name"] == "priority")
-            assert answer["pod"]["oom_score_adj"]["mismatches"] == []
-            # 16 MiB are more than 5 % of kubepods' limit and of the node's: the copy, of the smaller one, goes first.
-            assert answer["signal"] == "allocatableMemory.available"
-            rows = {row["signal"]: row for row in answer["node"]["thresholds"]}
-            assert [rows[name]["capacity"] for name in (MEMORY, answer["signal"])] == [256 * MIB, 128 * MIB]
-            assert [rows[name]["met"] for name in (MEMORY, answer["signal"])] == [True, True]
-            assert [rows[name]["first"] for name in (MEMORY, answer["signal"])] == [False, True]
-            assert answer["node"]["evictions"][0]["uid"] == uid
-            # A static pod: its uid is a hash.
-            static = cgroupfs.make(kubepods / "besteffort" / f"pod{'e2' * 16}" / "0123abcd")
-            with Puppet(static) as other:
-                other.do("open('/proc/self/oom_score_adj', 'w').write('1000')")
-                other.do("anon(32)")
-                text = called("explain", "e2" * 16, "--eviction-hard", "memory.available<95%", *arguments[:2]).stdout
-                assert f"{'e2' * 16}: never evicted" in text
-                assert "its uid is no UUID of the API server: a static pod" in text
-                assert "priority unknown" in text
-                shown = called("top", "--once", *arguments[:2]).stdout
-                assert [line.split()[2] for line in shown.splitlines() if line.startswith(("e2e2", uid))] == [
-                    "unknown"
-                ] * 2
+            puppet.do(f"anon({mib})")
+        arguments = ("--node-cgroup", path.name)
+        done = called("explain", uid, "--eviction-hard", "memory.available<95%", *arguments, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        (row,) = (row for row in answer["order"] if row["uid"] == uid)
+        assert (row["priority"], row["spec_known"], answer["pod"]["qos"]["class"]) == (None, False, "BestEffort")
+        assert "unknown" in next(c["verdict"] for c in row["comparisons"] if c["name"] == "priority")
+        assert answer["pod"]["oom_score_adj"]["mismatches"] == []
+        # More than 5 % of kubepods' limit and of the node's is used: the copy, of the smaller one, is first.
+        assert answer["signal"] == "allocatableMemory.available"
+        rows = {row["signal"]: row for row in answer["node"]["thresholds"]}
+        own, copy = rows[MEMORY], rows[answer["signal"]]
+        assert [(one["capacity"], one["met"], one["first"]) for one in (own, copy)] == [
+            (256 * MIB, True, False),
+            (128 * MIB, True, True),
+        ]
+        assert answer["node"]["evictions"][0]["uid"] == uid
+        shown = called("explain", static, *arguments).stdout
+        assert f"{static}: never evicted" in shown
+        assert "its uid is no UUID of the API server: a static pod" in shown
+        shown = called("top", "--once", *arguments).stdout
+        assert [line.split()[2] for line in shown.splitlines() if line.startswith(("e2e2", uid))] == ["unknown"] * 2
 
 
 # ---- with a daemon
@@ -239,50 +230,41 @@ def test_processes_are_ranked_by_their_number(node: LabNode) -> None:
     node.children.pop().close()
 
 
-def annotate(pod: LabPod, volumes: tuple[dict[str, Any], ...] = (), limit: str = "", **annotations: str) -> str:
-    """Rewrite the pod's manifest; what it was."""
-    before = pod.manifest.read_text()
-    manifest = json.loads(before)
-    notes = {key.replace("_", ".").replace("outrace.", "outrace/"): value for key, value in annotations.items()}
-    manifest["metadata"]["annotations"].update(notes)
-    manifest["spec"]["volumes"] = list(volumes)
-    if limit:
-        resources = manifest["spec"]["containers"][0].setdefault("resources", {})
-        resources.setdefault("limits", {})["ephemeral-storage"] = limit
-    pod.manifest.write_text(json.dumps(manifest))
-    return before
-
-
 def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
     pod = node.pods["besteffort"]
+    before = pod.manifest.read_text()
     layer = tmp_path / "layer"
     layer.mkdir()
     (layer / "file").write_bytes(b"x" * 2 * MIB)
-    before = annotate(pod, outrace_rootfs_c0=str(layer))
+    manifest = json.loads(before)
+    manifest["metadata"]["annotations"]["outrace/rootfs.c0"] = str(layer)
     try:
+        pod.manifest.write_text(json.dumps(manifest))
         answer = explain(node, "besteffort", "--signal", "nodefs.available")
         assert names(answer)[0] == "lab/besteffort"
         assert 2 * MIB <= answer["order"][0]["usage"] < 3 * MIB
         assert answer["pod"]["request"]["resource"] == "ephemeral-storage"
-        starved = explain(node, "--eviction-hard", "nodefs.available<100Pi")
-        assert starved["signal"] == "nodefs.available"
-        assert starved["node"]["cleanup"] == []  # there is no command for it
-        assert starved["node"]["verdict"].endswith("is starved: lab/besteffort would be evicted now")
-        starved = explain(node, "--eviction-hard", "nodefs.available<100Pi", "--reclaim-images", "true")
-        assert starved["node"]["cleanup"] == ["DeleteUnusedImages"]
-        assert starved["node"]["verdict"].endswith("unless cleaning up is enough, lab/besteffort would be evicted now")
-        pod.manifest.write_text(before)
-        annotate(pod, limit="1Mi", outrace_rootfs_c0=str(layer))
+        full = ("--eviction-hard", "nodefs.available<100Pi")
+        for cleanup, actions, verdict in (
+            ((), [], "is starved: lab/besteffort would be evicted now"),
+            (
+                ("--reclaim-images", "true"),
+                ["DeleteUnusedImages"],
+                "unless cleaning up is enough, lab/besteffort would",
+            ),
+        ):
+            starved = explain(node, *full, *cleanup)
+            assert (starved["signal"], starved["node"]["cleanup"]) == ("nodefs.available", actions)
+            assert verdict in starved["node"]["verdict"]
+        manifest["spec"]["containers"][0].setdefault("resources", {})["limits"] = {"ephemeral-storage": "1Mi"}
+        pod.manifest.write_text(json.dumps(manifest))
         over = explain(node, "besteffort")
-        assert over["node"]["verdict"] == (
-            "nothing is starved, but over a limit of local storage: lab/besteffort would be evicted now"
-        )
+        assert over["node"]["verdict"].startswith("nothing is starved, but over a limit of local storage: lab/besteff")
         storage = over["pod"]["local_storage"]
         assert {"of": "container c0", "limit": "1Mi"} in storage["limits"]
         assert storage["over"] == over["node"]["evictions"][0]["message"]
         off = explain(node, "besteffort", "--local-storage-capacity-isolation=false")
         assert (off["node"]["verdict"], off["pod"]["local_storage"]["over"]) == (NOTHING, None)
-        assert "not enforced" in text(node, "besteffort", "--local-storage-capacity-isolation=false")
     finally:
         pod.manifest.write_text(before)
 
@@ -308,20 +290,6 @@ def test_eras_side_by_side(node: LabNode) -> None:
     shown = text(node, "--policy", "all")
     assert "kubelet-1.17 has the same order as kubelet-1.36\n" in shown
     assert "kubelet-1.36 and kubelet-1.8 first part at rank 1:\n" in shown
-
-
-def test_within_their_requests_the_old_one_takes_the_largest_and_today_the_closest() -> None:
-    with LabNode("test-explain-eras", 256 * MIB) as node:
-        for name, request, mib in (("large", 80, 32), ("close", 32, 16)):
-            filled(node, node.add_pod(name, "Burstable", request=request * MIB), mib)
-        answer = explain(node, "--policy", "kubelet-1.17,kubelet-1.8")
-        assert names(answer) == ["lab/close", "lab/large"]
-        (parting,) = answer["disagreements"]
-        assert parting["pods"] == ["lab/close", "lab/large"]
-        assert [(why["policy"], why["first"], why["name"]) for why in parting["why"]] == [
-            ("kubelet-1.17", "lab/close", "excess"),
-            ("kubelet-1.8", "lab/large", "usage"),
-        ]
 
 
 def test_an_era_alone_decides_everything(node: LabNode) -> None:
@@ -385,25 +353,3 @@ def test_scores_wanted_and_real(node: LabNode) -> None:
     # The kernel would take it, the policy would not: that is shown.
     assert "the policy would evict lab/burstable first" in found["badness"]["differs"]
     assert "every process has what it should" in text(node, "besteffort")
-
-
-def test_the_kernel_kills_whom_it_names() -> None:
-    with LabNode("test-explain-oom", 192 * MIB) as node:
-        big, small = node.add_pod("big"), node.add_pod("small")
-        with Puppet(big.containers["c0"]) as growing, Puppet(small.containers["c0"]) as marked:
-            # 900 x 48 pages of 4 KiB are 168 MiB: with them it stays ahead whatever the big one takes. And it has
-            # enough to give: exit_mmap() gathers up to 10000 pages (40 MiB) that come back only after the victim no
-            # longer counts as one, and until then the kernel may take a second one.
-            marked.do("open('/proc/self/oom_score_adj', 'w').write('900')")
-            marked.do("anon(100)")
-            growing.do("anon(60)")
-            found = explain(node, "big")["pod"]["badness"]
-            assert (found["node"]["pid"], found["pod"]["pid"]) == (marked.pid, growing.pid)
-            ends = [os.pidfd_open(puppet.pid) for puppet in (marked, growing)]
-            growing.tell("anon(40)")
-            assert select.select(ends, [], [], TIMEOUT_S)[0] == ends[:1]
-            for fd in ends:
-                os.close(fd)
-            assert marked.wait() == -signal.SIGKILL
-            assert growing.answer() == "done"
-            assert node.oom_kills() == 1

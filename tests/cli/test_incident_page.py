@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.cli import svg
-from monitor.cli.incident_charts import domains, events_chart, numbered
+from monitor.cli.incident_charts import domains, events_chart, memory_chart, numbered
 from monitor.cli.incident_page import page
-from monitor.cli.incident_text import timeline_rows
+from monitor.cli.incident_text import format_ms, timeline_rows, tone
 from monitor.cli.main import cli
 from monitor.cli.markup import Markup, element
+from monitor.race.report import report
 from monitor.side.incidents.store import IncidentStore
 from tests.commands import run
 from tests.race.scenarios import SCENARIOS, of_scenario
@@ -205,6 +206,64 @@ def test_growth_of_each_pod_is_shown_the_fastest_first() -> None:
     assert "lab/hog" in texts[:hog]
 
 
+DAMAGES: tuple[dict[str, Any], ...] = (
+    *({"points": points} for points in ([], [[0.0, 5]], [[float("nan"), 5], [1.0, 6]], "abc")),
+    *({"points": [[0.0, 5], [seconds, size]]} for seconds, size in ((float("inf"), 6), (1.0, 2**63))),
+    *({"in_s": float("nan")}, {"grew": None}, {"another": "version"}),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_curves_that_are_damaged_or_of_another_version_are_left_out(damage: dict[str, Any]) -> None:
+    incident = copy.deepcopy(WON)
+    incident["memory"]["curves"][-1] |= damage
+    texts = Skeleton(page(incident)).texts
+    assert [text for text in texts if text.startswith("Its samples are damaged, or")]
+    assert WON["summary"] in texts
+    assert [one.grew for one in report([incident]).pods] == [None]
+    assert report([incident]).growth_unknown == 1
+
+
+@pytest.mark.parametrize("memory", [[], "x", {}, {"lines": [], "curves": [{}]}], ids=str)
+def test_so_does_what_is_no_memory_at_all(memory: object) -> None:
+    assert "Its samples are damaged" in page(WON | {"memory": memory})
+
+
+def test_a_curve_of_no_threshold_and_no_limit_is_not_drawn() -> None:
+    incident = copy.deepcopy(WON)
+    incident["memory"]["curves"][0]["measure"] = "allocatableMemory.available"
+    assert domains(incident) == []
+    assert "No samples of it are stored" in page(incident)
+
+
+@pytest.mark.parametrize("name", ["observe", "lost"])
+def test_the_moment_of_the_kill_is_in_the_chart_where_the_curve_ends_there(name: str) -> None:
+    """Times of a curve are rounded: a kill at 188.664 ms stood beyond a curve that ended at 188.66."""
+    incident = RACES[name]["incident"]
+    texts = Skeleton(str(memory_chart(incident, "node"))).texts
+    at = next(step["t_ms"] for step in incident["steps"] if step["what"] == "oom")
+    assert f"OOM killer, {format_ms(at)}" in texts
+    cut = copy.deepcopy(incident)
+    node = cut["memory"]["curves"][0]
+    node["points"] = [[t, used] for t, used in node["points"] if t < 0.0]
+    texts = Skeleton(str(memory_chart(cut, "node"))).texts
+    assert {"crossed", f"OOM killer, {format_ms(at)}"} <= set(texts), "also beyond the last sample"
+
+
+def test_a_step_of_an_earlier_kill_hides_none_of_this_race() -> None:
+    incident = copy.deepcopy(RACES["lost"]["incident"])
+    [kill, *_] = [step for step in incident["steps"] if step["what"] == "oom"]
+    incident["steps"].insert(0, {**kill, "t_ms": -60_000.0})
+    assert f"OOM killer, {format_ms(kill['t_ms'])}" in Skeleton(str(memory_chart(incident, "node"))).texts
+
+
+def test_a_kill_while_outrace_only_observed_is_no_good_end() -> None:
+    observed = RACES["observe"]["incident"]
+    assert (observed["verdict"], observed["observed"]) == ("eviction_won", True)
+    assert [tone(one) for one in (observed, observed | {"oom_victims": []}, WON)] == ["bad", "good", "good"]
+    assert '<h1 class="bad">' in page(observed)
+
+
 def test_a_full_disk_is_one_line(state: Path) -> None:
     arguments = ("incidents", "show", WON["id"], "--html", "--no-daemon", "--state-dir", str(state))
     with open("/dev/full", "wb") as full:
@@ -222,22 +281,10 @@ def test_the_command_prints_the_page_of_the_incident(state: Path) -> None:
     assert "--html and -o json exclude each other" in str(refused.exception)
 
 
-def test_lists_have_no_curves_and_exports_and_show_have(state: Path) -> None:
-    listed = CliRunner().invoke(cli, ["incidents", "list", "-o", "json", "--state-dir", str(state)])
-    assert [one for one in json.loads(listed.output)["incidents"] if "memory" in one or "steps" in one] == []
-    assert json.loads(show(state, WON["id"], "-o", "json").output)["memory"] == WON["memory"]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"), [(0, 10, [0, 5, 10]), (-3, 3, [-2, 0, 2]), (0, 0.5, [0, 0.2, 0.4])]
-)
-def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
-    assert svg.ticks(low, high, 4) == expected
-
-
 @given(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12), st.integers(2, 12))
-def test_ticks_are_never_too_many(low: float, width: float, most: int) -> None:
+def test_ticks_are_round_numbers_and_never_too_many(low: float, width: float, most: int) -> None:
     assert len(svg.ticks(low, low + width, most)) <= most + 1
+    assert [svg.ticks(*ends, 4) for ends in ((0, 10), (-3, 3), (0, 0.5))] == [[0, 5, 10], [-2, 0, 2], [0, 0.2, 0.4]]
 
 
 @pytest.mark.skipif(SCREENSHOTS["browser"]() is None, reason=SCREENSHOTS["MISSING"])

@@ -81,11 +81,11 @@ def test_taints_are_removed_with_a_plugin_only_if_it_was_given(given: bool, tmp_
 def test_what_others_can_write_is_refused_with_the_remedy(what: str, how: str, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     (tmp_path / "d").mkdir()
+    paths = {name: tmp_path / name for name in ("token", "certificate", "key", "ca")}
+    for path in paths.values():
+        path.write_text("x")
     program = plugin(tmp_path / "plugin", marker)
-    paths = {"directory": tmp_path / "d", "kubeconfig": tmp_path / "d/k", "program": program}
-    for name in ("token", "certificate", "key", "ca"):
-        paths[name] = tmp_path / name
-        paths[name].write_text("x")
+    paths |= {"directory": tmp_path / "d", "kubeconfig": tmp_path / "d/k", "program": program}
     user: dict[str, Any] = {"exec": {"apiVersion": V1, "command": str(program), "interactiveMode": "Never"}}
     if what == "token":
         user = {"tokenFile": str(paths["token"])}
@@ -93,21 +93,18 @@ def test_what_others_can_write_is_refused_with_the_remedy(what: str, how: str, t
         user = {"client-certificate": str(paths["certificate"]), "client-key": str(paths["key"])}
     made = kubeconfig(paths["kubeconfig"], "http://127.0.0.1:1", **user)
     if what == "ca":
-        text = made.read_text()
-        made.write_text(text.replace("    server:", f"    certificate-authority: {paths['ca']}\n    server:"))
+        made.write_text(made.read_text().replace("server:", f"certificate-authority: {paths['ca']}\n    server:"))
     bad = paths[what]
     if how == "owner":
         os.chown(bad, NOBODY, -1)
     else:
         bad.chmod(bad.stat().st_mode | 0o020)
     remedy = f"chown root {bad}" if how == "owner" else f"chmod go-w {bad}"
+    refusal = f"not believed: {bad} .*; {remedy}, or name a copy that root alone can write$"
     for access in (Access(kubeconfig=str(made)), Access(kubelet=NodeKubelet("x", kubeconfig=made))):
-        if what == "program" and not access.kubeconfig:
-            continue
-        with pytest.raises(
-            ConfigError, match=f"not believed: {bad} .*; {remedy}, or name a copy that root alone can write$"
-        ):
-            access.api_server()
+        if access.kubeconfig or what != "program":
+            with pytest.raises(ConfigError, match=refusal):
+                access.api_server()
     assert not marker.exists()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from monitor.pods.node_kubelet import NodeKubelet
 from monitor.pods.source import settle
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
+from tests.commands import run
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
 
@@ -61,6 +60,12 @@ def kubeconfig(path: Path, server: str, **user: str) -> Path:
     return path
 
 
+@pytest.fixture
+def access(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> Access:
+    """With a kubelet that has both."""
+    return Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url)))
+
+
 def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **more: Any) -> NodeKubelet:
     """A kubelet whose read-only port is the fake's."""
     ports = {"readOnlyPort": kubelet.port} if kubelet is not None else {}
@@ -71,19 +76,16 @@ def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **mo
 # ---- the choice
 
 
-def test_the_api_server_comes_before_the_read_only_port(
-    api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
+def test_the_api_server_comes_before_the_read_only_port_which_has_no_authentication(
+    access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    """That is without any authentication, and anybody on the node may serve it while the kubelet restarts."""
-    found = choose(Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url))), tmp_path / "none")
+    """Any process on the node may serve that port while the kubelet restarts."""
+    found = choose(access, tmp_path / "none")
     assert found.spec == "apiserver"
     assert found.why.startswith(f"the API server at {api.url} (the kubelet's own {tmp_path / 'k'}) answers")
     assert (found.tried, kubelet.asked) == ((), [])
-
-
-def test_then_the_read_only_port(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> None:
     api.forbidden.add(("list", "pods"))
-    found = choose(Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url))), tmp_path / "none")
+    found = choose(access, tmp_path / "none")
     assert found.spec == f"kubelet:{kubelet.url}"
     why = f"the kubelet's read-only port at {kubelet.url} answers (kubeadm: /var/lib/kubelet/config.yaml)"
     assert (found.why, found.kubelet, len(found.tried)) == (why, True, 1)
@@ -92,9 +94,8 @@ def test_then_the_read_only_port(api: FakeApiServer, kubelet: FakeKubelet, tmp_p
 
 @pytest.mark.parametrize("away", [False, True])
 def test_with_enforce_the_read_only_port_is_never_taken_by_itself(
-    away: bool, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
+    away: bool, access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    access = Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url)))
     if away:
         api.refuse()
     else:
@@ -126,13 +127,12 @@ def test_settle_returns_whether_pods_are_evicted(
 
 
 def test_a_node_whose_servers_are_away_is_one_all_the_same(
-    api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
+    access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """It boots: by manifests or cgroups the wrong pod would be first, for as long as the daemon lives."""
     for server in (api, kubelet):
         server.refuse()
     (tmp_path / "pods").mkdir()
-    access = Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url)))
     found = choose(access, tmp_path / "pods")
     assert found.spec == "apiserver"
     assert "whose servers do not answer yet" in found.why
@@ -140,10 +140,12 @@ def test_a_node_whose_servers_are_away_is_one_all_the_same(
     assert all("refused" in line for line in found.tried)
 
 
-def test_who_may_not_ask_is_not_waited_for(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> None:
+def test_who_may_not_ask_is_not_waited_for(
+    access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
     api.forbidden.add(("list", "pods"))
     kubelet.forbidden.add("/pods")
-    found = choose(Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url))), tmp_path / "none")
+    found = choose(access, tmp_path / "none")
     assert (found.spec, found.kubelet) == ("cgroups", True)
     assert "no pods of a cluster can be had" in found.why
     assert any('resources: ["pods"], verbs: ["list"]' in line for line in found.tried)  # the rule that is missing
@@ -182,13 +184,8 @@ installations.ROOT = Path({str(tmp_path / "none")!r})
 settle(RunConfig())
 print([name for name in sys.modules if name.startswith("monitor.kube") or name in ("ssl", "psutil")])
 """
-    done = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=True, env=environment())
+    done = run(sys.executable, "-c", code, check=True)
     assert done.stdout == "[]\n"
-
-
-def environment() -> dict[str, str]:
-
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 # ---- what is settled at the start

@@ -103,25 +103,31 @@ def test_every_row_is_tried_here() -> None:
     assert {row.name for row in TABLE} == {*NODES, installations.POD}
 
 
-def test_kubeadm(node: Path) -> None:
-    made = install(node, "kubeadm")
-    found = find_kubelet()
-    assert (found.installation, found.node_name, found.kubeconfig) == ("kubeadm", "node-7", made)
-    assert (found.url, found.read_only_url) == ("https://127.0.0.1:4321", "http://127.0.0.1:4322")
-    assert [content for _, content in found.drop_ins] == [{"evictionHard": {"memory.available": "300Mi"}}]
-    assert (found.unread, found.refused, str(found)) == ("", "", f"kubeadm: {node}/var/lib/kubelet/config.yaml")
-
-
-@pytest.mark.parametrize("name", ["k3s", "RKE2"])
-def test_k3s_and_rke2_by_their_options(name: str, node: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "node_name", "url", "pki", "drop_ins"),
+    [
+        ("kubeadm", "node-7", "https://127.0.0.1:4321", "var/lib/kubelet/pki", [{"memory.available": "300Mi"}]),
+        *((name, "node-8", "https://127.0.0.1:4321", "", [{"nodefs.available": "5%"}]) for name in ("k3s", "RKE2")),
+        ("k0s", "", "https://127.0.0.1:10250", "var/lib/k0s/kubelet/pki", []),
+        ("EKS", "", "https://127.0.0.1:4321", "var/lib/kubelet/pki", [{"memory.available": "300Mi"}]),
+        ("Canonical Kubernetes", "", "https://127.0.0.1:10250", "etc/kubernetes/pki", []),
+    ],
+)
+def test_what_is_found(name: str, node_name: str, url: str, pki: str, drop_ins: list[Any], node: Path) -> None:
     made = install(node, name)
     found = find_kubelet()
-    assert (found.installation, found.node_name, found.kubeconfig) == (name, "node-8", made)
-    assert (found.url, found.flags["eviction-hard"]) == ("https://127.0.0.1:4321", "memory.available<1Gi")
-    assert found.trust.certificates == (node / "data/agent/serving-kubelet.crt",)
-    assert [content["evictionHard"] for _, content in found.drop_ins] == [{"nodefs.available": "5%"}]
-    made.unlink()  # a server with --disable-agent
-    assert find_kubelet() == NodeKubelet()
+    assert (found.installation, found.kubeconfig) == (name, made)
+    assert node_name in ("", found.node_name)
+    assert [content["evictionHard"] for _, content in found.drop_ins] == drop_ins
+    assert (found.unread, found.refused) == ("", "")
+    if pki:
+        assert found.trust.pki == node / pki
+    else:
+        assert found.trust.certificates == (node / "data/agent/serving-kubelet.crt",)
+        assert found.flags["eviction-hard"] == "memory.available<1Gi"
+        made.unlink()  # a server with --disable-agent
+        assert find_kubelet() == NodeKubelet()
+    assert found.url == url
 
 
 def test_k3s_before_1_32_has_its_thresholds_as_flags(node: Path) -> None:
@@ -142,20 +148,6 @@ def test_microk8s_and_its_variables(node: Path) -> None:
     [*_, source] = kubelet_sources(Access(kubelet=found))
     assert source.content["evictionHard"]["memory.available"] == "100Mi"
     assert source.name == "the kubelet's flags (MicroK8s)"
-
-
-def test_eks_k0s_and_canonical(node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(node, "EKS")
-    found = find_kubelet()
-    assert (found.installation, found.url) == ("EKS", "https://127.0.0.1:4321")
-    assert [path.name for path, _ in found.drop_ins] == ["40.conf"]
-    for name, pki in (("k0s", "var/lib/k0s/kubelet/pki"), ("Canonical Kubernetes", "etc/kubernetes/pki")):
-        directory = tmp_path / name.split()[0]
-        monkeypatch.setattr(installations, "ROOT", directory)
-        made = install(directory, name)
-        found = find_kubelet()
-        assert (found.installation, found.kubeconfig, found.unread) == (name, made, "")
-        assert found.trust.pki == directory / pki
 
 
 def test_what_the_table_does_not_have_names_the_option(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:

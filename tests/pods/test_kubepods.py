@@ -13,6 +13,7 @@ from monitor.pods.kubepods import candidate_paths, holds_pods, kubepods_of, of_p
 from monitor.pods.source import Change, FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
+from monitor.settings.read import build
 from tests.pods.manifest_folder import manifest, polled
 
 pytestmark = [
@@ -161,15 +162,15 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path
 
 
 def test_the_cgroup_root_of_a_kubelets_configuration_is_taken(tmp_path: Path) -> None:
-    from monitor.settings.read import build
-
-    path = tmp_path / "kubelet.yaml"
     head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-    path.write_text(f"{head}cgroupRoot: /kubelet\n")
-    assert build({}, None, str(path)).cgroup_root == "/kubelet"
-    path.write_text(f'{head}cgroupRoot: ""\n')
-    assert build({}, None, str(path)).cgroup_root == RunConfig().cgroup_root == ""
-    assert build({"cgroup-root": "/lab"}, None, str(path)).cgroup_root == "/lab"
+    for text, given, expected in (
+        ("/kubelet", {}, "/kubelet"),
+        ('""', {}, ""),
+        ("/k", {"cgroup-root": "/lab"}, "/lab"),
+    ):
+        (tmp_path / "kubelet.yaml").write_text(f"{head}cgroupRoot: {text}\n")
+        assert build(given, None, str(tmp_path / "kubelet.yaml")).cgroup_root == expected
+    assert RunConfig().cgroup_root == ""
 
 
 def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
@@ -180,19 +181,16 @@ def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
 # ---- a static pod's hash
 
 
-@pytest.mark.parametrize("source", [None, "file"])
-def test_a_hash_of_a_static_pod_leads_to_its_cgroup_only_for_a_pod_that_is_never_evicted(
-    node: Path, folder: Path, source: str | None
+@pytest.mark.parametrize(
+    ("of", "source", "found"),
+    [("e2" * 16, None, False), ("e2" * 16, "file", True), (UID, "file", False)],
+    ids=["hash", "hash of a pod that is never evicted", "uid"],
+)
+def test_a_hash_leads_to_its_cgroup_only_for_a_static_pod(
+    node: Path, folder: Path, of: str, source: str | None, found: bool
 ) -> None:
     """Any pod whose annotations named it took another's cgroup for its own, with its own low priority."""
-    cgroupfs.make(node / f"kubepods/burstable/pod{'e2' * 16}/main")
-    notes = {"kubernetes.io/config.hash": "e2" * 16} | ({"kubernetes.io/config.source": source} if source else {})
+    cgroupfs.make(node / f"kubepods/burstable/pod{of}/main")
+    notes = {"kubernetes.io/config.hash": of} | ({"kubernetes.io/config.source": source} if source else {})
     manifest(folder, "a", uid=OTHER, **notes)
-    [found] = polled(folder, node).updated or [None]
-    assert (found is not None) == (source == "file")
-
-
-def test_a_pods_uid_is_no_hash(node: Path, folder: Path) -> None:
-    cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main")
-    manifest(folder, "a", uid=OTHER, **{"kubernetes.io/config.hash": UID, "kubernetes.io/config.source": "file"})
-    assert polled(folder, node).updated == []
+    assert bool(polled(folder, node).updated) == found
