@@ -108,7 +108,7 @@ def test_every_row_is_tried_here() -> None:
     [
         ("kubeadm", "node-7", "https://127.0.0.1:4321", "var/lib/kubelet/pki", [{"memory.available": "300Mi"}]),
         *((name, "node-8", "https://127.0.0.1:4321", "", [{"nodefs.available": "5%"}]) for name in ("k3s", "RKE2")),
-        ("k0s", "", "https://127.0.0.1:10250", "var/lib/k0s/kubelet/pki", []),
+        ("k0s", "", "https://127.0.0.1:4321", "var/lib/k0s/kubelet/pki", []),
         ("EKS", "", "https://127.0.0.1:4321", "var/lib/kubelet/pki", [{"memory.available": "300Mi"}]),
         ("Canonical Kubernetes", "", "https://127.0.0.1:10250", "etc/kubernetes/pki", []),
     ],

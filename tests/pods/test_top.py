@@ -1,27 +1,43 @@
 """`outrace top` on real cgroups: its figures, where they come from, its options, and the live view on a terminal."""
 
 import json
+import os
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monitor.actions.status import EvictedPod, StatusStore
-from monitor.cli import top_frame, top_text
+from monitor.cli import top_frame
+from monitor.cli.top_frame import limit_fields, pod_fields
+from monitor.cli.top_kernel import ProcessLooks, composition
+from monitor.cli.top_sample import INCIDENTS, Sampler
+from monitor.cli.top_text import lines
+from monitor.cli.top_trends import Trends
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import MemoryReading
+from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.limits import Limits
+from monitor.kernel.oom_candidates import Owner
+from monitor.lab.node import LabNode
 from monitor.pods.source import open_source
 from monitor.policy.pods import pod_from_object
-from monitor.policy.thresholds import kubelets
+from monitor.race.events import WorkingSets
+from monitor.race.figure_age import PodPoints
 from monitor.settings.config import RunConfig
-from monitor.settings.read import build
 from monitor.side.endpoints import summary
+from tests.cli.called import called
+from tests.limited import MIB, limit, write
+from tests.pods import top_frames
 from tests.pods.top_node import MI, common, top
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
+from tests.puppet import Puppet
+from tests.side.incident_samples import EVICTION_WON, variant
+from tests.side.stores import store_at
 from tests.side.views import view as side_view
 
 
@@ -198,23 +214,253 @@ def test_the_scripts_divide_like_the_shell() -> None:
     assert figures["memory_available_in_mb"] == 0
 
 
-def test_where_only_a_kubelet_would_evict_it_is_shown() -> None:
-    """By hand: 100 MiB in use, 70 of them active page cache, 20 of that dirty; lines at 10 MiB of 105."""
-    config = build({"eviction-hard": "memory.reclaimable<10Mi,memory.obtainable<10Mi"})
-    mine = [t for t in config.thresholds() if t.signal.startswith("memory.")]
-    compared = [t for t in kubelets(mine) if t not in mine]
-    left = {"memory.available": 5, "memory.reclaimable": 75, "memory.obtainable": 55}
-    signals = {name: top_frame.Available(n * MI, 105 * MI) for name, n in left.items()}
-    rows = top_frame._distances([*compared, *mine], signals, compared)
-    assert [(r["signal"], r["met"], r["compared"]) for r in rows] == [
-        ("memory.available", True, True),
-        ("memory.reclaimable", False, False),
-        ("memory.obtainable", False, False),
+NOTHING: dict[str, int | str] = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max"}
+
+
+@pytest.mark.live
+@pytest.mark.newest
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+def test_a_frame_of_real_cgroups() -> None:
+    with LabNode("test-top-limits", 128 * MIB) as node:
+        node.add_pod("plain")
+        node.add_pod("limited", containers=2)
+        pod = node.pods["limited"]
+        whole, part = limit(pod.cgroup, 64), limit(pod.containers["c1"], 32)
+        options = ("--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}")
+        done = called("top", "--once", *options, "--state-dir", str(node.manifests / "state"), "-o", "json")
+        assert (done.returncode, done.stderr) == (0, "")
+        found = json.loads(done.stdout)
+    pods = {p["name"]: p for p in found["pods"]}
+    limited, plain = pods["limited"], pods["plain"]
+    assert (limited["limits"], limited["containers"]["c1"]["limits"]) == (whole.named(), part.named())
+    assert limited["oom_group"] == whole.oom_group
+    none = Limits().named()
+    assert limited["containers"]["c0"]["limits"] == plain["limits"] == plain["containers"]["c0"]["limits"] == none
+    assert found["node"]["limits"]["max"] == limited["limits"]["max"] * 2 == 128 * MIB
+    assert found["node"]["limits"]["high"] is None
+    assert (limited["capacity"], plain["capacity"]) == (64 * MIB, None)  # as before
+    for one in (found["node"], limited, plain):
+        assert one["swap"] in (0, None)
+    # On a terminal: the columns there are, by the version of this machine.
+    text = "\n".join(lines(found))
+    (header,) = (line.split() for line in text.splitlines() if line.startswith("POD "))
+    columns = ["SOFT", "SWAP_MAX"] if cgroupfs.detect().version == 1 else ["MIN", "LOW", "HIGH", "SWAP_MAX"]
+    if whole.swap_max is None:
+        columns.pop()
+    assert header[-len(columns) - 1 :] == ["AVAILABLE", *columns]
+    assert "lab/limited/c1 " in text
+    assert "lab/limited/c0 " not in text
+
+
+# -- what is shown of files --------------------------------------------------------------------------------------------
+
+FIGURES = dict.fromkeys(
+    ("usage", "active_file", "inactive_file", "working_set", "capacity", "available", "request", "over_request"), 0
+)
+
+
+def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | str] = NOTHING) -> str:
+    """The table of a v2 node with these pods, p0 and so on; the first has one container."""
+    hierarchy = Hierarchy(2, root)
+    rows = []
+    for i, files in enumerate(pods):
+        path = write(root / f"p{i}", {**NOTHING, **files})
+        containers = {} if i else {"c0": write(path / "c0", {**NOTHING, **container})}
+        who = {"namespace": "ns", "name": f"p{i}", "qos": "Burstable", "priority": 0}
+        rows.append({**who, **FIGURES, **pod_fields(hierarchy, str(path), containers)})
+    node = {**FIGURES, **limit_fields(hierarchy, write(root / "node", {"memory.max": MIB}))}
+    kubepods = {**FIGURES, **limit_fields(hierarchy, write(root / "kubepods", {"memory.min": 2 * MIB}))}
+    return "\n".join(lines(top_frames.frame(rows, node=node, kubepods=kubepods)))
+
+
+def header(text: str, first: str) -> list[str]:
+    """The columns behind those that are always there."""
+    row = next(line.split() for line in text.splitlines() if line.startswith(f"{first} "))
+    always = max((row.index(name) for name in ("AVAILABLE", "OBTAINABLE") if name in row), default=0)
+    return row[always + 1 :]
+
+
+def test_nothing_is_added_where_nobody_uses_them(tmp_path: Path) -> None:
+    text = shown(tmp_path, {"memory.max": MIB}, {"memory.swap.max": 0, "memory.swap.current": 0}, container={})
+    assert header(text, "POD") == []
+    assert "CONTAINER" not in text
+    assert header(text, "DOMAIN") == ["MIN"]  # kubepods has one
+
+
+def test_a_column_appears_for_whoever_has_one(tmp_path: Path) -> None:
+    text = shown(tmp_path, {"memory.high": 3 * MIB}, {"memory.swap.current": 5 * MIB, "memory.swap.max": 0})
+    assert header(text, "POD") == ["HIGH", "SWAP", "SWAP_MAX"]
+    rows = {line.split()[0]: line.split()[-3:] for line in text.splitlines() if line.startswith("ns/")}
+    assert rows == {"ns/p0": ["3.0Mi", "-", "-"], "ns/p1": ["-", "5.0Mi", "0"]}
+
+
+def test_a_limit_of_a_container_alone_is_shown(tmp_path: Path) -> None:
+    """Where the kubelet sets memory.high."""
+    text = shown(tmp_path, {}, {}, container={"memory.high": 3 * MIB, "memory.max": 4 * MIB})
+    assert (header(text, "POD"), header(text, "CONTAINER")) == ([], ["HIGH", "MAX"])
+    assert next(line.split() for line in text.splitlines() if line.startswith("ns/p0/c0")) == [
+        "ns/p0/c0",
+        "3.0Mi",
+        "4.0Mi",
     ]
-    (said,) = top_text._compared(rows)
-    assert said == (
-        "a kubelet would evict now (memory.available); nothing is wrong: available are 75.0Mi by memory.reclaimable, "
-        "55.0Mi by memory.obtainable"
+
+
+def test_of_a_pod_known_to_the_daemon_alone_nothing_is_shown(tmp_path: Path) -> None:
+    nothing = {"swap": None, "limits": Limits().named(), "oom_group": None}
+    assert pod_fields(Hierarchy(2, tmp_path), None, {}) == {**nothing, "containers": {}}
+    assert limit_fields(Hierarchy(2, tmp_path), tmp_path / "gone") == nothing
+
+
+S = 1_000_000_000
+
+
+# -- growth
+
+
+def test_growth_is_over_the_last_ten_seconds() -> None:
+    trends = Trends()
+    assert trends.growth("a") is None
+    trends.note(100.0, {"a": 50 * MI})
+    assert trends.growth("a") is None, "of one look nothing is known"
+    trends.note(100.1, {"a": 90 * MI})
+    assert trends.growth("a") is None, "nor of two that are too near"
+    for second in range(1, 31):
+        trends.note(100.0 + second, {"a": 50 * MI + second * 2 * MI, "b": 5 * MI})
+    assert trends.growth("a") == pytest.approx(2 * MI)
+    assert trends.growth("b") == 0
+    assert trends.history("a")[-1] == 110 * MI
+    for second in range(31, 42):
+        trends.note(100.0 + second, {"a": 110 * MI})
+    assert (trends.growth("a"), trends.growth("b"), list(trends.history("b"))) == (0, None, []), "b is gone"
+
+
+def test_growth_before_the_first_look_is_what_the_daemon_remembers() -> None:
+    """In the clock of the daemon 25 s are known: `a` grew by 60 MiB 8 and 4 s ago, `new` came 5 s ago."""
+    points = (
+        PodPoints(
+            "a", False, ((1000 * S - 25 * S, 40 * MI), (1000 * S - 8 * S, 70 * MI), (1000 * S - 4 * S, 100 * MI))
+        ),
+        PodPoints("new", True, ((1000 * S - 5 * S, 10 * MI),)),
     )
-    rows[1]["met"] = True
-    assert list(top_text._compared(rows)) == [], "something is short"
+    before = WorkingSets(1000 * S, 975 * S, points).to_json()
+    trends, now = Trends(), {"a": 100 * MI, "still": 7 * MI, "new": 20 * MI}
+    trends.remember(50.0, before, now)
+    trends.note(50.0, now)
+    assert trends.growth("a") == pytest.approx(6 * MI)
+    assert trends.growth("still") == 0
+    assert trends.growth("new") == pytest.approx(2 * MI)
+    other = Trends()
+    other.remember(50.0, None, now)
+    other.note(50.0, now)
+    assert other.growth("a") is None
+
+
+# -- what memory is made of
+
+
+@pytest.mark.parametrize(
+    ("version", "stat", "files", "expected"),
+    [
+        (2, "anon 5\nfile 9\nshmem 2\nkernel 7\nslab 3\n", {}, (5, 2, 7)),
+        (2, "anon 5\nshmem 2\nslab 3\nkernel_stack 4\npagetables 1\npercpu 1\nsock 90\n", {}, (5, 2, 9)),  # < 5.18
+        (2, "anon 5\n", {}, (5, None, None)),
+        (1, "total_rss 5\nrss 1\ntotal_shmem 2\n", {"memory.kmem.usage_in_bytes": 7}, (5, 2, 7)),
+        (1, "total_rss 5\ntotal_shmem 2\n", {}, (5, 2, None)),  # cgroup.memory=nokmem
+    ],
+)
+def test_what_a_cgroup_is_made_of(
+    tmp_path: Path, version: int, stat: str, files: dict[str, int | str], expected: tuple[int | None, ...]
+) -> None:
+    path = write(tmp_path / "one", {"memory.stat": stat, **files})
+    assert tuple(composition(Hierarchy(version, tmp_path), path).values()) == expected
+
+
+def test_what_a_real_cgroup_is_made_of(node: Path) -> None:
+    with Puppet(node / "busy") as puppet:
+        before = composition(cgroupfs.detect(), node)
+        puppet.do("anon(24)")
+        after = composition(cgroupfs.detect(), node)
+    assert (after["anon"] or 0) - (before["anon"] or 0) >= 23 * MI
+    assert (after["kernel"] or 0) > 0
+
+
+# -- the processes
+
+
+def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
+    """Of the two processes of this node the smaller one has the higher oom_score_adj."""
+
+    def owner(cgroup: Path) -> Owner | None:
+        return Owner(f"uid-{cgroup.name}", f"ns/{cgroup.name}") if cgroup.name in ("busy", "quiet") else None
+
+    now = [100.0]
+    looks = ProcessLooks(lambda: now[0])
+    hierarchy = cgroupfs.detect()
+    with Puppet(node / "busy") as large, Puppet(node / "quiet") as small:
+        large.do("anon(40)")
+        found = looks.look(hierarchy, node, owner)
+        assert found.victim is not None
+        assert (found.victim["pid"], found.victim["pod"], found.victim["uid"]) == (large.pid, "ns/busy", "uid-busy")
+        small.do("open('/proc/self/oom_score_adj', 'w').write('1000')")
+        assert looks.look(hierarchy, node, owner) is found, "not looked at again so soon"
+        now[0] += 5.1
+        found = looks.look(hierarchy, node, owner)
+        assert found.victim is not None
+        assert (found.victim["pid"], found.victim["oom_score_adj"]) == (small.pid, 1000)
+        assert found.scores == {"uid-busy": (0, 0), "uid-quiet": (1000, 1000)}
+        assert [process.pid for _, process in found.processes["uid-busy"]] == [large.pid]
+
+
+def test_a_look_that_takes_long_is_repeated_later(node: Path) -> None:
+    """Each reading of this clock takes 1 s, so a look takes one: the next one comes 50 s after it."""
+    readings = iter(range(1000))
+    looks = ProcessLooks(lambda: float(next(readings)))
+    first = looks.look(cgroupfs.detect(), node, lambda _: None)
+    same = [looks.look(cgroupfs.detect(), node, lambda _: None) is first for _ in range(60)]
+    assert same.index(False) == 49
+
+
+# -- a frame
+
+
+@pytest.mark.usefixtures("busy")
+def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
+    store = store_at(tmp_path / "state/incidents.db")
+    for number in range(INCIDENTS + 2):
+        store.add(variant(number))
+    done = top(*common(folder, tmp_path, node), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    frame = json.loads(done.stdout)
+    assert frame["daemon"] is None
+    assert frame["kernel_victim"]["pod"] == "default/busy"
+    assert frame["kernel_victim"]["comm"].startswith(Path(sys.executable).resolve().name[:6])
+    assert frame["node"]["anon"] >= 8 * MI
+    assert frame["node"]["growth_bytes_per_s"] is None
+    pods = {pod["name"]: pod for pod in frame["pods"]}
+    assert pods["busy"]["oom_score_adj"] == {"lowest": 0, "highest": 0}
+    assert pods["quiet"]["oom_score_adj"] is None, "it has no process"
+    assert [one["id"] for one in frame["incidents"]] == [f"incident-{n:05d}" for n in range(INCIDENTS + 1, 1, -1)]
+    assert "steps" not in frame["incidents"][0]
+    text = top(*common(folder, tmp_path, node)).stdout
+    assert "the kernel would kill next: " in text
+    assert "incident incident-00006 at 2026-01-31T" in text
+
+
+def test_incidents_are_read_when_there_are_new_ones_and_their_damage_is_shown(
+    folder: Path, tmp_path: Path, node: Path
+) -> None:
+    state = tmp_path / "state"
+    config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}", state_dir=str(state), listen_port=9)
+    sampler = Sampler(config)
+    try:
+        assert sampler.sample().frame["incidents"] == []
+        store_at(state / "incidents.db").add(EVICTION_WON)
+        assert [one["id"] for one in sampler.sample().frame["incidents"]] == [EVICTION_WON["id"]]
+        (state / "incidents.db").write_bytes(b"no database " * 1000)
+        found = sampler.sample().frame
+        assert any(problem.startswith("incidents: ") for problem in found["problems"])
+        (state / "incidents.db").unlink()
+        found = sampler.sample().frame
+        assert (found["incidents"], found["problems"]) == ([], [])
+    finally:
+        sampler.close()

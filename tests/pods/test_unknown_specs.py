@@ -22,7 +22,6 @@ from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.quantity import ZERO
 from monitor.policy.ranking import candidate, memory_order
 from monitor.policy.releases import ERAS, era
 from monitor.policy.resources import pod_request
@@ -108,41 +107,36 @@ def critical(found: FoundPod) -> bool:
 # ---- who may be critical
 
 
+#: Places of a pod and scores of its processes, by why it is critical or may be evicted. The uid of a static pod is the
+#: hash of its configuration, not one of the API server's; of Guaranteed pods all have -997, and any may raise its own.
+CRITICAL = {
+    "an ordinary pod": (f"burstable/pod{UID}", (500, 500), False),
+    **{f"a static pod {uid}": (f"besteffort/pod{uid}", (500,), True) for uid in (STATIC, "abc", f"{UID}0", UID[1:])},
+    **{f"a score in {qos}": (f"{qos}pod{UID}", (500, -997), True) for qos in ("burstable/", "besteffort/", "")},
+    "a Guaranteed pod": (f"pod{UID}", (900,), True),
+}
+
+
 @pytest.mark.live
-def test_an_ordinary_pod_may_be_evicted_and_has_no_priority(tree: tuple[Hierarchy, Path], start: Start) -> None:
-    start(cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main"))
+@pytest.mark.parametrize(("place", "scores", "expected"), CRITICAL.values(), ids=CRITICAL)
+def test_who_is_critical(
+    tree: tuple[Hierarchy, Path],
+    start: Start,
+    score: Callable[[int, int], None],
+    place: str,
+    scores: tuple[int, ...],
+    expected: bool,
+) -> None:
+    for number, adj in enumerate(scores):
+        pid = start(cgroupfs.make(tree[1] / "kubepods" / place / f"c{number}"), adj=max(adj, 0))
+        if adj < 0:
+            score(pid, adj)
     found = only(tree)
-    assert not critical(found)
+    assert critical(found) == expected
     message = pod_message(found)
-    assert (message.priority, message.spec_known, message.request) == (None, False, 8 * GI)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("uid", [STATIC, "abc", f"{UID}0", UID.replace("-", "")])
-def test_a_static_pod_is_critical(tree: tuple[Hierarchy, Path], start: Start, uid: str) -> None:
-    """Its uid is the hash of its configuration, not one of the API server's. Today's kube-apiserver was evictable."""
-    start(cgroupfs.make(tree[1] / f"kubepods/besteffort/pod{uid}/main"))
-    assert critical(only(tree))
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("qos", ["burstable/", "besteffort/", ""])
-def test_the_score_of_a_node_critical_pod_makes_it_critical(
-    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None], qos: str
-) -> None:
-    path = tree[1] / f"kubepods/{qos}pod{UID}"
-    start(cgroupfs.make(path / "other"))
-    score(start(cgroupfs.make(path / "main")), -997)
-    assert critical(only(tree))
-
-
-@pytest.mark.live
-def test_a_guaranteed_pod_is_critical_whatever_its_processes_do_to_their_score(
-    tree: tuple[Hierarchy, Path], start: Start
-) -> None:
-    """All have -997, so a critical one does not differ from another; and any process may raise its own."""
-    start(cgroupfs.make(tree[1] / f"kubepods/pod{UID}/main"), adj=900)
-    assert critical(only(tree))
+    assert (message.priority, message.spec_known) == (None, False)
+    if not expected:
+        assert message.request == 16 * GI
 
 
 @pytest.mark.live
@@ -278,39 +272,35 @@ def test_a_changed_limit_is_reported(tree: tuple[Hierarchy, Path]) -> None:
 
 
 @pytest.mark.live
-def test_the_sandbox_is_no_container(
-    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None]
-) -> None:
-    path = tree[1] / f"kubepods/burstable/pod{UID}"
-    start(cgroupfs.make(path / "main"))
-    score(start(cgroupfs.make(path / "sandbox"), "pause"), -998)
-    found = only(tree)
-    assert list(found.containers) == ["main"]
-    assert found.pod.containers[0].requests["memory"].value == 8 * GI
-    assert not critical(found)  # the sandbox of every pod has that score
-
-
-@pytest.mark.live
 @pytest.mark.parametrize(
-    "sandbox",
+    ("processes", "is_sandbox"),
     [
-        [("main", "pause", 500)],  # the name alone
-        [("pause", "pause", 500)],  # and the program's: what a container may bring along
-        [("main", "pause", -998)],  # the score, but another program
-        [("pause", "pause", -998), ("pause", "pause", -998)],  # not alone
+        ([("pause", "pause", -998)], True),
+        ([("main", "pause", 500)], False),  # the name alone
+        ([("pause", "pause", 500)], False),  # and the program's: what a container may bring along
+        ([("main", "pause", -998)], False),  # the score, but another program
+        ([("pause", "pause", -998), ("pause", "pause", -998)], False),  # not alone
     ],
-    ids=["comm", "program", "score", "two"],
+    ids=["sandbox", "comm", "program", "score", "two"],
 )
 def test_pause_alone_is_no_sandbox(
-    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None], sandbox: list[tuple[str, str, int]]
+    tree: tuple[Hierarchy, Path],
+    start: Start,
+    score: Callable[[int, int], None],
+    processes: list[tuple[str, str, int]],
+    is_sandbox: bool,
 ) -> None:
     """A container whose processes all called themselves pause was none: with its request the pod lost its place."""
     path = tree[1] / f"kubepods/burstable/pod{UID}"
     start(cgroupfs.make(path / "main"))
     other = cgroupfs.make(path / "other")
-    for program, comm, adj in sandbox:
+    for program, comm, adj in processes:
         score(start(other, program, comm), adj)
-    assert sorted(only(tree).containers) == ["main", "other"]
+    found = only(tree)
+    assert sorted(found.containers) == (["main"] if is_sandbox else ["main", "other"])
+    if is_sandbox:
+        assert found.pod.containers[0].requests["memory"].value == 8 * GI
+        assert not critical(found)  # the sandbox of every pod has that score
 
 
 @pytest.mark.live
@@ -350,7 +340,3 @@ def test_an_unknown_priority_ranks_behind_every_known_one(priority: int, signal:
     candidates = [candidate(one, pod_request(one, "memory"), 7) for one in pods]
     assert [c.name for c in memory_order(candidates)] == ["known", "a-unknown"]
     assert [c.priority for c in candidates] == [None, priority]
-
-
-def test_a_spec_without_a_priority_has_zero() -> None:
-    assert candidate(pod("p", True, None), ZERO, 1).priority == 0
