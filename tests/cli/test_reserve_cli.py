@@ -65,7 +65,7 @@ def test_cce_v1(sized) -> None:
     assert list(memory["terms"][0].values()) == ["systemReserved", "system components", 858993460, "up", rule]
     assert sum(term["bytes"] for term in memory["terms"]) == 16 * GIB - memory["allocatable_bytes"]
     assert [cpu[f"{part}_millicores"] for part in ("kube_reserved", "allocatable", "kubepods_limit")] == [
-        *(83, 4917, 4917),
+        *(83, 4917, 4917)
     ]
     assert (disk["reserved_bytes"], disk["allocatable_bytes"]) == (4 * MIB, 102396 * MIB)
     assert "kubepods_limit_bytes" not in disk

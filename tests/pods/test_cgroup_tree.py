@@ -41,8 +41,6 @@ def root(tmp_path: Path) -> Path:
     return _cgroup(tmp_path / "cg")
 
 
-# --- paths ---------------------------------------------------------------------------------------------------------
-
 PATHS = [
     ("kubepods", KubePath("kubepods", "cgroupfs")),
     ("/kubepods/burstable", KubePath("kubepods", "cgroupfs", "Burstable")),
@@ -119,9 +117,6 @@ def test_parse_takes_any_text(path: str) -> None:
     assert kube is None or (kube.uid is None or kube.qos is not None)
 
 
-# --- trees ---------------------------------------------------------------------------------------------------------
-
-
 def _recorded(root: Path) -> Path:
     """The recorded v1 tree as literal files; returns kubepods."""
     for line in (DATA / "cgroup-tree-v1.txt").read_text().splitlines():
@@ -190,21 +185,8 @@ def test_pods_made_of_cgroups(root: Path) -> None:
     b = _cgroup(pod / "bbb", memory_max=32 << 20)
     source = TreeSource(Hierarchy(2, root), 16 * GI)
     [found] = source.poll().updated
-    assert (found.pod.namespace, found.pod.name, found.pod.uid) == ("", UID, UID)
-    assert pod_message(found) == PodSeen(
-        uid=UID,
-        namespace="",
-        name=UID,
-        priority=None,
-        spec_known=False,
-        request=96 << 20,
-        request_nanos=0,
-        qos="Guaranteed",
-        critical=True,
-        grace_s=30,
-        cgroup=str(pod),
-        containers={"aaa": str(a), "bbb": str(b)},
-    )
+    known = (UID, "", UID, None, False, 96 << 20, "Guaranteed", True, 30, str(pod))
+    assert pod_message(found) == PodSeen(*known, containers={"aaa": str(a), "bbb": str(b)})
     # A container more: the pod's limit grows, and it is reported again.
     _cgroup(pod / "ccc", memory_max="max")
     (pod / "memory.max").write_text(str(128 << 20))

@@ -55,9 +55,6 @@ def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
     knows(feed, "a")
 
 
-# ---- the kubelet
-
-
 def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
     pod = a_pod("a")
     feed = cluster.polled()

@@ -73,9 +73,6 @@ def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **mo
     return NodeKubelet("kubeadm", config_path=path, config=ports, kubeconfig=config, **more)
 
 
-# ---- the choice
-
-
 def test_the_api_server_comes_before_the_read_only_port_which_has_no_authentication(
     access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
@@ -186,9 +183,6 @@ print([name for name in sys.modules if name.startswith("monitor.kube") or name i
 """
     done = run(sys.executable, "-c", code, check=True)
     assert done.stdout == "[]\n"
-
-
-# ---- what is settled at the start
 
 
 def test_what_was_found_is_not_looked_for_again(

@@ -74,9 +74,6 @@ def of(*pods: Known) -> dict[str, Known]:
     return {one.uid: one for one in pods}
 
 
-# ---- what is known
-
-
 def test_a_deleted_pod_stays_a_minute(feed: PushedFeed, clock: Clock) -> None:
     feed.replace_all(of(made("a", "u1"), made("b", "u2")))
     feed.drop("u1")
@@ -166,9 +163,6 @@ def test_an_object_of_any_shape_is_a_pod_or_a_problem(change: Any) -> None:
     found = known("test", pod)
     assert found is not None
     assert (found.manifest is None) == bool(found.problem)
-
-
-# ---- what is stored
 
 
 def cached(feed: PodFeed, clock: Clock) -> Object:
@@ -261,8 +255,6 @@ def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: Clock) 
     assert len(json.loads((tmp_path / "pods-cache.json").read_text())["pods"]) == 1
     assert len(cached(feed, clock)["pods"]) == 2
 
-
-# ---- pods that were evicted, and pods that end
 
 MESSAGE = "The node was low on resource: memory. "
 

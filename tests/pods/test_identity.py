@@ -11,7 +11,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import FoundPod, Scan
 from monitor.pods.tree import TreeSource
 from monitor.policy.pods import Pod, stable_uid
-from tests.pods.unit_tree import GI, ID, MANAGER, Start, again, source
+from tests.pods.unit_tree import GI, ID, MANAGER, Start, Tree, again, source
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
 
@@ -27,7 +27,7 @@ TWINS = (
 
 
 @pytest.mark.parametrize("above", [f"{MANAGER}/app.slice", "system.slice"])
-def test_every_twin_is_a_pod_of_its_own(tree: tuple[Hierarchy, Path], start: Start, above: str) -> None:
+def test_every_twin_is_a_pod_of_its_own(tree: Tree, start: Start, above: str) -> None:
     made = {start(f"{above}/{os.fsdecode(name)}") for name in TWINS}
     with source(tree) as found:
         change = found.poll()
@@ -41,13 +41,13 @@ def test_every_twin_is_a_pod_of_its_own(tree: tuple[Hierarchy, Path], start: Sta
         assert set(found.pods) == before, "and it is the same one at every look"
 
 
-def test_the_kernel_refuses_a_newline(tree: tuple[Hierarchy, Path]) -> None:
+def test_the_kernel_refuses_a_newline(tree: Tree) -> None:
     """So /proc/PID/cgroup has one line for each, whatever a user calls a cgroup."""
     with pytest.raises(OSError, match="Invalid argument"):
         (tree[1] / "a\nb").mkdir()
 
 
-def test_two_cgroups_of_one_container_are_both_watched(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_two_cgroups_of_one_container_are_both_watched(tree: Tree, start: Start) -> None:
     made = [start(f"{above}/docker-{ID}.scope") for above in ("a.slice", "b.slice")]
     with source(tree) as found:
         change = found.poll()
@@ -58,7 +58,7 @@ def test_two_cgroups_of_one_container_are_both_watched(tree: tuple[Hierarchy, Pa
         assert set(found.pods) == {ID, stable_uid("cgroup", str(made[1]))}
 
 
-def test_two_directories_of_one_uid_in_kubepods_are_both_watched(tree: tuple[Hierarchy, Path]) -> None:
+def test_two_directories_of_one_uid_in_kubepods_are_both_watched(tree: Tree) -> None:
     hierarchy = Hierarchy(tree[0].version, tree[1])
     made = {cgroupfs.make(tree[1] / "kubepods" / qos / "poduid-a") for qos in ("burstable", "besteffort")}
     with closing(TreeSource(hierarchy, 16 * GI)) as found:

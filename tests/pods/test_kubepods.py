@@ -40,9 +40,6 @@ def uids(change: Change) -> list[str]:
     return [found.pod.uid for found in change.updated]
 
 
-# ---- what a user makes is none
-
-
 @pytest.mark.live
 @pytest.mark.parametrize("where", ["kubepods", "user.slice/user-65534.slice/kubepods"])
 def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
@@ -117,9 +114,6 @@ def test_a_users_kubepods_does_not_protect_the_pod_it_is_made_in(node: Path, fol
     assert not holds_pods(cgroupfs.detect(), pod)
 
 
-# ---- where the kubelet puts it
-
-
 def test_where_the_kubelet_puts_it(tmp_path: Path) -> None:
     root = tmp_path
     assert candidate_paths(root, root) == [root / "kubepods", root / "kubepods.slice"]
@@ -176,9 +170,6 @@ def test_the_cgroup_root_of_a_kubelets_configuration_is_taken(tmp_path: Path) ->
 def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
     assert "No such file" in distrust(tmp_path / "gone", tmp_path)
     assert "is not below" in distrust(Path("/"), tmp_path)
-
-
-# ---- a static pod's hash
 
 
 @pytest.mark.parametrize(

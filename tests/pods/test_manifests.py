@@ -14,12 +14,11 @@ from monitor.pods import manifest_files
 from monitor.pods.model import PodSource
 from monitor.pods.source import Change, open_source
 from monitor.side.pod_watch import pod_message
-from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write
+from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write, manifest
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
 
 
-# --- specs ---------------------------------------------------------------------------------------------------------
 ALL = "use auto, kubelet, kubelet:URL, apiserver, manifests:DIR"
 
 
@@ -40,27 +39,15 @@ def test_bad_specs(hierarchy: Hierarchy, spec: str, expected: str) -> None:
     assert "\n" not in str(e.value)
 
 
-# --- finding -------------------------------------------------------------------------------------------------------
 def test_a_pod_with_an_annotated_cgroup(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
     cgroup = _cgroup(hierarchy, "lab/web")
     _write(folder / "web.yaml", _pod("web", "lab/web"))
     change = pods.poll()
     assert (change.removed, change.problems) == ([], [])
     [found] = change.updated
-    assert pod_message(found) == PodSeen(
-        uid="uid-web",
-        namespace="default",
-        name="web",
-        priority=7,
-        spec_known=True,
-        request=64 << 20,
-        request_nanos=0,
-        qos="Burstable",
-        critical=False,
-        grace_s=30,
-        cgroup=str(cgroup),
-        containers={"main": str(cgroup)},  # the only container: the pod's cgroup is its own
-    )
+    # The only container: the pod's cgroup is its own.
+    known = ("uid-web", "default", "web", 7, True, 64 << 20, "Burstable", False, 30, str(cgroup))
+    assert pod_message(found) == PodSeen(*known, containers={"main": str(cgroup)})
     assert pods.poll() == Change()
 
 
@@ -196,14 +183,11 @@ def test_two_pods_may_not_share(folder: Path, hierarchy: Hierarchy, pods: PodSou
     assert all("is shared with the pod of" in p for p in change.problems[1:])
 
 
-# --- the kubepods tree ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
 def test_without_annotation_the_kubepods_tree_is_searched(
     folder: Path, hierarchy: Hierarchy, pods: PodSource, driver: str
 ) -> None:
-    manifest = _pod("web")
-    manifest["metadata"]["uid"] = "11-22"  # type: ignore[index]
-    _write(folder / "web.yaml", manifest)
+    manifest(folder, "web", uid="11-22")
     assert "no cgroup of pod 11-22 under any kubepods yet" in pods.poll().problems[0]
     name = "kubepods/burstable/pod11-22"
     if driver == "systemd":

@@ -18,7 +18,6 @@ from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write
 
 
-# --- changes -------------------------------------------------------------------------------------------------------
 def test_manifests_appear_change_and_vanish(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
     _cgroup(hierarchy, "a")
     _cgroup(hierarchy, "b")
@@ -162,7 +161,6 @@ def test_without_inotify_polls_alone_see_everything(
     blind.close()
 
 
-# --- any input -----------------------------------------------------------------------------------------------------
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -63,9 +63,6 @@ def printed(script: str, *command: str, **options: Any) -> str:
     return done.stdout
 
 
-# ---- the directory
-
-
 @pytest.mark.parametrize("wrong", ["owner", "group", "others", "above", "link"])
 def test_a_directory_that_others_may_write_in_is_refused(
     tmp_path: Path, folder: Path, source: PodSource, wrong: str
@@ -120,9 +117,6 @@ def test_a_directory_of_the_users_own_is_for_his_own_looks(tmp_path: Path) -> No
     with entered(tmp_path):
         user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
         assert printed(f"changed_by(Path({str(own)!r}))", "/usr/bin/env", **user) == "\n"
-
-
-# ---- its files
 
 
 def own(path: Path) -> None:
@@ -208,9 +202,6 @@ def test_a_mounted_configmap_is_taken(tmp_path: Path) -> None:
     found = printed(f"[changed_by(Path(p)) for p in {paths!r}]", "unshare", "--mount", "sh", "-ec", mount, "sh")
     assert found == "['', '']\n"
     assert "(mode 777) can be written by others" in changed_by(volume)
-
-
-# ---- directories that everybody may put files in
 
 
 def test_in_a_sticky_directory_only_a_directory_of_roots_is_believed(tmp_path: Path) -> None:

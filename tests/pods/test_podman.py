@@ -23,11 +23,12 @@ MI = 1 << 20
 PROGRAM = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"
 #: Of Debian; podman needs a runtime that knows this machine's cgroups, and the pause of its pods.
 NEEDED = {"podman": "podman", "runc": "runc", "catatonit": "catatonit", "cc": "gcc"}
+Node = tuple[Hierarchy, Path]
 Podman = tuple[Callable[..., str], Path]
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[tuple[Hierarchy, Path]]:
+def node() -> Iterator[Node]:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
     if missing := [package for program, package in NEEDED.items() if not shutil.which(program, path=PATH)]:
@@ -44,7 +45,7 @@ PATH = f"{os.environ['PATH']}:/usr/libexec/podman"
 
 
 @pytest.fixture(scope="module")
-def podman(node: tuple[Hierarchy, Path]) -> Iterator[Podman]:
+def podman(node: Node) -> Iterator[Podman]:
     """What runs podman with a store of its own, in which the image `lab` is; and its socket."""
     base = Path(tempfile.mkdtemp(prefix="p"))  # podman takes no runroot of more than 50 characters
     conf = base / "containers.conf"
@@ -100,7 +101,7 @@ def everywhere(hierarchy: Hierarchy, unit: Path) -> list[Path]:
     return found
 
 
-def test_podmans_containers_and_pods(node: tuple[Hierarchy, Path], podman: Podman) -> None:
+def test_podmans_containers_and_pods(node: Node, podman: Podman) -> None:
     hierarchy, path = node
     call, sock = podman
     parent = f"--cgroup-parent=/{path.name}/libpod_parent"
@@ -135,7 +136,7 @@ def test_podmans_containers_and_pods(node: tuple[Hierarchy, Path], podman: Podma
     assert all(found[name].taken_critical == "it watches a container of a runtime" for name in others)
 
 
-def test_a_container_within_the_unit_that_started_it(node: tuple[Hierarchy, Path], podman: Podman) -> None:
+def test_a_container_within_the_unit_that_started_it(node: Node, podman: Podman) -> None:
     """``--cgroups=split``, as Quadlet asks for: the unit is the pod, and has the container's labels."""
     hierarchy, path = node
     call, sock = podman

@@ -9,13 +9,26 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods import model, runtimes
 from monitor.pods.runtimes import Known, Runtimes, common_labels
 from monitor.policy.resources import pod_request
 from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime, podman
-from tests.pods.unit_tree import ID, MANAGER, MI, OTHER, POD, USER, Start, again, looked, pods, source, write_request
+from tests.pods.unit_tree import (
+    ID,
+    MANAGER,
+    MI,
+    OTHER,
+    POD,
+    USER,
+    Start,
+    Tree,
+    again,
+    looked,
+    pods,
+    source,
+    write_request,
+)
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
 from tests.waiting import until
@@ -34,9 +47,7 @@ def docker(tmp_path: Path) -> Iterator[FakeRuntime]:
     server.close()
 
 
-def test_containers_have_names_and_labels(
-    tree: tuple[Hierarchy, Path], start: Start, docker: FakeRuntime, tmp_path: Path
-) -> None:
+def test_containers_have_names_and_labels(tree: Tree, start: Start, docker: FakeRuntime, tmp_path: Path) -> None:
     start(f"system.slice/docker-{ID}.scope")
     start(f"docker/{OTHER}")
     known = Runtimes({"docker": str(tmp_path / "docker.sock")})
@@ -72,9 +83,7 @@ def test_a_label_of_an_image_is_not_its_operators(tmp_path: Path, prefix: str) -
     assert db.labels == {"outrace/never": "true"}
 
 
-def test_containers_of_a_runtime_that_does_not_answer_are_not_evicted(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path
-) -> None:
+def test_containers_of_a_runtime_that_does_not_answer_are_not_evicted(tree: Tree, start: Start, tmp_path: Path) -> None:
     start(f"system.slice/docker-{ID}.scope")
     start(f"system.slice/docker-{OTHER}.scope")
     rules = {f"docker/{OTHER[:12]}": {"never": False}}
@@ -89,9 +98,7 @@ def test_containers_of_a_runtime_that_does_not_answer_are_not_evicted(
 MEMBERS = [{"Id": OTHER, "Names": "shop-infra", "Status": "running"}, {"Id": ID, "Names": "cart", "Status": "running"}]
 
 
-def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path
-) -> None:
+def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(tree: Tree, start: Start, tmp_path: Path) -> None:
     slice_ = f"machine.slice/machine-libpod_pod_{POD}.slice"
     cart = start(f"{slice_}/libpod-{ID}.scope")
     start(f"{slice_}/libpod-{OTHER}.scope")
@@ -107,9 +114,7 @@ def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(
 
 
 @pytest.mark.parametrize("cgroup", ["the pod's", "none"])
-def test_a_container_that_may_never_go_keeps_its_pod(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path, cgroup: str
-) -> None:
+def test_a_container_that_may_never_go_keeps_its_pod(tree: Tree, start: Start, tmp_path: Path, cgroup: str) -> None:
     """... and a container whose pod has no cgroup has the pod's priority (podman 4.3 with --infra=false)."""
     start(f"libpod_parent/{POD}/libpod-{ID}" if cgroup == "the pod's" else f"libpod_parent/libpod-{ID}")
     listed = [{"Id": ID, "Names": ["/cart"], "Labels": {"outrace/never": "true"}}]
@@ -162,9 +167,7 @@ def pid_of(path: Path) -> int:
 
 
 @pytest.mark.parametrize("above", ["system.slice", "user.slice/user-0.slice/user@0.service/app.slice"])
-def test_the_unit_has_the_containers_labels(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path, above: str
-) -> None:
+def test_the_unit_has_the_containers_labels(tree: Tree, start: Start, tmp_path: Path, above: str) -> None:
     payload = start(f"{above}/web.service/libpod-payload-{ID}")
     start(f"{above}/web.service/runtime")
     (payload / ("memory.max" if tree[0].version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
@@ -177,9 +180,7 @@ def test_the_unit_has_the_containers_labels(
     assert pod.containers[0].limits["memory"].value == 64 * MI
 
 
-def test_labels_of_the_container_and_the_tables_names_count(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path
-) -> None:
+def test_labels_of_the_container_and_the_tables_names_count(tree: Tree, start: Start, tmp_path: Path) -> None:
     start(f"{UNIT}/libpod-payload-{ID}")
     with podman(tmp_path, listed(never="true", priority="7"), {}) as known:
         assert looked(tree, runtimes=known)["system/web.service"].taken_critical == "label outrace/never"
@@ -187,7 +188,7 @@ def test_labels_of_the_container_and_the_tables_names_count(
             assert looked(tree, {pattern: {"priority": 3}}, runtimes=known)["system/web.service"].priority == 3
 
 
-def test_until_podman_answers_it_stays(tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path) -> None:
+def test_until_podman_answers_it_stays(tree: Tree, start: Start, tmp_path: Path) -> None:
     write_request(tree[0], start(f"{UNIT}/libpod-payload-{ID}"), MI)
     start("system.slice/plain.service")
     with source(tree, runtimes=Runtimes({"podman": str(tmp_path / "none")})) as found:
@@ -200,7 +201,7 @@ def test_until_podman_answers_it_stays(tree: tuple[Hierarchy, Path], start: Star
 
 @pytest.mark.parametrize("shape", ["a unit", "a pod of podman"])
 def test_conmon_beside_a_container_does_not_spare_it(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+    tree: Tree, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     """conmon gives itself -1000 (which takes CAP_SYS_RESOURCE, that a machine of tests may not have: the one fake)."""
     if shape == "a unit":
@@ -216,9 +217,7 @@ def test_conmon_beside_a_container_does_not_spare_it(
 
 
 @pytest.mark.parametrize("unit", [f"{MANAGER}/app.slice/web.service", UNIT], ids=["a user's", "delegated to a user"])
-def test_a_user_hides_nothing_behind_a_directory_of_that_name(
-    tree: tuple[Hierarchy, Path], start: Start, unit: str
-) -> None:
+def test_a_user_hides_nothing_behind_a_directory_of_that_name(tree: Tree, start: Start, unit: str) -> None:
     """Nobody would ever know the labels of such a container. (Rootless podman has others than root's.)"""
     os.chown(start(f"{unit}/libpod-payload-{ID}").parent, USER, USER)
     (pod,) = looked(tree).values()  # no runtime was asked: that would be a problem
@@ -226,7 +225,7 @@ def test_a_user_hides_nothing_behind_a_directory_of_that_name(
 
 
 def test_a_container_that_comes_later_is_seen_at_once(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """podman pulls its image first. No look at everything comes in time."""
     monkeypatch.setattr(model, "RESCAN_S", 3600.0)
@@ -247,9 +246,7 @@ def test_a_container_that_comes_later_is_seen_at_once(
         assert until(spared, "the container") == "label outrace/never"
 
 
-def test_a_container_without_a_process_yet_is_being_started(
-    tree: tuple[Hierarchy, Path], start: Start, tmp_path: Path
-) -> None:
+def test_a_container_without_a_process_yet_is_being_started(tree: Tree, start: Start, tmp_path: Path) -> None:
     start(f"{UNIT}/runtime")
     cgroupfs.make(tree[1] / UNIT / f"libpod-payload-{ID}")
     with podman(tmp_path, listed(), {}) as known:

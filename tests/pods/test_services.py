@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods import services
 from monitor.policy.resources import pod_request
 from tests.pods.programs import programs as programs
 from tests.pods.programs import running
-from tests.pods.unit_tree import GI, ID, MANAGER, MI, USER, Start, again, looked, pods, source, write_request
+from tests.pods.unit_tree import GI, ID, MANAGER, MI, USER, Start, Tree, again, looked, pods, source, write_request
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
 from tests.waiting import until
@@ -22,7 +21,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 
 
-def test_services_sessions_and_scopes_are_pods(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_services_sessions_and_scopes_are_pods(tree: Tree, start: Start) -> None:
     may = ["system.slice/nginx.service", f"{MANAGER}/app.slice/app-fire\\x2dfox.scope", "batch"]
     never = {
         "system.slice/ssh.service": "the machine runs on",
@@ -46,7 +45,7 @@ def test_services_sessions_and_scopes_are_pods(tree: tuple[Hierarchy, Path], sta
         assert why in reasons[unit.split("/")[-1]]
 
 
-def test_a_unit_that_comes_and_one_that_goes(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_a_unit_that_comes_and_one_that_goes(tree: Tree, start: Start) -> None:
     start("system.slice/a.service")
     with source(tree) as found:
         found.poll()
@@ -60,7 +59,7 @@ def test_a_unit_that_comes_and_one_that_goes(tree: tuple[Hierarchy, Path], start
         until(lambda: found.poll() and set(pods(found)) == {"new/b.service"}, "its end")
 
 
-def test_what_root_wrote_is_request_and_limit(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_what_root_wrote_is_request_and_limit(tree: Tree, start: Start) -> None:
     hierarchy, _ = tree
     path = start("system.slice/db.service")
     write_request(hierarchy, path, 64 * MI)
@@ -72,7 +71,7 @@ def test_what_root_wrote_is_request_and_limit(tree: tuple[Hierarchy, Path], star
         until(lambda: found.poll() and pods(found)["system/db.service"].qos_class_status == "Guaranteed", "the limit")
 
 
-def test_a_user_keeps_no_more_than_root_keeps_for_him(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_a_user_keeps_no_more_than_root_keeps_for_him(tree: Tree, start: Start) -> None:
     hierarchy, node = tree
     path = start(f"{MANAGER}/app.slice/greedy.service")
     os.chown(write_request(hierarchy, path, 8 * GI), USER, USER)
@@ -85,7 +84,7 @@ def test_a_user_keeps_no_more_than_root_keeps_for_him(tree: tuple[Hierarchy, Pat
     assert pod_request(looked(tree)["user-1000/greedy.service"], "memory").value == 32 * MI
 
 
-def test_managed_oom_preference_is_of_root(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_managed_oom_preference_is_of_root(tree: Tree, start: Start) -> None:
     omitted, avoided = start("system.slice/o.service"), start("system.slice/a.service")
     users = start(f"{MANAGER}/app.slice/u.service")
     try:
@@ -102,7 +101,7 @@ def test_managed_oom_preference_is_of_root(tree: tuple[Hierarchy, Path], start: 
 
 
 def test_the_score_is_the_lowest_and_not_the_one_of_a_mark(
-    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = start("system.slice/a.service")
     start("system.slice/a.service")
@@ -123,7 +122,7 @@ def test_the_score_is_the_lowest_and_not_the_one_of_a_mark(
 
 
 def test_a_service_is_not_judged_by_the_process_that_starts_it(
-    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """systemd's child is in the cgroup already, with its own score, and calls itself (name) until it executes."""
     path = start("system.slice/a.service")
@@ -139,7 +138,7 @@ def test_a_service_is_not_judged_by_the_process_that_starts_it(
 
 @pytest.mark.parametrize("name", ["runc", "(a)", "podman"])
 def test_a_unit_of_a_user_is_judged_whatever_its_processes_are_called(
-    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Else a user who moves to a new unit every 9 s is never evicted."""
     start("user.slice/user-1000.slice/user@1000.service/app.slice/a.scope")
@@ -148,7 +147,7 @@ def test_a_unit_of_a_user_is_judged_whatever_its_processes_are_called(
 
 
 def test_no_rule_for_a_service_of_the_machine_is_for_a_users_unit_whose_name_holds_its_namespace(
-    tree: tuple[Hierarchy, Path], start: Start
+    tree: Tree, start: Start
 ) -> None:
     start("user.slice/user-1000.slice/user@1000.service/app.slice/system\\x2fdb.service")
     start("system.slice/db.service")
@@ -157,16 +156,14 @@ def test_no_rule_for_a_service_of_the_machine_is_for_a_users_unit_whose_name_hol
     assert ranked == {"user-1000": "", "system": "services: system/db.service: never"}
 
 
-def test_who_holds_outrace_is_never_evicted(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_who_holds_outrace_is_never_evicted(tree: Tree, start: Start) -> None:
     path = start("system.slice/monitor.service")
     pid = int((path / "cgroup.procs").read_text())
     known = looked(tree, {"*": {"never": False}}, spared=(pid,))
     assert "outrace itself" in known["system/monitor.service"].taken_critical
 
 
-def test_two_of_one_name_and_too_many_of_one_user(
-    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_of_one_name_and_too_many_of_one_user(tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_MOST_OF_USER", 3)  # the slice is one
     start("user.slice/user-1000.slice/session-3.scope")
     for name in ("session-3.scope", "t.scope", "u.scope"):
@@ -182,7 +179,7 @@ def test_two_of_one_name_and_too_many_of_one_user(
 
 @pytest.mark.parametrize("shape", ["side by side", "one in the other"])
 def test_a_users_slices_are_neither_walked_nor_watched_without_end(
-    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch, shape: str
+    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     """10,000 of them were 10,000 watches, and half a second for every look at the machine."""
     monkeypatch.setattr(services, "_MOST_OF_USER", 20)
@@ -217,16 +214,14 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
         *("hog.mount", "app.slice/init.scope", "_init.scope", "app.slice/hog.slice", 10 * "a.slice/" + "hog.service"),
     ],
 )
-def test_a_user_hides_no_cgroup_by_a_name_that_is_passed_over(
-    tree: tuple[Hierarchy, Path], start: Start, hog: str
-) -> None:
+def test_a_user_hides_no_cgroup_by_a_name_that_is_passed_over(tree: Tree, start: Start, hog: str) -> None:
     """Nor in the depth: others would go for what it takes."""
     start(f"{MANAGER}/{hog}")
     (pod,) = looked(tree).values()
     assert (pod.namespace, pod.taken_critical) == ("user-1000", "")
 
 
-def test_a_kubelet_that_came_later_is_reported(tree: tuple[Hierarchy, Path], start: Start) -> None:
+def test_a_kubelet_that_came_later_is_reported(tree: Tree, start: Start) -> None:
     start(f"kubepods/burstable/pod5c2b2da2-119f-4fa8-8801-c79f0fa869aa/{ID}")
     with source(tree) as found:
         found.poll()
@@ -236,7 +231,7 @@ def test_a_kubelet_that_came_later_is_reported(tree: tuple[Hierarchy, Path], sta
 
 
 def test_a_unit_that_goes_while_it_is_read_costs_no_other(
-    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the read of a file and the look at whose it is: that ended the scan, and the thread that makes it."""
     gone, _ = start("system.slice/gone.service"), start("system.slice/here.service")
@@ -255,7 +250,7 @@ UNIT = f"{MANAGER}/app.slice/app-gnome\\x2dsession\\x2dmanager.slice/gnome-sessi
 NAME = "user-1000/gnome-session-manager@ubuntu.service"
 
 
-def test_gnomes_session_manager_stays(tree: tuple[Hierarchy, Path], programs: Path) -> None:
+def test_gnomes_session_manager_stays(tree: Tree, programs: Path) -> None:
     """As Ubuntu 24.04 has it: in app.slice, where the applications are."""
     shutil.copy("/bin/dash", programs / "gnome-session-binary")
     path = cgroupfs.make(tree[1] / UNIT)
@@ -267,7 +262,7 @@ def test_gnomes_session_manager_stays(tree: tuple[Hierarchy, Path], programs: Pa
 
 
 @pytest.mark.parametrize("lack", ["all but the name", "program", "place", "sticky", "owner", "first"])
-def test_who_only_passes_for_the_session_manager_goes(tree: tuple[Hierarchy, Path], programs: Path, lack: str) -> None:
+def test_who_only_passes_for_the_session_manager_goes(tree: Tree, programs: Path, lack: str) -> None:
     path = cgroupfs.make(tree[1] / UNIT)
     program = programs / ("sh" if lack in ("all but the name", "program") else "gnome-session-binary")
     if lack in ("place", "sticky"):  # where everybody writes

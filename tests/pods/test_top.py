@@ -49,42 +49,28 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     done = top(*common(folder, tmp_path, node), "-o", "json", "--eviction-hard", hard)
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
-    assert frame["source"] == "cgroup files"
-    assert frame["kubepods"] is None
+    assert (frame["source"], frame["kubepods"]) == ("cgroup files", None)
     reading = frame["node"]
     assert (reading["cgroup"], reading["capacity"]) == (str(node), 128 * MI)
     assert reading["usage"] >= 8 * MI
     assert reading["working_set"] == reading["usage"] - reading["inactive_file"]
-    assert reading["available"] == 128 * MI - reading["working_set"]
+    left = reading["available"]
+    assert left == 128 * MI - reading["working_set"]
     [threshold] = frame["thresholds"]
-    assert threshold == {
-        "signal": "memory.available",
-        "kind": "hard",
-        "value": "25%",
-        "quantity": 32 * MI,
-        "available": reading["available"],
-        "distance": reading["available"] - 32 * MI,
-        "met": False,
-        "compared": False,
-    }
+    keys = ("signal", "kind", "value", "quantity", "available", "distance", "met", "compared")
+    expected = ("memory.available", "hard", "25%", 32 * MI, left, left - 32 * MI, False, False)
+    assert threshold == dict(zip(keys, expected, strict=True))
     cache = reading["inactive_file"] + reading["active_file"]
-    assert frame["signals"]["memory.available"] == {"available": reading["available"], "capacity": 128 * MI}
+    assert frame["signals"]["memory.available"] == {"available": left, "capacity": 128 * MI}
     assert frame["signals"]["memory.reclaimable"]["available"] == 128 * MI - (reading["usage"] - cache)
     assert set(frame["signals"]) == {"memory.available", "memory.reclaimable", "memory.obtainable"}
     assert [p["name"] for p in frame["pods"]] == ["busy", "quiet"]  # the one over its request is first
     pod = frame["pods"][0]
     assert pod["working_set"] >= 8 * MI
-    assert {k: pod[k] for k in ("namespace", "cgroup", "qos", "priority", "critical", "request")} == {
-        "namespace": "default",
-        "cgroup": f"{node}/busy",
-        "qos": "Burstable",
-        "priority": 5,
-        "critical": False,
-        "request": MI,
-    }
+    known = [pod[key] for key in ("namespace", "cgroup", "qos", "priority", "critical", "request")]
+    assert known == ["default", f"{node}/busy", "Burstable", 5, False, MI]
     assert pod["over_request"] == pod["working_set"] - MI
-    assert frame["memory_available_in_bytes"] == reading["available"]
-    assert frame["memory_available_in_mb"] == reading["available"] // MI
+    assert (frame["memory_available_in_bytes"], frame["memory_available_in_mb"]) == (left, left // MI)
     assert frame["memory_total_inactive_file"] == reading["inactive_file"]
 
 
@@ -163,17 +149,10 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     stranger = {"name": "x", "namespace": "ns", "uid": "not-ours"}
     served["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
     frame = _frame(node, folder, tmp_path, _Daemon(json.dumps(served)))
-    assert frame["source"] == "daemon node-7"
-    expected = {
-        "usage": 100 * MI,
-        "inactive_file": 30 * MI,
-        "active_file": 3 * MI,
-        "working_set": 70 * MI,
-        "capacity": 128 * MI,
-        "available": 58 * MI,
-    }
-    assert {key: frame["node"][key] for key in ("cgroup", *expected)} == {"cgroup": str(node), **expected}
-    assert {key: frame["kubepods"][key] for key in expected} == expected
+    assert (frame["source"], frame["node"]["cgroup"]) == ("daemon node-7", str(node))
+    figures = ("usage", "inactive_file", "active_file", "working_set", "capacity", "available")
+    for found in (frame["node"], frame["kubepods"]):
+        assert [found[name] // MI for name in figures] == [100, 30, 3, 70, 128, 58]
     pods = {p["uid"]: p for p in frame["pods"]}
     assert len(pods) == 3
     assert (pods["not-ours"]["request"], pods["not-ours"]["over_request"]) == (None, None)

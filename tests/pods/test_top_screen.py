@@ -135,9 +135,6 @@ def test_a_name_that_is_shortened_keeps_its_ends(name: str, width: int) -> None:
     assert width_of(clip(line(name), width)) <= width
 
 
-# -- the bar
-
-
 def test_the_bar_is_made_of_what_is_used_and_the_marks_are_where_it_ends() -> None:
     """By hand: 32 characters of 256 MiB, of a cgroup, in which kernel memory is charged."""
     made = frame()
@@ -169,9 +166,6 @@ def test_what_is_not_known_is_not_zero() -> None:
     made["node"] |= {"anon": None, "kernel": None}
     assert "anon unknown  k kernel unknown" in text_of(legend(made, 120)[0])
     assert [growth_text(n) for n in (None, 0, -5 * MI, 2048)] == ["?", "=", "-5.0Mi/s", "+2.0Ki/s"]
-
-
-# -- the pods
 
 
 def test_pods_are_sorted_and_filtered() -> None:
@@ -259,9 +253,6 @@ def test_the_page_of_a_pod() -> None:
     assert text(sample(full()), View(page=POD, selected="uid-gone"))[1] == "this pod is gone"
 
 
-# -- the daemon
-
-
 def test_a_daemon_that_does_not_answer_is_in_the_title_and_below() -> None:
     made = frame([pod("a")], source="cgroup files (the daemon web (pid 3) does not answer: refused)")
     lines = text(sample(made, asked="web"))
@@ -288,9 +279,6 @@ def test_once_shows_every_pod_and_no_keys() -> None:
     assert sum("ns/web" in one for one in lines) == 20
     assert not any("quit" in one for one in lines)
     assert all(len(one) <= 80 for one in lines)
-
-
-# -- the documentation
 
 
 def test_the_screens_of_the_documentation_are_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,10 +37,12 @@ CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"
 STATIC = "e228a63249ca746e753e7532f763b21a"
 
 Start = Callable[..., int]
+Score = Callable[[int, int], None]
+Tree = tuple[Hierarchy, Path]
 
 
 @pytest.fixture
-def tree() -> Iterator[tuple[Hierarchy, Path]]:
+def tree() -> Iterator[Tree]:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
     with cgroup("unknown") as path:
@@ -86,11 +88,11 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     return give
 
 
-def opened(tree: tuple[Hierarchy, Path]) -> closing[TreeSource]:
+def opened(tree: Tree) -> closing[TreeSource]:
     return closing(TreeSource(tree[0], 16 * GI, tree[1]))
 
 
-def only(tree: tuple[Hierarchy, Path]) -> FoundPod:
+def only(tree: Tree) -> FoundPod:
     """The one pod that a new look finds."""
     with opened(tree) as source:
         [found] = source.poll().updated
@@ -120,12 +122,7 @@ CRITICAL = {
 @pytest.mark.live
 @pytest.mark.parametrize(("place", "scores", "expected"), CRITICAL.values(), ids=CRITICAL)
 def test_who_is_critical(
-    tree: tuple[Hierarchy, Path],
-    start: Start,
-    score: Callable[[int, int], None],
-    place: str,
-    scores: tuple[int, ...],
-    expected: bool,
+    tree: Tree, start: Start, score: Score, place: str, scores: tuple[int, ...], expected: bool
 ) -> None:
     for number, adj in enumerate(scores):
         pid = start(cgroupfs.make(tree[1] / "kubepods" / place / f"c{number}"), adj=max(adj, 0))
@@ -140,9 +137,7 @@ def test_who_is_critical(
 
 
 @pytest.mark.live
-def test_once_critical_always_critical(
-    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None]
-) -> None:
+def test_once_critical_always_critical(tree: Tree, start: Start, score: Score) -> None:
     container = cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main")
     pid = start(container)
     score(pid, -997)
@@ -160,7 +155,7 @@ def test_once_critical_always_critical(
 
 @pytest.mark.live
 def test_a_score_that_comes_later_counts_too(
-    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+    tree: Tree, start: Start, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A runtime that is not known may set it when the container has long been judged."""
     pid = start(cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main"))
@@ -175,9 +170,7 @@ def test_a_score_that_comes_later_counts_too(
 
 
 @pytest.mark.live
-def test_a_pod_whose_processes_are_not_known_yet_is_critical_until_they_are(
-    tree: tuple[Hierarchy, Path], start: Start
-) -> None:
+def test_a_pod_whose_processes_are_not_known_yet_is_critical_until_they_are(tree: Tree, start: Start) -> None:
     container = cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main")
     with opened(tree) as source:
         [found] = source.poll().updated
@@ -189,7 +182,7 @@ def test_a_pod_whose_processes_are_not_known_yet_is_critical_until_they_are(
 
 @pytest.mark.live
 def test_who_calls_itself_runc_is_being_started_only_for_a_while(
-    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime's process is in the cgroup before the container's is, with its own score. By that name alone a pod
     stayed unjudged for ever.
@@ -226,9 +219,7 @@ def test_who_calls_itself_runc_is_being_started_only_for_a_while(
     ],
     ids=["cgroupfs", "systemd"],
 )
-def test_pods_come_change_and_go_on_the_kernel(
-    tree: tuple[Hierarchy, Path], start: Start, kubepods: str, below: str, name: str
-) -> None:
+def test_pods_come_change_and_go_on_the_kernel(tree: Tree, start: Start, kubepods: str, below: str, name: str) -> None:
     path = tree[1]
     pod = path / kubepods / below
     cgroupfs.make(pod.parent)
@@ -260,7 +251,7 @@ def test_pods_come_change_and_go_on_the_kernel(
 
 
 @pytest.mark.live
-def test_a_changed_limit_is_reported(tree: tuple[Hierarchy, Path]) -> None:
+def test_a_changed_limit_is_reported(tree: Tree) -> None:
     pod = cgroupfs.make(tree[1] / f"kubepods/pod{UID}")
     with opened(tree) as source:
         for limit in (64 << 20, 96 << 20):
@@ -284,11 +275,7 @@ def test_a_changed_limit_is_reported(tree: tuple[Hierarchy, Path]) -> None:
     ids=["sandbox", "comm", "program", "score", "two"],
 )
 def test_pause_alone_is_no_sandbox(
-    tree: tuple[Hierarchy, Path],
-    start: Start,
-    score: Callable[[int, int], None],
-    processes: list[tuple[str, str, int]],
-    is_sandbox: bool,
+    tree: Tree, start: Start, score: Score, processes: list[tuple[str, str, int]], is_sandbox: bool
 ) -> None:
     """A container whose processes all called themselves pause was none: with its request the pod lost its place."""
     path = tree[1] / f"kubepods/burstable/pod{UID}"
@@ -304,9 +291,7 @@ def test_pause_alone_is_no_sandbox(
 
 
 @pytest.mark.live
-def test_a_sandbox_is_started_from_outside_the_pod(
-    tree: tuple[Hierarchy, Path], score: Callable[[int, int], None], tmp_path: Path
-) -> None:
+def test_a_sandbox_is_started_from_outside_the_pod(tree: Tree, score: Score, tmp_path: Path) -> None:
     path = tree[1] / f"kubepods/burstable/pod{UID}"
     main, other = cgroupfs.make(path / "main"), cgroupfs.make(path / "other")
     shutil.copy("/bin/dash", tmp_path / "pause")

@@ -21,10 +21,11 @@ ID, OTHER, POD = "46b4aeed" * 8, "c0ffee00" * 8, "73fa3535" * 8
 MANAGER = "user.slice/user-1000.slice/user@1000.service"
 USER = 1000
 Start = Callable[[str], Path]
+Tree = tuple[Hierarchy, Path]
 
 
 @pytest.fixture
-def tree() -> Iterator[tuple[Hierarchy, Path]]:
+def tree() -> Iterator[Tree]:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
     with cgroup("services") as path:
@@ -32,7 +33,7 @@ def tree() -> Iterator[tuple[Hierarchy, Path]]:
 
 
 @pytest.fixture
-def start(tree: tuple[Hierarchy, Path]) -> Iterator[Start]:
+def start(tree: Tree) -> Iterator[Start]:
     """Makes a unit's cgroup with a process in it."""
     running: list[subprocess.Popen[bytes]] = []
 
@@ -49,9 +50,7 @@ def start(tree: tuple[Hierarchy, Path]) -> Iterator[Start]:
 
 
 @contextmanager
-def source(
-    tree: tuple[Hierarchy, Path], rules: dict[str, dict[str, Any]] | None = None, **rest: Any
-) -> Iterator[ServiceSource]:
+def source(tree: Tree, rules: dict[str, dict[str, Any]] | None = None, **rest: Any) -> Iterator[ServiceSource]:
     made = ServiceSource(tree[0], 16 * GI, tree[1], rules=rules, **rest)
     try:
         yield made
@@ -63,7 +62,7 @@ def pods(found: ServiceSource) -> dict[str, Pod]:
     return {f"{one.pod.namespace}/{one.pod.name}": one.pod for one in found.pods.values()}
 
 
-def looked(tree: tuple[Hierarchy, Path], rules: dict[str, dict[str, Any]] | None = None, **rest: Any) -> dict[str, Pod]:
+def looked(tree: Tree, rules: dict[str, dict[str, Any]] | None = None, **rest: Any) -> dict[str, Pod]:
     """The pods of one look, which has no problem."""
     with source(tree, rules, **rest) as found:
         assert found.poll().problems == []
