@@ -1,8 +1,7 @@
-"""The brake on evictions on the live kernel: nobody dies for what no eviction can relieve."""
+"""Evictions suspended on the live kernel: smokes of what test_suspended.py plays on the simulated node."""
 
 import json
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
-from monitor.policy.eviction_brake import OBSERVE_NS
 from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node, passes, up_to
 
@@ -19,7 +17,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.previous]
 #: In guests one test that nobody dies and one that the right one does: how growth is measured differs by rung, what
 #: follows from it does not (monitor/policy).
 ENFORCE = pytest.param(("--enforce",), id="enforce")
-KERNEL = pytest.param(IN_KERNEL, id="kernel", marks=pytest.mark.once)
 
 HELD = "evictions are held: they would not help"
 OVER = "evictions are not held any more"
@@ -62,7 +59,7 @@ def braked(daemon: LabDaemon) -> list[str]:
     return [k.removeprefix(prefix)[:-2] for k, v in daemon.metrics().items() if k.startswith(prefix) and v == 1]
 
 
-@pytest.mark.parametrize("options", [ENFORCE, KERNEL, pytest.param((), id="observe", marks=pytest.mark.once)])
+@pytest.mark.parametrize("options", [ENFORCE, pytest.param((), id="observe", marks=pytest.mark.once)])
 def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple[str, ...]) -> None:
     with live.daemon(node, *options, *hard(32)) as daemon:
         pods = small(node)
@@ -100,87 +97,6 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
 
 
 @pytest.mark.once
-def test_a_daemon_that_is_started_again_evicts_nobody_before_it_knows_what_grows(node: LabNode) -> None:
-    """It knew nothing of what had grown, took what pods had before it knew them for growth of theirs, and evicted all
-    five within a second.
-    """
-    before, hog = stranger(node, mib=60, rate=200), stranger(node, mib=40, rate=10)
-    pods = small(node)
-    before.go()
-    before.expect("grown")
-    with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        hog.go()
-        live.message(daemon, HELD)
-        daemon.process.kill()
-        daemon.process.wait()
-    with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        live.message(daemon, HELD)
-        hog.expect("grown")
-        live.ended(daemon)
-        assert decided(daemon) == []
-    survive(pods)
-
-
-@pytest.mark.once
-def test_a_leak_outside_is_seen_beside_a_pod_that_trembles(node: LabNode) -> None:
-    """Growth was remembered for 24 samples: 0.12 s where something moves all the time, and 4 MiB a second were none."""
-    trembling = node.add_pod("trembling", priority=2_000_001_000)  # critical: what it takes is outside of who may go
-    with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        pods = small(node)
-        before, leak = stranger(node, mib=62, rate=200), stranger(node, mib=36, rate=4)
-        before.go()
-        before.expect("grown")
-        node.start_hog(trembling, mib=3, cycles=1 << 30).go()
-        leak.go()
-        live.message(daemon, HELD)
-        leak.expect("grown")
-        live.ended(daemon)
-        assert decided(daemon) == []
-    survive(pods)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("hooks", ["auto", "poll"])
-def test_a_pod_that_becomes_known_meanwhile_has_not_grown(node: LabNode, hooks: str) -> None:
-    """What it had already was taken for growth of pods, and it was evicted for what a process in no pod took."""
-    late = live.filled(node, node.add_pod("late", "Burstable", request=32 * MIB), 10)
-    manifest = node.pods["late"].manifest
-    away = manifest.rename(manifest.with_suffix(".away"))
-    with live.daemon(node, "--enforce", "--hooks", hooks, *hard(32)) as daemon:
-        pods = small(node)
-        before = stranger(node, mib=up_to(node, 96 - 6), rate=200)
-        before.go()
-        before.expect("grown")
-        hog = stranger(node, mib=14, rate=3)
-        hog.go()
-        live.until(lambda: node.usage() > 93 * MIB, "the threshold to be near")
-        away.rename(manifest)
-        live.message(daemon, "pod found", pod="lab/late")
-        live.message(daemon, HELD)
-        hog.expect("grown")
-        live.ended(daemon)
-        assert decided(daemon) == []
-    survive([late, *pods])
-
-
-@pytest.mark.once
-def test_who_gives_back_outside_is_waited_for(node: LabNode) -> None:
-    """When what was missing had become less than what pods have, one went although 100 MiB were on their way back."""
-    pods = small(node)
-    with live.Puppet(cgroupfs.make(node.cgroup / "system")) as outside:
-        outside.do("for _ in range(104): anon(1)")
-        with live.daemon(node, "--enforce", *hard(32)) as daemon:
-            live.message(daemon, HELD, reason="not_covered")
-            time.sleep(1.5 * OBSERVE_NS / 1e9)  # nobody goes before that anyway
-            # From where pods cover what is missing to the end in 0.05 s: a break of 0.1 s there is taken for the end.
-            outside.do("while kept: kept.pop().close(); time.sleep(0.003)")
-            live.message(daemon, OVER, why="the shortage is over")
-            live.ended(daemon)
-        assert decided(daemon) == []
-    survive(pods)
-
-
-@pytest.mark.once
 def test_a_shortage_that_stands_still_when_a_daemon_starts_is_ended(node: LabNode) -> None:
     pods = [live.filled(node, node.add_pod(f"large-{n}", "Burstable", request=8 * MIB), 25) for n in range(4)]
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
@@ -190,112 +106,28 @@ def test_a_shortage_that_stands_still_when_a_daemon_starts_is_ended(node: LabNod
     assert sum(hog.process.poll() is None for hog in pods) == 3
 
 
-@pytest.mark.once
-def test_the_kernel_takes_the_process_that_grows_and_no_pod_was_evicted_before(node: LabNode) -> None:
-    with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        pods = small(node)
-        hog = stranger(node, mib=200, rate=100)
-        passes(daemon)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        survive(pods)
-        live.message(daemon, OVER)
-        live.ended(daemon)
-        assert decided(daemon) == []
-
-
-@pytest.mark.once
-def test_with_the_answers_of_the_kubelet_there_is_no_brake(node: LabNode) -> None:
-    with live.daemon(node, "--enforce", "--compat", "kubelet-1.36", *hard(32)) as daemon:
-        small(node)
-        stranger(node, mib=92, rate=100).go()
-        live.until(lambda: len(decided(daemon)) >= 2, "two pods to be evicted for nothing")
-
-
-@pytest.mark.parametrize("options", [ENFORCE, KERNEL])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ENFORCE,
+        pytest.param(IN_KERNEL, id="kernel", marks=pytest.mark.once),
+        pytest.param(("--enforce", "--hooks", "poll"), id="poll", marks=pytest.mark.once),
+    ],
+)
 def test_a_pod_that_grows_is_evicted_while_evictions_are_held(node: LabNode, options: tuple[str, ...]) -> None:
-    """What is outside stands still, and no eviction makes up for it: a pod that then grows goes, and nobody else."""
+    """What is outside stands still, and no eviction makes up for it: a pod that then grows goes, and no other."""
     with live.daemon(node, *options, *hard(32)) as daemon:
         pods = small(node, 2)
-        outside = stranger(node, mib=TOO_MUCH, rate=200)
+        hog = node.start_hog(node.add_pod("hog"), mib=12, rate=10)
+        outside = stranger(node, mib=up_to(node, 108), rate=200)
         outside.go()
         outside.expect("grown")
         live.message(daemon, HELD)
-        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=20)
-        hog.go()
+        survive(pods)
+        hog.go()  # and does not use up the node's memory, however late it is evicted
         assert hog.wait() == -signal.SIGKILL
         evicted(daemon, node.pods["hog"])
         survive(pods)
         live.ended(daemon)
         assert decided(daemon) == ["hog"]
-    assert node.oom_kills() == 0
-
-
-@pytest.mark.once
-def test_without_bpf_the_same_are_held_and_let_go(node: LabNode) -> None:
-    with live.daemon(node, "--enforce", "--hooks", "poll", *hard(32)) as daemon:
-        pods = small(node, 2)
-        outside = stranger(node, mib=TOO_MUCH, rate=100)
-        outside.go()
-        outside.expect("grown")
-        live.message(daemon, HELD)
-        survive(pods)
-        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=20)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        survive(pods)
-        live.ended(daemon)
-        assert decided(daemon) == ["hog"]
-
-
-@pytest.mark.once
-def test_hogs_in_two_pods_beside_one_outside_are_evicted(node: LabNode) -> None:
-    with live.daemon(node, "--enforce", *hard(48)) as daemon:
-        outside = stranger(node, mib=24, rate=10)
-        hogs = [node.start_hog(node.add_pod(name), mib=100, rate=15) for name in ("one", "two")]
-        for each in (outside, *hogs):
-            each.go()
-        for hog in hogs:
-            assert hog.wait() == -signal.SIGKILL
-        live.ended(daemon)
-        assert sorted(decided(daemon)) == ["one", "two"]
-    assert node.oom_kills() == 0
-
-
-@pytest.mark.once
-def test_candidates_that_just_cover_what_is_missing_are_evicted(node: LabNode) -> None:
-    """Outside of the pods grew, and stands still: with one pod less the shortage is over."""
-    with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        pods = small(node, mib=8)
-        outside = stranger(node, mib=40, rate=200)
-        outside.go()
-        outside.expect("grown")
-        passes(daemon)
-        more = stranger(node, mib=up_to(node, 96 + 4), rate=20)  # half of a pod is missing then
-        more.go()
-        more.expect("grown")
-        live.message(daemon, HELD)
-        # Growth is remembered for 12 s; then it is known that it stands still.
-        live.message(daemon, "evicted")
-        live.message(daemon, OVER, why="evictions help now")
-        live.ended(daemon)
-        assert len(decided(daemon)) == 1
-        assert sum(hog.process.poll() is None for hog in pods) == 4
-
-
-@pytest.mark.once
-def test_growth_that_demands_it_takes_a_pod_that_covers(node: LabNode) -> None:
-    """The pod covers what is missing; memory would be used up otherwise, and was not yet when it was crossed."""
-    with live.daemon(node, "--enforce", *hard(48)) as daemon:
-        large = live.filled(node, node.add_pod("large"), 56)
-        hog = stranger(node, mib=68, rate=20)
-        passes(daemon)
-        hog.go()
-        live.message(daemon, HELD)
-        decision = live.message(daemon, "evicting", pod="lab/large")
-        assert decision["braked"] == "outgrown"
-        assert decision["available"] < 26 * MIB
-        assert large.wait() == -signal.SIGKILL
-        hog.expect("grown")
-        live.ended(daemon)
     assert node.oom_kills() == 0

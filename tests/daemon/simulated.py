@@ -1,0 +1,226 @@
+"""A node of the simulated hot process on which memory is taken and given back at a rate: pods, and a process in no pod.
+
+Pods that are frozen stand still, and capped ones take no more than their cap; an evicted one has given back what it
+had after 20 ms; where memory is used up, the kernel takes the largest process.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from monitor.link.messages import Braked, HotMessage, PodSeen, Released
+from monitor.settings.config import RunConfig
+from tests.daemon.limited_brake import LimitedBrake
+from tests.replay.world import CAPACITY, MIB, SECOND, World, clocked
+
+MS = 1_000_000
+#: What no pod is charged for.
+OUTSIDE = "outside"
+DIES_NS = 20 * MS
+
+
+class Taking(NamedTuple):
+    """Takes so much (MiB; less than 0: gives back) at a rate of MiB a second."""
+
+    name: str
+    mib: float
+    rate: float
+
+
+class Node:
+    """Of ``size`` MiB, with a hard threshold at ``line``. What the rest of the world's capacity is used for stays."""
+
+    def __init__(self, directory: Path, size: int, line: int, settings: Mapping[str, Any]) -> None:
+        rules = {"eviction_hard": {"memory.available": f"{line}Mi"}, "eviction_soft": {}, "enforce": True}
+        self._made = lambda: World(RunConfig(**{**rules, **settings}), directory)
+        self._line, self._directory = line * MIB, directory
+        self._pods: dict[str, PodSeen] = {}
+        self._entries: dict[str, Any] = {}
+        self._outside = CAPACITY - size * MIB
+        self._left: dict[str, float] = {}  # taker -> bytes to be taken still
+        self._rates: dict[str, float] = {}
+        self._unreported: dict[str, int] = {}
+        self.decided: list[Any] = []
+        self.braked: list[HotMessage] = []
+        self.oom_killed: list[str] = []
+        self.world = self._made()
+        self._hear()
+
+    # who is there
+
+    def pod(self, name: str, has: float = 0, request: int = 0, priority: int = 0, *, known: bool = True) -> None:
+        """One that has so much (MiB); if it is not ``known``, `meet` has its manifest come later."""
+        place = self._directory / name
+        place.mkdir(exist_ok=True)
+        qos, critical = "Burstable" if request else "BestEffort", priority >= 2_000_000_000
+        about = (name, "lab", name, priority, True, request * MIB, qos, critical, 0)
+        self._pods[name] = PodSeen(*about, cgroup=str(place), containers={})
+        self.world.table.sets[place.stat().st_ino] = int(has * MIB)
+        if known:
+            self.meet(name)
+
+    def meet(self, name: str) -> None:
+        self._entries[name] = self.world.registry.put(self._pods[name])
+        self.world.registry.refresh()
+
+    def begin(self) -> None:
+        """All pods are known: a daemon begins to decide."""
+        self._count()
+        self.world.decider.begin()
+
+    def restart(self) -> None:
+        """Another daemon, that knows nothing of before."""
+        known, before = list(self._entries), self.world
+        self.world = self._made()
+        self.world.table.sets, self.world.now_ns = before.table.sets, before.now_ns
+        for name in known:
+            self.meet(name)
+        self._hear()
+
+    @property
+    def now_ns(self) -> int:
+        return self.world.now_ns
+
+    def brake(self, uid: str, cgroup: Path, *_: object) -> LimitedBrake:
+        made = self.world.brakes[uid] = LimitedBrake(self.world.table, uid, cgroup)
+        return made
+
+    @property
+    def left(self) -> int:
+        return CAPACITY - self.world.working_set
+
+    def usage(self, name: str) -> int:
+        return self._outside if name == OUTSIDE else self.world.table.sets[(self._directory / name).stat().st_ino]
+
+    def reasons(self) -> list[str]:
+        """What evictions were held for, and why they are not any more."""
+        return [m.reason if isinstance(m, Braked) else m.why for m in self.braked]  # type: ignore[attr-defined]
+
+    # what happens
+
+    def take(self, *takings: Taking) -> None:
+        """From now on, until they have it or die."""
+        for name, mib, rate in takings:
+            self._left[name], self._rates[name] = mib * MIB, rate * MIB / SECOND
+
+    def play(self, *takings: Taking, until: Callable[[], object] = lambda: False, seconds: float = 60) -> None:
+        """Have them take that, to the end or ``until`` something; after so long the test has failed."""
+        self.take(*takings)
+        end_ns = self.world.now_ns + int(seconds * SECOND)
+        while any(self._left.get(name) for name, *_ in takings) and not until():
+            self._turn(MS)
+            assert self.world.now_ns < end_ns, "it takes for ever"
+
+    def stand(self, seconds: float) -> None:
+        """So long nothing but what is due; whoever takes goes on."""
+        end_ns = self.world.now_ns + int(seconds * SECOND)
+        while self.world.now_ns < end_ns:
+            self._turn(MS if any(self._left.values()) or self.world.evictor.current else 5 * MS)
+
+    def _hear(self) -> None:
+        world, take = self.world, self.world.take
+
+        def heard(message: HotMessage) -> None:
+            if isinstance(message, Braked | Released):
+                self.braked.append(message)
+            take(message)
+
+        world.decider._brake._send = heard
+        world.sent = self.decided  # type: ignore[assignment]
+        world.ready = True
+        world.trigger.prepare = lambda may_arm: setattr(world.trigger, "armed", may_arm)
+        world.trigger.armed = False
+        world.decider.may_act = False
+
+    def _count(self) -> None:
+        pods = sum(self.usage(name) for name in self._pods)
+        self.world.working_set = self._outside + pods
+
+    def _turn(self, ns: int) -> None:
+        world, decider = self.world, self.world.decider
+        before = self.left
+        world.now_ns += ns
+        moved = self._grow(ns)
+        self._count()
+        if self.left <= 0:
+            self._oom_kill()
+        if moved:
+            decider.rank_moved()
+            decider.prepare()
+        elif (due := decider.note_due_ns()) is not None and due <= world.now_ns:
+            decider.note(world.now_ns)
+        if self.left < self._line <= before:
+            decider.run_pass(world.now_ns, world.watches[0])
+        due = decider.pass_due_ns()
+        if due is not None and due <= world.now_ns:
+            decider.run_pass()
+        if decider.reread_due_ns() is not None and decider.reread_due_ns() <= world.now_ns:  # type: ignore[operator]
+            decider.reread()
+        if decider.holds is not None:
+            decider.holds.look_uncrossed(world.now_ns)
+            world.look()
+        current = world.evictor.current
+        if current is not None and current.signalled_ns + DIES_NS <= world.now_ns:
+            self._die(current.uid)
+
+    def _grow(self, ns: int) -> bool:
+        moved = False
+        for name, left in list(self._left.items()):
+            more = int(min(abs(left), self._rates[name] * ns)) * (1 if left > 0 else -1)
+            more = min(more, self._may_take(name))
+            self._left[name] = 0.0 if abs(left - more) < 1 else left - more
+            moved |= self._charge(name, more)
+        return moved
+
+    def _may_take(self, name: str) -> int:
+        """Until its cap; nothing while it is frozen."""
+        brake = self.world.brakes.get(name)
+        if brake is None or not brake.is_held:
+            return CAPACITY
+        assert isinstance(brake, LimitedBrake)
+        return max(0, brake.limit - brake.usage()) if brake.runs else 0
+
+    def _charge(self, name: str, more: int) -> bool:
+        """Whether that is a step that the kernel reports."""
+        self._unreported[name] = self._unreported.get(name, 0) + more
+        if name == OUTSIDE:
+            self._outside += more
+        else:
+            self.world.table.sets[(self._directory / name).stat().st_ino] += more
+        if abs(self._unreported[name]) < MIB:
+            return False
+        self._unreported[name] = 0
+        if name in self._entries and name in self.world.registry.by_uid:
+            self.world.decider.step(self.world.registry.by_uid[name].index, self.usage(name))
+        return True
+
+    def _empty(self, name: str) -> None:
+        self._left.pop(name, None)
+        if name == OUTSIDE:
+            self._outside = min(self._outside, CAPACITY // 2)
+        else:
+            self.world.table.sets[(self._directory / name).stat().st_ino] = 0
+        self._count()
+
+    def _oom_kill(self) -> None:
+        base = {name: self.usage(name) for name in self._pods}
+        largest = max(base, key=lambda name: base[name])
+        self.oom_killed.append(OUTSIDE if self._left.get(OUTSIDE) else largest)
+        self._empty(self.oom_killed[-1])
+
+    def _die(self, name: str) -> None:
+        self._empty(name)
+        self.world.registry.move(self.world.registry.by_uid[name], 0)
+        self.world.end(0, fires=False)
+        self.world.decider.run_pass()
+        self.world.decider.prepare()
+
+
+@contextmanager
+def simulated(directory: Path, size: int, line: int, **settings: Any) -> Iterator[Node]:
+    """With the daemon's modules on its clock, whichever daemon it is."""
+
+    node = Node(directory, size, line, settings)
+    with clocked(node):  # type: ignore[arg-type]
+        yield node
