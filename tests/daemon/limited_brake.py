@@ -64,6 +64,13 @@ class LimitedBrake(StandInBrake):
         self.is_capped, self.runs = bool(capped), how == "loosen"
         return super()._brake(how, cap)._replace(cap=capped)
 
+    def release(self) -> None:
+        super().release()
+        self.ledger.put_back(LIMIT, COMPANION)
+        self.is_capped, self.runs = False, True
+
+    close = release
+
     def thaw(self, cap: int = 0) -> None:
         if cap:
             self.is_capped = move_limit(self.ledger, cap, self.usage())

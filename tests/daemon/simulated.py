@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from monitor.link.hold_messages import HoldEnded
 from monitor.link.messages import Braked, HotMessage, PodSeen, Released
 from monitor.settings.config import RunConfig
 from tests.daemon.limited_brake import LimitedBrake
@@ -34,7 +35,7 @@ class Node:
     def __init__(self, directory: Path, size: int, line: int, settings: Mapping[str, Any]) -> None:
         rules = {"eviction_hard": {"memory.available": f"{line}Mi"}, "eviction_soft": {}, "enforce": True}
         self._made = lambda: World(RunConfig(**{**rules, **settings}), directory)
-        self._line, self._directory = line * MIB, directory
+        self.line, self._directory = line * MIB, directory
         self._pods: dict[str, PodSeen] = {}
         self._entries: dict[str, Any] = {}
         self._outside = CAPACITY - size * MIB
@@ -42,7 +43,7 @@ class Node:
         self._rates: dict[str, float] = {}
         self._unreported: dict[str, int] = {}
         self.decided: list[Any] = []
-        self.braked: list[HotMessage] = []
+        self.told: list[Any] = []
         self.oom_killed: list[str] = []
         self.world = self._made()
         self._hear()
@@ -78,6 +79,15 @@ class Node:
             self.meet(name)
         self._hear()
 
+    def go(self, name: str) -> None:
+        """The pod ends by itself, and its manifest goes."""
+        self._empty(name)
+        del self._entries[name], self._pods[name]
+        if self.world.decider.holds is not None:
+            self.world.decider.holds.dropped(name)
+        self.world.registry.drop(name)
+        self._count()
+
     @property
     def now_ns(self) -> int:
         return self.world.now_ns
@@ -95,7 +105,16 @@ class Node:
 
     def reasons(self) -> list[str]:
         """What evictions were held for, and why they are not any more."""
-        return [m.reason if isinstance(m, Braked) else m.why for m in self.braked]  # type: ignore[attr-defined]
+        heard = [message for message in self.told if isinstance(message, Braked | Released)]
+        return [message.reason if isinstance(message, Braked) else message.why for message in heard]
+
+    def held(self) -> list[str]:
+        """Pods that are held now."""
+        return [uid for uid, brake in self.world.brakes.items() if brake.is_held]
+
+    def holds_ended(self) -> list[tuple[str, str]]:
+        """Of which pods, and why."""
+        return [(message.pod, message.why) for message in self.told if isinstance(message, HoldEnded)]
 
     # what happens
 
@@ -122,11 +141,12 @@ class Node:
         world, take = self.world, self.world.take
 
         def heard(message: HotMessage) -> None:
-            if isinstance(message, Braked | Released):
-                self.braked.append(message)
+            self.told.append(message)
             take(message)
 
         world.decider._brake._send = heard
+        if world.decider.holds is not None:
+            world.decider.holds._send = heard
         world.sent = self.decided  # type: ignore[assignment]
         world.ready = True
         world.trigger.prepare = lambda may_arm: setattr(world.trigger, "armed", may_arm)
@@ -150,7 +170,7 @@ class Node:
             decider.prepare()
         elif (due := decider.note_due_ns()) is not None and due <= world.now_ns:
             decider.note(world.now_ns)
-        if self.left < self._line <= before:
+        if self.left < self.line <= before:
             decider.run_pass(world.now_ns, world.watches[0])
         due = decider.pass_due_ns()
         if due is not None and due <= world.now_ns:

@@ -1,11 +1,10 @@
 """Mode hold on a lab node of the live kernel: who grows is stopped and not killed, goes on undamaged when there is
-room, and is killed where that is not enough. Real races: memory is taken at full speed.
+room, and is killed where that is not enough. Those that are races take all memory at full speed.
 """
 
 import os
 import platform
 import signal
-import time
 
 import pytest
 
@@ -24,7 +23,7 @@ from tests.daemon.hold_node import (
     pattern,
     released,
 )
-from tests.daemon.hot_node import decided, evicted, hot_node, up_to
+from tests.daemon.hot_node import decided, evicted, hot_node, passes, up_to
 
 pytestmark = [pytest.mark.kernel, pytest.mark.previous]  # some minutes in an emulated guest
 
@@ -32,6 +31,8 @@ node = live.fixture(hot_node)
 
 #: MiB from the threshold to the limit. Beside two other guests an emulated CPU was late by 6 MiB of four hogs' growth.
 LINE = 32 if live.emulated() else 8
+#: MiB in use that cross a threshold of 32 and do not fill the node: a test with them is no race.
+SHORT = 118
 #: Whether the kernel says how a process ended that is nobody's child (tests/kernel/test_pidfd_info.py).
 KNOWN = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 15)
 POPULATE = "mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)"
@@ -42,7 +43,7 @@ def nobody_decided(running: LabDaemon) -> None:
     assert decided(running) == []
 
 
-@pytest.mark.parametrize(("hogs", "line"), [(1, LINE), pytest.param(2, max(LINE, 16), marks=pytest.mark.once), (4, 32)])
+@pytest.mark.parametrize(("hogs", "line"), [(1, LINE), (4, 32)])
 def test_who_grows_is_held_nobody_dies_and_all_go_on_undamaged(node: LabNode, hogs: int, line: int) -> None:
     """`line` MiB before the limit; what they want fits when the bystander has gone. Four hogs take 3 MiB in a
     millisecond, and are held 1.1 to 2.3 ms after the crossing where they share two CPUs with the hot process.
@@ -58,7 +59,7 @@ def test_who_grows_is_held_nobody_dies_and_all_go_on_undamaged(node: LabNode, ho
                 puppet.tell(pattern(each))
             live.until(lambda: any(map(is_held, pods)), "a hold")
             live.until(lambda: live.metric(running, "holds_total") >= 1, "the hold to be counted")
-            time.sleep(1)  # far longer than the kernel would need to kill somebody
+            passes(running, 20)  # far longer than the kernel needs to kill a process
             assert [puppet.process.poll() for puppet in puppets] == [None] * hogs
             assert bystander.process.poll() is None
             assert not is_held(database)
@@ -70,23 +71,6 @@ def test_who_grows_is_held_nobody_dies_and_all_go_on_undamaged(node: LabNode, ho
             for puppet in puppets:
                 puppet.close()
         nobody_decided(running)
-
-
-def test_who_grows_after_a_start_on_a_node_that_is_short_already_is_held(node: LabNode) -> None:
-    """The policy's victim is held in the first pass, and not the one that grows later: no crossing says who does."""
-    calm, pod = node.add_pod("calm"), node.add_pod("hog")
-    left, line = (40, 52) if live.emulated() else (14, 24)  # as `LINE`; what it wants fits when calm has gone
-    with live.Puppet(pod.containers["c0"]) as hog:
-        resident = live.filled(node, calm, up_to(node, 128 - left))
-        with daemon(node, line) as running:
-            holding(running, calm)
-            hog.tell(f"anon({up_to(node, 136)})")
-            holding(running, pod)
-            assert (resident.process.poll(), hog.process.poll()) == (None, None)
-            node.end(resident)
-            assert hog.answer() == "done"
-            released(pod)
-            nobody_decided(running)
 
 
 def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> None:
@@ -110,93 +94,17 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
         released(pod)
 
 
-@pytest.mark.once
-def test_after_a_kill_the_next_shortage_begins_with_a_hold(node: LabNode) -> None:
-    """What was decided about the last shortage ends with it, also where the killed pod was the only one held."""
-    first, second = node.add_pod("first"), node.add_pod("second")
-    with (
-        live.Puppet(first.containers["c0"]) as one,
-        live.Puppet(second.containers["c0"]) as two,
-        daemon(node, 16, "--hold-limit", "1s") as running,
-    ):
-        one.tell(f"anon({up_to(node, 118)})")
-        evicted(running, first)
-        two.tell(f"anon({up_to(node, 118)})")
-        holding(running, second)
-        assert two.process.poll() is None
-        assert decided(running) == ["first"]
-
-
-def test_at_its_time_limit_it_is_killed(node: LabNode) -> None:
+def test_with_never_kill_it_is_held_and_no_process_is_signalled(node: LabNode) -> None:
     pod = node.add_pod("hog")
-    with daemon(node, 16, "--hold-limit", "1s") as running:
-        hog = node.start_hog(pod, mib=256)
-        hog.go()
-        holding(running, pod)
-        evicted(running, pod)
-        assert hog.wait() == -signal.SIGKILL
-        released(pod)
-
-
-def test_with_never_kill_it_is_held_and_nobody_is_signalled(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with daemon(node, 16, "--never-kill") as running:
-        hog = node.start_hog(pod, mib=256)
-        hog.go()
+    with daemon(node, 32, "--never-kill") as running, live.Puppet(pod.containers["c0"]) as hog:
+        hog.tell(f"anon({up_to(node, SHORT)})")
         holding(running, pod)
         assert live.message(running, "would evict", pod="lab/hog")["observed"] is True
         assert hog.process.poll() is None
-        node.end(hog)
-        released(pod)
         live.ended(running)
+        assert is_as_before(pod)
+        assert hog.answer() == "done"
         assert live.messages(running, "evicting") == []
-
-
-@pytest.mark.once
-def test_a_pod_that_is_deleted_while_it_is_held(node: LabNode) -> None:
-    """Its processes, its cgroup and its manifest go; the next shortage begins as if it had never been."""
-    pod, other = node.add_pod("hog"), node.add_pod("other")
-    with daemon(node, 16) as running, live.Puppet(other.containers["c0"]) as later:
-        hog = node.start_hog(pod, mib=256)
-        hog.go()
-        holding(running, pod)
-        node.end(hog)
-        node.remove_pod(pod)
-        live.message(running, "hold ended", pod="lab/hog")
-        later.tell(f"anon({up_to(node, 118)})")
-        holding(running, other)
-        live.ended(running)
-        assert is_as_before(other)
-        assert later.answer() == "done"
-        assert [r for r in running.log if r["level"] == "error"] == []
-
-
-@pytest.mark.once
-def test_a_critical_pod_is_never_held(node: LabNode) -> None:
-    """It grows, and nobody else does."""
-    vital = node.add_pod("vital", priority=2_000_001_000)
-    with daemon(node, 48) as running:
-        grown = live.filled(node, vital, 100)
-        live.until(lambda: live.metric(running, 'threshold_met{kind="hard",signal="memory.available"}'), "the crossing")
-        live.until(lambda: live.metric(running, "passes_total") > 4, "passes")
-        assert not is_held(vital)
-        assert grown.process.poll() is None
-        nobody_decided(running)
-
-
-@pytest.mark.once
-def test_the_policys_victim_is_left_alone_where_another_one_grows(node: LabNode) -> None:
-    victim, database = node.add_pod("victim"), node.add_pod("database", "Guaranteed", request=100 * MIB)
-    with daemon(node, 32) as running:
-        prey = live.filled(node, victim, 16)
-        grower = node.start_hog(database, mib=up_to(node, 128))
-        grower.go()
-        holding(running, database)
-        assert not is_held(victim)
-        assert (prey.process.poll(), grower.process.poll()) == (None, None)
-        node.end(prey)
-        node.end(grower)
-        nobody_decided(running)
 
 
 # Emulated, a process that obeys takes seconds to end.
@@ -230,22 +138,12 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
 # whoever ends, nobody stays held
 
 
-def test_the_end_of_the_daemon_is_the_end_of_its_holds(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with daemon(node, 16) as running, live.Puppet(pod.containers["c0"]) as hog:
-        hog.tell(f"anon({up_to(node, 118)})")
-        holding(running, pod)
-        live.ended(running)
-        assert is_as_before(pod)
-        assert hog.answer() == "done"
-
-
 def test_sigkill_of_the_hot_process_and_another_daemon(node: LabNode) -> None:
     """It holds on whom the last one held: at no moment the pod grows while nobody looks."""
     pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
-    with daemon(node, 16) as running, live.Puppet(pod.containers["c0"]) as hog:
+    with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
         bystander = live.filled(node, database, 60)
-        hog.tell(pattern(up_to(node, 160)))  # more than the node has
+        hog.tell(pattern(up_to(node, SHORT)))
         holding(running, pod)
         assert running.process is not None
         running.process.kill()
@@ -258,27 +156,12 @@ def test_sigkill_of_the_hot_process_and_another_daemon(node: LabNode) -> None:
         released(pod)
 
 
-def test_another_daemon_releases_who_is_held_while_there_is_room(node: LabNode) -> None:
-    pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
-    with daemon(node, 16) as running, live.Puppet(pod.containers["c0"]) as hog:
-        bystander = live.filled(node, database, 60)
-        hog.tell(pattern(up_to(node, 160)))
-        holding(running, pod)
-        assert running.process is not None
-        running.process.kill()
-        running.process.wait()
-        bystander.free()
-        running.start()
-        assert hog.answer() == "whole"
-        released(pod)
-
-
 def test_sigkill_of_the_side(node: LabNode) -> None:
     """The hold goes on, and ends as it would have."""
     pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
-    with daemon(node, 16) as running, live.Puppet(pod.containers["c0"]) as hog:
+    with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
         bystander = live.filled(node, database, 60)
-        hog.tell(pattern(up_to(node, 120)))
+        hog.tell(pattern(up_to(node, SHORT)))
         holding(running, pod)
         [side] = live.children(running.pid)
         os.kill(side, signal.SIGKILL)
@@ -295,7 +178,7 @@ def test_on_v2_the_brake_is_a_cap_and_a_frozen_cgroup(node: LabNode) -> None:
         pytest.skip("cgroup v1: a limit with the OOM killer off (tests/actions/test_pod_brake.py)")
     pod = node.add_pod("hog")
     with daemon(node, 32) as running:
-        hog = node.start_hog(pod, mib=256)
+        hog = node.start_hog(pod, mib=up_to(node, SHORT))
         hog.go()
         holding(running, pod)
         live.until(lambda: "frozen 1" in (pod.cgroup / "cgroup.events").read_text(), "a frozen cgroup")

@@ -20,10 +20,10 @@ def test_a_hold_is_logged_counted_shown_judged_and_replayed(node: LabNode, tmp_p
     hog = node.add_pod("hog")
     database = node.add_pod("database", "Guaranteed", request=64 * MIB)
     recording = tmp_path / "recording"
-    with daemon(node, 8, "--record", str(recording)) as running:
+    with daemon(node, 32, "--record", str(recording)) as running:
         bystander = live.filled(node, database, 60)
         with live.Puppet(hog.containers["c0"]) as puppet:
-            puppet.tell(pattern(up_to(node, 128 + 4)))
+            puppet.tell(pattern(up_to(node, 118)))
             holding(running, hog)
             said = live.message(running, "pod held", pod="lab/hog")
             assert said["usage"] <= said["cap"]

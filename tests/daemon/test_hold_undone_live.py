@@ -22,7 +22,7 @@ node = live.fixture(hot_node)
 _ANSWERS = """
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-block = mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+block = mmap.mmap(-1, 100 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 block.madvise(mmap.MADV_NOHUGEPAGE)
 for at in range(0, len(block), 4096):
     block[at] = 1
@@ -36,7 +36,7 @@ _WAITS = """
 asked, told = [], []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
-block = mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+block = mmap.mmap(-1, 100 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 block.madvise(mmap.MADV_NOHUGEPAGE)
 for at in range(0, len(block), 4096):
     if not asked: block[at] = 1
@@ -165,7 +165,7 @@ def test_a_soft_brake_of_killed_processes_is_taken_back_by_the_next_start(node: 
     with live.Puppet(pod.containers["c0"]) as hog:
         with daemon(node, 48, "--hard-grace", "20s", mode=("--mode", "enforce")) as running:
             hog.do("signal.signal(signal.SIGTERM, lambda *_: None)")
-            hog.tell("anon(256)")
+            hog.tell("anon(100)")
             live.until(lambda: braked_softly(pod), lambda: f"a soft brake: {running.poll()}")
             killed(running)
             assert braked_softly(pod)
