@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from monitor.policy.hold import MARGIN
 from monitor.settings.config import RunConfig
 from tests.replay.world import MIB, PODS, SECOND, World, clocked
@@ -35,3 +37,21 @@ def grown(world: World, usage: int, available: int) -> None:
 
 def reported(world: World, kind: type) -> list[Any]:
     return [message for message in world.told if isinstance(message, kind)]
+
+
+@pytest.fixture
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    with hold_world(tmp_path, getattr(request, "param", BESIDE_KUBELET)) as made:
+        yield made
+
+
+def both_grow(world: World, available: int) -> None:
+    world.wait(SECOND // 10)
+    world.put(0, 0, 0, "BestEffort", False, 200)
+    world.put(1, 1000, 300, "Burstable", False, 301)
+    world.run(available, True)
+
+
+def look_later(world: World, ns: int = SECOND) -> None:
+    world.wait(ns)
+    world.look()

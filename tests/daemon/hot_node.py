@@ -33,9 +33,10 @@ def hard(mib: int) -> tuple[str, ...]:
     return ("--eviction-hard", f"memory.available<{mib}Mi")
 
 
-def evicted(daemon: LabDaemon, pod: LabPod, since: int = 0) -> tuple[Record, Record]:
+def evicted(daemon: LabDaemon, pod: LabPod | str, since: int = 0) -> tuple[Record, Record]:
     """The decision on ``pod`` and its end, waited for."""
-    decision = live.message(daemon, "evicting", since, pod=f"{pod.namespace}/{pod.name}")
+    title = pod if isinstance(pod, str) else f"{pod.namespace}/{pod.name}"
+    decision = live.message(daemon, "evicting", since, pod=title)
     return decision, live.message(daemon, "evicted", since, id=decision["id"])
 
 

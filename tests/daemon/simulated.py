@@ -170,7 +170,7 @@ class Node:
             decider.prepare()
         elif (due := decider.note_due_ns()) is not None and due <= world.now_ns:
             decider.note(world.now_ns)
-        if self.left < self.line <= before:
+        if any(self.left < line <= before for line in world.watches[0].lines):
             decider.run_pass(world.now_ns, world.watches[0])
         due = decider.pass_due_ns()
         if due is not None and due <= world.now_ns:

@@ -4,20 +4,22 @@ Whole streams of passes, with everything that may come between them, are in test
 """
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from monitor.hot import act, brake_figures, decide, moved_pods, pass_timer
+from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, TICK_NS, PassTimer
+from monitor.link.messages import DiskFigures, Reclaim
 from monitor.policy.decisions import QUIET_NS, REPEAT_NS
 from monitor.settings.config import RunConfig
 from tests.replay.world import PODS, SECOND, World
 
-HARD = {"memory.available": "100Mi", "nodefs.available": "10%"}
+HARD = {"memory.available": "100Mi", "nodefs.available": "10%", "pid.available": "10%"}
 Make = Callable[..., World]
 
 
@@ -98,6 +100,62 @@ def test_pods_over_their_own_limits_go_first_and_one_by_one(make: Make) -> None:
     world.end(0, False)
     assert world.decider.evict_over_limit()
     assert [(one.kind, one.pod, one.message) for one in world.sent[1:]] == [("limit", PODS[1], "too much in 1")]
+
+
+# ---- disks and process ids
+
+
+DISK, PIDS = "nodefs.available", "pid.available"
+
+
+def measured(world: World, reclaimed: Sequence[str] = (), **available: int) -> None:
+    """The side reports figures: of the disk and of process ids, which are short below 10."""
+    names = {"disk": DISK, "pids": PIDS}
+    seen = {names[name]: [left, 100, world.now_ns] for name, left in available.items()}
+    world.decider.take_disk_figures(DiskFigures(seen, dict.fromkeys(seen, PODS[:2]), [], reclaimed))
+
+
+def test_what_an_evicted_pod_leaves_on_the_disk_costs_no_other_until_it_has_settled(make: Make) -> None:
+    """The next pod is not evicted at once, as if the first had done nothing; nor does that hold up another signal."""
+    world = make(enforce=True)
+    measured(world, disk=5)
+    world.end(0, fires=False)
+    world.wait(SETTLE_NS - 1)
+    measured(world, disk=5)
+    assert [(one.signal, one.pod) for one in world.sent] == [(DISK, PODS[0])]
+    measured(world, disk=5, pids=5)
+    assert [(one.signal, one.pod) for one in world.sent[1:]] == [(PIDS, PODS[1])]
+    world.end(0, fires=False)
+    world.put(2, 0, 10, "Burstable", False, 1)
+    world.wait(1)
+    world.decider.take_disk_figures(DiskFigures({DISK: [5, 100, world.now_ns]}, {DISK: [PODS[2]]}, [], []))
+    assert [(one.signal, one.pod) for one in world.sent[2:]] == [(DISK, PODS[2])]
+
+
+@pytest.mark.parametrize("how", ["reported", "in vain", "lost"])
+def test_the_node_is_cleaned_up_before_a_pod_goes(make: Make, how: str) -> None:
+    """A clean-up that no side will report is asked for again: its side has died."""
+    world = make(enforce=True, reclaim_images=("rm",))
+    asked: list[Any] = []
+    world.decider._disks._send = asked.append
+    for _ in range(2):
+        measured(world, disk=5)
+        world.wait(SECOND)
+    assert (asked, world.sent) == ([Reclaim(DISK, ("DeleteUnusedImages",))], [])
+    if how == "lost":
+        world.decider._disks.forget()
+        measured(world, disk=5)
+        assert len(asked) == 2
+        world.wait(1)
+    measured(world, ["DeleteUnusedImages"], disk=50 if how == "reported" else 5)
+    assert [one.pod for one in world.sent] == ([] if how == "reported" else [PODS[0]])
+
+
+def test_observing_a_short_disk_no_clean_up_is_asked_for_and_shown(make: Make) -> None:
+    world = make(enforce=False, reclaim_images=("rm",))
+    world.decider._disks._send = pytest.fail
+    measured(world, disk=5)
+    assert [(one.pod, one.cleanup) for one in world.sent] == [(PODS[0], ["DeleteUnusedImages"])]
 
 
 # ---- when a pass is due

@@ -1,9 +1,7 @@
-"""Who is asked to end while he is held, and memory.high of the side's: the hot process without a kernel."""
+"""A pod that is asked to end while it is held, and memory.high of the side's: the hot process without a kernel."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,41 +10,9 @@ from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.kubelet_answers import KubeletAnswers
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.hold_messages import Held, KubeletEviction, KubeletFigures, Soften, Softened
-from monitor.policy.hold import MARGIN
-from monitor.settings.config import RunConfig
-from tests.replay.stand_ins import StandInBrake
-from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World, clocked
-
-HOG, DB = PODS[0], PODS[1]
-ABOVE = 100 + MARGIN // MIB - 2
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    """Beside a kubelet; with a hog that is the first of the order, and a database."""
-    rules: dict[str, Any] = {"enforce": True, "eviction_hard": {"memory.available": "100Mi"}, "eviction_soft": {}}
-    made = World(RunConfig(**rules, hold=True, two_steps=True), tmp_path)
-    with clocked(made):
-        made.put(0, 0, 0, "BestEffort", False, 100)
-        made.put(1, 1000, 300, "Burstable", False, 200)
-        made.run(300, False)
-        yield made
-
-
-def both_grow(world: World, available: int) -> None:
-    world.wait(SECOND // 10)
-    world.put(0, 0, 0, "BestEffort", False, 200)
-    world.put(1, 1000, 300, "Burstable", False, 301)
-    world.run(available, True)
-
-
-def look_later(world: World, ns: int = SECOND) -> None:
-    world.wait(ns)
-    world.look()
-
-
-def reported(world: World, kind: type) -> list[Any]:
-    return [message for message in world.told if isinstance(message, kind)]
+from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, look_later, reported
+from tests.daemon.hold_world import world as world
+from tests.replay.world import CAPACITY, MIB, SECOND, World
 
 
 def test_page_cache_of_a_held_pod_may_go_below_the_kubelets_line_alone(world: World) -> None:
@@ -93,10 +59,8 @@ def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool
     if soft:
         world.tell(Softened(1, HOG, 200 * MIB))
     world.told.clear()
-    holds = world.decider.holds
-    assert holds is not None
     world.evictor.grace_ends_ns = {HOG: world.now_ns + 3 * SECOND}.get
-    holds.report_all()
+    world.holds.report_all()
     assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 3 * SECOND)]
     assert world.brakes[HOG].high_is_left
     assert not world.brakes[DB].high_is_left
@@ -108,9 +72,7 @@ def test_a_pod_that_runs_and_cannot_be_braked_softly_again_is_stopped(world: Wor
     world.tell(KubeletEviction(HOG, for_memory=False))
     world.tell(Softened(1, HOG, 200 * MIB))
     assert world.brakes[HOG].log[-1] == ("thaw", 0)
-    holds = world.decider.holds
-    assert holds is not None
-    holds.report_all()
+    world.holds.report_all()
     world.tell(Softened(1, HOG, 0, "too many threads"))
     assert world.brakes[HOG].log[-1][0] == "apply"
     assert reported(world, Held)[-1].brake == "limit+freeze"
@@ -126,22 +88,9 @@ def test_a_second_refusal_does_not_stop_a_pod_in_its_grace(world: World) -> None
     assert reported(world, Held)[-1].brake == "limit+high"
 
 
-def test_all_are_stopped_before_the_first_is_slowed_down(world: World) -> None:
-    """To wait for the thread takes up to 3 ms, in which the next one grows."""
-    order: list[str] = []
-    apply, slow_down = StandInBrake.apply, StandInBrake.slow_down
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StandInBrake, "apply", lambda b, c, **k: (order.append("stop"), apply(b, c, **k))[1])
-        patch.setattr(StandInBrake, "slow_down", lambda b: (order.append("slow"), slow_down(b))[1])
-        both_grow(world, 99)
-    assert order == ["stop", "stop", "slow", "slow"]
-
-
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:
     """Frozen each might have half of it, for one system call; four that were drained together had 190 of 95 MiB."""
-    holds = world.decider.holds
-    assert holds is not None
-    holds._version = holds._applier._version = 1
+    world.holds._version = world.holds._applier._version = 1
     for uid in (HOG, DB):
         world.tell(KubeletEviction(uid, for_memory=False))
     both_grow(world, 95)
@@ -150,8 +99,8 @@ def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: Worl
         rooms = [world.brakes[uid].log[-2 if world.brakes[uid].log[-1][0] == "thaw" else -1] for uid in (HOG, DB)]
         assert [how for how, _ in rooms] == ["loosen", "loosen"]
         assert sum(cap for _, cap in rooms) - (200 + 301) * MIB <= 95 * MIB // 2
-        for held in list(holds._holds.values()):
-            holds._put_in_force(held, held.pod)
+        for held in list(world.holds._holds.values()):
+            world.holds._put_in_force(held, held.pod)
 
 
 def test_the_end_of_one_that_comes_before_counts_once() -> None:
@@ -169,9 +118,7 @@ def test_the_end_of_one_that_comes_before_counts_once() -> None:
 def test_figures_of_the_kubelet_are_those_of_who_is_held(world: World) -> None:
     both_grow(world, ABOVE)
     world.tell(KubeletFigures({HOG: (200 * MIB, world.now_ns + 1), "another": (1, 1)}))
-    holds = world.decider.holds
-    assert holds is not None
-    assert list(holds._figures.shown) == [HOG]
+    assert list(world.holds._figures.shown) == [HOG]
 
 
 def test_at_an_orderly_end_the_late_thread_has_half_of_the_time(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int, gib_
     def prepare() -> None:
         brake_of(world, HOG).cache = cache * MIB
 
-    world.decider.holds._brakes.of(world.registry.by_uid[HOG])  # type: ignore[union-attr]
+    world.holds._brakes.of(world.registry.by_uid[HOG])
     held(world, 2, prepare)
     are_killed(world, (HOG,))
     follow(world, SECOND, taking(world, (HOG,), gib_per_s))
@@ -147,10 +147,8 @@ def test_without_a_cap_nobody_runs_who_could_come_to_the_second_line(
     world: World, left_before: int, evicted: bool
 ) -> None:
     """The brake is `freeze` alone: what they take until the next look is bounded by their speed."""
-    holds = world.decider.holds
-    assert holds is not None
     for uid in (HOG, DB):
-        holds._brakes.of(world.registry.by_uid[uid])
+        world.holds._brakes.of(world.registry.by_uid[uid])
         brake_of(world, uid).ledger.files.clear()
     uids = held(world)
     world.working_set = CAPACITY - left_before * MIB
@@ -170,12 +168,10 @@ def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(
     """All of that was counted as taken: a kubelet's SIGKILL to the other pod never worked, and a third one was killed
     as unanswered.
     """
-    world.decider.holds._brakes.of(world.registry.by_uid[HOG])  # type: ignore[union-attr]
+    world.holds._brakes.of(world.registry.by_uid[HOG])
     held(world, 2, lambda: setattr(brake_of(world, HOG), "cache", 60 * MIB))
-    holds = world.decider.holds
-    assert holds is not None
-    monkeypatch.setattr(holds, "_version", 1)
-    monkeypatch.setattr(holds._applier, "_version", 1)
+    monkeypatch.setattr(world.holds, "_version", 1)
+    monkeypatch.setattr(world.holds._applier, "_version", 1)
     world.tell(KubeletEviction(HOG, for_memory=False))
     brake_of(world, DB).cache = 60 * MIB
     are_killed(world, (DB,))
@@ -194,36 +190,32 @@ def test_a_run_for_a_start_ends_where_a_sigkill_asks_for_too_much(world: World) 
     world.wait(SECOND // 50)
     world.look()
     assert world.brakes[HOG].log[-1][0] == "apply"
-    holds = world.decider.holds
-    assert holds is not None
-    assert not holds._brakes.thaws.running
+    assert not world.holds._brakes.thaws.running
 
 
 def test_the_working_set_of_a_pod_whose_container_was_started_again(world: World) -> None:
     """Its entry is another one then, and the index of that of the hold is of nobody, or of another cgroup."""
     held(world)
-    holds = world.decider.holds
-    assert holds is not None
-    before = holds._holds[HOG]
+    before = world.holds._holds[HOG]
     world.table.sets.pop(before.entry.index)
     entry = world.registry.by_uid[HOG] = copy(before.entry)
     entry.index = 77
     world.table.sets[77] = 200 * MIB
-    headroom = holds._figures.headroom(holds.state, before, holds._holds.values())
+    headroom = world.holds._figures.headroom(world.holds.state, before, world.holds._holds.values())
     assert (headroom.has, headroom.pods) == (200 * MIB, 2)
-    others = [one for one in holds._holds.values() if one is not before]
+    others = [one for one in world.holds._holds.values() if one is not before]
     before.brake, before.cap = "limit", 210 * MIB
-    assert headroom.available - holds._figures.headroom(holds.state, others[0], [before]).available == 10 * MIB
-    assert holds._figures.room(entry, 203 * MIB, ()) == 3 * MIB
+    assert (
+        headroom.available - world.holds._figures.headroom(world.holds.state, others[0], [before]).available == 10 * MIB
+    )
+    assert world.holds._figures.room(entry, 203 * MIB, ()) == 3 * MIB
 
 
 @pytest.mark.parametrize("above", [15, 30, 45])
 def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
     """Such a pod ran three times, and then for 5 ms in a second."""
-    holds = world.decider.holds
-    assert holds is not None
     for uid in (HOG, DB):
-        holds._brakes.of(world.registry.by_uid[uid])
+        world.holds._brakes.of(world.registry.by_uid[uid])
         brake_of(world, uid).ledger = ledger((200 if uid == HOG else 301) * MIB + above * MIB)
     uids = held(world)
     are_killed(world, uids)
@@ -234,10 +226,8 @@ def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
 
 def test_what_a_pod_in_its_grace_may_take_is_nobody_elses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     held(world)
-    holds = world.decider.holds
-    assert holds is not None
-    monkeypatch.setattr(holds, "_version", 1)
-    monkeypatch.setattr(holds._applier, "_version", 1)
+    monkeypatch.setattr(world.holds, "_version", 1)
+    monkeypatch.setattr(world.holds._applier, "_version", 1)
     world.tell(KubeletEviction(HOG, for_memory=False))
     are_killed(world, (DB,))
     follow(world, SECOND // 5, taking(world, (DB,), 3))

@@ -3,23 +3,15 @@
 The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py, and real holds in test_hold_live.py.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, KubeletFigures, Soften, Softened
 from monitor.policy.hold import BEYOND
-from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
+from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported
+from tests.daemon.hold_world import world as world
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
-
-
-@pytest.fixture
-def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    with hold_world(tmp_path, getattr(request, "param", BESIDE_KUBELET)) as made:
-        yield made
 
 
 def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures_show_it(world: World) -> None:
@@ -29,12 +21,10 @@ def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures
     assert held.cap == 286 * MIB + (ABOVE - 100) * MIB // 2
     assert world.sent == []
     world.tell(KubeletFigures({HOG: (100 * MIB, world.now_ns + 1)}))
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert len(reported(world, Held)) == 1, "they are of before it grew"
     world.tell(KubeletFigures({HOG: (285 * MIB, world.now_ns)}))
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     held = reported(world, Held)[-1]
     assert (held.id, held.step) == (1, "across")
     assert world.brakes[HOG].log[-1] == ("loosen", 286 * MIB + (ABOVE - 100) * MIB + BEYOND)
@@ -47,8 +37,6 @@ def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures
 def test_who_grows_where_memory_was_short_before_is_held_without_a_crossing(world: World) -> None:
     """As a daemon starts on a node that is short: its ceilings were crossed before."""
     world.run(ABOVE + 1, False)
-    holds = world.decider.holds
-    assert holds is not None
     world.decider._brake.note(world.now_ns)
     world.wait(SECOND // 10)
     for usage, available, held in ((100, ABOVE + 1, []), (130, ABOVE - 29, [HOG])):
@@ -56,7 +44,7 @@ def test_who_grows_where_memory_was_short_before_is_held_without_a_crossing(worl
         world.working_set = CAPACITY - available * MIB
         world.decider.step(world.registry.by_uid[HOG].index, usage * MIB)
         world.decider.rank_moved()
-        holds.look_uncrossed(world.now_ns)
+        world.holds.look_uncrossed(world.now_ns)
         assert [message.pod for message in reported(world, Held)] == held
         world.wait(SECOND // 10)
     assert world.sent == []
@@ -64,11 +52,9 @@ def test_who_grows_where_memory_was_short_before_is_held_without_a_crossing(worl
 
 def test_a_kubelet_that_does_not_answer_is_answered_for(world: World) -> None:
     grown(world, 301, 99)
-    world.wait(19 * SECOND)
-    world.look()
+    look_later(world, 19 * SECOND)
     assert world.sent == []
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert [message.pod for message in world.sent] == [HOG]
     assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "unanswered")]
     assert world.brakes[HOG].log[-1][0] == "release"
@@ -79,13 +65,11 @@ def test_a_kubelet_that_evicts_another_pod(world: World, available: int, decided
     """The policy decides itself: whether anybody has to go still."""
     grown(world, 301, 99)
     world.tell(KubeletEviction(DB, for_memory=False))
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert not reported(world, HoldEnded), "it was not for memory"
     world.tell(KubeletEviction(DB, for_memory=True))
     world.run(available, False)
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert [message.pod for message in world.sent] == decided
     assert [(one.pod, one.why, one.other) for one in reported(world, HoldEnded)] == [(HOG, "other_pod", DB)]
 
@@ -103,11 +87,9 @@ def test_a_kubelet_that_evicts_who_comes_before_the_held_pod_is_waited_for(world
     world.wait(9 * SECOND)
     world.tell(KubeletEviction(HOG, for_memory=True))
     world.look()
-    world.wait(19 * SECOND)
-    world.look()
+    look_later(world, 19 * SECOND)
     assert (world.sent, reported(world, HoldEnded)) == ([], [])
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(DB, "unanswered")]
 
 
@@ -164,7 +146,7 @@ def test_who_grows_on_is_held_too(world: World) -> None:
     world.look()
     assert [(one.pod, one.reason) for one in reported(world, Held)] == [(HOG, "victim"), (DB, "grows")]
     assert [message.observed for message in world.sent] == [True]
-    world.decider.holds.release_all()
+    world.holds.release_all()
     assert [one.why for one in reported(world, HoldEnded)] == ["stopped", "stopped"]
     assert all(brake.log[-1][0] == "release" for brake in world.brakes.values())
 
@@ -185,8 +167,7 @@ def test_a_hold_of_a_cgroup_that_was_made_anew_is_over(world: World, monkeypatch
     grown(world, 301, 99)
     assert [one.pod for one in reported(world, Held)] == [HOG]
     monkeypatch.setattr(StandInBrake, "usage", lambda _: None)
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "gone")]
 
 
@@ -210,13 +191,9 @@ def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -
 @pytest.mark.parametrize("late", [False, True])
 def test_the_eviction_of_a_held_pod_is_an_answer_for_the_other_one(world: World, late: bool) -> None:
     """Whether it is reported while the pod is there still or after it is gone."""
-    world.wait(SECOND // 10)
-    world.put(0, 0, 0, "BestEffort", False, 200)
-    world.put(1, 1000, 300, "Burstable", False, 301)
-    world.run(99, True)
+    both_grow(world, 99)
     assert [one.pod for one in reported(world, Held)] == [HOG, DB]
-    world.wait(12 * SECOND)
-    world.look()
+    look_later(world, 12 * SECOND)
     if not late:
         world.tell(KubeletEviction(DB, for_memory=True))
     world.wait(SECOND)
@@ -225,8 +202,7 @@ def test_the_eviction_of_a_held_pod_is_an_answer_for_the_other_one(world: World,
     world.look()
     if late:
         world.tell(KubeletEviction(DB, for_memory=True))
-    world.wait(19 * SECOND)
-    world.look()
+    look_later(world, 19 * SECOND)
     assert world.sent == [], "its next loop comes"
     assert [one.pod for one in reported(world, HoldEnded)] == [DB]
 
@@ -247,8 +223,7 @@ def test_a_kubelet_that_works_through_those_before_is_waited_for_however_long(wo
     world.drop(0)
     world.run(95, False)
     world.tell(KubeletEviction(HOG, for_memory=True))
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert (world.sent, reported(world, HoldEnded)) == ([], [])
 
 
@@ -256,12 +231,10 @@ def test_who_joins_a_pod_on_its_way_across_is_stopped(world: World) -> None:
     """Below a cap 1 MiB above its usage it would be killed by v2, running."""
     grown(world, 286, ABOVE)
     world.tell(KubeletFigures({HOG: (286 * MIB, world.now_ns + 1)}))
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     world.put(1, 1000, 300, "Burstable", False, 212)
     world.working_set = CAPACITY - 101 * MIB
-    world.wait(SECOND // 100)
-    world.look()
+    look_later(world, SECOND // 100)
     assert [how for how, _ in world.brakes[DB].log] == ["apply"]
     assert world.brakes[HOG].log[-1][0] == "loosen"
 

@@ -170,7 +170,7 @@ def test_one_that_is_held_again_has_no_more_of_them() -> None:
 
 def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> None:
     both_held(world, 99)
-    made = world.decider.holds._brakes.thaws  # type: ignore[union-attr]
+    made = world.holds._brakes.thaws
     made.begin(HOG, START, world.now_ns + SECOND)
     assert [made.due((HOG, DB), world.now_ns + SECOND + ns) for ns in (1, 2)] == [DB, ""]
     assert made.due((HOG, DB), world.now_ns + SECOND + THAWED_NS) == HOG
@@ -181,7 +181,7 @@ def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> 
 def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:
     """It is stopped then. Behind the hog, whose look lets the hog run, both ran at once. The others have turns, too."""
     both_held(world, 99)
-    made = world.decider.holds._brakes.thaws  # type: ignore[union-attr]
+    made = world.holds._brakes.thaws
     made.begin(DB, KILL, world.now_ns)
     assert [made.due((HOG, DB), world.now_ns + SECOND) for _ in range(2)] == [DB, HOG]
 
@@ -202,17 +202,15 @@ def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: 
 def test_its_page_cache_may_become_memory_below_its_cap(world: World) -> None:
     """49 MiB are below its cap, but of what it has 40 MiB are page cache, which is available still."""
     both_held(world, 99)
-    holds = world.decider.holds
-    assert holds is not None
-    hog, database = holds._holds[HOG], holds._holds[DB]
-    cap, room = 249 * MIB, holds._figures.room
-    assert room(hog.entry, cap, holds._holds.values()) == 49 * MIB
+    hog, database = world.holds._holds[HOG], world.holds._holds[DB]
+    cap, room = 249 * MIB, world.holds._figures.room
+    assert room(hog.entry, cap, world.holds._holds.values()) == 49 * MIB
     world.table.sets[hog.entry.index] -= 40 * MIB
-    assert room(hog.entry, cap, holds._holds.values()) == 89 * MIB
+    assert room(hog.entry, cap, world.holds._holds.values()) == 89 * MIB
     database.brake, database.cap = "limit", 311 * MIB
-    assert room(hog.entry, cap, holds._holds.values()) == 99 * MIB, "with one that runs already"
+    assert room(hog.entry, cap, world.holds._holds.values()) == 99 * MIB, "with one that runs already"
     database.cap = 0
-    assert room(hog.entry, cap, holds._holds.values()) is None, "nobody knows what it may take"
+    assert room(hog.entry, cap, world.holds._holds.values()) is None, "nobody knows what it may take"
 
 
 @pytest.mark.parametrize("killed", [(HOG, DB), (DB,), (HOG,)])
@@ -268,14 +266,12 @@ def test_one_without_a_cap_does_not_run_so_often(world: World, monkeypatch: pyte
 def test_a_sigkill_waits_for_the_end_of_another_pods_run(world: World) -> None:
     """What that may take is promised."""
     both_held(world, 99)
-    holds = world.decider.holds
-    assert holds is not None
-    holds._brakes.thaws.begin(HOG, START, world.now_ns)
+    world.holds._brakes.thaws.begin(HOG, START, world.now_ns)
     headroom = Headroom(99 * MIB, 99 * MIB, 301 * MIB, 2)
-    assert not holds._applier.let_die(holds._holds[DB], headroom)
+    assert not world.holds._applier.let_die(world.holds._holds[DB], headroom)
     assert not thaws(world.brakes[DB])
-    holds._brakes.thaws.end(HOG)
-    assert not holds._applier.let_die(holds._holds[DB], headroom)
+    world.holds._brakes.thaws.end(HOG)
+    assert not world.holds._applier.let_die(world.holds._holds[DB], headroom)
     assert thaws(world.brakes[DB])
 
 

@@ -30,11 +30,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             made.table.sets[made.registry.put(seen).index] = 20 * MIB
         made.registry.refresh()
         made.working_set = CAPACITY - 99 * MIB
-        holds = made.decider.holds
-        assert holds is not None
-        figures = holds._figures
-        holds._advance(figures.look(figures.domains(), holds.state, uids), 0)
-        assert holds.state.uids == tuple(uids)
+        figures = made.holds._figures
+        made.holds._advance(figures.look(figures.domains(), made.holds.state, uids), 0)
+        assert made.holds.state.uids == tuple(uids)
         made.wait(SECOND)
         yield made
 
@@ -53,8 +51,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, world: World) -> list[tuple[int, 
 
 def test_one_pod_is_looked_at_in_a_turn_of_the_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """On v1 a look takes 2 ms: 30 held pods kept the next crossing waiting for 111 ms, 10 times a second."""
-    looks, holds = looked_at(monkeypatch, world), world.decider.holds
-    assert holds is not None
+    looks, holds = looked_at(monkeypatch, world), world.holds
     world.wait(SECOND)
     for turn in range(1, 91):
         world.look()
@@ -64,7 +61,7 @@ def test_one_pod_is_looked_at_in_a_turn_of_the_loop(world: World, monkeypatch: p
 
 def test_no_pod_keeps_another_one_from_being_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of them are killed all the time, and so run for moments that are looked at every 5 ms."""
-    uids = world.decider.holds.state.uids  # type: ignore[union-attr]
+    uids = world.holds.state.uids
     for uid in uids[::2]:
         world.brakes[uid].waits = KILL
     looks = looked_at(monkeypatch, world)
@@ -77,8 +74,7 @@ def test_no_pod_keeps_another_one_from_being_looked_at(world: World, monkeypatch
 
 
 def test_a_crossing_waits_for_no_look_and_puts_none_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, holds = looked_at(monkeypatch, world), world.decider.holds
-    assert holds is not None
+    looks, holds = looked_at(monkeypatch, world), world.holds
     world.wait(SECOND)
     world.look()
     due_ns = holds.due_ns()
@@ -89,8 +85,7 @@ def test_a_crossing_waits_for_no_look_and_puts_none_off(world: World, monkeypatc
 
 def test_the_kill_threshold_and_the_time_limit_wait_for_no_look(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compared in every turn, also where pods are left to be looked at."""
-    looks, holds = looked_at(monkeypatch, world), world.decider.holds
-    assert holds is not None
+    looks, holds = looked_at(monkeypatch, world), world.holds
     first = min(pod.since_ns for pod in holds.state.pods)
     world.now_ns = first + holds.rules.limit_ns - 1
     world.look()
@@ -101,8 +96,7 @@ def test_the_kill_threshold_and_the_time_limit_wait_for_no_look(world: World, mo
 
 
 def test_less_is_left_than_the_kill_threshold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, holds = looked_at(monkeypatch, world), world.decider.holds
-    assert holds is not None
+    looks, holds = looked_at(monkeypatch, world), world.holds
     world.wait(SECOND)
     world.working_set = CAPACITY - 24 * MIB
     world.look()
@@ -111,14 +105,12 @@ def test_less_is_left_than_the_kill_threshold(world: World, monkeypatch: pytest.
 
 def test_a_brake_that_changes_at_every_look_is_reported_a_few_times_a_second(world: World) -> None:
     """And how it is in the end is reported, so that limits and soft brakes of the side go by it."""
-    holds = world.decider.holds
-    assert holds is not None
     world.told.clear()
-    held = next(iter(holds._holds.values()))
+    held = next(iter(world.holds._holds.values()))
     for _ in range(200):
         world.wait(SECOND // 200)
-        holds._put_in_force(held, held.pod._replace(cap=held.pod.cap + MIB))
-        holds._report(held, resent=False)
+        world.holds._put_in_force(held, held.pod._replace(cap=held.pod.cap + MIB))
+        world.holds._report(held, resent=False)
         world.look()
     caps = [message.cap for message in reported(world, Held)]
     assert len(caps) <= 2 * REPORTS

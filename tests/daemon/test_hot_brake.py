@@ -1,4 +1,4 @@
-"""Evictions suspended on the live kernel: smokes of what test_suspended.py plays on the simulated node."""
+"""Evictions suspended on the live kernel: smokes of what test_evictions_played.py plays on the simulated node."""
 
 import json
 import signal

@@ -16,8 +16,8 @@ from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed_for, evicted, hard, hot_node
 
 pytestmark = pytest.mark.kernel
-#: MiB a second: it takes a second from the threshold to the OOM killer, which no side is back in.
-RATE = 64
+#: MiB that cross a threshold of 64 in 128, and leave the OOM killer nothing to do however late the eviction is.
+CROSSES = 96
 
 node = live.fixture(hot_node)
 
@@ -42,7 +42,7 @@ def test_it_ends_although_it_was_started_with_signals_blocked(node: LabNode) -> 
 def test_a_stopped_side_delays_nothing(node: LabNode) -> None:
     pod = node.add_pod("hog")
     with live.daemon(node, "--enforce", *hard(64)) as daemon:
-        hog = node.start_hog(pod, mib=256, rate=RATE)
+        hog = node.start_hog(pod, mib=CROSSES)
         side = side_of(daemon)
         os.kill(side, signal.SIGSTOP)
         try:
@@ -63,7 +63,7 @@ def test_a_side_that_hangs_is_replaced(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(64)) as daemon:
         side = side_of(daemon)
         gone = os.pidfd_open(side)
-        hog = node.start_hog(pod, mib=256, rate=RATE)
+        hog = node.start_hog(pod, mib=CROSSES)
         since = len(daemon.log)
         os.kill(side, signal.SIGSTOP)
         hog.go()
@@ -92,7 +92,7 @@ def test_a_side_that_does_not_even_die_is_replaced(node: LabNode) -> None:
         assert logged is not None
         live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
         assert live.alive(side)
-        hog = node.start_hog(pod, mib=256, rate=RATE)
+        hog = node.start_hog(pod, mib=CROSSES)
         hog.go()
         evicted(daemon, pod)
     assert node.oom_kills() == 0
@@ -126,7 +126,7 @@ def test_a_side_that_is_short_of_cpu_is_left_alone(node: LabNode) -> None:
 def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
     pod, other = node.add_pod("hog"), node.add_pod("other")
     with live.daemon(node, "--enforce", *hard(64)) as daemon:
-        hog = node.start_hog(pod, mib=256, rate=RATE)
+        hog = node.start_hog(pod, mib=CROSSES)
         side = side_of(daemon)
         since = len(daemon.log)
         # Gone while the daemon has no side: forgotten when the next one reports what there is.
@@ -139,7 +139,7 @@ def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
         live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
         assert side_of(daemon) != side
         assert (live.metric(daemon, "pods"), live.metric(daemon, "side_starts_total")) == (1, 2)
-        again = node.start_hog(pod, mib=256, rate=RATE)
+        again = node.start_hog(pod, mib=CROSSES)
         again.go()
         evicted(daemon, pod, since)
         assert again.wait() == -signal.SIGKILL

@@ -18,10 +18,10 @@ node = live.fixture(hot_node)
 def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) -> None:
     pod = node.add_pod("hog")
     bystander = live.filled(node, node.add_pod("calm", "Guaranteed", request=16 * MIB), 8)
-    with live.daemon(node, *IN_KERNEL, *hard(8)) as daemon:
+    with live.daemon(node, *IN_KERNEL, *hard(32)) as daemon:
         second = live.filled(node, pod, 2)
         armed_for(pod)
-        hog = node.start_hog(pod, mib=256, pages=pages)
+        hog = node.start_hog(pod, mib=100, pages=pages)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         decision, _ = evicted(daemon, pod)

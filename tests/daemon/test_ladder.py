@@ -15,6 +15,7 @@ from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.daemon.hot_node import up_to
 from tests.seccomp import refusing_netlink
 
 pytestmark = pytest.mark.kernel
@@ -62,7 +63,7 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
                 assert shell.answer() == "done"
                 live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=begun)
                 os.kill(begun, signal.SIGKILL)
-        hog = node.start_hog(pod, mib=400, rate=40)
+        hog = node.start_hog(pod, mib=up_to(node, 150))
         hog.go()
         assert hog.wait() == -9
         decision = live.message(daemon, "evicting", pod="lab/hog")
@@ -155,7 +156,7 @@ def test_where_new_processes_cannot_be_heard_of_everything_else_goes_on(node: La
     with soft(node, tmp_path, "poll", "--enforce", wrapper=refusing_netlink(errno.EAFNOSUPPORT)) as daemon:
         logged = live.message(daemon, "new processes in pods are only seen when a pod changes")
         assert "RestrictAddressFamilies=" in logged["problem"]
-        hog = node.start_hog(pod, mib=400, rate=40)
+        hog = node.start_hog(pod, mib=up_to(node, 150))
         hog.go()
         assert hog.wait() == -9
         live.message(daemon, "evicted", pod="lab/hog")
@@ -193,7 +194,7 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
         assert "may not load BPF programs" in logged["problem"]
         assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that nobody may load"
         assert logged["remedy"]
-        hog = node.start_hog(pod, mib=400, rate=40)
+        hog = node.start_hog(pod, mib=up_to(node, 150))
         hog.go()
         assert hog.wait() == -9
         live.message(daemon, "evicted", pod="lab/hog")
@@ -247,7 +248,7 @@ def test_what_is_taken_away_costs_a_rung_and_nothing_else(
         assert problem in logged["problem"]
         assert remedy in logged["remedy"]
         assert live.rung(daemon) == HERE[0]
-        hog = node.start_hog(pod, mib=400, rate=40)
+        hog = node.start_hog(pod, mib=up_to(node, 150))
         hog.go()
         assert hog.wait() == -9
         live.message(daemon, "evicted", pod="lab/hog")
@@ -276,7 +277,7 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         assert again["unwatched_ns"] > 0  # 0.6 to 1.0 s (docs/hooks.md), if nobody is in the way
         assert daemon.process.poll() is None, "the same process"
         assert (live.rung(daemon), live.metric(daemon, "step_downs_total")) == (HERE[0], 1)
-        hog = node.start_hog(pod, mib=400, rate=40)
+        hog = node.start_hog(pod, mib=up_to(node, 150))
         hog.go()
         assert hog.wait() == -9
         live.message(daemon, "evicted", pod="lab/hog")

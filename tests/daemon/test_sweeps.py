@@ -46,7 +46,7 @@ def test_a_pod_deeper_than_the_programs_look_is_named_and_not_taken_for_empty() 
             logged = live.message(daemon, NOT_WATCHED)
             assert (logged["pod"], logged["levels"]) == ("lab/deep", MAX_LEVEL)
             live.until(lambda: live.metric(daemon, "pods_uncounted") == 1, "the metric")
-            node.start_hog(pod, mib=80).go()
+            node.start_hog(pod, mib=70).go()
             evicted(daemon, pod)
             live.ended(daemon)
             assert len(live.messages(daemon, NOT_WATCHED)) == 1

@@ -24,6 +24,7 @@ from monitor.hot import (
 )
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
+from monitor.hot.hold import HoldControl
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
@@ -142,6 +143,11 @@ class World:
         assert sent is None or (sent.entry, grace_s) == (entry, 0), "another pod was signalled than the pass chose"
         self.evictor.current = types.SimpleNamespace(uid=entry.uid, signalled_ns=self.now_ns, killed_ns=None)
         return self.evictor.current
+
+    @property
+    def holds(self) -> HoldControl:
+        assert self.decider.holds is not None
+        return self.decider.holds
 
     # what may happen
 

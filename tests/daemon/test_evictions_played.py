@@ -1,4 +1,7 @@
-"""Evictions that would not help are suspended, on the simulated node (the real one: test_hot_brake.py)."""
+"""Which pods are evicted, and when evictions are suspended because they would not help, on the simulated node.
+
+On the real one: test_hot_eviction.py, test_hot_brake.py.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +134,40 @@ def growth_that_demands_a_pod_that_covers(node: Node) -> None:
     assert (decision.braked, decision.available < 26 * MIB) == ("outgrown", True)
 
 
+def pods_one_after_the_other(node: Node) -> None:
+    """90 MiB are in use and 56 may be; without the first 64 are, without the second 46."""
+    for name, mib in (("third", 6), ("second", 18), ("first", 26)):
+        node.pod(name, mib)
+    node.pod("database", request=64)
+    node.begin()
+    node.play(Taking("database", 40, 1000))
+    node.stand(1)
+
+
+def critical_pod_alone(node: Node) -> None:
+    """Nor does an ordinary pod go that is too small to help."""
+    node.pod("critical", priority=CRITICAL)
+    node.begin()
+    node.play(Taking("critical", 64, 400))
+    node.stand(1)
+    node.pod("small", 4)
+    node.play(Taking("critical", 2, 400))
+    node.stand(1)
+
+
+def pod_beside_a_critical_one(node: Node) -> None:
+    node.pod("critical", 40, priority=CRITICAL)
+    node.pod("ordinary")
+    node.begin()
+    node.play(Taking("ordinary", 24, 400))
+    node.play(Taking("critical", 24, 400))
+    node.stand(1)
+
+
 PLAYS: list[tuple[Callable[[Node], None], int, list[str], list[str]]] = [
+    (pods_one_after_the_other, 72, ["first", "second"], []),
+    (critical_pod_alone, 80, [], ["not_covered"]),
+    (pod_beside_a_critical_one, 80, ["ordinary"], []),
     (process_in_no_pod, 32, [], ["outgrown", "not_covered", OVER]),
     (daemon_that_is_started_again, 32, [], ["outgrown", "outgrown", "not_covered"]),
     (leak_beside_a_pod_that_trembles, 32, [], ["outgrown", OVER, "outgrown", "not_covered"]),
@@ -167,3 +203,26 @@ def test_with_the_answers_of_the_kubelet_none_are(tmp_path: Path) -> None:
         node.begin()
         node.play(Taking(OUTSIDE, 92, 100))
         assert (len(node.decided), node.reasons()) == (4, [])
+
+
+def test_a_pod_that_recovers_in_the_grace_is_left_alone(tmp_path: Path) -> None:
+    """The grace begins anew with the next crossing."""
+    soft = {"eviction_soft": {"memory.available": "80Mi"}, "eviction_soft_grace_period": {"memory.available": "1s"}}
+    with simulated(tmp_path, 128, 1, **soft) as node:
+        node.pod("breather")
+        node.begin()
+        for _ in range(2):
+            node.play(Taking("breather", 64, 400))
+            node.stand(0.8)
+            node.play(Taking("breather", -64, 400))
+            node.stand(0.4)
+        assert node.decided == []
+        node.play(Taking("breather", 64, 400))
+        began_ns = node.now_ns
+        node.stand(1.5)
+        [decision] = node.decided
+        assert (decision.pod, decision.kind, decision.decided_ns >= began_ns + 0.9 * SECOND) == (
+            "breather",
+            "soft",
+            True,
+        )
