@@ -17,7 +17,13 @@ PATIENCE_S = 60.0
 _LOOK_S = 0.5
 
 
-def in_turn(take: Callable[[], T], log: Log, patience_s: float = PATIENCE_S) -> T:
+def in_turn(
+    take: Callable[[], T],
+    log: Log,
+    patience_s: float = PATIENCE_S,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> T:
     """What ``take`` takes, when the other process has let go of it. Raises InUseError where it does not in time.
 
     Whoever types a command is told at once. A service that ends is started again after 1 s, for ever: after a crash
@@ -26,17 +32,17 @@ def in_turn(take: Callable[[], T], log: Log, patience_s: float = PATIENCE_S) -> 
     """
     service = Service()
     try:
-        until, told = time.monotonic() + patience_s, False
+        until, told = now() + patience_s, False
         while True:
             try:
                 return take()
             except InUseError as error:
-                if not service.is_there or time.monotonic() >= until:
+                if not service.is_there or now() >= until:
                     raise
                 if not told:
                     log.warning("waiting for what another process has", problem=str(error), at_most_s=patience_s)
                     service.waiting(f"waiting: {error.message}")
                 told = True
-            time.sleep(_LOOK_S)
+            sleep(_LOOK_S)
     finally:
         service.close()

@@ -4,10 +4,9 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,6 +17,7 @@ from monitor.errors import InUseError, MonitorError
 from monitor.side.export.log import Log
 from tests.commands import TIMEOUT_S
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/outrace.service"
 CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
@@ -37,11 +37,29 @@ def held(tmp_path: Path) -> int:
     return lock(tmp_path / "state")
 
 
+class Clock:
+    """Moves while it is slept; what is waited for is let go of after so many sleeps."""
+
+    def __init__(self, sleeps: int, let_go: Callable[[], object]) -> None:
+        self.now, self.slept = 0.0, 0
+        self._sleeps, self._let_go = sleeps, let_go
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+        if self.slept == self._sleeps:
+            self._let_go()
+
+    def in_turn(self, take: Callable[[], T]) -> T:
+        return in_turn(take, Log(), now=lambda: self.now, sleep=self.sleep)
+
+
 def test_it_is_taken_when_the_other_one_lets_go(
     held: int, manager: socket.socket, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    threading.Timer(1.2, os.close, (held,)).start()  # looked at three times meanwhile
-    os.close(in_turn(lambda: lock(tmp_path / "state"), Log()))
+    clock = Clock(3, lambda: os.close(held))
+    os.close(clock.in_turn(lambda: lock(tmp_path / "state")))
+    assert clock.slept == 3
     [line] = capfd.readouterr().err.splitlines()
     assert "level=warning" in line
     assert f"another outrace (pid {os.getpid()}) is running on state directory {tmp_path}/state" in line
@@ -51,33 +69,34 @@ def test_it_is_taken_when_the_other_one_lets_go(
 def test_a_port_is_waited_for_too(manager: socket.socket) -> None:
     other = bind("127.0.0.1", 0)
     port = other.getsockname()[1]
-    threading.Timer(0.7, other.close).start()
-    in_turn(lambda: bind("127.0.0.1", port), Log()).close()
+    Clock(2, other.close).in_turn(lambda: bind("127.0.0.1", port)).close()
 
 
 def test_not_for_ever(held: int, manager: socket.socket, tmp_path: Path) -> None:
-    began = time.monotonic()
+    clock = Clock(0, list)
     with pytest.raises(InUseError, match="another outrace"):
-        in_turn(lambda: lock(tmp_path / "state"), Log(), patience_s=1.0)
-    assert time.monotonic() - began >= 1.0
+        clock.in_turn(lambda: lock(tmp_path / "state"))
+    assert clock.now == PATIENCE_S
     os.close(held)
 
 
 @pytest.mark.usefixtures("manager")
 def test_what_is_wrong_with_the_directory_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    began = time.monotonic()
+    clock = Clock(0, list)
     with pytest.raises(MonitorError, match=r"Not a directory|File exists"):
-        in_turn(lambda: lock(tmp_path / "state"), Log())
-    assert time.monotonic() - began < PATIENCE_S / 2
+        clock.in_turn(lambda: lock(tmp_path / "state"))
+    assert clock.slept == 0
 
 
-def test_who_types_the_command_is_told_at_once(held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_no_manager_started_fails_at_once(
+    held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    began = time.monotonic()
+    clock = Clock(0, list)
     with pytest.raises(InUseError):
-        in_turn(lambda: lock(tmp_path / "state"), Log())
-    assert time.monotonic() - began < PATIENCE_S / 2
+        clock.in_turn(lambda: lock(tmp_path / "state"))
+    assert clock.slept == 0
     os.close(held)
 
 
