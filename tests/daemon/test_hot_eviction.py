@@ -168,11 +168,12 @@ def test_a_pod_without_a_manifest_is_never_chosen(node: LabNode) -> None:
 
 
 def test_the_kernel_wins_are_reported_too(losing: LabNode) -> None:
-    """A pod at its own limit dies without the node ever being short."""
+    """A process deep inside a container, at its pod's own limit: the node is never short."""
     node = losing
     pod = node.add_pod("limited", "Burstable", request=8 * MIB, limit=32 * MIB)
     with live.daemon(node, "--enforce", *hard(10)) as daemon:
-        hog = node.start_hog(pod, mib=64)
+        hog = Hog(cgroupfs.make(cgroupfs.make(pod.containers["c0"] / "a") / "b"), mib=64)
+        node.children.append(hog)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         # By pid, because the ring reports every OOM kill on the machine.

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -96,30 +95,6 @@ def test_a_side_that_does_not_even_die_is_replaced(node: LabNode) -> None:
         hog.go()
         evicted(daemon, pod)
     assert node.oom_kills() == 0
-
-
-@pytest.mark.once
-def test_a_side_that_is_short_of_cpu_is_left_alone(node: LabNode) -> None:
-    """On a CPU that others have: it is waited for, however long it takes."""
-    with live.daemon(node) as daemon:
-        side = side_of(daemon)
-        cpu = min(os.sched_getaffinity(side))
-        for thread in os.listdir(f"/proc/{side}/task"):
-            os.sched_setaffinity(int(thread), {cpu})
-            os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
-        spin = [sys.executable, "-S", "-E", "-c", "while True: pass"]
-        others = [subprocess.Popen(spin) for _ in range(4)]
-        try:
-            for other in others:
-                os.sched_setaffinity(other.pid, {cpu})
-            time.sleep(5)
-        finally:
-            for other in others:
-                other.kill()
-                other.wait()
-        assert side_of(daemon) == side
-        assert live.metric(daemon, "side_hangs_total") == 0
-        live.ended(daemon)
 
 
 @pytest.mark.once

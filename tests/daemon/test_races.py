@@ -1,7 +1,6 @@
 """The side's part in races, on the live kernel: names, forecasts, the kernel's likely victim, a damaged store."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -33,63 +32,6 @@ def stored(daemon: LabDaemon, incident: Record) -> Record:
 
 
 @pytest.mark.once
-def test_a_process_deep_inside_a_container_is_its_pods(node: LabNode, tmp_path: Path) -> None:
-    pod = node.add_pod("deep", "Burstable", request=8 * MIB, limit=32 * MIB)
-    below = cgroupfs.make(cgroupfs.make(pod.containers["c0"] / "a") / "b")
-    with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon, live.Puppet(below) as puppet:
-        puppet.tell("anon(64)")
-        assert puppet.answer() == ""
-        found = stored(daemon, final(daemon))
-        assert found["verdict"] == "own_limit"
-        (victim,) = found["oom_victims"]
-        assert victim["pod"] == "lab/deep"
-        assert found["invoker"]["pod"] == "lab/deep"
-        assert {step["source"] for step in found["steps"] if step["what"] == "checked"} <= {
-            "kmsg",
-            "kmsg oom-kill",
-            "memory.oom_control",
-            "memory.events",
-        }
-        assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
-
-
-#: What a crossing was, by its forecast.
-OUTCOMES = ("inside", "sooner", "later", "none")
-
-
-def seen(daemon: LabDaemon, name: str) -> float:
-    """A metric that is absent while there is no forecast: 0 then."""
-    return daemon.metrics().get(f"outrace_{name}", 0)
-
-
-@pytest.mark.once
-def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -> None:
-    pod = node.add_pod("leak")
-    with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
-        hog = node.start_hog(pod, mib=200, rate=10)
-        hog.go()
-        name = 'forecast_threshold_seconds{domain="node",signal="memory.available"}'
-        live.until(lambda: 0 < seen(daemon, name) < 60, "a forecast")
-        ends = [f'forecast_threshold_interval_seconds{{domain="node",end="{end}",signal="memory.available"}}'
-                for end in ("soonest", "latest")]  # fmt: skip
-        live.until(lambda: 0 < seen(daemon, ends[0]) <= seen(daemon, name) <= seen(daemon, ends[1]), "its interval")
-        summary = json.loads(daemon.get("/stats/summary")[1])["outrace"]["forecasts"]
-        assert [(one["domain"], one["of"], one["interval_holds"]) for one in summary] == [
-            ("node", "threshold", 0.8),
-            ("node", "oom", 0.8),
-        ]
-        live.message(daemon, "would evict")
-        hog.process.kill()
-        hog.process.wait()
-        live.until(lambda: live.metric(daemon, "forecast_error_seconds_count") == 1, "the forecast to be compared")
-        if not live.emulated():
-            assert live.metric(daemon, "forecast_error_seconds_sum") < 10
-        judged = {key: live.metric(daemon, f'forecasts_judged_total{{outcome="{key}"}}') for key in OUTCOMES}
-        assert sum(judged.values()) == 1
-        assert judged["none"] == 0
-
-
-@pytest.mark.once
 def test_it_is_reported_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_path: Path) -> None:
     large, small = node.add_pod("large"), node.add_pod("small")
     with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
@@ -98,32 +40,6 @@ def test_it_is_reported_when_the_kernel_would_kill_another_pod(node: LabNode, tm
         protected = live.filled(node, small, 10)
         Path(f"/proc/{protected.pid}/oom_score_adj").write_text("1000")
         live.until(lambda: live.metric(daemon, "victim_mismatch") == 1, "the mismatch")
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("damage", [b"garbage" * 1000, b""])
-def test_a_damaged_store_stops_nobody(node: LabNode, tmp_path: Path, damage: bytes) -> None:
-    state = tmp_path / "state"
-    state.mkdir(mode=0o750)
-    (state / "incidents.db").write_bytes(damage)
-    pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
-    with live.daemon(node, *HARD, state_dir=state) as daemon:
-        node.start_hog(pod, mib=64).go()
-        assert stored(daemon, final(daemon))["verdict"] == "own_limit"
-        live.until(lambda: live.metric(daemon, "incidents_stored") == 1, "stored")
-        assert live.metric(daemon, "incident_store_failing") == 0
-
-
-@pytest.mark.once
-def test_a_side_that_was_killed_judges_the_next_race(node: LabNode, tmp_path: Path) -> None:
-    pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
-    with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
-        (side,) = live.children(daemon.pid)
-        os.kill(side, 9)
-        live.until(lambda: live.children(daemon.pid) not in ([], [side]), "another side")
-        live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
-        node.start_hog(pod, mib=64).go()
-        assert final(daemon)["verdict"] == "own_limit"
 
 
 @pytest.mark.once
@@ -173,22 +89,6 @@ def test_cgroup_names_give_what_a_cgroup_is() -> None:
         assert set(names.ids()) == {ids[node], ids[slice_], ids[pod]}
         names.update({}, slice_)  # a kill is reported after its pod went
         assert names.of_cgroup(ids[container]).name == "ns/x"
-
-
-@pytest.mark.once  # the scenario kubepods-limit is played on every kernel
-def test_a_limit_on_a_class_of_pods_is_a_race_at_that_cgroup(node: LabNode) -> None:
-    pod = node.add_pod("hog", "Burstable", request=8 * MIB, under="kubepods/burstable")
-    middle = pod.cgroup.parent
-    cgroupfs.set_limit(middle, 32 * MIB)
-    with live.daemon(node, *HARD) as daemon:
-        node.start_hog(pod, mib=64).go()
-        found = stored(daemon, final(daemon))
-        assert (found["verdict"], found["flags"]) == ("oom_unseen", ["kubepods_limit"])
-        name = middle.relative_to(cgroupfs.detect().root)
-        assert f"the cgroup /{name}, which holds pods, hit its limit of 32.0 MiB" in found["summary"]
-        assert f"No threshold watches /{name}" in found["advice"]
-        assert [victim["pod"] for victim in found["oom_victims"]] == ["lab/hog"]
-        assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
 
 
 @pytest.mark.once  # the kernel's part in it is in test_oom.py: records outlive their reader
