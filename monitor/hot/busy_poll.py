@@ -27,8 +27,14 @@ class BusyPoll:
     """Reads the ring in a loop now and then, on a budget. ``look`` is called when the arming is due."""
 
     def __init__(
-        self, gauge: Gauge, decider: Decider, consume: Callable[[], object], look: Callable[[int], object]
+        self,
+        gauge: Gauge,
+        decider: Decider,
+        consume: Callable[[], object],
+        look: Callable[[int], object],
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._now = now
         self._gauge = gauge
         self._decider = decider
         self._consume = consume
@@ -45,7 +51,7 @@ class BusyPoll:
 
         Ends at once when something was decided: from then on there is more to do than reading the ring.
         """
-        now = start = time.monotonic_ns()
+        now = start = self._now()
         self._credit_ns = min(SAVED_NS, self._credit_ns + (now - self._ended_ns) // SHARE)
         end = now + REST_NS
         while now < min(end, start + self._credit_ns) and self._decider.is_calm and self._is_near():
@@ -54,7 +60,7 @@ class BusyPoll:
             arming = self._gauge.arming
             if arming.looks and now >= arming.next_look_ns:  # what no record reports does not wait
                 self._look(now)
-            now = time.monotonic_ns()
+            now = self._now()
             if self._decider.steps != self._steps:
                 end = now + REST_NS
         self._steps = self._decider.steps

@@ -241,10 +241,12 @@ class Watched:
         self.watches = [SimpleNamespace(index=0, thresholds=("hard",), compared=False, formula=0)]
         self.table = SimpleNamespace(room=lambda _: NEAR_BYTES - 1)
         self.steps, self.is_calm, self.looked = 1, True, 0
-        self.busy_poll = BusyPoll(self, self, self.consume, self.look)  # type: ignore[arg-type]
+        self.now_ns = 1_000_000_000
+        self.busy_poll = BusyPoll(self, self, self.consume, self.look, lambda: self.now_ns)  # type: ignore[arg-type]
         self.busy_poll._credit_ns = SAVED_NS
 
     def consume(self) -> None:
+        self.now_ns += 100_000
         self.steps += 1
 
     def look(self, now_ns: int) -> None:
@@ -265,7 +267,7 @@ def test_where_every_change_is_reported_nobody_polls_meanwhile() -> None:
     watched = Watched(looks=False)
     watched.busy_poll.spin(0)
     assert watched.looked == 0
-    assert watched.steps > 2, "the ring was read until the budget was spent"
+    assert watched.steps - 1 == SAVED_NS // 100_000, "the ring was read until the budget was spent"
 
 
 @pytest.mark.parametrize(
