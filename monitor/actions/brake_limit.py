@@ -28,7 +28,7 @@ def plan_limit(
     if limit is None or companion is None:
         return 0, {}
     near, asked = usage + (ROOM << attempt), cap // PAGE * PAGE
-    if again and limit.file == _V1 and (now := _in_force(ledger, limit)) >= asked:
+    if again and limit.file == _V1 and (now := _in_force(ledger, limit)) and now >= asked:
         near = min(near, now)  # nobody is killed at v1's cap
     wanted = max(asked, near // PAGE * PAGE)
     change = ledger.change(limit, str(wanted))
