@@ -9,6 +9,7 @@ from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, move_limit, plan_limit, write_limit
 from monitor.actions.changes import Change
 from monitor.actions.ledger import Ledger
+from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
 
 UNLIMITED = 0x7FFFFFFFFFFFF000
@@ -32,10 +33,13 @@ class StringFile(BrakeFile):
         return True
 
 
-def ledger(own: int = UNLIMITED) -> BrakeLedger:
+def ledger(own: int = UNLIMITED, version: int = 1) -> BrakeLedger:
+    """Of a pod whose limit is ``own`` (bytes), on cgroup v1 or v2."""
+    limit, companion = LIMIT_FILES[version % 2], COMPANIONS[version % 2]
+    value = "max" if version == 2 and own == UNLIMITED else str(own)
     journal = SimpleNamespace(note=lambda *_: None, forget=lambda _: None, others=lambda _: [])
-    made = BrakeLedger("u", cast(Ledger, journal), (LIMIT, COMPANION))
-    made.files = {LIMIT: StringFile(LIMIT, str(own)), COMPANION: StringFile(COMPANION, "0")}
+    made = BrakeLedger("u", cast(Ledger, journal), (limit, companion))
+    made.files = {limit: StringFile(limit, value), companion: StringFile(companion, "0")}
     return made
 
 
@@ -52,7 +56,8 @@ class LimitedBrake(StandInBrake):
 
     @property
     def limit(self) -> int:
-        return int(self.ledger.files[LIMIT].read()) if self.ledger.files else UNLIMITED
+        limit = self.ledger.file(LIMIT_FILES)
+        return (limit and cgroupfs.limit_of(limit.read().encode())) or UNLIMITED
 
     def usage(self) -> int:
         return super().usage() + self.cache
@@ -66,7 +71,7 @@ class LimitedBrake(StandInBrake):
 
     def release(self) -> None:
         super().release()
-        self.ledger.put_back(LIMIT, COMPANION)
+        self.ledger.put_back(*LIMIT_FILES, *COMPANIONS)
         self.is_capped, self.runs = False, True
 
     close = release

@@ -1,7 +1,7 @@
 """Brakes that are opened ahead, on real cgroups."""
 
 import signal
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from monitor.hot import hold_brakes, thaws
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import LIMIT_FILE, MIB, V2, Stand, stand
+from tests.actions.braked import MIB, V2, Stand, stand
 
 pytestmark = pytest.mark.kernel
 
@@ -121,67 +121,3 @@ def test_who_has_ended_waits_for_no_thaw(tmp_path: Path) -> None:
         assert "ShdPnd:\t0000000000000100" in Path(f"/proc/{zombie}/status").read_text(), "the kernel says so"
         assert reasons.look() == KILL, "it was seen before it ended"
         assert [reasons.look() for _ in range(3)] == [""] * 3
-
-
-def test_a_limit_of_its_own_that_is_lower_than_the_cap_is_one(tmp_path: Path) -> None:
-    """Where it is higher than the cap of a run, it is lowered for that."""
-    with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        only_with_v1s_freezer(held)
-        brake, limit = held.brake(), held.pod / LIMIT_FILE
-        own = (brake.usage() or 0) + 16 * MIB
-        cgroupfs.set_limit(held.pod, own)
-        before = limit.read_text(), (held.pod / "memory.oom_control").read_text()
-        with closing(brake):  # frozen the puppet does not end
-            braked = brake.apply(own + 16 * MIB)
-            assert braked is not None
-            assert (braked.brake, braked.cap) == ("limit+freeze", int(before[0]))
-            assert brake.is_capped
-            brake.thaw(own + 4 * MIB)
-            assert limit.read_text() == before[0]
-            brake.thaw(own - 8 * MIB)
-            assert (int(limit.read_text()), brake.is_capped) == (own // 4096 * 4096 - 8 * MIB, True)
-            assert "oom_kill_disable 1" in (held.pod / "memory.oom_control").read_text()
-            puppet.tell("anon(12)")
-            live.until(lambda: (brake.usage() or 0) > own - 9 * MIB, "the pod to be at the cap of its run")
-            again = brake.apply(own - 8 * MIB)
-            assert again is not None
-            assert again.cap < own - 6 * MIB, "and has that from then on"
-            brake.release()
-            assert limit.read_text() == before[0]
-            assert "oom_kill_disable 0" in (held.pod / "memory.oom_control").read_text()
-            assert puppet.answer() == "done"
-
-
-def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(tmp_path: Path) -> None:
-    """Thawed for a SIGKILL of its own again and again it had 1 MiB more each time."""
-    with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        only_with_v1s_freezer(held)
-        brake, limit = held.brake(), held.pod / LIMIT_FILE
-        before = limit.read_text()
-        with closing(brake):  # frozen the puppet does not end
-            first = brake.apply(0)
-            assert first is not None
-            assert brake.is_capped
-            brake.thaw()
-            puppet.tell("anon(20)")
-            live.until(lambda: (brake.usage() or 0) > first.cap - MIB // 2, "the pod to be at its cap")
-            for cap in (0, first.cap, first.cap + 2048):  # a policy's cap is no whole page
-                again = brake.apply(cap)
-                assert again is not None
-                assert again.cap == first.cap
-            for cap in (
-                first.cap + MIB,
-                first.cap - 64 * 1024,
-            ):  # not below what it has: v1 would reclaim in the writer
-                brake.thaw(cap)
-                assert int(limit.read_text()) == first.cap + MIB, "for as long as it runs"
-                live.until(lambda: (brake.usage() or 0) > first.cap + MIB // 2, "the pod to be at its cap")
-            again = brake.apply(first.cap)
-            assert again is not None
-            assert again.cap == int(limit.read_text()) == first.cap + MIB, "and stays where it is"
-            room = brake.loosen(first.cap)
-            assert room is not None
-            assert room.cap > room.usage + MIB // 2, "what has to run needs some, and takes it at once"
-            brake.release()
-            assert limit.read_text() == before
-            assert puppet.answer() == "done"

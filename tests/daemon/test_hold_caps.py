@@ -1,5 +1,5 @@
 """What held pods may take together while they run for a SIGKILL: the hot process without a kernel, with the real plans
-of limits on files that are strings. (Real ones: tests/daemon/test_hold_brakes.py.)
+of limits on files that are strings. (Real ones: tests/daemon/test_pod_contract.py.)
 """
 
 import errno
