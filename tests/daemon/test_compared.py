@@ -1,9 +1,8 @@
 """The kubelet's line where only outrace's own signals act: watched, compared, and acted on by nobody."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -39,8 +38,7 @@ def node() -> Iterator[Path]:
         yield path
 
 
-class Watches(Protocol):
-    def __call__(self, hard: dict[str, str], table: Table | None = None) -> list[Watch]: ...
+Watches = Callable[..., list[Watch]]
 
 
 @pytest.fixture

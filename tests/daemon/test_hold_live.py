@@ -13,7 +13,6 @@ from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents.reader import IncidentReader
 from tests import live
 from tests.daemon.hold_node import (
-    V2,
     daemon,
     frozen_with,
     holding,
@@ -170,18 +169,4 @@ def test_sigkill_of_the_side(node: LabNode) -> None:
         assert is_held(pod)
         bystander.free()
         assert hog.answer() == "whole"
-        released(pod)
-
-
-def test_on_v2_the_brake_is_a_cap_and_a_frozen_cgroup(node: LabNode) -> None:
-    if not V2:
-        pytest.skip("cgroup v1: a limit with the OOM killer off (tests/actions/test_pod_brake.py)")
-    pod = node.add_pod("hog")
-    with daemon(node, 32) as running:
-        hog = node.start_hog(pod, mib=up_to(node, SHORT))
-        hog.go()
-        holding(running, pod)
-        live.until(lambda: "frozen 1" in (pod.cgroup / "cgroup.events").read_text(), "a frozen cgroup")
-        assert (pod.cgroup / "memory.max").read_text().strip() != "max"
-        node.end(hog)
         released(pod)

@@ -83,24 +83,16 @@ def test_a_crossing_waits_for_no_look_and_puts_none_off(world: World, monkeypatc
     assert (len(looks), holds.due_ns()) == (1, due_ns)
 
 
-def test_the_kill_threshold_and_the_time_limit_wait_for_no_look(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("late", "left", "opened"), [(-1, 99, ""), (0, 99, "time_limit"), (-1, 24, "second_line")])
+def test_the_kill_threshold_and_the_time_limit_wait_for_no_look(
+    world: World, monkeypatch: pytest.MonkeyPatch, late: int, left: int, opened: str
+) -> None:
     """They are compared in every turn, also where pods are left to be looked at."""
-    looks, holds = looked_at(monkeypatch, world), world.holds
-    first = min(pod.since_ns for pod in holds.state.pods)
-    world.now_ns = first + holds.rules.limit_ns - 1
+    looks = looked_at(monkeypatch, world)
+    world.now_ns = min(pod.since_ns for pod in world.holds.state.pods) + world.holds.rules.limit_ns + late
+    world.working_set = CAPACITY - left * MIB
     world.look()
-    assert (len(looks), holds.state.opened) == (1, "")
-    world.wait(1)
-    world.look()
-    assert (len(looks), holds.state.opened) == (2, "time_limit")
-
-
-def test_less_is_left_than_the_kill_threshold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, holds = looked_at(monkeypatch, world), world.holds
-    world.wait(SECOND)
-    world.working_set = CAPACITY - 24 * MIB
-    world.look()
-    assert (len(looks), holds.state.opened) == (1, "second_line")
+    assert (len(looks), world.holds.state.opened) == (1, opened)
 
 
 def test_a_brake_that_changes_at_every_look_is_reported_a_few_times_a_second(world: World) -> None:

@@ -158,19 +158,3 @@ def test_a_pod_goes_on_with_its_grace_after_a_sigkill_of_both_processes(node: La
         released(pod)
         live.until(lambda: (pod.cgroup / "pids.max").read_text() == "max\n", "pids.max to be as before")
     assert node.oom_kills() == 0
-
-
-def test_a_soft_brake_of_killed_processes_is_taken_back_by_the_next_start(node: LabNode) -> None:
-    pod = pod_of_v2(node)
-    with live.Puppet(pod.containers["c0"]) as hog:
-        with daemon(node, 48, "--hard-grace", "20s", mode=("--mode", "enforce")) as running:
-            hog.do("signal.signal(signal.SIGTERM, lambda *_: None)")
-            hog.tell("anon(100)")
-            live.until(lambda: braked_softly(pod), lambda: f"a soft brake: {running.poll()}")
-            killed(running)
-            assert braked_softly(pod)
-        hog.process.kill()
-        live.ends(hog.pid)
-        with live.daemon(node, *hard(16)):
-            released(pod)
-            live.until(lambda: (pod.cgroup / "pids.max").read_text() == "max\n", "pids.max to be as before")

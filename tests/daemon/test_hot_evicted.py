@@ -97,19 +97,3 @@ def test_an_evicted_pod_that_fills_memory_as_soon_as_it_runs_again_costs_no_othe
             assert restarted.process.wait() == -signal.SIGKILL
         assert decided(daemon) == ["phoenix"] * 2
         assert neighbour.process.poll() is None
-
-
-def test_a_pod_that_goes_late_is_reported_on_a_node_that_is_quiet_by_then(node: LabNode) -> None:
-    """Its memory was reaped, which was enough to detach the programs; its process is still there."""
-    late, other = node.add_pod("late"), node.add_pod("other")
-    with live.freezer() as freezer, live.daemon(node, "--enforce", "--max-fill-rate", "64Mi", *hard(32)) as daemon:
-        hog = live.filled(node, late, 70)
-        live.freeze(freezer, hog.pid)
-        live.filled(node, other, 40, rate=20)
-        live.message(daemon, "an evicted pod gave its memory back, but does not end: going on without it")
-        live.until(lambda: live.metric(daemon, "armed") == 0, "the programs to be detached")
-        assert live.messages(daemon, "evicted") == []
-        (freezer / "freezer.state").write_text("THAWED")
-        evicted(daemon, late)
-        assert hog.wait() == -signal.SIGKILL
-        assert decided(daemon) == ["late"]

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -164,44 +163,3 @@ def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
         live.one_line(result, 1, f"(pid {daemon.pid})", str(live.state_dir()), "--state-dir")
         assert daemon.get("/readyz")[0] == 200
         live.ended(daemon)
-
-
-@pytest.mark.once
-def test_what_is_lost_is_shown(node: LabNode) -> None:
-    """A hot process that cannot run for a while: the ring fills up, and afterwards both sides have the same numbers."""
-    pod = node.add_pod("noisy", containers=2)
-    with live.daemon(node, "--step", "4096", *hard(4)) as daemon:
-        hogs = [node.start_hog(pod, c, mib=32, cycles=150) for c in pod.containers]
-        before = live.until(lambda: read_out(daemon, "step"), "all records to be read")
-        os.kill(daemon.pid, signal.SIGSTOP)
-        try:
-            for hog in hogs:
-                hog.go()
-            for hog in hogs:
-                hog.expect("grown")
-        finally:
-            os.kill(daemon.pid, signal.SIGCONT)
-
-        # The programs count as long as they are pinned, the daemon as long as it runs.
-        live.until(lambda: settled(daemon, "step", before), "as many records read as were written")
-        assert daemon.metrics()['outrace_events_lost_total{where="ring_step"}'] > 0
-        live.ended(daemon)
-
-
-def records(daemon: LabDaemon, kind: str) -> list[float]:
-    """How many the kernel wrote and how many the hot process read."""
-    counted = daemon.metrics()
-    return [counted[f'outrace_records_total{{kind="{kind}",side="{side}"}}'] for side in ("kernel", "reader")]
-
-
-def read_out(daemon: LabDaemon, kind: str) -> list[float] | None:
-    """The same, when nothing was on its way: only then do both begin from the same record."""
-    first = records(daemon, kind)
-    time.sleep(0.1)
-    return first if records(daemon, kind) == first else None
-
-
-def settled(daemon: LabDaemon, kind: str, before: list[float]) -> bool:
-    """Whether both counted the same records since ``before``."""
-    written, read = (now - then for now, then in zip(records(daemon, kind), before, strict=True))
-    return written == read > 0

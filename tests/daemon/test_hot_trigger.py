@@ -7,7 +7,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
 from tests import live
-from tests.daemon.hot_node import IN_KERNEL, armed, armed_for, decided, evicted, hard, hot_node
+from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node
 
 pytestmark = pytest.mark.kernel
 
@@ -51,36 +51,3 @@ def test_the_kernel_signals_nobody_outside_the_armed_pod(node: LabNode) -> None:
         with live.Puppet(cgroupfs.make(node.cgroup / "no-pod")) as stranger:
             stranger.do("anon(2)")
         assert live.metric(daemon, 'records_total{kind="signal",side="kernel"}') == signals
-
-
-@pytest.mark.once
-def test_a_victim_that_is_no_pod_any_more_is_never_signalled(node: LabNode) -> None:
-    pod, other = node.add_pod("gone"), node.add_pod("other")
-    with live.daemon(node, *IN_KERNEL, *hard(48)) as daemon:
-        small = live.filled(node, other, 4)
-        hog = node.start_hog(pod, mib=96)
-        grown = live.filled(node, pod, 8)
-        armed_for(pod)
-        # Its manifest goes, its cgroup and processes stay, and one of them is the next to cross.
-        pod.manifest.unlink()
-        armed_for(other)
-        signals = live.metric(daemon, 'records_total{kind="signal",side="kernel"}')
-        hog.go()
-        # What grows is in no pod: the small one is not signalled for it either.
-        live.message(daemon, "evictions are held: they would not help")
-        hog.expect("grown")
-        assert (grown.process.poll(), small.process.poll()) == (None, None)
-        assert live.metric(daemon, 'records_total{kind="signal",side="kernel"}') == signals
-        # A pod made again in the same place is another pod, and fair game.
-        since = len(daemon.log)
-        hog.free()
-        node.remove_pod(other)
-        remade = node.add_pod("remade")
-        live.message(daemon, "pod found", since, uid=remade.uid)
-        again = node.start_hog(remade, mib=256)
-        armed_for(remade)
-        again.go()
-        assert again.wait() == -signal.SIGKILL
-        decision, _ = evicted(daemon, remade, since)
-        assert decision["trigger"] == "kernel"
-    assert armed() == 0, "a daemon that has ended left its trigger armed"

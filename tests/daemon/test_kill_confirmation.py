@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.kmsg import Constraint, Killed
 from monitor.kernel.wire import OomEvent
 from monitor.link.messages import Oom
-from monitor.race.events import KMSG_PLACE, Checked, End
-from monitor.race.verdict import verdict
+from monitor.race.events import KMSG_PLACE, Checked
 from monitor.side import machine_kills
 from monitor.side.kill_confirmation import COUNTED_NS, UNSURE_NS, KillConfirmation, RecordedKill
 from monitor.side.machine_kills import LOG_INTERVAL_NS, MachineKills, is_outside_node
-from tests import live
-from tests.race.builders import died, mark, ms, one, ranked, watched
 
 MIB = 1 << 20
 
@@ -106,43 +102,6 @@ def test_the_logs_place_is_compared(
     for found in (asked, late):
         assert [(c.source, c.agrees) for c in found.checked] == [("kmsg", True), (KMSG_PLACE, agrees)]
         assert ("; the record: " in found.checked[1].detail) is not agrees
-
-
-def test_a_disagreement_about_the_place_is_shown_and_changes_nothing() -> None:
-    events = (watched(), ranked(), mark(3), died(9))
-    detail = "CONSTRAINT_MEMCG: limit of /m, victim in /n/a; the record: limit of /n, victim in /n/a"
-    checked = Checked(ms(5), KMSG_PLACE, 4242, False, detail)
-    denied = Checked(ms(6), "memory.events", 4242, False, "x")
-    plain, doubted = verdict(one(*events, End(ms(5000)))), verdict(one(*events, checked, denied, End(ms(5000))))
-    assert doubted.verdict == plain.verdict
-    assert len(doubted.oom_victims) == 1
-    assert f"the kernel's log says otherwise ({detail})" in doubted.summary
-    assert [s["agrees"] for s in doubted.steps if s["what"] == "checked"] == [False, False]
-
-
-@pytest.mark.kernel
-def test_a_real_cgroup_with_kills_before(request: pytest.FixtureRequest) -> None:
-    with live.cgroup("witness", 16 * MIB) as path:
-
-        def killed() -> None:
-            with live.Puppet(path) as puppet:
-                puppet.tell("anon(64)")
-                assert puppet.answer() == ""
-
-        killed()
-        hierarchy, checked = cgroupfs.detect(), list[Checked]()
-        confirmation = KillConfirmation(hierarchy, False, checked.append)
-        at, name = cgroup_id(path), f"/{path.relative_to(hierarchy.root)}"
-        confirmation.known(at, name)
-        assert cgroupfs.oom_kills(hierarchy, path) == 1
-        confirmation.marked(1, RecordedKill(time.monotonic_ns() + UNSURE_NS, at, name, name))
-        confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
-        assert [one.agrees for one in checked] == [False], "nobody was killed since"
-        killed()
-        confirmation.marked(2, RecordedKill(time.monotonic_ns() + UNSURE_NS, at, name, name))
-        killed()
-        confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
-        assert [one.agrees for one in checked] == [False, True]
 
 
 def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom:

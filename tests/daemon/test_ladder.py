@@ -1,6 +1,5 @@
 """The rungs without BPF on the live kernel: races won, kills reported, and how the daemon comes to stand on one."""
 
-import errno
 import os
 import resource
 import shutil
@@ -16,7 +15,6 @@ from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.daemon.hot_node import up_to
-from tests.seccomp import refusing_netlink
 
 pytestmark = pytest.mark.kernel
 #: The rungs without BPF that this kernel has, the best first.
@@ -93,45 +91,6 @@ def test_a_kill_at_a_pods_own_limit_is_reported_in_full(node: LabNode, tmp_path:
         assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') == 1
 
 
-@pytest.mark.parametrize("rung", BEST_EVERYWHERE)
-def test_page_cache_is_no_crossing_until_it_is_memory(
-    node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, rung: str
-) -> None:
-    """Usage passes the threshold by page cache, which is nobody's pressure; the alarm follows it, and what comes then
-    is seen all the same.
-    """
-    pod = node.add_pod("cache")
-    cache = tmp_path_factory.mktemp("cache") / "file"
-    with soft(node, tmp_path, rung) as daemon, live.Puppet(pod.containers["c0"]) as puppet:
-        puppet.do("anon(60)")
-        puppet.do(f"write({str(cache)!r}, 80)")
-        assert node.usage() > 130 * MIB, "beyond the threshold by usage"
-        live.until(lambda: live.metric(daemon, 'memory_inactive_file_bytes{domain="node"}') > 60 * MIB, "cache")
-        passes = daemon.metrics()["outrace_passes_total"]
-        live.until(lambda: daemon.metrics()["outrace_passes_total"] > passes + 2, "passes on the new numbers")
-        assert live.messages(daemon, "would evict") == []
-        puppet.do("anon(76)")
-        live.message(daemon, "would evict", pod="lab/cache")
-    cache.unlink()
-
-
-@pytest.mark.once  # on cgroup v2 30 s: what is different there is in test_polled_alarms.py
-def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) -> None:
-    """It is watched with a threshold, and alarms, of its own."""
-    pod = node.add_pod("hog", under="kubepods")
-    with soft(node, tmp_path, HERE[0]) as daemon:
-        live.until(lambda: 'outrace_memory_usage_bytes{domain="kubepods"}' in daemon.metrics(), "kubepods")
-        node.remove_pod(pod)
-        cgroupfs.remove(node.cgroup / "kubepods")
-        loops = live.metric(daemon, "loops_total")
-        live.until(lambda: live.metric(daemon, "loops_total") > loops + 100, "the loop goes on")
-        again = node.add_pod("again", under="kubepods")
-        live.message(daemon, "pod found", pod="lab/again")
-        live.filled(node, again, 140)
-        assert live.message(daemon, "would evict", domain="kubepods")["pod"] == "lab/again"
-    assert node.oom_kills() == 0
-
-
 @pytest.mark.once
 def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, tmp_path: Path) -> None:
     if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
@@ -148,19 +107,6 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
         found = live.message(daemon, "incident")
         assert found["verdict"] == "undetermined", "whose limit it was is not known, and is not guessed"
         assert "lost_events" in found["flags"]
-
-
-@pytest.mark.once
-def test_where_new_processes_cannot_be_heard_of_everything_else_goes_on(node: LabNode, tmp_path: Path) -> None:
-    pod = node.add_pod("hog")
-    with soft(node, tmp_path, "poll", "--enforce", wrapper=refusing_netlink(errno.EAFNOSUPPORT)) as daemon:
-        logged = live.message(daemon, "new processes in pods are only seen when a pod changes")
-        assert "RestrictAddressFamilies=" in logged["problem"]
-        hog = node.start_hog(pod, mib=up_to(node, 150))
-        hog.go()
-        assert hog.wait() == -9
-        live.message(daemon, "evicted", pod="lab/hog")
-        assert incident(daemon)["verdict"] == "eviction_won"
 
 
 # -- how a rung is taken -----------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path)
             trigger.prepare()
             assert bool(word[0]) == (not is_spared)
             trigger.forget("uid")
+            assert word[0] == 0, "a pod that is none any more is not signalled"
 
 
 def test_the_pod_that_the_kernel_has_begun_to_kill_is_finished_before_the_pass(pod: Path) -> None:
