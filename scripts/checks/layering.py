@@ -43,8 +43,8 @@ IMPURE_CALLS = ("open", "print", "input", "exec", "eval", "__import__")
 IMPURE_CALLS_OF = {"policy": IMPURE_CALLS, "race": (*IMPURE_CALLS, "id")}
 #: Name of a function or module -> the only file that may use it.
 ONE_USER = {"synchronize": "monitor/policy/eviction_pass.py", "bcc": "monitor/kernel/loader.py"}
-#: What is longer has two subjects.
-MOST_LINES = 350
+#: What is longer has two subjects. (Tests of one subject may be a table and more.)
+MOST_LINES = {"monitor": 350, "scripts": 350, "tests": 450}
 
 
 def imported(source: str) -> Iterator[str]:
@@ -112,7 +112,7 @@ def complaints() -> Iterator[str]:
         found = [*alone(file, source), *(impure(part, source) if part in IMPURE_CALLS_OF else ())]
         found += () if part == "__init__" else upwards(part, source)
         yield from (f"{file}: {text}" for text in found)
-    for top in ("monitor", "tests", "scripts"):
+    for top, most in MOST_LINES.items():
         for path in sorted((ROOT / top).rglob("*.py")):
-            if (lines := len(path.read_text().splitlines())) > MOST_LINES:
-                yield f"{path.relative_to(ROOT)}: {lines} lines; {MOST_LINES} at most"
+            if (lines := len(path.read_text().splitlines())) > most:
+                yield f"{path.relative_to(ROOT)}: {lines} lines; {most} at most"
