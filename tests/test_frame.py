@@ -57,9 +57,10 @@ def test_version_names_bcc_and_the_kernel() -> None:
 
 
 def test_a_command_that_is_gone_names_its_replacement() -> None:
-    done = outrace("cleanup", "images")
-    assert done.returncode == 2
-    assert done.stderr.startswith("outrace: error: `outrace cleanup` is gone: use `crictl rmi --prune`, `podman ")
+    for words, instead in (("cleanup images", "`crictl rmi --prune`, `podman "), ("evicted run", "`outrace evicted ")):
+        done = outrace(*words.split())
+        assert done.returncode == 2
+        assert f" is gone: use {instead}" in done.stderr
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

@@ -26,7 +26,6 @@ _PROGRESS_S = 5.0
 COMMANDS = {
     "list": ("monitor.cli.evicted:list_", "Show them, their owners, and which would be deleted."),
     "delete": ("monitor.cli.evicted:delete", "Delete them; a dry run without --yes."),
-    "run": ("monitor.cli.evicted_run:run", "Delete them continuously: a controller with leader election."),
 }
 
 

@@ -1,4 +1,4 @@
-"""What `outrace evicted list`, `delete` and `run` are given alike: a cluster, and which pods."""
+"""What `outrace evicted list` and `delete` are given alike: a cluster, and which pods."""
 
 from __future__ import annotations
 

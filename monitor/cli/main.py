@@ -60,8 +60,11 @@ COMMANDS = {
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }
-#: Command that is gone -> what to write instead.
-GONE = {"cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`"}
+#: Command that is gone -> what to use instead.
+GONE = {
+    "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
+    "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",
+}
 
 
 #: A colour (click.style), or one character but the ends of lines and fields.
@@ -106,8 +109,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
-            if ctx.parent is None and cmd_name in GONE:
-                raise click.UsageError(f"`outrace {cmd_name}` is gone: use {GONE[cmd_name]} instead", ctx)
+            if instead := GONE.get(path := f"{ctx.command_path} {cmd_name}"):
+                raise click.UsageError(f"`{path}` is gone: use {instead}", ctx)
             return None
         module, _, attribute = self.table[cmd_name][0].partition(":")
         try:

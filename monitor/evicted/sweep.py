@@ -72,10 +72,7 @@ _OUTCOME_TEXTS = {
 
 
 class Sweep:
-    """``retry_s``: how long a request is tried again while the server is away, throttles or fails.
-
-    ``may_go_on`` is asked before each delete; `Cancelled` is raised where it returns False.
-    """
+    """``retry_s``: how long a request is tried again while the server is away, throttles or fails."""
 
     def __init__(
         self,
@@ -85,7 +82,6 @@ class Sweep:
         *,
         rate: float = 10.0,
         retry_s: float = 60.0,
-        may_go_on: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         wait: Callable[[float], object] | None = None,
@@ -95,7 +91,6 @@ class Sweep:
         self._stop = stop
         self._bucket = TokenBucket(rate, clock=clock)
         self._retry_s = retry_s
-        self._may_go_on = may_go_on
         self._clock = clock
         self._now = now
         self._wait = wait or stop.wait
@@ -207,7 +202,7 @@ class Sweep:
             self._check()
 
     def _check(self) -> None:
-        if self._stop.is_set() or not self._may_go_on():
+        if self._stop.is_set():
             raise Cancelled("stopped before the next delete")
 
     def _count(self, progress: Progress, outcome: str, problem: str = "") -> None:

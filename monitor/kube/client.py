@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.decode import MAX_OBJECT, ItemDecoder, Object, parse_object
 from monitor.kube.errors import InvalidResponse, ResourceExpired, TimedOut
-from monitor.kube.resources import EVENTS, LEASES, PODS, Resource, with_query
+from monitor.kube.resources import EVENTS, PODS, Resource, with_query
 from monitor.kube.transport import Request, Transport
 from monitor.kube.watch import WatchEvent, events
 
@@ -256,16 +256,6 @@ class ApiClient:
 
     def create_event(self, body: Mapping[str, Any], namespace: str) -> Object:
         return self.create(EVENTS, body, namespace)
-
-    def get_lease(self, name: str, namespace: str) -> Object:
-        return self.get(LEASES, name, namespace)
-
-    def create_lease(self, body: Mapping[str, Any], namespace: str) -> Object:
-        return self.create(LEASES, body, namespace)
-
-    def update_lease(self, body: Mapping[str, Any], namespace: str) -> Object:
-        """``body`` is what `get_lease` gave, changed: Conflict if another one changed it first."""
-        return self.replace(LEASES, str(body["metadata"]["name"]), body, namespace)
 
     def _write_target(self, path: str, dry_run: bool) -> str:
         return with_query(path, {"fieldManager": self._field_manager, "dryRun": "All" if dry_run else ""})

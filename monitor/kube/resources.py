@@ -34,7 +34,6 @@ PODS = Resource("", "v1", "pods")
 NODES = Resource("", "v1", "nodes", namespaced=False)
 #: Core events, which `kubectl describe` reads and the kubelet writes.
 EVENTS = Resource("", "v1", "events")
-LEASES = Resource("coordination.k8s.io", "v1", "leases")
 
 
 def with_query(path: str, parameters: Mapping[str, object]) -> str:

@@ -1,22 +1,10 @@
-"""Every name /metrics can show, from the code that makes them: of a node on which nothing has happened yet, and of
-`outrace evicted run`.
-"""
+"""Every name /metrics can show, from the code that makes them: of a node on which nothing has happened yet."""
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from prometheus_client.core import Metric
-
-from monitor.cli.evicted_metrics import EvictedMetrics
-from monitor.evicted.controller import Controller
-from monitor.evicted.election import LeaderElector, Timing
-from monitor.evicted.lease import LeaseLock
-from monitor.evicted.selection import Criteria
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
-from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster
@@ -38,17 +26,8 @@ class _NoServer:
     refused = cut = connections = 0
 
 
-#: Nobody is asked.
+#: It is not asked.
 _SERVER = ClusterConfig(Server("127.0.0.1", 9, https=False))
-
-
-def _of_controller() -> Iterator[Metric]:
-    stop = threading.Event()
-    lock = LeaseLock(ApiClient(_SERVER, stop), "default", "outrace-evicted")
-    controller = Controller(
-        LeaderElector(lock, "this", Timing(), stop), lambda *_: cast(Any, None), Criteria(), 300.0, stop
-    )
-    return EvictedMetrics(controller).collect()
 
 
 def exported_names(state_dir: Path) -> set[str]:
@@ -64,7 +43,7 @@ def exported_names(state_dir: Path) -> set[str]:
     view.cluster = Cluster(_SERVER, "node-1", state_dir, worker, log)
     metrics = Metrics(view, ProcessWatch(view), worker, worker, cast(Any, _NoServer()))
     try:
-        families = [*metrics.collect(), *_of_controller()]
+        families = list(metrics.collect())
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}
     finally:
         view.cluster.close()

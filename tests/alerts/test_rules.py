@@ -91,8 +91,7 @@ def test_the_unit_tests_notice_a_rule_that_is_wrong(name: str, tmp_path: Path) -
 def test_pushed_alerts_and_rules_have_the_same_names() -> None:
     by_rule_alone = {
         *("OutraceAlertsNotDelivered", "OutraceIncidentStoreFailing", "OutraceUncounted", "OutracePodOverBudget"),
-        *("OutraceClusterEventsNotDelivered", "OutracePodsUnlisted", "OutracePodsFromCache", "OutraceEvictedNoLeader"),
-        *("OutraceEvictedSweepsFailing", "OutraceEvictedSweepOverdue", "OutraceEvictedPodsNotDeleted"),
+        *("OutraceClusterEventsNotDelivered", "OutracePodsUnlisted", "OutracePodsFromCache"),
         "OutraceConfigNotReloaded",
     }
     assert set(NAMES) == set(rules()) - by_rule_alone

@@ -131,8 +131,9 @@ def daemon(objects: list[Object]) -> tuple[Object, Object]:
 
 
 def pods(objects: list[Object]) -> list[Object]:
-    """The specs of those that the DaemonSet and the controller make."""
-    return [o["spec"]["template"]["spec"] for o in objects if o["kind"] in ("DaemonSet", "Deployment")]
+    """The specs of those that the DaemonSet and the CronJob make."""
+    made = [o["spec"].get("jobTemplate", o)["spec"] for o in objects if o["kind"] in ("DaemonSet", "CronJob")]
+    return [spec["template"]["spec"] for spec in made]
 
 
 def mode(name: str) -> list[Object]:
@@ -248,9 +249,8 @@ def test_taints_have_their_right_where_they_are_chosen() -> None:
 def test_two_releases_do_not_share_pods_or_rights() -> None:
     one, other = chart("--set", EVERYTHING), chart("--set", EVERYTHING, release="other")
     assert not by_name(one).keys() & by_name(other).keys()
-    kinds = ("DaemonSet", "Deployment")
-    selectors = [o["spec"]["selector"]["matchLabels"] for o in (*one, *other) if o["kind"] in kinds]
-    assert len({json.dumps(s, sort_keys=True) for s in selectors}) == 4
+    selectors = [o["spec"]["selector"]["matchLabels"] for o in (*one, *other) if o["kind"] == "DaemonSet"]
+    assert len({json.dumps(s, sort_keys=True) for s in selectors}) == 2
 
 
 @EVERY
@@ -309,22 +309,15 @@ def test_the_node_may_not_run_commands_in_pods() -> None:
             assert all("*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]] for rule in role["rules"])
 
 
-def test_the_controller_may_touch_no_other_lease() -> None:
-    (role,) = [o for o in chart("--set", EVERYTHING) if o["kind"] == "Role"]
-    named = [rule for rule in role["rules"] if rule["verbs"] != ["create"]]
-    assert [(rule["verbs"], rule["resourceNames"]) for rule in named] == [(["get", "update"], ["outrace-evicted"])]
-
-
-def test_the_controller_keeps_what_was_evicted_today_and_its_command_takes_that(
+def test_the_cronjob_keeps_what_was_evicted_today_and_its_command_takes_that(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With no criterion all evicted pods of the cluster went at once."""
-    args = pods([o for o in chart("--set", EVERYTHING) if o["kind"] == "Deployment"])[0]["containers"][0]["args"]
-    assert args[4:] == ["--older-than=24h"]
+    (job,) = [o for o in chart("--set", EVERYTHING) if o["kind"] == "CronJob"]
+    args = pods([job])[0]["containers"][0]["args"]
+    assert args == ["evicted", "delete", "--yes", "--older-than=24h"]
     assert main([*args, "--kubeconfig", "/no/such/file"]) == 2
     assert "/no/such/file: No such file" in capsys.readouterr().err
-    assert main([*args[:4], "--kubeconfig", "/no/such/file"]) == 2
-    assert "no criterion is given" in capsys.readouterr().err
+    assert "which pods go? Give a criterion" in template("--set", "evicted.enabled=true,evicted.args=null").stderr
 
 
 def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:

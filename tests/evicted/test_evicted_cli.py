@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monitor.cli.evicted import ProgressPrinter, format_age, printable
-from monitor.cli.main import main
 from monitor.evicted.sweep import Progress
 from tests.evicted.made import evicted, names, owned, put
 from tests.kube import faults
@@ -161,11 +158,3 @@ def test_ages_are_in_one_unit() -> None:
 
 def test_no_pod_writes_to_the_terminal() -> None:
     assert printable("Workflow/\x1b]0;x\x07") == "Workflow/?]0;x?"
-
-
-def test_the_controller_leaves_signals_as_they_were(kubeconfig: Path) -> None:
-    """It blocks them to wait for them: what this process started later could not be ended."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    options = ("--lease", "outrace/evicted", "--kubeconfig", str(kubeconfig), "--all", "--listen", "nowhere")
-    assert main(["evicted", "run", *options]) == 2
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

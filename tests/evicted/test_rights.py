@@ -1,4 +1,4 @@
-"""The chart's Deployment: its options are known, and its rights are those that are used."""
+"""The chart's CronJob: its rights are those that are used."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from monitor.evicted.election import LeaderElector, Timing
-from monitor.evicted.lease import LeaseLock
 from monitor.evicted.selection import Criteria
 from monitor.evicted.sweep import Sweep
 from monitor.kube.client import ApiClient
@@ -24,27 +22,19 @@ def test_the_chart_grants_what_is_used_and_no_more(
     api: FakeApiServer, client: ApiClient, stop: object, connect: Callable[..., ApiClient]
 ) -> None:
     granted = {(verb, resource) for resource, verbs in RULE.findall(TEMPLATE) for verb in verbs.split(", ")}
-    assert granted == {("list", "pods"), ("delete", "pods"), *((v, "leases") for v in ("get", "create", "update"))}
-    api.forbidden = {
-        (verb, what) for verb in (*VERBS.values(), "list", "watch") for what in ("pods", "leases")
-    } - granted
+    assert granted == {("list", "pods"), ("delete", "pods")}
+    api.forbidden = {(verb, "pods") for verb in (*VERBS.values(), "list", "watch")} - granted
     used: set[tuple[str, str]] = set()
 
     def note(asked: Asked, _reply: Reply) -> bool:
         *_, last = asked.path.split("/")
-        resource = next(name for name in ("pods", "leases") if name in asked.path)
-        verb = "list" if asked.method == "GET" and last == resource else VERBS[asked.method]
-        used.add((verb, resource))
+        used.add(("list" if asked.method == "GET" and last == "pods" else VERBS[asked.method], "pods"))
         return False
 
     api.fail(note, times=99)
     put(api, evicted("a"))
-    elector = LeaderElector(LeaseLock(client, "outrace", "evicted"), "one", Timing(), stop)  # type: ignore[arg-type]
-    assert elector.acquire()
-    assert elector.try_acquire_or_renew()
     sweep = Sweep(client, Criteria(), stop)  # type: ignore[arg-type]
     found = sweep.find()
     api.store.update(("pods", "default", "a"), lambda pod: {**pod, "spec": {**pod["spec"], "x": 1}})  # a second look
     assert sweep.delete(found.pods).outcomes["deleted"] == 1
-    assert elector.release()
     assert used == granted

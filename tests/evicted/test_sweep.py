@@ -273,15 +273,15 @@ def test_deletes_are_paced(api: FakeApiServer, make: Callable[..., Sweep], clock
 
 def test_it_ends_between_two_deletes(api: FakeApiServer, make: Callable[..., Sweep]) -> None:
     put(api, *(evicted(f"a{number}") for number in range(9)))
-    stop, leading = threading.Event(), [True]
+    stop = threading.Event()
 
     def on_progress(progress: Progress) -> None:
-        leading[0] = progress.done < 4
+        if progress.done >= 4:
+            stop.set()
 
     with pytest.raises(Cancelled):
-        swept(make(stop=stop, may_go_on=lambda: leading[0]), on_progress)
+        swept(make(stop=stop), on_progress)
     assert len(names(api)) == 5
-    stop.set()
     with pytest.raises(Cancelled):
         make(stop=stop).find()
 

@@ -18,7 +18,6 @@ KINDS = {
     "pods": ("v1", "Pod"),
     "nodes": ("v1", "Node"),
     "events": ("v1", "Event"),
-    "leases": ("coordination.k8s.io/v1", "Lease"),
     "namespaces": ("v1", "Namespace"),
     "serviceaccounts": ("v1", "ServiceAccount"),
     "poddisruptionbudgets": ("policy/v1", "PodDisruptionBudget"),

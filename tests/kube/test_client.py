@@ -19,7 +19,7 @@ from monitor.kube.errors import (
     ServerError,
     TooManyRequests,
 )
-from monitor.kube.resources import EVENTS, LEASES, NODES, PODS
+from monitor.kube.resources import EVENTS, NODES, PODS
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 
@@ -110,7 +110,6 @@ def test_a_running_pod_is_marked_and_goes_later(api: FakeApiServer, client: ApiC
         ("create", "pods/eviction", '{apiGroups: [""], resources: ["pods/eviction"], verbs: ["create"]}'),
         ("list", "pods", '{apiGroups: [""], resources: ["pods"], verbs: ["list"]}'),
         ("watch", "pods", '{apiGroups: [""], resources: ["pods"], verbs: ["watch"]}'),
-        ("update", "leases", '{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["update"]}'),
     ],
 )
 def test_forbidden_names_the_rule_that_is_missing(
@@ -123,7 +122,6 @@ def test_forbidden_names_the_rule_that_is_missing(
         "create": lambda: client.evict("a", "default"),
         "list": lambda: client.list(PODS, name),
         "watch": lambda: client.watch(PODS, "0").__enter__(),
-        "update": lambda: client.update_lease({"metadata": {"name": "x"}}, "default"),
     }
     with pytest.raises(Forbidden, match=f"^{verb} {resource}") as caught:
         calls[verb]()
@@ -197,7 +195,6 @@ def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
         client.get(PODS, "a b/../ä?x", "default")
     assert api.asked[-1].path == "/api/v1/namespaces/default/pods/a b/../ä?x"
     assert EVENTS.path("x", "y") == "/api/v1/namespaces/x/events/y"
-    assert LEASES.path("x", "y") == "/apis/coordination.k8s.io/v1/namespaces/x/leases/y"
     assert NODES.path("ignored", "y") == "/api/v1/nodes/y"
 
 

@@ -261,20 +261,6 @@ def test_the_taints_of_others_stay(client: ApiClient) -> None:
         client.delete(NODES, name)
 
 
-def test_a_lease_has_one_holder(client: ApiClient, namespace: str) -> None:
-    spec = {"holderIdentity": "a", "leaseDurationSeconds": 15}
-    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"}, "spec": spec}
-    client.create_lease(body, namespace)
-    with pytest.raises(AlreadyExists):
-        client.create_lease(body, namespace)
-    first, second = client.get_lease("l", namespace), client.get_lease("l", namespace)
-    first["spec"]["holderIdentity"] = "b"
-    client.update_lease(first, namespace)
-    second["spec"]["holderIdentity"] = "c"
-    with pytest.raises(Conflict):
-        client.update_lease(second, namespace)
-
-
 def test_a_missing_right_is_named(
     client: ApiClient, target: ClusterConfig, namespace: str, connect: Callable[..., ApiClient]
 ) -> None:
