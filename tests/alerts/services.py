@@ -124,11 +124,6 @@ class Alertmanager:
         found: list[dict[str, Any]] = fetch(f"{self.url}/api/v2/alerts")
         return [alert for alert in found if wanted.items() <= alert["labels"].items()]
 
-    def silence(self, name: str, now: str, until_: str) -> None:
-        matchers = [{"name": "alertname", "value": name, "isRegex": False, "isEqual": True}]
-        more = {"createdBy": "test", "comment": "test"}
-        fetch(f"{self.url}/api/v2/silences", {"matchers": matchers, "startsAt": now, "endsAt": until_, **more})
-
 
 # What a webhook receiver is: it prints its port, takes POSTs, prints each body as a line; the status is its argument.
 _WEBHOOK = """

@@ -3,8 +3,6 @@
 import contextlib
 import re
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,8 @@ from monitor.side.alerts import http_post
 from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.examples import EVICTION_WON
-from tests.alerts.services import Child, LogLines, Webhook, binary, sender
+from tests.alerts.services import Child, LogLines, Webhook, sender
+from tests.kube.fake_tls import Authority
 from tests.live import until
 
 
@@ -108,10 +107,20 @@ def test_killed_while_it_was_down(tmp_path: Path) -> None:
         for n in range(5):
             child.fire(event(5 * k + n, now))
         until(lambda k=k: len(written(tmp_path)) == 5 * (k + 1), "all are written down")
+        if k:
+            child.fire(Alert(PRESSURE, {"signal": "memory.available"}, {}, now))
+            until(lambda: PRESSURE in (tmp_path / "alerts.json").read_text(), "it too")
         child.kill()
-    with hook.running(), sender(tmp_path, webhooks=[hook.url]):
-        until(lambda: len(hook.got()) == 10, "all arrive")
-    assert [m["labels"]["pod"] for m in hook.got()] == [f"pod-{n}" for n in range(10)]
+    with hook.running():
+        with sender(tmp_path, webhooks=[hook.url]) as sending:
+            until(lambda: len(hook.got()) == 11, "all arrive")
+            until(lambda: counts(sending)["waiting"] == 0, "all acknowledged")
+        with sender(tmp_path, webhooks=[hook.url]) as sending:
+            # A third process finds no pressure: what the first one raised is over, and the events are not.
+            sending.update([], time.time(), settle_s=0)
+            until(lambda: len(hook.got()) == 12, "resolved")
+    assert [m["labels"].get("pod") for m in hook.got()] == [*(f"pod-{n}" for n in range(10)), None, None]
+    assert [m["status"] for m in hook.got()[10:]] == ["firing", "resolved"]
 
 
 def test_a_receiver_that_errs_is_tried_again(tmp_path: Path) -> None:
@@ -225,17 +234,8 @@ def test_login_in_the_url_becomes_basic_authentication() -> None:
 
 
 def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            *(binary("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate),
-            *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    authority = Authority(tmp_path)
+    context = authority.issue("localhost").server_context()
 
     def encrypted(connection: socket.socket) -> None:
         with context.wrap_socket(connection, server_side=True) as secure:
@@ -246,5 +246,5 @@ def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path, monkeypatc
         url = f"https://localhost:{port}/"
         with pytest.raises(http_post.PostError, match=r"(?i)certificate"):
             http_post.post(url, b"{}", "test")
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
         assert http_post.post(url, b"{}", "test").ok
