@@ -107,15 +107,19 @@ class Containerd:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None
-        api = self.api
         try:
-            for sandbox in self.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items:
-                self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id))
-                self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id))
+            self.clear()
         finally:
             self._channel.close()
             self._process.terminate()
             self._process.wait(live.TIMEOUT_S)
+
+    def clear(self) -> None:
+        """Remove all pods."""
+        api = self.api
+        for sandbox in self.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items:
+            self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id))
+            self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id))
 
     def load(self, archive: Path) -> None:
         """Import an image."""

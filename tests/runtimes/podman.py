@@ -47,10 +47,14 @@ class Podman:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self("pod", "rm", "-af", "-t", "0")
-        self("rm", "-af", "-t", "0")
+        self.clear()
         mount = self.base / "root" / "overlay"
         subprocess.run(["umount", mount], stderr=subprocess.DEVNULL, check=False)  # podman's own, on itself
+
+    def clear(self) -> None:
+        """Remove all containers."""
+        self("pod", "rm", "-af", "-t", "0")
+        self("rm", "-af", "-t", "0")
 
     def __call__(self, *arguments: str) -> str:
         done = subprocess.run(
