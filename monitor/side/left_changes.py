@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,9 +24,9 @@ _HOT_ENDS_S = 1.0
 _NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
 
 
-def wait_for_next_s() -> float:
+def wait_for_next_s(clock: Callable[[], int] = time.monotonic_ns) -> float:
     """How many seconds the next daemon has, by what this process needed until now."""
-    now_ns = time.monotonic_ns()
+    now_ns = clock()
     took_s = (now_ns - (born_ns(os.getpid()) or now_ns)) / 1e9
     return min(max(_NEXT_S, _STARTS * took_s), _MOST_S)
 

@@ -37,10 +37,14 @@ KEEP_DAMAGED = 3
 _BATCH = 200
 
 
-def steady_clock() -> Callable[[], float]:
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def steady_clock(wall: Callable[[], float] = time.time, boot: Callable[[], float] = _boot_s) -> Callable[[], float]:
     """Unix seconds by the wall clock of this moment, counted on without a look at it: setting it ages nothing."""
-    since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return lambda: since + time.clock_gettime(time.CLOCK_BOOTTIME)
+    since = wall() - boot()
+    return lambda: since + boot()
 
 
 class IncidentStore(IncidentReader):
