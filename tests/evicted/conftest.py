@@ -1,7 +1,5 @@
 """The fake API server of tests/kube, and commands that are run against it in this process or in their own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

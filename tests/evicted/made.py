@@ -1,7 +1,5 @@
 """Pods as API servers have them after evictions, by kubelets of several ages, and what only looks like one."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

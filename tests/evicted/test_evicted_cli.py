@@ -1,7 +1,5 @@
 """`outrace evicted list` and `delete` as they are typed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -66,33 +64,19 @@ def test_a_check_reports_in_its_exit_code(cluster: FakeApiServer, outrace: Outra
     assert outrace("list").code == 0
 
 
-def test_without_yes_nothing_is_deleted(cluster: FakeApiServer, outrace: Outrace) -> None:
-    before = names(cluster)
-    done = outrace("delete")
-    assert (done.code, names(cluster)) == (0, before)
-    assert "dry run: 5 of 5 evicted pods would be deleted; --yes does it" in done.err
-    assert outrace("delete", "-o", "json").json["dry_run"] is True
-    assert cluster.seen("DELETE") == []
-
-
 def test_with_yes_those_are_deleted_that_the_dry_run_showed(cluster: FakeApiServer, outrace: Outrace) -> None:
-    criteria = ("--older-than", "5m", "-n", "shop", "--owner-kind", "deployment")
-    shown = {f"{one['namespace']}/{one['name']}" for one in outrace("delete", "-o", "json", *criteria).json["pods"]}
-    before = names(cluster)
+    criteria, before = ("--older-than", "5m", "-n", "shop", "--owner-kind", "deployment"), names(cluster)
+    dry = outrace("delete")
+    assert (dry.code, names(cluster), cluster.seen("DELETE")) == (0, before, [])
+    assert "dry run: 5 of 5 evicted pods would be deleted; --yes does it" in dry.err
+    made = outrace("delete", "-o", "json", *criteria).json
+    shown = {f"{one['namespace']}/{one['name']}" for one in made["pods"]}
     done = outrace("delete", "--yes", *criteria)
-    assert (done.code, done.out) == (0, "2 of 2: 2 deleted\n")
+    assert (made["dry_run"], done.code, done.out) == (True, 0, "2 of 2: 2 deleted\n")
     assert before - names(cluster) == shown == {"shop/web-5d9c-a", "shop/web-5d9c-b"}
-
-
-def test_deleted_as_json(cluster: FakeApiServer, outrace: Outrace) -> None:
-    made = outrace("delete", "--yes", "-o", "json", "-l", "app=web").json
-    counts = {"deleted": 2, "marked": 0, "gone": 0, "changed": 0, "failed": 0}
-    assert made == {"dry_run": False, "total": 2, **counts, "problems": []}
-
-
-def test_nothing_to_do(api: FakeApiServer, outrace: Outrace) -> None:
-    assert outrace("list") == (0, "", "")
-    assert outrace("delete", "--yes") == (0, "0 of 0: 0 deleted\n", "")
+    counts = {"deleted": 0, "marked": 0, "gone": 0, "changed": 0, "failed": 0}
+    again = outrace("delete", "--yes", "-o", "json", "-l", "app=web").json
+    assert again == counts | {"dry_run": False, "total": 0, "problems": []}
 
 
 def test_a_failure_is_exit_code_1_with_the_rule(cluster: FakeApiServer, outrace: Outrace) -> None:

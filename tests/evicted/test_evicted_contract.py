@@ -3,8 +3,6 @@
 No scheduler and no kubelet takes part: the pods have no node, and their status is patched.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which pods count as evicted and left behind, whose they are, and since when."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,22 +7,12 @@ import pytest
 from monitor.evicted.owners import AFTER, after
 from monitor.evicted.pods import EvictedPod, decode, parse_time
 from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
-from tests.kube.fake_apiserver import pod as running
 
 
 def test_an_evicted_pod_of_this_kubelet() -> None:
     pod = decoded(evicted("web-1", "shop", **owned("ReplicaSet", "web-5d9c")))
     assert (pod.key, pod.owner, pod.node, pod.held) == ("shop/web-1", "ReplicaSet/web-5d9c", "node-1", "")
     assert pod.message.startswith("The node was low on resource: memory.")
-
-
-def test_one_that_was_turned_away_at_admission() -> None:
-    """As Kubernetes 1.17 writes it: no conditions, no containers."""
-    made = running("cloud-1", phase="Failed", reason="Evicted", startTime="2021-09-14T10:42:32Z")
-    made["status"]["message"] = "Pod The node had condition: [DiskPressure]. "
-    pod = decoded(made)
-    assert (pod.held, pod.since) == ("", parse_time("2021-09-14T10:42:32Z"))
-    assert pod.message == "Pod The node had condition: [DiskPressure]."
 
 
 @pytest.mark.parametrize("reason", OTHERWISE)

@@ -1,7 +1,5 @@
 """The chart's CronJob: its rights are those that are used."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

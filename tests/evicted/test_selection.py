@@ -1,14 +1,15 @@
 """Which of the evicted pods go."""
 
-from __future__ import annotations
-
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.evicted.pods import EvictedPod
 from monitor.evicted.selection import Criteria, choose
+from monitor.evicted.token_bucket import TokenBucket
+from tests.kube.clock import WaitedClock
 
 NOW = 1_000_000.0
 
@@ -118,3 +119,24 @@ def test_laws(pods: list[EvictedPod], criteria: Criteria) -> None:
     for name in ("older_than_s", "keep", "keep_per_namespace", "keep_per_owner"):
         fewer = choose(pods, dataclasses.replace(criteria, **{name: None}), NOW)
         assert gone <= {choice.pod.uid for choice in fewer if choice.goes}
+
+
+def test_no_more_than_the_rate() -> None:
+    clock = WaitedClock()
+    bucket = TokenBucket(10.0, clock=clock)
+    waits = []
+    for _ in range(30):
+        waits.append(bucket.take())
+        clock.wait(waits[-1])
+    assert waits[:10] == [0.0] * 10
+    assert clock.now == pytest.approx(2.0)
+    clock.wait(100.0)  # what was not used is not saved up beyond the burst
+    for _ in range(20):
+        clock.wait(bucket.take())
+    assert clock.now == pytest.approx(103.0)
+
+
+def test_slow_rates_do_not_wait_for_ever() -> None:
+    clock = WaitedClock()
+    bucket = TokenBucket(0.5, clock=clock)
+    assert (bucket.take(), bucket.take()) == (0.0, 2.0)

@@ -1,7 +1,5 @@
 """Fake servers with TLS, and clients that trust them."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An API server: lists in pages, watches, patches, preconditions, evictions, RBAC; as nasty as `FakeServer` can be."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

@@ -1,7 +1,5 @@
 """A threaded HTTP(S) server whose answers may be as bad as real ones: the base of the fake API server and kubelet."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json
@@ -37,7 +35,7 @@ class Asked:
 class Reply:
     """What a handler answers with."""
 
-    def __init__(self, handler: _Handler) -> None:
+    def __init__(self, handler: "_Handler") -> None:
         self._handler = handler
         self.server = handler.server
 

@@ -1,7 +1,5 @@
 """A kubelet: /pods, /configz, /healthz; with TLS that is 10250, without the read-only port."""
 
-from __future__ import annotations
-
 import ssl
 from typing import Any
 

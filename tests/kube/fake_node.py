@@ -1,7 +1,5 @@
 """What the kubelet of a node makes of a pod that was killed, in the fake API server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.kube.fake_apiserver import FakeApiServer

@@ -1,7 +1,5 @@
 """The two kinds of patch that outrace sends."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects with resourceVersions and a history, as etcd and the watch cache keep them."""
 
-from __future__ import annotations
-
 import copy
 import threading
 import time

@@ -1,7 +1,5 @@
 """A certificate authority of the test's own, made by the openssl command."""
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 import subprocess

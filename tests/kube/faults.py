@@ -1,7 +1,5 @@
 """What real servers and the networks before them do, for `FakeServer.fail`."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable

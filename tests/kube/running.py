@@ -1,7 +1,5 @@
 """A reflector in its thread, and a handler that keeps what it hears."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`--evict-by api`: what is asked of the API server, in which order; a refusal is of one pod or one namespace."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pauses between tries, with a clock and chance of the test's own."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

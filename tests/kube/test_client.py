@@ -1,7 +1,5 @@
 """What the verbs send, and what they make of answers; test_contract.py has what an API server does with them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -9,16 +7,8 @@ from typing import Any
 
 import pytest
 
+from monitor.kube import errors
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import (
-    ApiError,
-    Forbidden,
-    InvalidResponse,
-    NotFound,
-    ResponseTooLarge,
-    ServerError,
-    TooManyRequests,
-)
 from monitor.kube.resources import EVENTS, NODES, PODS
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
@@ -31,7 +21,7 @@ def name(found: dict[str, Any]) -> str:
 def test_get_and_not_found(api: FakeApiServer, client: ApiClient) -> None:
     api.store.create("pods", pod("a"))
     assert name(client.get(PODS, "a", "default")) == "a"
-    with pytest.raises(NotFound, match=r'^get pods default/b: HTTP 404 NotFound: pods "b" not found$'):
+    with pytest.raises(errors.NotFound, match=r'^get pods default/b: HTTP 404 NotFound: pods "b" not found$'):
         client.get(PODS, "b", "default")
 
 
@@ -123,14 +113,14 @@ def test_forbidden_names_the_rule_that_is_missing(
         "list": lambda: client.list(PODS, name),
         "watch": lambda: client.watch(PODS, "0").__enter__(),
     }
-    with pytest.raises(Forbidden, match=f"^{verb} {resource}") as caught:
+    with pytest.raises(errors.Forbidden, match=f"^{verb} {resource}") as caught:
         calls[verb]()
     assert caught.value.remedy == f"add to the Role or ClusterRole: {rule}"
 
 
 def test_a_quota_is_no_missing_rule(api: FakeApiServer, client: ApiClient) -> None:
     api.fail(faults.status(403, "Forbidden", 'pods "a" is forbidden: exceeded quota: q'))
-    with pytest.raises(Forbidden) as caught:
+    with pytest.raises(errors.Forbidden) as caught:
         client.create(PODS, pod("a"), "default")
     assert caught.value.remedy == ""
 
@@ -138,21 +128,21 @@ def test_a_quota_is_no_missing_rule(api: FakeApiServer, client: ApiClient) -> No
 @pytest.mark.parametrize(
     ("do", "kind", "after"),
     [
-        (faults.status(429, "TooManyRequests", "too many", Retry_After="7"), TooManyRequests, 7.0),
-        (faults.status(503, "ServiceUnavailable", "shutting down", Retry_After="1"), ServerError, 1.0),
-        (faults.status(504, "Timeout", "slow", {"retryAfterSeconds": 3}), ServerError, 3.0),
-        (faults.text(502, "<html>Bad Gateway</html>"), ServerError, None),
-        (faults.text(503, "no endpoints", Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"), ServerError, None),
-        (faults.status(500, "InternalError", "etcdserver: leader changed"), ServerError, None),
-        (faults.text(302, "", Location="https://elsewhere/"), ApiError, None),
-        (faults.text(418, "[" * 5000), ApiError, None),
+        (faults.status(429, "TooManyRequests", "too many", Retry_After="7"), errors.TooManyRequests, 7.0),
+        (faults.status(503, "ServiceUnavailable", "shutting down", Retry_After="1"), errors.ServerError, 1.0),
+        (faults.status(504, "Timeout", "slow", {"retryAfterSeconds": 3}), errors.ServerError, 3.0),
+        (faults.text(502, "<html>Bad Gateway</html>"), errors.ServerError, None),
+        (faults.text(503, "no endpoints", Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"), errors.ServerError, None),
+        (faults.status(500, "InternalError", "etcdserver: leader changed"), errors.ServerError, None),
+        (faults.text(302, "", Location="https://elsewhere/"), errors.ApiError, None),
+        (faults.text(418, "[" * 5000), errors.ApiError, None),
     ],
 )
 def test_refusals_have_their_kind_and_retry_after(
-    api: FakeApiServer, client: ApiClient, do: faults.Do, kind: type[ApiError], after: float | None
+    api: FakeApiServer, client: ApiClient, do: faults.Do, kind: type[errors.ApiError], after: float | None
 ) -> None:
     api.fail(do)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(errors.ApiError) as caught:
         client.get(PODS, "a", "default")
     assert type(caught.value) is kind
     assert caught.value.retry_after_s == after
@@ -166,9 +156,9 @@ def test_refusals_have_their_kind_and_retry_after(
 )
 def test_garbage_is_one_error(api: FakeApiServer, client: ApiClient, body: bytes) -> None:
     api.fail(faults.garbage(body), times=2)
-    with pytest.raises(InvalidResponse):
+    with pytest.raises(errors.InvalidResponse):
         client.get(PODS, "a", "default")
-    with pytest.raises(InvalidResponse):
+    with pytest.raises(errors.InvalidResponse):
         client.list(PODS, name)
     api.store.create("pods", pod("a"))
     assert client.list(PODS, name).items == ("a",)
@@ -177,7 +167,7 @@ def test_garbage_is_one_error(api: FakeApiServer, client: ApiClient, body: bytes
 def test_no_answer_is_read_beyond_its_budget(api: FakeApiServer, client: ApiClient) -> None:
     large = json.dumps({"metadata": {"name": "x" * (17 << 20)}}).encode()
     api.fail(faults.garbage(large), method="GET", path="/pods/")
-    with pytest.raises(ResponseTooLarge, match="more than 16777216 bytes"):
+    with pytest.raises(errors.ResponseTooLarge, match="more than 16777216 bytes"):
         client.get(PODS, "a", "default")
     api.fail(
         faults.garbage(
@@ -191,7 +181,7 @@ def test_no_answer_is_read_beyond_its_budget(api: FakeApiServer, client: ApiClie
 
 
 def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(errors.NotFound):
         client.get(PODS, "a b/../ä?x", "default")
     assert api.asked[-1].path == "/api/v1/namespaces/default/pods/a b/../ä?x"
     assert EVENTS.path("x", "y") == "/api/v1/namespaces/x/events/y"

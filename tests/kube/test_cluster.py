@@ -1,7 +1,5 @@
 """Where the cluster is: in a pod, and by kubeconfig; whatever is wrong names file and key."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

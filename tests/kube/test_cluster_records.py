@@ -1,7 +1,5 @@
 """Events and statuses of evictions at the API server: once each, however long it is away, and none holds up another."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

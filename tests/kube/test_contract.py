@@ -4,8 +4,6 @@ A real cluster needs no scheduler and no controllers for it. Everything is done 
 that no scheduler takes; it is removed in the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import threading
@@ -16,22 +14,10 @@ from typing import Any
 
 import pytest
 
+from monitor.kube import errors
 from monitor.kube.auth import Fixed
 from monitor.kube.client import ApiClient, PatchType
 from monitor.kube.cluster import ClusterConfig, Server
-from monitor.kube.errors import (
-    AlreadyExists,
-    ApiError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    ResourceExpired,
-    ServerError,
-    TooManyRequests,
-    TransportError,
-    Unauthorized,
-)
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.reflector import ListWatch
@@ -67,7 +53,7 @@ def namespace(client: ApiClient) -> Iterator[str]:
     client.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:  # a controller may be faster
         client.create(ACCOUNTS, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, name)
-    except AlreadyExists:
+    except errors.AlreadyExists:
         pass
     yield name
     for one in client.list(PODS, named, namespace=name).items:
@@ -109,13 +95,13 @@ def test_pages_and_the_cache_give_the_same(client: ApiClient, namespace: str) ->
     assert len(paged.items) == 5
     one = client.list(PODS, named, namespace=namespace, field_selector="metadata.name=p3,spec.nodeName=")
     assert one.items in (("p3",), ())  # the fake leaves out empty fields
-    with pytest.raises(ApiError, match="field label not supported"):
+    with pytest.raises(errors.ApiError, match="field label not supported"):
         client.list(PODS, named, namespace=namespace, field_selector="spec.nothing=x")
 
 
 def test_a_version_that_is_still_to_come_is_a_timeout(client: ApiClient) -> None:
     listed = client.list(PODS, named)
-    with pytest.raises(ServerError) as caught:
+    with pytest.raises(errors.ServerError) as caught:
         client.list(PODS, named, resource_version=str(int(listed.resource_version) + 10**9))
     assert caught.value.has_cause("ResourceVersionTooLarge")
 
@@ -143,7 +129,7 @@ def test_a_watch_reports_what_happens(client: ApiClient, namespace: str) -> None
 
 def test_a_version_of_long_ago_has_expired(client: ApiClient) -> None:
     """An API server knows no change from before it was started."""
-    with pytest.raises(ResourceExpired, match="too old resource version"), client.watch(PODS, "1") as events:
+    with pytest.raises(errors.ResourceExpired, match="too old resource version"), client.watch(PODS, "1") as events:
         next(events)
 
 
@@ -180,15 +166,15 @@ def test_an_evicted_status_is_taken(client: ApiClient, namespace: str) -> None:
 
 def test_what_a_patch_may_not(client: ApiClient, namespace: str) -> None:
     client.create(PODS, a_pod("a"), namespace)
-    with pytest.raises(Invalid, match="qosClass"):
+    with pytest.raises(errors.Invalid, match="qosClass"):
         client.patch(PODS, "a", {"status": {"qosClass": "Guaranteed"}}, namespace, subresource="status")
     other = {"metadata": {"uid": str(uuid.uuid4())}, "status": {"phase": "Failed"}}
-    with pytest.raises(Conflict):
+    with pytest.raises(errors.Conflict):
         client.patch(PODS, "a", other, namespace, subresource="status")
     older = {"metadata": {"resourceVersion": "1"}, "status": {"phase": "Failed"}}
-    with pytest.raises(Conflict):
+    with pytest.raises(errors.Conflict):
         client.patch(PODS, "a", older, namespace, subresource="status", kind=PatchType.MERGE)
-    with pytest.raises(NotFound):
+    with pytest.raises(errors.NotFound):
         client.patch(PODS, "b", {"status": {}}, namespace, subresource="status")
 
 
@@ -203,22 +189,22 @@ def test_events_are_created_once_and_where_their_pod_is(client: ApiClient, names
         "type": "Warning",
     }
     client.create_event(made, namespace)
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(errors.AlreadyExists):
         client.create_event(made, namespace)
     made["metadata"]["name"], made["involvedObject"]["namespace"] = "b.17", "default"
-    with pytest.raises(Invalid):
+    with pytest.raises(errors.Invalid):
         client.create_event(made, namespace)
 
 
 def test_who_is_deleted_is_made_sure(client: ApiClient, namespace: str) -> None:
     made = client.create(PODS, a_pod("a"), namespace)
-    with pytest.raises(Conflict):
+    with pytest.raises(errors.Conflict):
         client.delete(PODS, "a", namespace, uid=str(uuid.uuid4()))
-    with pytest.raises(Conflict):
+    with pytest.raises(errors.Conflict):
         client.delete(PODS, "a", namespace, resource_version="1")
     client.delete(PODS, "a", namespace, uid=uid(made), dry_run=True)
     client.delete(PODS, "a", namespace, uid=uid(made), grace_period_s=0)
-    with pytest.raises(NotFound):
+    with pytest.raises(errors.NotFound):
         client.get(PODS, "a", namespace)
 
 
@@ -229,14 +215,14 @@ def test_evictions_ask_the_budget(client: ApiClient, namespace: str) -> None:
     client.create(BUDGETS, budget, namespace)
     running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     client.patch(PODS, "a", {"status": running}, namespace, subresource="status")
-    with pytest.raises(TooManyRequests) as caught:
+    with pytest.raises(errors.TooManyRequests) as caught:
         client.evict("a", namespace, uid=uid(made))
     assert caught.value.budget_blocks
     client.patch(PODS, "a", {"status": {"phase": "Failed"}}, namespace, subresource="status")
-    with pytest.raises(Conflict):
+    with pytest.raises(errors.Conflict):
         client.evict("a", namespace, uid=str(uuid.uuid4()))
     client.evict("a", namespace, uid=uid(made), grace_period_s=0)
-    with pytest.raises(NotFound):
+    with pytest.raises(errors.NotFound):
         client.get(PODS, "a", namespace)
 
 
@@ -253,7 +239,7 @@ def test_the_taints_of_others_stay(client: ApiClient) -> None:
         after = client.get(NODES, name)["spec"]["taints"]
         assert after == [*before["spec"]["taints"], {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}]
         stale = {"metadata": {"resourceVersion": before["metadata"]["resourceVersion"]}, "spec": {"taints": None}}
-        with pytest.raises(Conflict):
+        with pytest.raises(errors.Conflict):
             client.patch(NODES, name, stale, kind=PatchType.MERGE)
         taints.remove(client)
         assert client.get(NODES, name)["spec"]["taints"] == before["spec"]["taints"]
@@ -268,14 +254,14 @@ def test_a_missing_right_is_named(
     made = client.create_subresource(ACCOUNTS, "default", "token", request, namespace)
     without = dataclasses.replace(target.tls, client_certificate=None, client_key=None)
     other = connect(dataclasses.replace(target, tls=without, credentials=Fixed(made["status"]["token"])))
-    with pytest.raises(Forbidden) as caught:
+    with pytest.raises(errors.Forbidden) as caught:
         other.list(PODS, named, namespace=namespace)
     assert 'resources: ["pods"], verbs: ["list"]' in caught.value.remedy
-    with pytest.raises(Forbidden) as caught:
+    with pytest.raises(errors.Forbidden) as caught:
         other.patch(PODS, "a", {"status": {}}, namespace, subresource="status")
     assert 'resources: ["pods/status"], verbs: ["patch"]' in caught.value.remedy
     stranger = connect(dataclasses.replace(target, tls=without, credentials=Fixed("no-token-at-all")))
-    with pytest.raises(Unauthorized):
+    with pytest.raises(errors.Unauthorized):
         stranger.list(PODS, named)
 
 
@@ -319,7 +305,7 @@ def reachable(config: ClusterConfig, status: Object) -> KubeletClient:
         kubelet = KubeletClient(ClusterConfig(server, tls, config.credentials))
         try:
             kubelet.healthz()
-        except TransportError as error:
+        except errors.TransportError as error:
             tried.append(str(error))
             kubelet.close()
         else:

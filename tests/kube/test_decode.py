@@ -1,7 +1,5 @@
 """Lists are decoded item by item, however the bytes arrive."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Exec credential plugins: real programs, which may do anything."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

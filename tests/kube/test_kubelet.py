@@ -1,7 +1,5 @@
 """The kubelet's endpoints, and how we know that it is the kubelet."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator
@@ -10,16 +8,8 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import ConfigError
+from monitor.kube import errors
 from monitor.kube.auth import Fixed
-from monitor.kube.errors import (
-    CertificateError,
-    Forbidden,
-    InvalidResponse,
-    KubeError,
-    NotFound,
-    TransportError,
-    Unauthorized,
-)
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from tests.kube import faults
 from tests.kube.fake_apiserver import pod
@@ -78,7 +68,7 @@ def test_the_read_only_port_is_sent_no_token() -> None:
     server.pods = [pod("a")]
     client = KubeletClient(kubelet_config(server.url, KubeletTrust(), Fixed("secret")))
     assert client.pods(name) == ("a",)
-    with pytest.raises(NotFound, match="404 page not found"):
+    with pytest.raises(errors.NotFound, match="404 page not found"):
         client.configz()
     assert all("Authorization" not in one.headers for one in server.asked)
     client.close()
@@ -90,7 +80,9 @@ def test_another_process_on_its_port_gets_nothing(kubelet: FakeKubelet, client: 
     kubelet.context = Authority(tmp_path, "impostor").issue("node-1.impostor", "node-1", "127.0.0.1").server_context()
     kubelet.drop_connections()
     asked = len(kubelet.asked)
-    with pytest.raises(CertificateError, match=r"shows a certificate that is not in .*kubelet\.crt; another process"):
+    with pytest.raises(
+        errors.CertificateError, match=r"shows a certificate that is not in .*kubelet\.crt; another process"
+    ):
         client.pods(name)
     assert len(kubelet.asked) == asked
 
@@ -122,7 +114,7 @@ def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Pat
     right = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-7")))
     right.healthz()
     wrong = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-8")))
-    with pytest.raises(CertificateError):
+    with pytest.raises(errors.CertificateError):
         wrong.healthz()
     right.close()
     server.close()
@@ -155,27 +147,27 @@ def test_a_bad_url_names_the_option(url: str) -> None:
 
 def test_refusals_name_the_missing_right(kubelet: FakeKubelet, client: KubeletClient) -> None:
     kubelet.forbidden = {"/pods", "/configz"}
-    with pytest.raises(Forbidden, match=r'nodes/pods.*before Kubernetes 1\.33 resources: \["nodes/proxy"\]'):
+    with pytest.raises(errors.Forbidden, match=r'nodes/pods.*before Kubernetes 1\.33 resources: \["nodes/proxy"\]'):
         client.pods(name)
-    with pytest.raises(Forbidden, match="nodes/configz"):
+    with pytest.raises(errors.Forbidden, match="nodes/configz"):
         client.configz()
     kubelet.tokens = set()
-    with pytest.raises(Unauthorized):
+    with pytest.raises(errors.Unauthorized):
         client.pods(name)
 
 
 @pytest.mark.parametrize(
     ("do", "error"),
     [
-        (faults.garbage(), InvalidResponse),
-        (faults.garbage(b"{}"), KubeError),
-        (faults.cut_off(), TransportError),
-        (faults.cut_off(announced=None), InvalidResponse),
-        (faults.text(500, "internal error"), KubeError),
+        (faults.garbage(), errors.InvalidResponse),
+        (faults.garbage(b"{}"), errors.KubeError),
+        (faults.cut_off(), errors.TransportError),
+        (faults.cut_off(announced=None), errors.InvalidResponse),
+        (faults.text(500, "internal error"), errors.KubeError),
     ],
 )
 def test_a_bad_answer_is_an_error_and_not_an_empty_node(
-    kubelet: FakeKubelet, client: KubeletClient, do: faults.Do, error: type[KubeError]
+    kubelet: FakeKubelet, client: KubeletClient, do: faults.Do, error: type[errors.KubeError]
 ) -> None:
     for ask in (lambda: client.pods(name), client.configz):
         kubelet.fail(do)

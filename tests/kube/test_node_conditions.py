@@ -1,7 +1,5 @@
 """Conditions of the node: pressure, and pods that are held."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Taints of the node: ours alone are touched, whatever else writes it; a daemon that is killed leaves a record."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a local user's listener on the kubelet's port gets: a connection, and not one byte."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

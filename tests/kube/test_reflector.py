@@ -1,7 +1,5 @@
 """List and watch through everything that ends a watch."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time
@@ -11,17 +9,8 @@ from typing import Any
 import pytest
 
 from monitor.errors import MonitorError
-from monitor.kube import stream
+from monitor.kube import errors, stream
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import (
-    ApiError,
-    Forbidden,
-    InvalidResponse,
-    ResourceExpired,
-    ServerError,
-    TooManyRequests,
-    TransportError,
-)
 from monitor.kube.reflector import ListWatch
 from monitor.kube.resources import PODS
 from tests.kube import faults
@@ -126,14 +115,14 @@ def test_after_410_all_is_listed_again(api: FakeApiServer, start: Start) -> None
     running.watches(1)
     api.refuse()
     until(lambda: len(running.heard.errors) > 1, running.heard)
-    assert all(isinstance(error, TransportError) for error in running.heard.errors)
+    assert all(isinstance(error, errors.TransportError) for error in running.heard.errors)
     assert list(running.heard.now.values()) == ["a:Running"]  # what is known stays
     api.store.create("pods", pod("b"))
     api.store.delete(("pods", "default", "a"))
     api.store.compact()
     api.listen()
     running.knows("b:Running")
-    assert isinstance(running.heard.errors[-1], ResourceExpired)
+    assert isinstance(running.heard.errors[-1], errors.ResourceExpired)
     assert running.reflector.lists == 2
     assert api.seen("GET", "/pods")[-2].query["resourceVersion"] not in ("", "0")  # not older than what was seen
 
@@ -167,9 +156,9 @@ def test_an_error_event_of_any_shape_leads_to_a_list(api: FakeApiServer, start: 
     api.store.create("pods", pod("a"))
     running = start()
     until(lambda: running.reflector.lists == 2, running.heard)
-    assert isinstance(running.heard.errors[0], ApiError)
+    assert isinstance(running.heard.errors[0], errors.ApiError)
     if (error != "text" and error and error.get("message") is not None) or error is None:  # type: ignore[attr-defined]
-        assert isinstance(running.heard.errors[0], ResourceExpired)
+        assert isinstance(running.heard.errors[0], errors.ResourceExpired)
 
 
 @pytest.mark.parametrize(
@@ -181,28 +170,28 @@ def test_after_an_error_that_passes_the_watch_goes_on(api: FakeApiServer, start:
     running.watches(2)
     api.store.create("pods", pod("a"))
     running.knows("a:Running")
-    assert isinstance(running.heard.errors[0], ServerError)
+    assert isinstance(running.heard.errors[0], errors.ServerError)
     assert running.reflector.lists == 1
 
 
 @pytest.mark.parametrize(
     ("do", "error", "lists"),
     [
-        (faults.status(410, "Expired", "too old"), ResourceExpired, 2),
-        (faults.status(429, "TooManyRequests", "x"), TooManyRequests, 1),
-        (faults.status(500, "InternalError", "x"), ServerError, 1),
-        (faults.text(503, "no endpoints"), ServerError, 1),
-        (faults.status(403, "Forbidden", "x"), Forbidden, 2),
+        (faults.status(410, "Expired", "too old"), errors.ResourceExpired, 2),
+        (faults.status(429, "TooManyRequests", "x"), errors.TooManyRequests, 1),
+        (faults.status(500, "InternalError", "x"), errors.ServerError, 1),
+        (faults.text(503, "no endpoints"), errors.ServerError, 1),
+        (faults.status(403, "Forbidden", "x"), errors.Forbidden, 2),
         (faults.hang_up, None, 1),  # on a connection that was idle: asked once more
-        (faults.no_http(), TransportError, 1),
+        (faults.no_http(), errors.TransportError, 1),
         (faults.stream(b'{"type": "ADDED", "object": {'), None, 1),
-        (faults.stream(b"garbage\n"), InvalidResponse, 2),
-        (faults.stream({"type": "ADDED"}), InvalidResponse, 2),
-        (faults.stream({"type": "ADDED", "object": {"metadata": {"uid": "x"}}}), InvalidResponse, 2),
-        (faults.stream({"type": "CHANGED", "object": {}}), InvalidResponse, 2),
-        (faults.stream({"type": "BOOKMARK", "object": {"metadata": {}}}), InvalidResponse, 2),
+        (faults.stream(b"garbage\n"), errors.InvalidResponse, 2),
+        (faults.stream({"type": "ADDED"}), errors.InvalidResponse, 2),
+        (faults.stream({"type": "ADDED", "object": {"metadata": {"uid": "x"}}}), errors.InvalidResponse, 2),
+        (faults.stream({"type": "CHANGED", "object": {}}), errors.InvalidResponse, 2),
+        (faults.stream({"type": "BOOKMARK", "object": {"metadata": {}}}), errors.InvalidResponse, 2),
         (faults.stream(b"x" * (17 << 20)), None, 1),  # passed over
-        (faults.garbage(b'{"type": "ERROR", "object": null}\n'), ApiError, 2),
+        (faults.garbage(b'{"type": "ERROR", "object": null}\n'), errors.ApiError, 2),
     ],
 )
 def test_a_watch_that_fails_is_begun_again(
@@ -253,7 +242,7 @@ def test_a_server_that_is_behind_is_asked_for_what_it_has(api: FakeApiServer, st
     api.fail(faults.error_event(), watching=True)
     api.listen()
     until(lambda: running.reflector.lists == 2, running.heard)
-    assert any(isinstance(one, ServerError) and "Too large" in str(one) for one in running.heard.errors)
+    assert any(isinstance(one, errors.ServerError) and "Too large" in str(one) for one in running.heard.errors)
     api.store.create("pods", pod("b"))
     running.knows("a:Running", "b:Running")
 

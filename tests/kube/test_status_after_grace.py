@@ -1,7 +1,5 @@
 """A pod in its grace still writes: its status is Failed when it is over; a status that nothing takes is an alert."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The status of an evicted pod, at an API server and beside a kubelet that are as nasty as real ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Taints that a killed daemon left: recorded before they are set, and removed by the next one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Connections, TLS, time-outs, and credentials that are rotated, against a server and a network that are against us."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

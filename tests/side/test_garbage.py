@@ -1,7 +1,5 @@
 """Collections of the side: in quiet moments alone, and without end nowhere."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,6 +1,4 @@
-"""Held pods as the side has them: log lines, counts, and messages that come twice."""
-
-from __future__ import annotations
+"""Held pods as the side has them: log lines, counts, messages that come twice; one hold of a pod in a minute."""
 
 import time
 from types import SimpleNamespace
@@ -9,6 +7,9 @@ from typing import Any
 import pytest
 
 from monitor.link.hold_messages import Held, HoldEnded
+from monitor.race.events import Event, Hold, HoldEnd
+from monitor.side.event_builder import EventBuilder
+from monitor.side.hold_ration import CHANGES, MINUTE_NS, HoldRation
 from monitor.side.holds import Holds
 
 MIB = 1 << 20
@@ -86,3 +87,111 @@ def test_the_cap_of_a_hold_is_known_as_a_limit(holds: Holds) -> None:
     assert not holds.is_at_cap("another", 64 * MIB)
     holds.held(HELD._replace(cap=0))
     assert not holds.is_at_cap("u", 0)
+
+
+#: A pod may be released half a second after there is room again.
+CYCLES = 120
+Message = Held | HoldEnded
+
+
+def cycles(number: int, uid: str = "u", every_ns: int = MINUTE_NS // CYCLES, changes: int = 0) -> list[Message]:
+    """So many holds, one after the other, and changes of the brake in each."""
+    found: list[Message] = []
+    for n in range(number):
+        at, about = n * every_ns, {"id": n + 1, "pod": uid, "name": f"ns/{uid}"}
+        found.append(HELD._replace(**about, ts_ns=at))
+        found += [HELD._replace(**about, ts_ns=at + 1 + change, cap=change) for change in range(changes)]
+        found.append(ENDED._replace(**about, ts_ns=at + every_ns // 2))
+    return found
+
+
+class Side:
+    """What a side tells of holds: lines of the log and events in the API server."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.lines: list[dict[str, Any]] = []
+        self.events: list[tuple[str, str, str]] = []
+        cluster = SimpleNamespace(
+            pod_event=lambda uid, title, reason, text, warns: self.events.append((uid, reason, text))
+        )
+        log = SimpleNamespace(warning=lambda text, **fields: self.lines.append({"text": text, **fields}))
+        view: Any = SimpleNamespace(log=log, cluster=cluster)
+        self.holds = Holds(view, lambda: self.now_ns)
+
+    def take(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.now_ns = message.ts_ns
+            if isinstance(message, Held):
+                self.holds.held(message)
+            else:
+                self.holds.over(message)
+
+
+def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
+    side = Side()
+    side.take(cycles(CYCLES))
+    assert [line["text"] for line in side.lines] == ["pod held", "hold ended"]
+    assert [reason for _, reason, _ in side.events] == ["OutraceHeld", "OutraceReleased"]
+    assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
+    assert side.holds.left_out == 2 * CYCLES - 2
+    assert side.holds.now == {}, "the held pods are known all the time"
+
+
+def test_the_rest_is_said_when_the_minute_is_over() -> None:
+    side = Side()
+    side.take(cycles(CYCLES))
+    assert side.holds.due_ns() == MINUTE_NS
+    side.now_ns = MINUTE_NS
+    for _ in range(2):
+        side.holds.flush()
+    assert side.lines[2:] == [
+        {"text": "more holds of a pod, and changes of its brake", "pod": "ns/u", "uid": "u", "left_out": 2 * CYCLES - 2}
+    ]
+    assert side.holds.due_ns() is None
+    side.lines.clear()
+    again = [message._replace(id=message.id + CYCLES, ts_ns=message.ts_ns + MINUTE_NS) for message in cycles(1)]
+    side.take(again)
+    assert [line.get("left_out") for line in side.lines] == [2 * CYCLES - 2, None]
+    assert side.events[2][2].endswith("238 more beginnings, changes and ends of holds of it were not reported.")
+
+
+def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
+    """On cgroup v2 a pod that stays near its cap gets more of it at every look, 200 times a second."""
+    side = Side()
+    side.take(cycles(1, every_ns=MINUTE_NS // 2, changes=5000))
+    texts = [line["text"] for line in side.lines]
+    assert texts == ["pod held", *["the brake of a held pod changed"] * CHANGES, "hold ended"]
+    assert side.lines[-1]["left_out"] == 5000 - CHANGES
+    assert len(side.events) == 2
+
+
+def test_each_pod_for_itself() -> None:
+    side = Side()
+    side.take(cycles(CYCLES, "noisy"))
+    side.take([message._replace(id=1000) for message in cycles(1, "calm")])
+    assert [line["uid"] for line in side.lines] == ["noisy", "noisy", "calm", "calm"]
+
+
+def test_of_more_pods_than_are_remembered_the_oldest_is_told_of_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.side.hold_ration._MOST", 3)
+    ration = HoldRation()
+    assert [ration.held(HELD._replace(pod=uid)) for uid in "abcd"] == [0] * 4
+    assert len(ration._told) == 3
+
+
+def test_the_record_of_a_race_is_not_filled_with_one_pods_holds() -> None:
+    """Each comes with the order of eviction, 10 KiB, and beyond its bounds a record drops kills of others."""
+    fed: list[Event] = []
+    made: Any = SimpleNamespace(_hold_ration=HoldRation())
+    made._feed_all, made._feed_figures, made._name_of = fed.extend, lambda _: None, str
+    for message in cycles(CYCLES + 1):
+        handle = EventBuilder._on_held if isinstance(message, Held) else EventBuilder._on_hold_ended
+        handle(made, message)  # type: ignore[arg-type]
+    told = [event for event in fed if isinstance(event, Hold | HoldEnd)]
+    assert [(type(event), event.left_out) for event in told] == [
+        (Hold, 0),
+        (HoldEnd, 0),
+        (Hold, 2 * CYCLES - 2),
+        (HoldEnd, 0),
+    ]

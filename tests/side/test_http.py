@@ -27,6 +27,7 @@ class Running:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+        self.connected: list[http.client.HTTPConnection] = []
         self.entered = threading.Semaphore(0)
         self.go = threading.Event()
         listener = socket.create_server(("127.0.0.1", 0))
@@ -64,7 +65,13 @@ class Running:
         return text(200, "waited")
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(*self.address, timeout=TIMEOUT_S)
+        """A connection that is closed in the end."""
+        self.connected.append(http.client.HTTPConnection(*self.address, timeout=TIMEOUT_S))
+        return self.connected[-1]
+
+    def probe(self) -> tuple[int, str]:
+        with contextlib.closing(self.connect()) as connection:
+            return get(connection, "/good")
 
 
 @pytest.fixture
@@ -72,31 +79,24 @@ def running() -> Iterator[Running]:
     running = Running()
     yield running
     running.go.set()
+    for connection in running.connected:
+        connection.close()
     running.server.close()
 
 
 def test_one_connection_serves_many_requests(running: Running) -> None:
     connection = running.connect()
     for _ in range(2):
-        connection.request("GET", "/good?x=1")
-        response = connection.getresponse()
-        assert (response.status, response.read()) == (200, b"good\n")
+        assert get(connection, "/good?x=1") == (200, "good\n")
     connection.request("HEAD", "/good")
     response = connection.getresponse()
     assert (response.status, response.read()) == (200, b"")
-    connection.close()
-    assert running.errors == []
-
-
-def test_unknown_path_and_method(running: Running) -> None:
-    connection = running.connect()
-    connection.request("GET", "/none")
-    response = connection.getresponse()
-    assert response.status == 404
-    assert b"/good" in response.read()
+    status, body = get(connection, "/none")
+    assert status == 404
+    assert "/good" in body
     connection.request("DELETE", "/good")
     assert connection.getresponse().status == 501
-    connection.close()
+    assert running.errors == []
 
 
 def test_a_failing_route_is_an_error_for_one_client_only(running: Running) -> None:
@@ -104,34 +104,19 @@ def test_a_failing_route_is_an_error_for_one_client_only(running: Running) -> No
     connection.request("GET", "/bad")
     response = connection.getresponse()
     assert (response.status, response.read()) == (500, b"internal error; see the log\n")
-    connection.request("GET", "/good")
-    assert connection.getresponse().status == 200
-    connection.close()
+    assert get(connection, "/good") == (200, "good\n")
     assert running.errors == ["/bad: KeyError: 'missing'"]
-
-
-def test_an_answer_that_is_none_ends_one_connection_only(running: Running) -> None:
-    connection = running.connect()
     connection.request("GET", "/wrong")
     with pytest.raises(http.client.RemoteDisconnected):
         connection.getresponse()
-    other = running.connect()
-    other.request("GET", "/good")
-    assert other.getresponse().status == 200
-    other.close()
-    assert len(running.errors) == 1
+    assert running.probe() == (200, "good\n")
+    assert len(running.errors) == 2
 
 
 def test_a_request_with_a_body_is_not_taken_for_two_requests(running: Running) -> None:
-    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
-        hidden = b"GET /bad HTTP/1.1\r\nHost: x\r\n\r\n"
-        client.sendall(b"GET /good HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(hidden), hidden))
-        answer = b""
-        try:
-            while chunk := client.recv(4096):
-                answer += chunk
-        except ConnectionResetError:
-            pass  # the server closed with our unread body in its buffer
+    hidden = b"GET /bad HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"GET /good HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(hidden)
+    answer = answer_to(running, head + hidden)
     assert answer.count(b"HTTP/1.1") == 1
     assert running.errors == []
 
@@ -147,14 +132,11 @@ def test_requests_over_the_limit_of_a_route_are_refused_at_once_and_others_serve
     response = late.getresponse()
     assert (response.status, response.getheader("Retry-After")) == (503, "1")
     response.read()
-    late.request("GET", "/good")  # a route that hangs holds up nobody else
-    assert late.getresponse().status == 200
-    late.close()
+    assert get(late, "/good") == (200, "good\n")  # a route that hangs holds up no other
     assert running.server.refused == 1
     running.go.set()
     for connection in waiting:
         assert connection.getresponse().read() == b"waited\n"
-        connection.close()
     # The first had a rendering of its own, all that came meanwhile one together.
     assert running.renderings <= 3
 
@@ -168,10 +150,7 @@ def test_idle_and_slow_clients_by_the_hundred_do_not_keep_a_probe_out(running: R
             with contextlib.suppress(ConnectionError):  # it had to go already
                 client.sendall(b"GET /good HTTP/1.1\r\nX-A: b\r\n")
         for _ in range(20):
-            probe = running.connect()
-            probe.request("GET", "/good")
-            assert probe.getresponse().status == 200
-            probe.close()
+            assert running.probe() == (200, "good\n")
         assert running.server.connections <= MAX_CONNECTIONS
         assert running.server.cut >= 2 * MAX_CONNECTIONS
         assert threading.active_count() <= threads + 3  # one for each route that was asked
@@ -203,10 +182,7 @@ def test_one_that_does_not_take_its_answers_is_cut_and_keeps_little(
         for client in clients:
             client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         live.until(lambda: running.server.cut >= 1, "the first to be cut")
-        probe = running.connect()
-        probe.request("GET", "/good")
-        assert probe.getresponse().status == 200
-        probe.close()
+        assert running.probe() == (200, "good\n")
         assert running.server.unsent <= 4 << 20
         monkeypatch.setitem(http_server.TIMEOUTS, "write", 0.1)
         with socket.create_connection(running.address, timeout=TIMEOUT_S) as another:  # makes the loop look
@@ -236,23 +212,14 @@ def test_one_that_does_not_take_its_answers_is_cut_and_keeps_little(
 def test_what_is_too_large_or_no_request_is_refused_and_the_connection_closed(
     running: Running, request_bytes: bytes, status: int
 ) -> None:
-    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
-        with contextlib.suppress(ConnectionError):
-            client.sendall(request_bytes)
-        answer = b""
-        with contextlib.suppress(ConnectionError):
-            while chunk := client.recv(4096):
-                answer += chunk
+    answer = answer_to(running, request_bytes)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"Connection: close" in answer
 
 
 def test_many_requests_in_one_packet_are_answered_in_order(running: Running) -> None:
-    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
-        client.sendall(b"GET /x HTTP/1.1\r\n\r\n" * 2000 + b"GET /good HTTP/1.1\r\nConnection: close\r\n\r\n")
-        answer = b""
-        while chunk := client.recv(1 << 16):
-            answer += chunk
+    last = b"GET /good HTTP/1.1\r\nConnection: close\r\n\r\n"
+    answer = answer_to(running, b"GET /x HTTP/1.1\r\n\r\n" * 2000 + last)
     assert (answer.count(b"HTTP/1.1 404 "), answer.count(b"HTTP/1.1 200 ")) == (2000, 1)
     assert answer.rindex(b"HTTP/1.1") == answer.index(b"HTTP/1.1 200 ")
 
@@ -269,8 +236,7 @@ def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
 
 def test_without_descriptors_it_waits_and_goes_on(running: Running) -> None:
     keep = running.connect()
-    keep.request("GET", "/good")
-    keep.getresponse().read()
+    get(keep, "/good")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     client = socket.socket()
     client.settimeout(TIMEOUT_S)
@@ -289,26 +255,23 @@ def test_without_descriptors_it_waits_and_goes_on(running: Running) -> None:
         for fd in fillers:
             os.close(fd)
         client.close()
-        keep.close()
+
+
+def answer_to(running: Running, data: bytes) -> bytes:
+    """All that comes until the server closes."""
+    answer = b""
+    # The server may close with what it did not read.
+    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client, contextlib.suppress(ConnectionError):
+        client.sendall(data)
+        while chunk := client.recv(1 << 16):
+            answer += chunk
+    return answer
 
 
 def get(connection: http.client.HTTPConnection, path: str, accept: str = "") -> tuple[int, str]:
     connection.request("GET", path, headers={"Accept": accept})
     response = connection.getresponse()
     return response.status, response.read().decode()
-
-
-def test_what_is_kept_is_rendered_once_for_each_format_whatever_clients_accept(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(route, "FRESH_S", 3600.0)
-    connection = running.connect()
-    for n in range(100):
-        assert get(connection, "/kept", f"text/plain; q=0.{n}") == (200, "rendering 1\n")
-        openmetrics = f"application/openmetrics-text; version=1.0.{n}; escaping=values"
-        assert get(connection, "/kept", openmetrics) == (200, "rendering 2\n")
-    connection.close()
-    assert running.kept_for == ["", OPENMETRICS]
 
 
 def test_out_of_cpu_time_a_probe_is_answered_and_the_rest_refused_later(running: Running) -> None:
@@ -330,3 +293,15 @@ def test_out_of_cpu_time_a_probe_is_answered_and_the_rest_refused_later(running:
     codes = re.findall(rb"HTTP/1.1 (\d+)", answer)
     assert codes in ([b"200", b"200"], [b"200", b"503"], [b"200", b"200", b"200"])
     assert (b"Connection: close" in answer) == (len(codes) == 2)
+
+
+def test_what_is_kept_is_rendered_once_for_each_format_whatever_clients_accept(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route, "FRESH_S", 3600.0)
+    connection = running.connect()
+    for n in range(100):
+        assert get(connection, "/kept", f"text/plain; q=0.{n}") == (200, "rendering 1\n")
+        openmetrics = f"application/openmetrics-text; version=1.0.{n}; escaping=values"
+        assert get(connection, "/kept", openmetrics) == (200, "rendering 2\n")
+    assert running.kept_for == ["", OPENMETRICS]

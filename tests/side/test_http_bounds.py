@@ -1,10 +1,15 @@
-"""What clients of the HTTP server may cost, by clocks that the tests turn, and which of them are answered."""
+"""What clients of the HTTP server and of the socket may cost, by clocks of the tests; which of them are answered."""
 
+import contextlib
 import http.client
+import os
 import socket
+from pathlib import Path
 
 import pytest
 
+from monitor.link.daemon_socket import check_directory
+from monitor.side.daemon_socket import CPU_SHARE, Paced
 from monitor.side.export.connection import Connection
 from monitor.side.export.http import Response, Server, text
 from monitor.side.export.route import (
@@ -156,3 +161,53 @@ def test_a_client_of_another_host_is_told_the_option(monkeypatch: pytest.MonkeyP
     else:
         assert (status, body.count("\n")) == (403, 1)
         assert "--expose-metrics" in body
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("cost", [0.0001, 0.01, 0.5])
+def test_a_flood_of_requests_gets_no_more_than_its_share_of_a_cpu(cost: float, fails: bool) -> None:
+    clock = Clock()
+
+    def route(_accept: str) -> Response:
+        clock.render(cost)
+        if fails:
+            raise OSError
+        return text(200, "ok")
+
+    answer = Paced(route, lambda: clock.now, lambda: clock.cpu, clock.sleep)
+    for _ in range(101):
+        with pytest.raises(OSError) if fails else contextlib.nullcontext():
+            answer("")
+    # The first is answered at once: 100 pauses between 101 answers.
+    assert clock.now - 100.0 == pytest.approx((100 / CPU_SHARE + 1) * cost)
+    clock.now += 100.0  # of one that asks now and then none waits
+    began = clock.now
+    with pytest.raises(OSError) if fails else contextlib.nullcontext():
+        answer("")
+    assert clock.now == pytest.approx(began + cost)
+
+
+@pytest.mark.kernel  # chown needs root
+@pytest.mark.parametrize(
+    ("mode", "owner", "problem"),
+    [
+        (0o700, 0, ""),
+        (0o755, 0, ""),
+        (0o775, 0, "mode 775"),
+        (0o702, 0, "mode 702"),
+        (0o1777, 0, "mode 1777"),
+        (0o700, 65534, "belongs to user 65534"),
+    ],
+)
+def test_only_root_may_be_able_to_put_a_socket_there(tmp_path: Path, mode: int, owner: int, problem: str) -> None:
+    os.chown(tmp_path, owner, owner)
+    tmp_path.chmod(mode)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        if problem:
+            with pytest.raises(OSError, match=problem):
+                check_directory(directory)
+        else:
+            check_directory(directory)
+    finally:
+        os.close(directory)

@@ -1,7 +1,5 @@
 """What the hot process is sent about the kubelet while pods are held: its own figures, and who is evicted."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from types import SimpleNamespace

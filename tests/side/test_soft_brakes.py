@@ -3,8 +3,6 @@
 On real cgroups: tests/actions/test_soft_brake.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

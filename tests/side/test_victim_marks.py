@@ -1,7 +1,5 @@
 """Whom the OOM killer is guided to, from the messages of the hot process: real processes, journal and cgroups."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from monitor.actions.oom_marks import MarkJournal
 from monitor.actions.oomadj import OomScores
 from monitor.actions.qos_notes import ScoreNotes
 from monitor.kernel import cgroupfs
-from monitor.link.messages import Braked, Decision, Evicted
+from monitor.link.messages import Braked, Evicted
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.side.victim_marks import LOOK_S, SOON_S, VictimMarks
@@ -120,11 +118,16 @@ def test_a_mark_that_would_cost_a_pod_for_nothing_does_not_wait_for_the_rest_aft
     bench.marks.close()
 
 
-def test_nobody_is_marked_before_all_pods_are_known(bench: Bench) -> None:
-    assert bench.marks.take(STATE._replace(victim="a", armed=True, ready=False)) == frozenset()
+def test_everything_is_set_back_at_the_end(bench: Bench) -> None:
+    bench.marks.start()
+    bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
+    live.until(lambda: bench.values[0] == 1000, "the mark")
+    bench.marks.close()
+    assert bench.values == [100, 200, 300]
 
 
 def test_a_critical_pod_and_one_of_unknown_spec_are_never_marked(bench: Bench) -> None:
+    assert bench.marks.take(STATE._replace(victim="a", armed=True, ready=False)) == frozenset()  # not all are known
     assert bench.state("critical") == frozenset()
     bench.pods["a"] = replace(bench.pods["a"], pod=replace(bench.pods["a"].pod, spec_known=False))
     assert bench.state("a") == frozenset()
@@ -141,18 +144,14 @@ def test_the_monitors_own_pod_is_not_marked(bench: Bench, monkeypatch: pytest.Mo
 
 def test_a_pod_that_is_evicted_keeps_its_mark_until_it_is_gone(bench: Bench) -> None:
     bench.state("a")
+    bench.marks.take(DECISION._replace(pod="a", observed=True))
+    bench.state("b")
+    assert bench.values == [100, 1000, 300], "a decision that is only observed ends nothing"
+    bench.state("a")
     bench.marks.take(DECISION._replace(pod="a", observed=False))
     bench.state("b")
     assert bench.values == [1000, 1000, 300]
     bench.marks.take(Evicted(1, "a", 1, [], 0))
-    bench.state("b")
-    assert bench.values == [100, 1000, 300]
-
-
-def test_an_observed_decision_ends_nothing(bench: Bench) -> None:
-    bench.state("a")
-    decision: Decision = DECISION._replace(pod="a", observed=True)
-    bench.marks.take(decision)
     bench.state("b")
     assert bench.values == [100, 1000, 300]
 
@@ -211,11 +210,3 @@ def test_what_cannot_be_kept_is_not_raised_and_tried_again(bench: Bench, monkeyp
     assert [message for message, _ in bench.lines] == ["oom_score_adj of a pod's processes cannot be set"]  # once
     bench.marks.turn()
     assert bench.values == [1000, 200, 300]
-
-
-def test_everything_is_set_back_at_the_end(bench: Bench) -> None:
-    bench.marks.start()
-    bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
-    live.until(lambda: bench.values[0] == 1000, "the mark")
-    bench.marks.close()
-    assert bench.values == [100, 200, 300]
