@@ -69,14 +69,11 @@ def test_a_machine_full_of_victims_is_bounded() -> None:
     assert found[0].annotations["victims"].endswith("; and 490 more")
 
 
-def test_times_of_an_incident() -> None:
+def test_the_same_trouble_is_the_same_alert() -> None:
+    """Another time, process, size: the same labels. Judged again later: also the same occurrence."""
     (alert,) = alerts_for(EVICTION_WON, "n")
     assert (alert.starts_at, alert.ends_at) == (1769860800.25, 1769860803.5 + HOLD_S)
     assert alerts_for({**EVICTION_WON, "start": 1769860800.25, "end": 1769860803.5}, "n") == [alert]
-
-
-def test_the_same_trouble_is_the_same_alert() -> None:
-    """Another time, process, size: the same labels. Judged again later: also the same occurrence."""
     first = alerts_for(OOM_DURING_GRACE, "n")
     other = {**VICTIM, "pid": 1, "comm": "x", "rss_bytes": 2, "oom_score_adj": 3, "policy_rank": 4, "memcg": "/y"}
     again = alerts_for(
@@ -115,6 +112,7 @@ def test_a_malformed_incident_is_one_clear_error(broken: dict[str, Any]) -> None
 
 
 def test_alerts_of_the_state() -> None:
+    assert alerts_for_state("n", 1000.0, not_ready="the hot process is starting", not_ready_s=29) == []
     found = alerts_for_state(
         "n",
         1000.0,
@@ -178,11 +176,6 @@ def test_a_hold_that_the_kubelet_did_not_answer() -> None:
     incident = {**OOM_DURING_GRACE, "verdict": "relieved", "oom_victims": [], "flags": ["held", "hold_unanswered"]}
     (alert,) = alerts_for({**incident, "holds": held}, "n")
     assert (alert.name, alert.labels["namespace"], alert.labels["pod"]) == (rules.HOLD_UNANSWERED, "shop", "hog")
-
-
-def test_a_quiet_state_gives_none() -> None:
-    assert alerts_for_state("n", 1000.0) == []
-    assert alerts_for_state("n", 1000.0, not_ready="the hot process is starting", not_ready_s=29) == []
 
 
 def test_an_alert_is_its_name_and_labels() -> None:

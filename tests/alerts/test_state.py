@@ -80,18 +80,7 @@ def test_a_state_dir_that_cannot_be_written_stops_no_alert(tmp_path: Path) -> No
     assert again.counters[name]["waiting"] == 1
 
 
-def test_a_receiver_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> None:
-    with sender(tmp_path, [URL], [f"{URL}/x"]) as sending:
-        sending.fire(alert())
-    assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 2
-    log = LogLines()
-    with sender(tmp_path, [URL], log=log):
-        pass
-    assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 1
-    assert log.matching("configured no more") == [{"receivers": 1}]
-
-
-def test_the_state_holds_no_secrets(tmp_path: Path) -> None:
+def test_the_state_holds_no_secrets_and_no_receiver_that_is_configured_no_more(tmp_path: Path) -> None:
     with sender(tmp_path, [], ["https://me:pass@127.0.0.1:9/T0K3N", "https://127.0.0.1:9/other"]) as sending:
         assert list(sending.counters) == ["webhook 127.0.0.1:9", "webhook 127.0.0.1:9 #2"]
         sending.fire(alert())
@@ -99,6 +88,11 @@ def test_the_state_holds_no_secrets(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 2
     assert "pass" not in everything
     assert "T0K3N" not in everything
+    log = LogLines()
+    with sender(tmp_path, [URL], log=log):
+        pass
+    assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 1
+    assert log.matching("configured no more") == [{"receivers": 2}]
 
 
 def test_nobody_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,9 +56,6 @@ def test_what_a_kubelet_knows(kubelet: FakeKubelet, client: KubeletClient) -> No
     assert client.configz()["evictionHard"] == {"memory.available": "100Mi"}
     client.healthz()
     assert kubelet.connections == 1
-
-
-def test_no_pods_are_null(kubelet: FakeKubelet, client: KubeletClient) -> None:
     kubelet.pods = None
     assert client.pods(name) == ()
 
@@ -98,15 +95,6 @@ def test_a_certificate_that_was_rotated_is_known(
     new.write_bytes(newer.certificate.read_bytes())
     os.replace(new, pki / "kubelet.crt")
     client.pods(name)
-
-
-def test_a_rotated_file_has_its_key_beside_it(kubelet: FakeKubelet, pki: Path, own: Pair) -> None:
-    (pki / "kubelet.crt").rename(pki / "kubelet-server-current.pem")
-    with (pki / "kubelet-server-current.pem").open("ab") as f:
-        f.write(own.key.read_bytes())
-    client = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(pki=pki), Fixed("good")))
-    client.healthz()
-    client.close()
 
 
 def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Path) -> None:

@@ -166,17 +166,6 @@ def test_the_server_is_away_and_comes_back(node: Node, api: FakeApiServer) -> No
     assert "written again" in node.log.lines[-1]
 
 
-def test_a_patch_that_was_done_without_an_answer_adds_nothing_twice(node: Node, api: FakeApiServer) -> None:
-    def done(asked: Any, reply: Any) -> None:
-        taint(api, *FOREIGN, MEMORY)
-        reply.cut()
-
-    api.fail(done, method="PATCH")
-    node.holds("MemoryPressure")
-    assert node.holds("MemoryPressure", after_s=2.0) == [*FOREIGN, MEMORY]
-    assert node.holds() == FOREIGN
-
-
 def test_a_missing_right_is_named(node: Node, api: FakeApiServer) -> None:
     api.forbidden.add(("patch", "nodes"))
     assert node.holds("MemoryPressure") == FOREIGN

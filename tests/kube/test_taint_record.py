@@ -13,7 +13,6 @@ from monitor.side.cluster.node_taints import NodeTaints
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, start_removal
 from monitor.side.worker import Worker
 from tests import live
-from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.test_node_taints import DISK, FOREIGN, MEMORY, Lines, seen, taint
 from tests.kube.test_node_taints import made as made
@@ -108,20 +107,6 @@ def test_a_start_without_a_cluster_removes_them_when_the_server_is_back(
     thread.join(60)
     assert (thread.is_alive(), seen(api), keys_of(records)) == (False, FOREIGN, [])
     assert sum(line.startswith("warning") for line in log.lines) == 1
-
-
-def test_a_right_that_is_missing_is_logged_once(api: FakeApiServer, kubeconfig: Path, records: TaintRecords) -> None:
-    taint(api, MEMORY)
-    left(records, kubeconfig)
-    api.fail(faults.status(403, "Forbidden", "nodes is forbidden"), method="PATCH")
-    log = Lines()
-    thread = start_removal(records.path.parent, log)
-    assert thread is not None
-    thread.join(60)
-    [line] = [line for line in log.lines if line.startswith("warning")]
-    assert "cannot be removed from here" in line
-    assert "kubectl taint node node-1 outrace.io/memory-pressure-" in line
-    assert keys_of(records) == [(MEMORY["key"],)]
 
 
 def test_the_node_of_the_cluster_itself_is_the_clusters_matter(records: TaintRecords) -> None:

@@ -229,17 +229,6 @@ def test_the_name_is_checked_and_may_be_given(tmp_path: Path, name: str, trusted
     server.close()
 
 
-def test_ipv6(serving: Pair, authority: Authority, secrets: Path, connect: Connect) -> None:
-    server = FakeApiServer(serving.server_context(), host="::1")
-    server.tokens = {"good"}
-    server.store.create("pods", pod("a"))
-    for host in ("::1", "[::1]"):
-        env = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": str(server.port)}
-        get(connect(in_cluster(env, secrets)))
-    assert server.asked[0].headers["Host"] == f"[::1]:{server.port}"
-    server.close()
-
-
 def test_a_peer_that_hangs_up_before_tls_leaves_no_socket_open() -> None:
     """`wrap_socket` leaks it (CPython 3.11): a warning in whatever test runs when it is collected."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -166,13 +166,6 @@ def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
     assert len(side.events) == 2
 
 
-def test_each_pod_for_itself() -> None:
-    side = Side()
-    side.take(cycles(CYCLES, "noisy"))
-    side.take([message._replace(id=1000) for message in cycles(1, "calm")])
-    assert [line["uid"] for line in side.lines] == ["noisy", "noisy", "calm", "calm"]
-
-
 def test_of_more_pods_than_are_remembered_the_oldest_is_told_of_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.side.hold_ration._MOST", 3)
     ration = HoldRation()

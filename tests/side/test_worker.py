@@ -8,16 +8,6 @@ from monitor.side.worker import Worker
 TIMEOUT_S = 30.0
 
 
-def test_jobs_run_in_order() -> None:
-    done: list[int] = []
-    worker = Worker("test")
-    for n in range(100):
-        assert worker.submit(lambda n=n: done.append(n))
-    assert worker.close(TIMEOUT_S)
-    assert done == list(range(100))
-    assert (worker.dropped, worker.failures) == (0, 0)
-
-
 def test_full_queue_drops_and_counts_without_waiting() -> None:
     started, go = threading.Event(), threading.Event()
     ran: list[int] = []
