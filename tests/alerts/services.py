@@ -206,7 +206,7 @@ def sender(
     try:
         yield made
     finally:
-        assert made.close(10)
+        assert made.close(60)
 
 
 # Our side as a process of its own, to be killed: it fires what it reads, one alert a line, and prints that.

@@ -75,7 +75,7 @@ def test_a_state_dir_that_cannot_be_written_stops_no_alert(tmp_path: Path) -> No
     assert len(log.matching("would not survive a restart")) == 1
     (tmp_path / "missing").mkdir()
     until(lambda: any((tmp_path / "missing").iterdir()), "written as soon as that is possible")
-    assert sending.close(10)
+    assert sending.close(60)
     again = AlertSender(tmp_path / "missing", [URL], [], log, "n")
     assert again.counters[name]["waiting"] == 1
 
@@ -155,7 +155,7 @@ sender = AlertSender(Path(sys.argv[1]), ["http://127.0.0.1:9"], [], Log(), "n")
 sys.addaudithook(hook)
 sender.start()
 sender.fire(Alert("second", {}, {}, 100.0))
-assert sender.close(30)
+assert sender.close(60)
 """
 
 
@@ -166,7 +166,7 @@ def test_killed_at_any_moment_the_old_or_the_new_state_is_there(tmp_path: Path) 
         with sender(directory, [URL]) as sending:
             sending.fire(alert())
         code = [sys.executable, "-c", SUICIDE, str(directory), str(step)]
-        done = subprocess.run(code, env=environment(), stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(code, env=environment(), stderr=subprocess.PIPE, text=True, timeout=240, check=False)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         if done.returncode == 0:
             assert waiting(directory) == 2

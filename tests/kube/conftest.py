@@ -52,7 +52,7 @@ def connect(stop: threading.Event) -> Iterator[Callable[..., ApiClient]]:
     made: list[ApiClient] = []
 
     def connect(config: ClusterConfig, **options: float) -> ApiClient:
-        made.append(ApiClient(config, stop, **{"timeout_s": 5.0, **options}))  # type: ignore[arg-type]
+        made.append(ApiClient(config, stop, **{"timeout_s": 60.0, "connect_s": 60.0, **options}))  # type: ignore[arg-type]
         return made[-1]
 
     yield connect

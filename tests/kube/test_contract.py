@@ -44,7 +44,7 @@ def target(request: pytest.FixtureRequest) -> ClusterConfig:
 
 @pytest.fixture
 def client(target: ClusterConfig, connect: Callable[..., ApiClient]) -> ApiClient:
-    return connect(target, timeout_s=10.0)
+    return connect(target)
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_a_reflector_knows_what_there_is(client: ApiClient, target: ClusterConfi
         assert running.reflector.lists == 1
     finally:
         stop.set()
-        running.thread.join(2)
+        running.thread.join(60)
         watching.close()
 
 

@@ -86,7 +86,7 @@ def test_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
 )
 def test_a_plugin_that_fails_is_one_error(spec: ExecSpec, expected: str) -> None:
     with pytest.raises(MonitorError, match=expected) as caught:
-        ExecPlugin(spec, timeout_s=0.5 if "sleep" in spec.command[-1] else 10).current()
+        ExecPlugin(spec, timeout_s=0.5 if "sleep" in spec.command[-1] else 60).current()
     assert str(caught.value).startswith("config: users[u].user.exec")
     assert "\n" not in str(caught.value)
 

@@ -19,7 +19,7 @@ from monitor.side.export.http import MAX_CONNECTIONS, Response, Server, text
 from monitor.side.export.route import BURST_S, CLIENT_SHARE, MAX_WAITING, OPENMETRICS
 from tests import live
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Running:
@@ -165,11 +165,9 @@ def test_a_head_that_comes_byte_by_byte_is_cut_when_its_time_is_over(
 ) -> None:
     monkeypatch.setitem(http_server.TIMEOUTS, "head", 0.5)
     with socket.create_connection(running.address, timeout=TIMEOUT_S) as client, contextlib.suppress(ConnectionError):
-        for _ in range(1000):
+        while True:
             client.sendall(b"G")
             time.sleep(0.01)
-            assert running.server.cut <= 1
-        pytest.fail("it was not cut")
     live.until(lambda: running.server.cut == 1, "it to be counted")
 
 

@@ -22,7 +22,7 @@ from monitor.side.export.route import (
     Copies,
 )
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Clock:

@@ -153,7 +153,7 @@ trap 'kill $journald' EXIT
 until [ -S /run/systemd/journal/socket ] && [ -S /run/systemd/journal/stdout ]; do sleep 0.02; done
 "$2" -c "$3"
 journalctl --directory /run/log/journal --sync >/dev/null 2>&1 || true
-for i in $(seq 100); do
+for i in $(seq 1000); do
   journalctl -D /run/log/journal -o json --all --no-pager SYSLOG_IDENTIFIER=outrace >"$4" 2>/dev/null || true
   [ "$(wc -l <"$4")" -ge 3 ] && break
   sleep 0.05
