@@ -11,7 +11,7 @@ import pytest
 from monitor.kernel import cgroup_procs
 from monitor.lab import checked
 from monitor.lab.checked import KINDS, Anonymous, Patience, Tmpfs
-from monitor.lab.hold_race import Sizes, differences
+from monitor.lab.hold_race import Sizes
 from monitor.lab.node import MIB, LabNode
 
 
@@ -110,13 +110,3 @@ def test_beside_the_ballast_there_is_too_little_and_without_it_enough(margin: in
     assert resident + sizes.ballast + sizes.load > node + margin * MIB // 2
     assert resident + sizes.load < node - margin * MIB
     assert not Sizes.of(node, size // 2 * MIB).fits()
-
-
-def test_a_file_that_is_not_as_before_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
-    limit, high = tmp_path_factory.mktemp("pod") / "memory.max", tmp_path_factory.mktemp("pod") / "memory.high"
-    before = {limit: "max", high: "max"}
-    assert differences(before, dict(before)) == []
-    assert differences(before, {limit: "4096"}) == [
-        f"{limit} is '4096' and was 'max'",
-        f"{high} is 'gone' and was 'max'",
-    ]

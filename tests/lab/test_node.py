@@ -16,7 +16,6 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.readable import readable
 from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import MIB, LabNode
-from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,18 +79,6 @@ def test_more_than_the_node_has_is_killed_by_the_kernel_and_counted(node: LabNod
     assert node.oom_kills() == 1
     bystander.go()
     bystander.expect("grown")
-
-
-@pytest.mark.once
-def test_a_hog_may_ignore_sigterm(node: LabNode) -> None:
-    pod = node.add_pod("stubborn")
-    stubborn = node.start_hog(pod, mib=1, ignore_term=1)
-    obedient = node.start_hog(pod, mib=1)
-    for hog in (stubborn, obedient):
-        hog.process.send_signal(signal.SIGTERM)
-    assert obedient.wait() == -signal.SIGTERM
-    stubborn.go()
-    stubborn.expect("grown")
 
 
 def test_a_hog_ends_with_its_stdin_even_while_it_grows(node: LabNode) -> None:
@@ -162,29 +149,6 @@ def test_an_owner_that_is_killed_leaves_nothing(sig: signal.Signals) -> None:
             os.close(fd)
         owner.stdout.close()
     assert [path for path in paths if path.exists()] == []
-
-
-SESSION = """
-import signal, sys
-from tests.puppet import Puppet, cgroup
-with cgroup("killed-session") as path, Puppet(path) as puppet:
-    (path / "below").mkdir()
-    print(puppet.pid, path, flush=True)
-    signal.pause()
-"""
-
-
-@pytest.mark.once
-def test_a_session_of_tests_that_is_killed_leaves_no_cgroup() -> None:
-    session = subprocess.Popen(
-        [sys.executable, "-c", SESSION], stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    pid, path = session.stdout.readline().decode().split()
-    assert Path(path, "below").exists()
-    session.kill()
-    session.wait()
-    session.stdout.close()
-    live.until(lambda: not Path(path).exists() and not Path(f"/proc/{pid}").exists(), "the janitor to be done")
 
 
 def test_a_process_outside_the_node_is_left_alone() -> None:

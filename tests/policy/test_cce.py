@@ -201,15 +201,6 @@ def test_more_memory_and_more_pods_keep_back_no_less(
     assert cce.memory_v2(low, few, CONTAINERD)[3].amount * 4 == cce.memory_v2(low, few, DOCKER)[3].amount
 
 
-@given(st.integers(1, 10**7), st.integers(1, 10**7))
-def test_more_cores_keep_back_no_less_and_a_smaller_share(cores: int, more: int) -> None:
-    low, high = sorted((cores, more))
-    kept, kept_of_more = cce.cpu(low)[0].amount, cce.cpu(high)[0].amount
-    assert kept <= kept_of_more
-    # Each is rounded up by less than one.
-    assert (kept_of_more - 1) * low <= kept * high
-
-
 @given(SIZES, PODS)
 def test_what_is_kept_back_and_what_is_left_add_up(memory: int, pods: int) -> None:
     for found in (cce.memory_v1(memory, pods), cce.memory_v2(memory, pods, DOCKER)):

@@ -149,13 +149,6 @@ def test_wrong_types_are_named(content: dict[str, Any], complaint: str) -> None:
         in_force(Source("file", content))
 
 
-def test_thresholds_that_do_not_parse() -> None:
-    with pytest.raises(PolicyError, match="grace period must be specified"):
-        shown(config(evictionSoft={"memory.available": "1Gi"}))
-    with pytest.raises(PolicyError, match=r"kubelet-1\.8 does not know it"):
-        in_force(config(evictionHard={"pid.available": "5%"})).thresholds(era("kubelet-1.8"))
-
-
 values = st.sampled_from(["100Mi", "1Gi", "5%", "0%", "100%", "7.5%"])
 signals = st.sampled_from(SIGNALS)
 hard_maps = st.dictionaries(signals, values)

@@ -12,7 +12,6 @@ from monitor.policy.eviction_pass import (
     KNOWN_LAYOUT,
     PassConfig,
     grace_s,
-    hurries,
     is_of_memory,
     is_urgent,
     run_pass,
@@ -95,13 +94,6 @@ def test_thresholds_of_disks_are_never_that_urgent() -> None:
     assert not is_urgent(made)
     assert grace_s(DAEMON, made) == 1
     assert grace_s(DAEMON, outcome(DISK, HARD, grace=1)) == 1  # it is for the disk that this pod goes
-
-
-def test_a_hard_threshold_hurries_who_is_in_the_grace() -> None:
-    assert hurries(outcome(HARD))
-    assert hurries(outcome(SOFT, HARD))
-    assert not hurries(outcome(SOFT))
-    assert not hurries(outcome(HARD, victim=None))
 
 
 CAPACITY = 1000

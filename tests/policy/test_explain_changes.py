@@ -68,30 +68,6 @@ def test_whose_request_is_raised() -> None:
     assert change.text.startswith("raise the memory request of container c from 1Gi to 2047Mi")
 
 
-def test_what_moves_a_pod_for_disks_and_processes() -> None:
-    pods = [pod("a"), pod("b")]
-    figures = [stats("a", rootfs=(9, 9), logs=(1, 1), processes=7), stats("b", rootfs=(3, 3), processes=2)]
-    first, second = ranked(pods, figures, "nodefs.available")
-    assert texts(first, second, "nodefs.available")[0] == (
-        "raise the ephemeral-storage request of container c from 0 to 8"
-    )
-    assert texts(first, second, "nodefs.available")[-1] == "use 8 less ephemeral-storage: 2 instead of 10"
-    first, second = ranked(pods, figures, "imagefs.available", IMAGEFS)
-    assert texts(first, second, "imagefs.available", IMAGEFS)[-1] == "use 7 less ephemeral-storage: 2 instead of 9"
-    first, second = ranked(pods, figures, "nodefs.inodesFree")
-    assert texts(first, second, "nodefs.inodesFree")[-1] == "have 8 fewer inodes: 2 instead of 10"
-    first, second = ranked(pods, figures, "imagefs.available", SPLIT)
-    assert texts(first, second, "imagefs.available", SPLIT) == [
-        "raise the ephemeral-storage request of container c from 0 to 1",
-        "raise its priority from 0 to 1",
-    ]
-    first, second = ranked(pods, figures, "pid.available")
-    assert texts(first, second, "pid.available") == [
-        "raise its priority from 0 to 1",
-        "have 6 fewer processes: 1 instead of 7",
-    ]
-
-
 SMALL = st.integers(0, 6)
 
 

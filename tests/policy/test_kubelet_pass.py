@@ -106,30 +106,6 @@ def test_clean_up_comes_before_a_pod(signal: str, figure: str, layout: DiskLayou
     assert in_vain.warning == enough.warning
 
 
-def test_a_clean_up_whose_effect_cannot_be_seen_costs_a_pod() -> None:
-    policy = config({"nodefs.available": "10%"})
-    result = kubelet_pass(policy, PassState(), PODS, lambda: Summary(low(1, nodefs=0)), 0, lambda _: None)
-    assert len(result.evictions) == 1
-
-
-def test_the_container_file_system_is_guarded_from_the_second_pass_on() -> None:
-    policy = config({"nodefs.available": "10%"}, SPLIT)
-    answers = [low(second, nodefs=50 * GI, containerfs=0) for second in (1, 2)]
-    first, second = run(policy, PODS, *answers)
-    assert (first.evictions, first.state.core.conditions) == ((), frozenset())
-    assert len(second.evictions) == 1
-    assert second.state.core.conditions == {"DiskPressure"}
-    # The stamp of the first pass counts.
-    first, second = run(policy, PODS, answers[0], answers[0])
-    assert second.evictions == ()
-
-
-def test_a_first_pass_without_stats_still_learns_the_layout() -> None:
-    policy = config({"nodefs.available": "10%"}, SPLIT)
-    _, second = run(policy, PODS, None, low(1, nodefs=50 * GI, containerfs=0))
-    assert len(second.evictions) == 1
-
-
 def test_conflicting_thresholds_are_reported() -> None:
     policy = config({"nodefs.available": "10%", "containerfs.available": "5%"})
     assert policy.conflicts == ("found containerfs.available for hard eviction. ignoring",)

@@ -43,13 +43,6 @@ def test_who_is_admitted(
         assert (answer.reason == "Evicted") is not answer.admitted
 
 
-def test_the_message_of_a_refused_pod() -> None:
-    assert admit(pod("a"), {PIDS, DISK, MEMORY}).message == (
-        "The node had condition: [DiskPressure MemoryPressure PIDPressure]. "
-    )
-    assert admit(pod("a"), set()).message == ""
-
-
 @pytest.mark.parametrize(
     ("toleration", "covers"),
     [

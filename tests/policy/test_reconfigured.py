@@ -77,13 +77,6 @@ def test_a_condition_that_no_threshold_speaks_of_is_over() -> None:
     assert passed(new, reconfigured(old, state, new), 11, 500, NODEFS).outcome.conditions == frozenset()
 
 
-def test_the_same_observation_does_not_act_twice() -> None:
-    old, new = config(hard={MEMORY: "100"}), config(hard={MEMORY: "100", NODEFS: "5"})
-    state = passed(old, KNOWN_LAYOUT, 10, 50).state
-    assert passed(new, reconfigured(old, state, new), 10, 50).outcome.victim is None
-    assert passed(new, reconfigured(old, state, new), 11, 50).outcome.victim is not None
-
-
 def test_before_the_first_pass_there_is_nothing_to_keep() -> None:
     old, new = config(hard={MEMORY: "100"}), config(hard={MEMORY: "90", NODEFS: "5"})
     assert reconfigured(old, KNOWN_LAYOUT, new) == KNOWN_LAYOUT

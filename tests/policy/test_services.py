@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from monitor.policy.pod_reasons import why_class, why_critical, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.qos import MOST_PRIORITY, is_critical
-from monitor.policy.ranking import candidate, memory_order
 from monitor.policy.releases import ERAS, era
 from monitor.policy.services import GRACE, LABELS, NEVER, PRIORITY, REQUEST, Facts, label_problem, service_pod
 
@@ -27,20 +26,6 @@ def test_what_nobody_wrote_is_zero_and_may_go() -> None:
     assert (pod.known_priority, pod.qos_class_status, is_critical(pod)) == (0, "BestEffort", False)
     assert why_request(pod, "memory") == "0: no MemoryMin=, MemoryLow=, reservation or label"
     assert why_class(pod) == "it has neither a memory request nor a limit"
-
-
-@pytest.mark.parametrize(
-    ("facts", "quality"),
-    [
-        ({"request": 64 * MI, "limit": 64 * MI}, "Guaranteed"),
-        ({"request": 64 * MI, "limit": 65 * MI}, "Burstable"),
-        ({"request": 64 * MI}, "Burstable"),
-        ({"limit": 64 * MI}, "Burstable"),
-        ({}, "BestEffort"),
-    ],
-)
-def test_classes(facts: dict[str, int], quality: str) -> None:
-    assert made(**facts).qos_class_status == quality
 
 
 @pytest.mark.parametrize("name", ERAS)
@@ -119,18 +104,6 @@ def test_patterns_have_the_name_as_systemctl_writes_it_and_as_it_reads() -> None
     assert made(rules, **facts).priority == 1
     # A user's unit is named by the user: a pattern without the user's name is none of his.
     assert made(rules, namespace="user-1000", user=True, **facts).priority == 2
-
-
-def test_the_order_is_the_policys() -> None:
-    pods = [
-        made(uid="a", name="within.service", request=64 * MI),
-        made(uid="b", name="above.service", score=-100),
-        made(uid="c", name="first.service", score=100),
-        made(uid="d", name="never.service", score=-1000),
-    ]
-    ranked = memory_order(candidate(pod, era(ERAS[0]).request(pod, "memory"), 32 * MI) for pod in pods)
-    order = [one.name for one in ranked if not one.critical]
-    assert order == ["first.service", "above.service", "within.service"]
 
 
 @given(st.sampled_from(LABELS), st.text(max_size=30))

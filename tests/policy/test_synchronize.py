@@ -8,7 +8,7 @@ from monitor.policy.eviction_pass import carried
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
 from monitor.policy.synchronize import EvictionConfig, Observation, State, condition_times, synchronize
-from monitor.policy.thresholds import PolicyError, Threshold, ThresholdValue, parse_thresholds
+from monitor.policy.thresholds import PolicyError, parse_thresholds
 from tests.policy.one_pass import CAPACITY, PODS, S, first_observed, pod, run
 
 
@@ -19,16 +19,6 @@ def hard(value: str = "100", transition: int = 300, reclaim: str | None = None) 
 
 def soft(grace: str, max_pod_grace: int = 0, value: str = "100") -> EvictionConfig:
     return EvictionConfig(parse_thresholds(None, {MEMORY: value}, {MEMORY: grace}), 300 * S, max_pod_grace)
-
-
-def test_met_is_strictly_below() -> None:
-    state, outcome = run(hard(), State(), 1, {MEMORY: 100})
-    assert (outcome.observed, outcome.conditions) == ((), frozenset())
-    _, outcome = run(hard(), state, 2, {MEMORY: 99})
-    assert outcome.victim.name == "big"
-    assert [c.name for c in outcome.refused] == ["huge-critical"]
-    assert (outcome.grace_s, outcome.conditions) == (1, frozenset({"MemoryPressure"}))
-    assert outcome.starved == outcome.met[0] == outcome.observed[0]
 
 
 def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
@@ -53,13 +43,6 @@ def test_the_same_stamp_twice_does_not_act_but_no_stamp_does() -> None:
     acted = [o.victim is not None for o in (first, again, older, newer, unstamped)]
     assert acted == [True, False, False, True, True]
     assert again.met == first.met
-
-
-def test_a_signal_that_was_away_acts_on_any_stamp() -> None:
-    state, _ = run(hard(), State(), 1, {MEMORY: 0}, stamp=7)
-    state, _ = run(hard(), state, 2, {}, stamp=7)
-    _, outcome = run(hard(), state, 3, {MEMORY: 0}, stamp=5)
-    assert outcome.victim is not None
 
 
 def test_soft_waits_for_its_grace_and_starts_again_after_relief() -> None:
@@ -162,20 +145,6 @@ def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
     assert {t.signal for t in outcome.met} == set(seen)
     fresh = carried(old, State(), new, None)
     assert synchronize(new, fresh, seen, 6 * S, lambda _: PODS)[1].starved is not None
-
-
-def test_equal_thresholds_are_held_once() -> None:
-    twice = parse_thresholds({MEMORY: "100"}, {MEMORY: "100"}, {MEMORY: "0s"}, {MEMORY: "50"})
-    config = EvictionConfig(twice, 300 * S)
-    state, outcome = run(config, State(), 1, {MEMORY: 0})
-    assert len(outcome.observed) == 2
-    _, outcome = run(config, state, 2, {MEMORY: 120})
-    assert len(outcome.observed) == 1
-
-
-def test_a_threshold_without_operator_is_never_met() -> None:
-    config = EvictionConfig((Threshold(MEMORY, ThresholdValue(), operator=""),), 300 * S)
-    assert run(config, State(), 1, {MEMORY: -1})[1].observed == ()
 
 
 def test_the_state_of_another_configuration_is_refused() -> None:

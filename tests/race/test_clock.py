@@ -4,7 +4,7 @@ from monitor.race.episode import State, feed, ongoing
 from monitor.race.events import Clock, End
 from monitor.race.incident import timestamp
 from monitor.race.verdict import verdict
-from tests.race.builders import S, clear, crossing, died, episodes, mark, ms, one, watched
+from tests.race.builders import S, clear, crossing, died, episodes, mark, ms
 
 AT = 1_800_000_000 * S
 
@@ -24,12 +24,6 @@ def test_an_episode_has_the_clock_of_its_start_to_its_end() -> None:
 def test_what_is_heard_late_has_the_clock_of_its_own_time() -> None:
     found = episodes(wall(-500), wall(2_000, -60), mark(-1), died(5), End(ms(20_000)))
     assert [verdict(e).start for e in found] == [timestamp(AT - 1_000_000)]
-
-
-def test_where_no_clock_was_reported_the_judge_gives_it() -> None:
-    found = one(watched(), crossing(), clear(12), wall(100), End(ms(5_000)))
-    assert found.realtime_ns is None
-    assert verdict(found, realtime_ns=AT - ms(0)).start == timestamp(AT)
 
 
 def test_the_id_does_not_change_while_it_goes_on() -> None:

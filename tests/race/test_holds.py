@@ -22,7 +22,6 @@ from tests.race.builders import (
     judged,
     ms,
     one,
-    reported,
     sample,
     signalled,
 )
@@ -41,12 +40,6 @@ def test_what_is_known_of_a_hold() -> None:
     assert held.lasts_ms == pytest.approx(1000, rel=0.05)  # 100 MiB were left, at 100 MiB/s
     assert not held.by_kubelet
     assert held.instead is None
-
-
-def test_a_changed_brake_is_the_same_hold() -> None:
-    changed = hold(300, brake="limit+high", cap=600 * MI)
-    (held,) = judged(*HELD, changed, clear(890), hold_end(900, "clear"), End(ms(9000))).holds
-    assert (held.brake, held.cap_bytes, held.ms) == ("limit+high", 600 * MI, 899.5)
 
 
 def test_the_episode_lasts_as_long_as_the_hold() -> None:
@@ -94,12 +87,6 @@ def test_what_was_held_before_the_threshold_was_met() -> None:
     """Above a kubelet's line."""
     found = judged(*START, *GROWTH, hold(0.5, step="above"), hold_end(900, "clear"), End(ms(9000)))
     assert found.summary.startswith("Relieved: growth was held before the threshold was met; shop/hog was held for")
-
-
-def test_one_that_was_evicted_before_it_was_held_is_no_answer() -> None:
-    early = (crossing(-20), reported(-10))
-    found = judged(*START, *GROWTH, *early, hold(0.5), clear(890), hold_end(900, "clear"), End(ms(9000)))
-    assert [one.by_kubelet for one in found.holds] == [False]
 
 
 def test_killed_at_the_cap_of_its_hold() -> None:

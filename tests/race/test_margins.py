@@ -81,12 +81,6 @@ def test_the_policy_rank_counts_pods_that_may_be_evicted() -> None:
     assert of_scenario("collateral").oom_victims[0].policy_rank is None
 
 
-def test_the_order_can_be_given_where_no_event_has_it() -> None:
-    episode = one(watched(), crossing(), mark(3, "db"), died(9), *CLEAR)
-    assert "wrong_victim" not in verdict(episode).flags
-    assert "wrong_victim" in verdict(episode, PODS).flags
-
-
 def test_the_order_is_the_last_one_reported_before_the_kill() -> None:
     other = (pod("db", 900 * MI), *PODS[:2])
     late = one(watched(), ranked(), crossing(), *MARKED, ranked(4, other), *CLEAR)

@@ -1,14 +1,9 @@
 """Episodes of a node whose thresholds are by outrace's own formulas, beside the line that a kubelet would have."""
 
-from dataclasses import replace
-
-import pytest
-
 from monitor.policy.eviction_pass import PassConfig
-from monitor.policy.signals import MEMORY, OBTAINABLE, RECLAIMABLE
+from monitor.policy.signals import MEMORY, RECLAIMABLE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.episode import Episode
-from monitor.race.forecast import domain_forecasts
 from monitor.side.judge import judge, kubelets_answer
 from tests.race.builders import (
     MI,
@@ -17,13 +12,11 @@ from tests.race.builders import (
     crossing,
     decided,
     gone,
-    growing,
     judged,
     one,
     ranked,
     sample,
     signalled,
-    watched,
 )
 from tests.race.scenarios import OWN_LINES, of_scenario
 
@@ -78,21 +71,3 @@ def test_a_kill_that_our_formula_did_not_see_names_the_kubelets() -> None:
     # 1000 MiB - (990 - 10 - 300).
     assert "but by memory.reclaimable 320 MiB were available, and the threshold is 100 MiB" in found.summary
     assert "the kubelet's formula had crossed its line of 100 MiB 2.0 s before" in found.summary
-
-
-def test_a_forecast_is_of_the_formula_that_has_a_line() -> None:
-    """Anonymous memory grew by 10 MiB/s to 805 MiB, beside 45 MiB of active page cache. The line is at 900 in use: in
-    5 s by the kubelet's formula, in 9.5 by memory.reclaimable.
-    """
-    samples = [replace(s, active_file=45 * MI) for s in growing(-5000, 0, 800, 10)]
-
-    def in_s(*lines: object) -> float | None:
-        (made,) = domain_forecasts(samples, lines)
-        assert made.threshold is not None
-        return None if made.threshold.in_ns is None else made.threshold.in_ns / 1e9
-
-    assert in_s(watched()) == pytest.approx(5, rel=0.05)
-    assert in_s(watched(signal=RECLAIMABLE)) == pytest.approx(9.5, rel=0.05)
-    assert in_s(watched(), watched(signal=RECLAIMABLE)) == pytest.approx(5, rel=0.05), "the nearest"
-    assert in_s(*OWN_LINES) == pytest.approx(9.5, rel=0.05), "a line that is only compared is none"
-    assert in_s(watched(signal=OBTAINABLE)) is None

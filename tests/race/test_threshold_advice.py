@@ -50,16 +50,6 @@ def test_steady_growth_up_to_a_kill() -> None:
     assert advised["kubelet-notified"].threshold is None
 
 
-def test_a_jump_is_not_averaged_away() -> None:
-    """A burst of 300 MiB in 100 ms that came to rest: no rate to go on with, but the burst itself counts."""
-    found = burst_of(
-        *growing(-5000, -200, 500, 0), sample(-100, 600), sample(0, 900), crossing(0), sample(500, 905), clear(1000)
-    )
-    assert found.rate is None
-    assert found.taken(100) == pytest.approx(300 * MI, rel=0.02)
-    assert found.taken(12_000) == pytest.approx(405 * MI, rel=0.02)
-
-
 def test_an_eviction_cuts_the_record() -> None:
     """What came back afterwards, and what grew then, is of another world: growth goes on as it was."""
     found = burst_of(
