@@ -1,8 +1,12 @@
-"""Small pods and Summary API answers for tests."""
+"""Small pods, their order, and Summary API answers for tests."""
 
 from typing import Any
 
+from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.releases import era
+from monitor.policy.stats import PodStats
+from monitor.policy.victims import Ranked, rank_pods
 
 MI, GI = 2**20, 2**30
 
@@ -71,3 +75,19 @@ def summary(*pods: dict[str, Any], second: int = 0, **figures: int) -> dict[str,
     if "pids" in figures:
         node["rlimit"] = {"maxpid": 32768, "curproc": 32768 - figures["pids"], **time}
     return {"node": node, "pods": list(pods)}
+
+
+IMAGEFS, SPLIT = DiskLayout(True), DiskLayout(True, True)
+
+MEMORY = "memory.available"
+
+
+def ranked(
+    pods: list[Pod],
+    figures: list[dict[str, Any]],
+    signal: str = MEMORY,
+    layout: DiskLayout = SINGLE_DISK,
+    name: str = "kubelet-1.36",
+) -> list[Ranked]:
+    known = {one.uid: one for one in map(PodStats, figures)}
+    return rank_pods(signal, pods, known, layout, ranker=era(name).ranker)

@@ -10,8 +10,7 @@ from monitor.policy.pods import Pod
 from monitor.policy.releases import era
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import Ranked, rank_pods
-from tests.policy.builders import MI, container, pod, stats
-from tests.policy.explained import IMAGEFS, MEMORY, SPLIT, ranked
+from tests.policy.builders import IMAGEFS, MEMORY, MI, SPLIT, container, pod, ranked, stats
 
 
 def words(

@@ -16,8 +16,7 @@ from monitor.policy.releases import CURRENT, ERAS, era
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import Ranked, rank_pods
-from tests.policy.builders import MI, container, pod, stats
-from tests.policy.explained import IMAGEFS, MEMORY, SPLIT, ranked
+from tests.policy.builders import IMAGEFS, MEMORY, MI, SPLIT, container, pod, ranked, stats
 
 
 # ---- what would move a pod

@@ -8,7 +8,7 @@ from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, P
 from monitor.policy.signals import MEMORY, NODEFS
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import parse_thresholds
-from tests.policy.one_pass import CAPACITY, PODS, S
+from tests.policy.test_synchronize import CAPACITY, PODS, S
 
 
 def config(

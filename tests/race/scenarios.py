@@ -2,32 +2,36 @@
 
 from monitor.race.events import End, Event, Lost
 from monitor.race.incident import Incident
-from tests.race import hold_scenarios, own_limit_scenarios
 from tests.race.builders import (
     MI,
     OWN,
+    OWN_POD,
     START,
     clear,
     crossing,
     decided,
     died,
     gone,
+    growing,
     held,
+    hold,
+    hold_end,
     judged,
     kill,
     mark,
     ms,
+    reported,
     sample,
     signalled,
     watched,
 )
 
-GROWTH = hold_scenarios.GROWTH
+GROWTH = tuple(growing(-1000, -100, 800, 100))
 MARKED = (kill(3, pid=4242), mark(3.002), died(10))
 UNSEEN = (kill(3), mark(3.002, oom_inactive_file=400 * MI), died(10))
 EVICTED = (decided(0.1), signalled(0.15), gone(8))
 CLEAR = (clear(12), End(ms(5000)))
-OVER = hold_scenarios.OVER
+OVER = (End(ms(9000)),)
 KUBELET = {"by": "kubelet"}
 
 #: The node by memory.reclaimable; the kubelet's line is only compared.
@@ -166,7 +170,33 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
             mark(3, scope="pods", oom_path="/kubepods/burstable", oom_limit=64 * MI, oom_usage=64 * MI), died(9),
         ),
     },
-    **own_limit_scenarios.CASES,
+    ("own_limit",): {
+        "a container at its own limit": (kill(3), mark(3.002, **OWN), died(9), End(ms(5000))),
+        "an evicted pod at the limit outrace gave it": (
+            kill(3), mark(3.002, capped=True, **OWN_POD), died(9), End(ms(5000)),
+        ),
+        "a pod at its own limit": (
+            mark(3, **{**OWN, "scope": "pod", "oom_path": "/kubepods/hog"}), died(9), End(ms(5000)),
+        ),
+        "a service outside every pod at its limit": (
+            mark(3, name=None, **{**OWN, "scope": "outside", "oom_path": "/system/cron"}), died(9),
+        ),
+        "two processes of one invoker long apart are no group": (
+            mark(3, **OWN), mark(30, pid=4243, **OWN), died(9), died(39, 4243),
+        ),
+        "two processes of one invoker that are known to be no group": (
+            mark(3, **OWN, group=False), mark(4, pid=4243, **OWN, group=False), died(9), died(39, 4243),
+        ),
+        "what the runtime kills after an OOM is no user kill": (
+            mark(3, **OWN), died(9), kill(20, pid=5, code=0), End(ms(5000)),
+        ),
+    },
+    ("own_limit", "group_kill"): {
+        "group kill": (mark(3, **OWN, group=True), mark(3.1, pid=4243, **OWN, group=True), died(9), died(9, 4243)),
+        "a group whose kills are printed on a slow console": (
+            mark(3, **OWN, group=True), mark(180, pid=4243, **OWN, group=True), died(9), died(189, 4243),
+        ),
+    },
     ("relieved",): {
         "relieved": (crossing(), *CLEAR),
         "lost samples do not matter": (Lost(ms(1), ms(-1), "sample", 5), crossing(), *CLEAR),
@@ -183,7 +213,31 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
             *OWN_LINES, crossing(), sample(100, 990, 10, active_file=600 * MI), *CLEAR,
         ),
     },
-    **hold_scenarios.CASES,
+    ("relieved", "held"): {
+        "held until there was room": (*GROWTH, crossing(), hold(0.5), hold_end(900, "clear"), clear(890), *OVER),
+    },
+    ("eviction_won", "held"): {
+        "held, then killed at the second line": (
+            *GROWTH, crossing(), hold(0.5), hold_end(50, "second_line"), decided(50), signalled(50.1), gone(60),
+            clear(61), *OVER,
+        ),
+    },
+    ("eviction_won", "held", "held_then_evicted"): {
+        "held, then the kubelet evicted it": (
+            *GROWTH, crossing(), hold(0.5), kill(8000, pid=1, code=0, sender_comm="runc"), gone(8100, by="kubelet"),
+            hold_end(8100, "gone"), clear(8105), reported(9000), End(ms(20_000)),
+        ),
+    },
+    ("eviction_won", "held", "hold_unanswered"): {
+        "held, and the kubelet took another pod": (
+            *GROWTH, crossing(), hold(0.5), kill(8000, "db", pid=1, code=0, sender_comm="runc"),
+            gone(8100, "db", by="kubelet"), hold_end(8200, "other_pod", instead="shop/db"), decided(8200),
+            signalled(8200.1), gone(8210), clear(8211), End(ms(20_000)),
+        ),
+    },
+    ("own_limit", "held"): {
+        "killed at the cap of its hold": (mark(3, **OWN, held=True), died(9), End(ms(5000))),
+    },
     ("relieved", "lost_events"): {
         "marks lost long before": (Lost(ms(-9), ms(-20), "oom", 5), crossing(), *CLEAR),
     },

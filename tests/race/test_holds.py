@@ -1,25 +1,36 @@
-"""Pods that were held: what an incident has of them, and what a kubelet alone would have done."""
+"""Pods that were held, and pods that the API server does not evict: what an incident has of them."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import click
 import pytest
 
 from monitor.cli.incident_steps import describe
-from monitor.race.events import End
+from monitor.cli.incident_text import show_lines
+from monitor.race.events import End, Refused
 from monitor.race.facts import facts
 from monitor.race.world import world
 from tests.race.builders import (
     MI,
     MS,
+    NODE,
+    SIGNAL,
     START,
     clear,
     crossing,
     decided,
+    died,
+    episodes,
     gone,
     growing,
     hold,
     hold_end,
     judged,
+    kill,
+    mark,
     ms,
     one,
     sample,
@@ -110,3 +121,58 @@ def test_what_a_pod_did_with_its_grace() -> None:
         "pid 7 with exit code 3, pid 8 by SIGTERM, pid 9 by SIGKILL"
     )
     assert describe({**step, "exits": None}) == "nobody is left of shop/hog; it gave back 500.0Mi"
+
+
+END = End(ms(60_000))
+ANSWER = "Cannot evict pod as it would violate the pod's disruption budget."
+KEPT = "a PodDisruptionBudget keeps shop/hog"
+
+
+def refused(t: float, *names: str, budget: bool = True, instead: str | None = None) -> Refused:
+    pods = tuple([f"shop/{name}" for name in names or ("hog",)])
+    return Refused(ms(t), NODE, SIGNAL, True, pods, budget, ANSWER, instead)
+
+
+def shown(incident: Any) -> str:
+    return click.unstyle(" ".join(" ".join(show_lines(incident.to_json(), 400)).split()))
+
+
+def test_the_next_candidate_was_evicted() -> None:
+    events = (refused(20, instead="shop/cart"), decided(21, "cart", rank=2), signalled(22, "cart", 15))
+    found = judged(*START, crossing(), decided(0.1, observed=True), *events, gone(900, "cart"), clear(901), END)
+    assert (found.verdict, found.refused) == ("eviction_won", ("shop/hog",))
+    assert KEPT in found.summary
+    [step] = [step for step in found.steps if step["what"] == "refused"]
+    assert describe(step) == f"{KEPT}: {ANSWER}; shop/cart is evicted instead"
+    assert json.loads(json.dumps(found.to_json()))["refused"] == ["shop/hog"]
+
+
+def test_nobody_was_and_the_oom_killer_came() -> None:
+    oom = (kill(500, pid=9), mark(500.01, pid=9), died(501, 9))
+    found = judged(*START, crossing(), decided(0.1, observed=True), refused(20, "hog", "cart"), *oom, clear(540), END)
+    assert (found.verdict, found.observed, found.refused) == ("eviction_won", True, ("shop/hog", "shop/cart"))
+    assert found.advice.startswith("Evict without asking (--evict-by kill)")
+    assert "a PodDisruptionBudget keeps shop/hog and shop/cart" in found.summary
+    assert "nobody is evicted" in shown(found)
+    assert "the API server was asked to evict shop/hog, shop/cart, and did not" in shown(found)
+
+
+def test_errors_are_not_reported_as_a_budget() -> None:
+    found = judged(*START, crossing(), decided(0.1, observed=True), refused(20, budget=False), clear(30), END)
+    assert "the API server does not evict shop/hog" in found.summary
+    assert "Budget" not in found.summary
+
+
+def test_it_is_reported_once_however_often_it_was_asked() -> None:
+    again = [refused(10_000 * n) for n in range(1, 4)]
+    found = judged(*START, crossing(), decided(0.1, observed=True), *again, clear(40_000), END)
+    assert found.refused == ("shop/hog",)
+    assert found.summary.count("shop/hog") <= 2
+    assert len([step for step in found.steps if step["what"] == "refused"]) == 3
+
+
+@pytest.mark.parametrize("events", [(refused(3),), (crossing(), clear(10), refused(8_000))], ids=["before", "after"])
+def test_alone_it_makes_no_incident_and_keeps_none_open(events: tuple[Any, ...]) -> None:
+    found = episodes(*START, *events, END)
+    assert all(e.end_ns <= ms(10) for e in found)
+    assert not any(isinstance(event, Refused) for e in found for event in e.events)
