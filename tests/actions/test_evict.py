@@ -42,6 +42,11 @@ def pod() -> Iterator[Path]:
         yield path
 
 
+def killed_ns(eviction: Eviction) -> int:
+    assert eviction.killed_ns is not None
+    return eviction.killed_ns
+
+
 def without_pause(check: Callable[[], bool]) -> None:
     """Look until it is true, for what would be over before `live.until` looks again."""
     deadline = time.monotonic() + live.TIMEOUT_S
@@ -96,8 +101,7 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
 def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
     """It may be waiting for a CPU; and nobody is asked to free the memory of no process."""
     eviction = Eviction(prepared(pod, VERSION), 0, 64 * live.MIB)
-    killed = eviction.killed_ns
-    assert killed is not None
+    killed = killed_ns(eviction)
     assert eviction.to_reap(killed + REAP_AFTER_NS) == []
     assert not eviction.reap_sent
     assert eviction.stuck(64 * live.MIB, killed) == ""
@@ -184,9 +188,8 @@ def test_a_grace_may_be_cut_short(pod: Path) -> None:
 def test_help_in_freeing_is_asked_for_once(pod: Path) -> None:
     with live.Puppet(pod / "c2") as puppet:
         eviction = Eviction(prepared(pod, VERSION), 0, 0)
-        assert eviction.killed_ns is not None
-        assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS - 1) == []
-        assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS) == [puppet.pid]
+        assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS - 1) == []
+        assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS) == [puppet.pid]
         assert eviction.to_reap(FAR_NS) == []
         finish(eviction)
 
@@ -206,23 +209,12 @@ def frozen(pod: Path) -> Iterator[Eviction]:
         finish(eviction)
 
 
-def killed_ns(eviction: Eviction) -> int:
-    assert eviction.killed_ns is not None
-    return eviction.killed_ns
-
-
 @pytest.mark.parametrize(
     "looks",
     [
         [(64, 1, ""), (63, 1, ""), (63, 2, ""), (63, 2.01, FROZEN)],  # the next one waits only for a moment
         # 640 MiB at the kill, ten times what it had at SIGTERM; it gives back what it can.
-        [
-            *((640 - 50 * i, i, "") for i in range(10)),
-            (22, 10, ""),
-            (22, 11.01, FROZEN),
-            (20, 12, ""),
-            (20, 14, GAVE),
-        ],
+        [*((640 - 50 * i, i, "") for i in range(10)), (22, 10, ""), (22, 11.01, FROZEN), (20, 12, ""), (20, 14, GAVE)],
         [(None, 1, ""), (None, 1.01, FROZEN)],  # not known any more: it has not given its memory back
     ],
     ids=["it cannot run", "it took more in its grace", "its usage is not known"],

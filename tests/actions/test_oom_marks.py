@@ -75,15 +75,6 @@ def test_every_process_is_raised_and_set_back(journal: MarkJournal, pod: Path, p
     assert left(pod) == []
 
 
-def test_its_own_1000_stays_and_nothing_is_kept(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
-    for one in processes:
-        write(one.pid, 1000)
-    mark = journal.mark(pod, "uid")
-    assert (mark.raised, left(pod)) == (0, [])
-    assert journal.restore(mark) == Restored()
-    assert values(processes) == [1000, 1000]
-
-
 def test_forked_processes_get_what_their_parent_had(
     journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
 ) -> None:
@@ -230,12 +221,14 @@ def test_a_container_that_ranks_its_processes_keeps_its_order(
 
 
 def test_who_has_1000_and_is_gone_is_forgotten(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
-    """A BestEffort pod is the usual victim: one that starts many short processes would fill the memory of the side."""
+    """A BestEffort pod is the usual victim: one that starts many short processes would fill the helper's memory."""
     for one in processes:
         write(one.pid, 1000)
     mark = journal.mark(pod, "uid")
-    assert len(mark.processes) == 2
+    assert (len(mark.processes), mark.raised, left(pod)) == (2, 0, [])
     processes[0].process.kill()
     processes[0].wait()
     journal.look_again(mark)
     assert list(mark.processes) == [processes[1].pid]
+    assert journal.restore(mark) == Restored()
+    assert value(processes[1].pid) == 1000

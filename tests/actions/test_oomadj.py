@@ -21,12 +21,10 @@ from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from tests.daemon import harness
+from tests.daemon.test_scores import capable
 
 pytestmark = pytest.mark.live
 GIB = 1 << 30
-
-
-Sleeper = Callable[[Path], int]
 
 
 def found(
@@ -63,6 +61,9 @@ def cgroup() -> Iterator[Path]:
         yield path
 
 
+Sleeper = Callable[[Path], int]
+
+
 @pytest.fixture
 def sleeper() -> Iterator[Sleeper]:
     with ExitStack() as stack:
@@ -79,14 +80,23 @@ def make_scores(enforce: bool, log: Recorder) -> OomScores:
     return OomScores(cgroupfs.detect(), 16 * GIB, notes, log)
 
 
+def settle(scores: OomScores) -> int:
+    """Look at all that is waiting; in how many turns."""
+    turns = 0
+    while (due_ns := scores.due_ns()) is not None:
+        time.sleep(due_ns / 1e9)
+        before = len(scores._waiting)
+        scores.settle()
+        assert before - len(scores._waiting) <= oomadj._TURN
+        turns += 1
+    return turns
+
+
 def test_values_by_container() -> None:
-    path = Path("/x")
-    both = found(path, {}, {"big": "8Gi", "small": "1Gi"})
+    """One known by its cgroup alone with no request is left alone."""
+    both = found(Path("/x"), {}, {"big": "8Gi", "small": "1Gi"})
     assert pod_scores(both, 16 * GIB) == {"big": 500, "small": 938}
-    assert pod_scores(found(path, {}, {"a": ""}), GIB) == {"a": 1000}
-
-
-def test_a_container_known_by_its_cgroup_alone_with_no_request_is_left_alone() -> None:
+    assert pod_scores(found(Path("/x"), {}, {"a": ""}), GIB) == {"a": 1000}
     pod = pod_from_object(
         {
             "metadata": {"name": "u", "uid": "u"},
@@ -122,33 +132,20 @@ def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: R
     scores.set_pod(found(cgroup, {"main": cgroup}))
     for _ in range(1000):
         scores.on_process(os.getpid(), cgroupfs.cgroup_id(cgroup))
-    turns, last = 0, 0
-    while (due_ns := scores.due_ns()) is not None:
-        if due_ns:
-            time.sleep(due_ns / 1e9)
-        before = len(scores._waiting)
-        scores.settle()
-        last = before - len(scores._waiting)
-        assert last <= oomadj._TURN
-        turns += 1
-    assert turns > 1000 // oomadj._TURN
+    assert settle(scores) > 1000 // oomadj._TURN
 
 
 def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
     """The process connector loses some in every read of a storm, and each time 110 pods were searched."""
     scores = make_scores(False, log)
     scores.set_pod(found(cgroup, {"main": cgroup}))
-    while (due_ns := scores.due_ns()) is not None:
-        time.sleep(due_ns / 1e9)
-        scores.settle()
+    settle(scores)
     pid = sleeper(cgroup)
     for _ in range(1000):
         scores.audit_soon()
     assert log.lines == []
     assert len(scores._waiting) == 1
-    while (due_ns := scores.due_ns()) is not None:
-        time.sleep(due_ns / 1e9)
-        scores.settle()
+    settle(scores)
     assert [fields["pid"] for _, _, fields in log.lines] == [pid]
 
 
@@ -210,19 +207,13 @@ def test_refused_lowering_is_reported_once_and_goes_as_far_as_it_may(
     )
     scores = make_scores(True, log)
     scores.set_pod(FoundPod(pod, cgroup, {"main": cgroup}))
-    capable = int(_status("CapEff"), 16) >> 24 & 1  # CAP_SYS_RESOURCE is bit 24
-    reported = [message for _, message, _ in log.lines if "EACCES" in message]
-    if capable:
-        assert ([read(pid) for pid in pids], reported, scores.denied) == ([-997, -997], [], 0)
+    remedies = [str(fields["remedy"]) for _, message, fields in log.lines if "EACCES" in message]
+    if capable():
+        assert ([read(pid) for pid in pids], remedies, scores.denied) == ([-997, -997], [], 0)
     else:
         assert ([read(pid) for pid in pids], scores.denied) == ([0, 0], 2)
-        assert len(reported) == 1
-        remedy = next(fields["remedy"] for _, message, fields in log.lines if "EACCES" in message)
-        assert "CAP_SYS_RESOURCE" in str(remedy)
-
-
-def _status(key: str) -> str:
-    return next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+        [remedy] = remedies
+        assert "CAP_SYS_RESOURCE" in remedy
 
 
 @pytest.mark.parametrize("enforce", [True, False])
@@ -288,28 +279,21 @@ def named_pause(program: str, sandbox: Path) -> Iterator[int]:
             process.kill()
 
 
-def expected(log: Recorder, pid: int) -> list[object]:
-    return [fields["should_be"] for _, _, fields in log.lines if fields.get("pid") == pid]
-
-
-def test_a_process_that_calls_itself_pause_gets_what_the_others_get(cgroup: Path, log: Recorder) -> None:
-    """It was given -998, which spares it from the OOM killer, for its name. (Nothing is written here: that takes the
-    capability.)
+@pytest.mark.parametrize(
+    ("program", "number", "differ"),
+    [("sh", 1, 1), ("pause", 1, 0), ("pause", 2, 2)],
+    ids=["its name", "a sandbox", "two"],
+)
+def test_the_sandbox_alone_keeps_its_value(
+    cgroup: Path, log: Recorder, tmp_path: Path, program: str, number: int, differ: int
+) -> None:
+    """The pause process is in no container, alone in its cgroup, and of a program called pause: by its name alone a
+    process is not spared from the OOM killer. (Nothing is written here: that takes the capability.)
     """
     sandbox, main = cgroupfs.make(cgroup / "sandbox"), cgroupfs.make(cgroup / "main")
-    with named_pause("/bin/sh", sandbox) as pid:
+    shutil.copy("/bin/sh", tmp_path / program)
+    with ExitStack() as stack:
+        pids = [stack.enter_context(named_pause(str(tmp_path / program), sandbox)) for _ in range(number)]
         make_scores(False, log).set_pod(found(cgroup, {"main": main}))
-        assert expected(log, pid) == [1000]
-
-
-def test_the_sandbox_keeps_its_value(cgroup: Path, log: Recorder, tmp_path: Path) -> None:
-    """The pause process is in no container, alone in its cgroup, and of a program called pause."""
-    sandbox, main = cgroupfs.make(cgroup / "sandbox"), cgroupfs.make(cgroup / "main")
-    shutil.copy("/bin/sh", tmp_path / "pause")
-    with named_pause(str(tmp_path / "pause"), sandbox) as pid:
-        pod = found(cgroup, {"main": main})
-        make_scores(False, log).set_pod(pod)
-        assert expected(log, pid) == []
-        with named_pause(str(tmp_path / "pause"), sandbox) as other:  # two are no sandbox
-            make_scores(False, log).set_pod(pod)
-            assert (expected(log, pid), expected(log, other)) == ([1000], [1000])
+        reported = {fields["pid"]: fields["should_be"] for _, _, fields in log.lines if fields.get("pid") in pids}
+    assert list(reported.values()) == [1000] * differ

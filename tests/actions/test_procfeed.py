@@ -65,13 +65,12 @@ def connect(before: str = "", *wrapper: str) -> subprocess.CompletedProcess[str]
         # What socket(2) returns on a kernel without it; the kernel itself is not at hand.
         ("", refusing_netlink(errno.EPROTONOSUPPORT), os.strerror(errno.EPROTONOSUPPORT), "CONFIG_CONNECTOR=y"),
         ("", refusing_netlink(errno.EPERM), os.strerror(errno.EPERM), "seccomp"),
-        ("", refusing_netlink(errno.ENOMEM), os.strerror(errno.ENOMEM), "initial pid, user and network namespaces"),
         ("", ("unshare", "--net"), os.strerror(errno.ECONNREFUSED), "initial network namespace"),
         # The kernel answers nothing there, as one without CONFIG_PROC_EVENTS.
         ("", ("unshare", "--pid", "--fork"), "no answer within 1 s", "initial pid and user namespace"),
         ("import sys; sys.modules['pyroute2'] = None\n", (), "pyroute2", "pip install pyroute2"),
     ],
-    ids=["family", "no connector", "forbidden", "other", "network", "pid", "pyroute2"],
+    ids=["family", "no connector", "forbidden", "network", "pid", "pyroute2"],
 )
 def test_a_refused_process_connector_is_one_line_with_its_remedy(
     before: str, wrapper: tuple[str, ...], why: str, remedy: str

@@ -102,24 +102,13 @@ def test_a_command_that_cannot_start_is_an_error_in_the_log(argv: tuple[str, ...
 def test_a_command_that_hangs_is_killed_with_its_children(stop_fd: int, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     pids.touch()
-    code = (
-        "import os, signal, sys\n"
-        "os.fork()\n"
-        "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\n"
-        "print('working', flush=True)\n"
-        "signal.pause()\n"
-    )
-    found: list[int] = []
-
-    def both() -> bool:
-        found[:] = [int(line) for line in pids.read_text().split()]
-        return len(found) == 2
-
+    code = "import os, signal, sys; os.fork(); open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); "
+    code += "print('working', flush=True); signal.pause()"
     result: list[tuple[int | None, str]] = []
     thread = threading.Thread(target=lambda: result.append(run((*PYTHON, code, str(pids)), 600, stop_fd)))
     thread.start()
-    live.until(both, "command and child")
-    handles = [os.pidfd_open(pid) for pid in found]
+    live.until(lambda: pids.read_text().count("\n") == 2, "command and child")
+    handles = [os.pidfd_open(int(pid)) for pid in pids.read_text().split()]
     os.eventfd_write(stop_fd, 1)
     for handle in handles:
         live.ends(handle, fd=True)
@@ -154,6 +143,8 @@ def test_much_output_is_read_and_only_its_end_kept(stop_fd: int) -> None:
     status, last = run((*PYTHON, "import sys; sys.stdout.write('y' * 100_000)"), 600, stop_fd)
     assert (status, last) == (0, "y" * 4096)
     assert run(("printf", r"a\377b"), 600, stop_fd) == (0, "a\ufffdb")
+    code = "import os, sys; print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()))"  # no terminal, no input
+    assert run((*PYTHON, code), 600, stop_fd) == (0, "True ''")
 
 
 def test_the_same_request_twice_is_done_once_and_another_after_it(tmp_path: Path) -> None:
@@ -185,11 +176,6 @@ def test_closing_kills_what_runs_and_nothing_runs_after_it(tmp_path: Path) -> No
     bench.reclaimer.close()
     assert bench.done.empty()
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_command_has_no_terminal_and_no_input(stop_fd: int) -> None:
-    code = "import os, sys; print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()))"
-    assert run((*PYTHON, code), 600, stop_fd) == (0, "True ''")
 
 
 def test_a_clean_up_is_not_spared_by_the_oom_killer_as_the_monitor_is(stop_fd: int) -> None:

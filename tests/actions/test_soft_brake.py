@@ -46,6 +46,14 @@ def grow():
 """
 
 
+_CANNOT_FORK = """
+try:
+    os._exit(os.fork() != 0)
+except BlockingIOError:
+    pass
+"""
+
+
 @pytest.fixture
 def soft(held: Stand) -> SoftBrake:
     return SoftBrake("uid", held.pod, Ledger(held.state, SIDE))
@@ -215,14 +223,7 @@ def test_a_lower_memory_high_of_its_own_stays(held: Stand, soft: SoftBrake) -> N
 def test_a_pod_under_a_soft_brake_cannot_fork(held: Stand, soft: SoftBrake) -> None:
     with held.puppet() as puppet:
         soft.soften(0, 5.0)
-        puppet.do(
-            """
-try: os._exit(0) if os.fork() == 0 else os._exit(1)
-except BlockingIOError: pass
-""".strip()
-            .replace("\n", "\\n")
-            .join(("exec('", "')"))
-        )
+        puppet.do(f"exec({_CANNOT_FORK!r})")
         soft.harden()
         puppet.do("os.waitpid(os.fork() or os._exit(0), 0)")
 

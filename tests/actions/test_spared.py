@@ -62,10 +62,12 @@ def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch)
             victim.refresh()
             assert set(victim.pidfds) == {puppet.pid}
             assert victim.spared == listed - {puppet.pid}
-            victim.kill()
+            eviction = Eviction(victim, 0, 0)
+            assert puppet.wait() == -signal.SIGKILL
+            for _ in range(20):
+                assert not eviction.step(0)  # not empty, and it never signals what is left
         finally:
             victim.close()
-        assert puppet.wait() == -signal.SIGKILL
         side.do("pass")
 
 
@@ -112,19 +114,6 @@ def test_a_number_that_is_used_again_spares_nobody() -> None:
     assert spared.pids() == {1, os.getpid()}
     spared.add(process.pid)  # nobody's now
     assert spared.pids() == {1, os.getpid()}
-
-
-def test_an_eviction_of_others_goes_on_beside_them(pod: Path) -> None:
-    with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
-        SPARED.add(side.pid)
-        victim = Victim("uid", pod, VERSION)
-        victim.refresh()
-        eviction = Eviction(victim, 0, 0)
-        assert puppet.wait() == -signal.SIGKILL
-        for _ in range(20):
-            assert not eviction.step(0)  # not empty, and it never signals who is left
-        side.do("pass")
-        victim.close()
 
 
 def test_where_they_are_is_asked_before_all_of_a_pod_is_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

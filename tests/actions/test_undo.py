@@ -38,12 +38,7 @@ PAIRS = [
     # A hot process has one brake of a pod; a helper one note of limits.
     if first[0] != second[0] or (first[0] == "side" and {"mark", "score"} & {first[1], second[1]})
 ]
-DIES: dict[str, list[str]] = {
-    "nobody": [],
-    "hot": ["hot", "other"],
-    "side": ["side"],
-    "both": ["hot", "other", "side"],
-}
+DIES: dict[str, list[str]] = {"nobody": [], "hot": ["hot", "other"], "side": ["side"], "both": ["hot", "other", "side"]}
 WAYS = ("running", "next start", "failing start", "service manager", "unload")
 
 

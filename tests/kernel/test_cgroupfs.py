@@ -14,7 +14,6 @@ from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.wire import PAGE
 from tests import live
-from tests.commands import run
 from tests.puppet import cgroup
 
 MI = 1 << 20
@@ -243,30 +242,6 @@ def test_processes_and_remove_refuses_while_there_are_any(
     sleeper.wait()
     cgroupfs.remove(path)
     assert not path.exists()
-
-
-@pytest.mark.live
-def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
-    real: tuple[Hierarchy, Path], tmp_path: Path
-) -> None:
-    hierarchy, path = real
-    cgroupfs.set_limit(path, 128 * MI)
-    kind = run("stat", "-f", "-c", "%T", tmp_path, check=True).stdout
-    if kind.strip() in ("tmpfs", "ramfs"):
-        pytest.skip(f"{tmp_path} is on {kind.strip()}, whose pages are no page cache")
-    # 16 MiB of page cache, written once, which is what inactive_file is.
-    script = f"echo $$ > {path}/cgroup.procs && dd if=/dev/zero of={tmp_path}/cache bs=1M count=16 status=none"
-    subprocess.run(["sh", "-c", script], check=True)
-
-    def settled() -> MemoryReading | None:
-        found = cgroupfs.read_cgroup(hierarchy, path)
-        # Without up to 64 pages that each CPU has not yet put on a list, or not yet counted.
-        return found if found.inactive_file >= 12 * MI else None
-
-    reading = live.until(settled, "memory.stat, which is flushed every 2 s, to know of the page cache")
-    assert reading.usage >= 15 * MI
-    # The shell and dd have ended: what they left is some kernel memory, and what CPUs have charged ahead.
-    assert reading.working_set <= reading.usage - 12 * MI < 8 * MI
 
 
 @pytest.mark.live

@@ -34,14 +34,6 @@ def hook(request: pytest.FixtureRequest, expected_rungs: tuple[str, ...]) -> str
     return name
 
 
-def test_what_is_offered_is_listed_best_first() -> None:
-    offers = charging.offered()
-    assert [offer.name for offer in offers] == ["memcg-tracepoint", "fentry", "kprobe"] == list(pins.HOOKS)
-    for offer in offers:
-        assert offer.why
-        assert bool(offer.remedy) != offer.ok, offer
-
-
 @pytest.mark.parametrize(
     ("words", "release", "required", "rungs"),
     [

@@ -1,7 +1,6 @@
 """bpffs may be writable for every user (mode 1777): what uid 65534 makes or locks there changes nothing for outrace."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,14 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 def writable() -> None:
     if os.stat(mounts.BPFFS.path).st_mode & 0o1777 != 0o1777:
         pytest.skip("bpffs is root's alone here: no other user gets in")
+
+
+def made_instance(state: Path) -> Path:
+    """The directory of a new state dir, as a daemon makes it."""
+    state.mkdir()
+    wanted = instances.instance_directory(state)
+    os.close(instances.hold(wanted))
+    return wanted
 
 
 def test_the_pins_of_another_user_are_not_believed(root: Path, tmp_path: Path) -> None:
@@ -45,10 +52,7 @@ while True:
 """
     with others.doing(code):
         for number in range(20):
-            time.sleep(0.01)
-            state = tmp_path / str(number)
-            state.mkdir()
-            os.close(instances.hold(instances.instance_directory(state)))
+            made_instance(tmp_path / str(number))
             assert root.stat().st_uid == 0
             instances.remove(root)
 
@@ -75,9 +79,7 @@ def test_a_link_in_the_place_of_the_root_is_replaced(root: Path, tmp_path: Path)
     precious.mkdir()
     (precious / "file").touch()
     others.does(f"os.symlink('{precious}', '{root}')")
-    state = tmp_path / "state"
-    state.mkdir()
-    os.close(instances.hold(instances.instance_directory(state)))
+    made_instance(tmp_path / "state")
     assert not root.is_symlink()
     assert list(root.parent.glob("outrace_of_user_*")) == []
     assert [path.name for path in precious.iterdir()] == ["file"]

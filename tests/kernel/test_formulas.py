@@ -87,11 +87,8 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
                 if bench.watching is None:
                     for index in indexes:
                         bench.table.read_stat(bench.table.entry(index))  # type: ignore[attr-defined]
-                kernels = cgroupfs.read_cgroup(HIERARCHY, node)
-                first, reclaimable, obtainable = (
-                    bench.table.reading(indexes[0]),
-                    *(bench.table.other_reading(index) for index in indexes[1:]),
-                )
+                kernels, first = cgroupfs.read_cgroup(HIERARCHY, node), bench.table.reading(indexes[0])
+                reclaimable, obtainable = (bench.table.other_reading(index) for index in indexes[1:])
                 cache = kernels.inactive_file + kernels.active_file
                 figures["cache"] = cache
                 return (
@@ -104,9 +101,7 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
 
             figures: dict[str, int] = {}
             drain_batches()
-            live.until(
-                agree, lambda: f"the formulas to agree with memory.stat, the mlocked file on neither list: {figures}"
-            )
+            live.until(agree, lambda: f"the formulas to agree, the mlocked file on neither list: {figures}")
             reclaimable = bench.table.other_reading(indexes[1])
             cache = reclaimable.inactive_file + reclaimable.active_file
             assert reclaimable.usage - reclaimable.used == cache
@@ -221,25 +216,18 @@ def test_the_machine_by_every_formula(bench: Bench) -> None:
 
 def test_without_their_thresholds_nothing_of_the_formulas_is_compiled() -> None:
     """What is left of the programs where SIGNALS is 0 names none of it; and they are still balanced."""
-    kept, depth, hidden = [], 0, []
+    kept, hides = [], list[bool]()
     for line in loader.program_text().splitlines():
         word = line.strip()
         if word.startswith("#if"):
-            depth += 1
-            if word.startswith("#if SIGNALS"):
-                hidden.append(depth)
-                continue
-        elif word == "#else" and hidden and hidden[-1] == depth:
-            hidden[-1] = -depth
-            continue
+            hides.append(word.startswith("#if SIGNALS"))
+        elif word == "#else":
+            hides[-1] = False
         elif word == "#endif":
-            depth -= 1
-            if hidden and abs(hidden[-1]) == depth + 1:
-                hidden.pop()
-                continue
-        if not any(at > 0 for at in hidden):
+            hides.pop()
+        elif not any(hides):
             kept.append(line.partition("//")[0])
-    assert depth == 0
+    assert hides == []
     text = "\n".join(kept)
     names = ("other_entry", "add_other", "on_dirty", "NR_FILE_DIRTY_", "->dirty", "->withheld", "FORMULA", "_SHIFT")
     body = text[text.index("BPF_PERCPU_ARRAY(counts") :].replace("DIRTY_ITEMS (1ULL << NR_FILE_DIRTY_", "")

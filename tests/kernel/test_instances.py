@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from monitor.cli import checks
-from monitor.errors import CannotError, MonitorError
-from monitor.kernel import instances, loader, pins
+from monitor.errors import MonitorError
+from monitor.kernel import instances, loader
 from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.commands import run
@@ -42,7 +42,7 @@ def test_an_instance_is_a_stray_when_its_state_dir_is_gone(root: Path, tmp_path:
     assert state_directory(kept) == tmp_path / "kept"
 
 
-def test_who_holds_an_instance_keeps_it(root: Path, tmp_path: Path) -> None:
+def test_who_holds_an_instance_keeps_it(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a lock of the directory in bpffs: it is held whatever namespaces the two sides are in."""
     instance = new_instance(tmp_path / "state")
     (tmp_path / "state").rmdir()
@@ -51,14 +51,9 @@ def test_who_holds_an_instance_keeps_it(root: Path, tmp_path: Path) -> None:
         assert strays() == []
         assert instances.remove_strays() == []
         assert instance.is_dir()
-        instances._PATIENCE_S, patience = 0.0, instances._PATIENCE_S
-        try:
-            with pytest.raises(
-                MonitorError, match="in use by another outrace, whose state directory has the same path"
-            ):
-                instances.hold(instance)
-        finally:
-            instances._PATIENCE_S = patience
+        monkeypatch.setattr(instances, "_PATIENCE_S", 0.0)
+        with pytest.raises(MonitorError, match="in use by another outrace, whose state directory has the same path"):
+            instances.hold(instance)
     finally:
         os.close(held)
     assert strays() == [instance]
@@ -102,15 +97,12 @@ def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -
         assert strays() == []
     finally:
         subprocess.run(["umount", tmp_path / "var"], check=True)
-    # Nor is one that is there, but not in the mount namespace of who looks.
+    # Nor is one that is there, but not in the mount namespace of what looks; nor one whose state dir was removed, to
+    # what sees other file systems than it was seen in.
     private = live.in_own_mounts(f"mount -t tmpfs none {tmp_path / 'var'}", sys.executable, "-c", code, str(root))
-    done = run(*private, env=live.environment(), cwd="/", check=True)
-    assert done.stdout == "[] 0\n"
-    assert instance.is_dir()
-    # Nor one whose state dir was removed, to somebody who sees other file systems than it was seen in.
-    (tmp_path / "var" / "state").rmdir()
-    done = run(*private, env=live.environment(), cwd="/", check=True)
-    assert done.stdout == "[] 0\n"
+    for step in (instance.is_dir, (tmp_path / "var" / "state").rmdir):
+        step()
+        assert run(*private, env=live.environment(), cwd="/", check=True).stdout == "[] 0\n"
     assert strays() == [instance]
 
 
@@ -121,13 +113,15 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     instance = new_instance(tmp_path / "it's gone")
     (instance / "stamp" / "pin").symlink_to("nowhere")
     (tmp_path / "it's gone").rmdir()
-    [both] = [check for check in checks.examine() if check.name == "stray-pins"]
-    assert str(other) in both.detail
-    assert str(instance) in both.detail
-    assert both.remedy == "outrace unload --strays"
+
+    def found() -> checks.Check:
+        [check] = [check for check in checks.examine() if check.name == "stray-pins"]
+        return check
+
+    assert (str(other) in found().detail, str(instance) in found().detail) == (True, True)
     instances.remove(other)
-    [pins_check] = [check for check in checks.examine() if check.name == "stray-pins"]
-    assert not pins_check.ok
+    pins_check = found()
+    assert (pins_check.ok, pins_check.remedy) == (False, "outrace unload --strays")
     assert pins_check.detail == f"1 pins in {instance} of state dir {tmp_path / chr(105)}t's gone, which is gone"
     command = f'{sys.executable} -c "{live.CLI}" {pins_check.remedy.removeprefix("outrace ")}'
     command = command.replace(
@@ -136,13 +130,6 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     done = run("/bin/sh", "-c", command, env=live.environment(), check=True)
     assert done.stderr == "removed 1 pins\n"
     assert [path.name for path in root.iterdir()] == [instances.instance_directory(tmp_path / "kept").name]
-
-
-def test_a_missing_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(pins, "ROOT", tmp_path / "file/outrace")
-    with pytest.raises(CannotError, match=r"file/outrace: Not a directory: it has to say whose the pins in .* are"):
-        instances.claim(instances.instance_directory(tmp_path), tmp_path)
 
 
 def test_a_daemon_that_starts_removes_strays_and_keeps_what_is_in_use(tmp_path: Path) -> None:
@@ -164,18 +151,6 @@ def test_a_daemon_that_starts_removes_strays_and_keeps_what_is_in_use(tmp_path: 
         with live.daemon(node) as other:
             assert live.message(other, "removed the pins of a state dir that is gone")["of"] == str(used)
     assert not instances.instance_directory(used).exists()
-
-
-def test_the_same_path_in_another_mount_namespace_is_another_state_dir(tmp_path: Path) -> None:
-    """Two containers with a state dir of the same name and one bpffs: the second must not take the first one's maps."""
-    state = tmp_path / "state"
-    with LabNode("test-same-name", 64 * MIB) as node, live.daemon(node, state_dir=state):
-        private = live.in_own_mounts(f"mount -t tmpfs -o mode=700 none {state}")
-        hook = pins.Pins.open(live.pin_dir()).hook
-        done = live.outrace(
-            "run", "--hooks", hook, "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=private
-        )
-        live.one_line(done, 3, "in use by another outrace, whose state directory has the same path", "--state-dir")
 
 
 def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.errors import MonitorError
 from monitor.kernel import charging, instances, loader, pins
 from monitor.kernel.pins import Pins
 from tests import live
@@ -136,20 +135,3 @@ def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -
     assert len(listing(target.parent)) == 2
     assert loader.ensure_loaded(state) == (target, False)
     assert (listing(target.parent), listing(target)) == ([target.name], EVERYTHING)
-
-
-def test_the_last_pins_that_go_leave_no_directory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "ROOT", tmp_path / "outrace")
-    first, last = (loader.instance_directory(tmp_path / name) for name in ("first", "last"))
-    for instance in (first, last):
-        (instance / "stamp").mkdir(parents=True)
-        (instance / "stamp/map").touch()
-    assert loader.unload(first) == 1
-    assert list(pins.ROOT.iterdir()) == [last]
-    assert loader.unload(last) == 1
-    assert not pins.ROOT.exists()
-
-
-def test_a_missing_pin_directory_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(MonitorError, match=r"no BPF programs are pinned at .*; start `outrace run`"):
-        Pins.open(tmp_path / "none")

@@ -16,8 +16,7 @@ from tests.commands import run
 
 
 @pytest.mark.parametrize(
-    ("text", "on"),
-    [("0x0007\n", True), ("0x0001\n", True), ("0x0006\n", False), ("?", False), (None, False)],
+    ("text", "on"), [("0x0007\n", True), ("0x0001\n", True), ("0x0006\n", False), ("?", False), (None, False)]
 )
 def test_generations_are_on_by_the_lowest_bit(tmp_path: Path, text: str | None, on: bool) -> None:
     if text is not None:

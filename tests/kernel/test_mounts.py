@@ -1,16 +1,13 @@
 """Mounting for real, inside a mount namespace of the test's own."""
 
-import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel import mounts
+from tests import live
 from tests.commands import run
-
-ROOT = Path(__file__).resolve().parents[2]
 
 UNMOUNT_THEN_ENSURE = """
 import os, subprocess
@@ -34,19 +31,7 @@ AS_NOBODY = "os.setresuid(65534, 65534, 65534)"
 
 
 def in_own_namespace(script: str) -> list[str]:
-    unshare = shutil.which("unshare")
-    assert unshare, "unshare (util-linux) is part of every Debian and Ubuntu"
-    done = run(
-        unshare,
-        "--mount",
-        "--propagation",
-        "private",
-        sys.executable,
-        "-c",
-        script,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run(*live.in_own_mounts("true", sys.executable, "-c", script), env=live.environment())
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -11,7 +11,7 @@ from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total
 from monitor.race.badness import badness
 from tests.live import MIB, Puppet, cgroup
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+GIB = 1 << 30
 
 
 def oom_score(points: int, total: int) -> int:
@@ -21,7 +21,6 @@ def oom_score(points: int, total: int) -> int:
 
 
 @pytest.mark.live
-@needs_root
 @pytest.mark.parametrize("adj", [0, 300, 1000])
 def test_the_kernel_reckons_alike(adj: int) -> None:
     hierarchy = cgroupfs.detect()
@@ -42,7 +41,6 @@ def test_the_kernel_reckons_alike(adj: int) -> None:
 
 
 @pytest.mark.live
-@needs_root
 def test_processes_belong_to_whom_their_cgroup_does() -> None:
     hierarchy = cgroupfs.detect()
     with cgroup("candidates") as path:
@@ -64,7 +62,6 @@ def test_processes_belong_to_whom_their_cgroup_does() -> None:
 
 
 @pytest.mark.live
-@needs_root
 def test_the_limit_of_a_node_counts() -> None:
     hierarchy = cgroupfs.detect()
     with cgroup("candidates", 64 * MIB) as path:  # which may not swap
@@ -73,9 +70,6 @@ def test_the_limit_of_a_node_counts() -> None:
         assert total_pages(hierarchy, path) == total_pages(hierarchy, hierarchy.root)
     machine = meminfo.read()
     assert total_pages(hierarchy, hierarchy.root) == (machine["MemTotal"] + machine["SwapTotal"]) // PAGE
-
-
-GIB = 1 << 30
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
 
 
 def test_a_pin_that_is_not_there_is_named() -> None:
+    with pytest.raises(MonitorError, match=r"no BPF programs are pinned at /none; start `outrace run`"):
+        Pins.open(Path("/none"))
     pins = Pins.open(live.pin_dir())
     with pytest.raises(MonitorError, match="map_nothing: No such file or directory; `outrace unload` and start again"):
         pins.fd("map_nothing")

@@ -2,16 +2,13 @@
 
 import json
 import os
-import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import live
 from tests.commands import run as run_command
-
-ROOT = Path(__file__).resolve().parents[2]
 
 PROTECT = """
 import dataclasses, gc, json, os
@@ -68,7 +65,7 @@ done.set()
 
 
 def run(script: str, *wrapper: str) -> Any:
-    done = run_command(*wrapper, sys.executable, "-c", script, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = run_command(*wrapper, sys.executable, "-c", script, env=live.environment())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -92,22 +89,12 @@ def test_what_protect_reports_is_what_the_kernel_has() -> None:
 @pytest.mark.live
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has privileges to drop")
 def test_without_privileges_each_refusal_is_explained() -> None:
-    setpriv = shutil.which("setpriv")
-    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
-    got = run(
-        PROTECT,
-        setpriv,
-        "--bounding-set=-sys_nice,-sys_resource,-ipc_lock",
-        "--inh-caps=-all",
-        "prlimit",
-        "--memlock=0:0",
-    )
+    without = ("setpriv", "--bounding-set=-sys_nice,-sys_resource,-ipc_lock", "--inh-caps=-all")
+    got = run(PROTECT, *without, "prlimit", "--memlock=0:0")
     check_what_it_says_is_true(got)
     assert got["scheduler"] == "default"
     assert not got["mlocked"]
-    assert [
-        remedy for remedy in ("CAP_SYS_NICE", "CAP_IPC_LOCK") if not any(remedy in note for note in got["notes"])
-    ] == []
+    assert all(any(remedy in note for note in got["notes"]) for remedy in ("CAP_SYS_NICE", "CAP_IPC_LOCK"))
 
 
 @pytest.mark.live
@@ -138,5 +125,4 @@ def test_no_page_of_the_program_has_to_be_read_in_the_shortage() -> None:
     """A library that was never used to its end is page cache like any other; the first decision met 60 such pages."""
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (5, 14):
         pytest.skip("madvise(MADV_POPULATE_READ) is of Linux 5.14")
-    done = run_command(sys.executable, "-c", ABSENT, cwd=ROOT)
-    assert json.loads(done.stdout) == {}, done.stderr
+    assert run(ABSENT) == {}

@@ -50,47 +50,38 @@ def says(path: Path, mib: int) -> None:
     (path / "memory.stat").write_text(f"file_dirty {mib * MIB}\nfile_writeback 0\n")
 
 
-def test_the_beginning_is_put_right_only_where_nothing_is_written(tmp_path: Path) -> None:
-    table, pages = Table(), MIB // PAGE
-    figures, mine = Withheld(source(table), Hierarchy(2, tmp_path)), [watch(tmp_path)]
-    says(tmp_path, 10)
-    figures.refresh(mine, 0, armed=True)
-    assert table.withheld == 10 * pages, "there when the programs were attached"
-    table.seen = 5 * pages  # 5 MiB are written, of which memory.stat does not know yet
-    figures.refresh(mine, SECOND, armed=True)
-    assert table.withheld == 10 * pages
-    says(tmp_path, 13)  # 3 of them are on the disk, and no event was lost: 10 + 5 - 3 would be 12
-    figures.refresh(mine, 3 * SECOND, armed=True)
-    assert table.withheld == 10 * pages, "written to 2 s ago"
-    figures.refresh(mine, 5 * SECOND, armed=True)
-    assert table.withheld == 8 * pages, "settled: 13 in all, 5 of them from events"
+#: MiB that memory.stat has, that events added up, and that are withheld then; at which second, and whether attached.
+STORIES = {
+    # 5 MiB are written, of which memory.stat does not know yet; then 3 of them are on the disk, and no event was lost:
+    # 10 + 5 - 3 would be 12. Only 5 s after the last write it has settled: 13 in all, 5 of them from events.
+    "put right where nothing is written": [
+        (10, 0, 10, 0, True), (10, 5, 10, 1, True), (13, 5, 10, 3, True), (13, 5, 8, 5, True),
+    ],
+    "detached the file is all there is": [(10, 0, 10, 0, False), (4, 0, 4, 1, False), (7, 0, 7, 2, False)],
+    "attached again it begins anew": [(10, 0, 10, 0, True), (10, 0, 10, 1, False), (30, 0, 30, 1.1, True)],
+}  # fmt: skip
 
 
-def test_while_detached_and_without_events_the_file_is_all_there_is(tmp_path: Path) -> None:
-    for given, armed in ((source(Table()), False), (source(Table(), events=False), True)):
-        figures, mine = Withheld(given, Hierarchy(2, tmp_path)), [watch(tmp_path)]
-        for at, mib in enumerate((10, 4, 7)):
-            says(tmp_path, mib)
-            figures.refresh(mine, at * SECOND, armed=armed)
-            assert given.table.withheld == mib * MIB // PAGE
-
-
-def test_attached_again_it_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_is_withheld(tmp_path: Path, story: list[tuple[int, int, int, float, bool]]) -> None:
     table = Table()
     figures, mine = Withheld(source(table), Hierarchy(2, tmp_path)), [watch(tmp_path)]
-    says(tmp_path, 10)
-    figures.refresh(mine, 0, armed=True)
-    figures.refresh(mine, SECOND, armed=False)
-    says(tmp_path, 30)  # written while nobody counted
-    figures.refresh(mine, SECOND + 1, armed=True)
-    assert table.withheld == 30 * MIB // PAGE
+    for stat, seen, expected, at, armed in story:
+        says(tmp_path, stat)
+        table.seen = seen * MIB // PAGE
+        figures.refresh(mine, int(at * SECOND), armed=armed)
+        assert table.withheld == expected * MIB // PAGE, at
 
 
-def test_a_domain_that_vanishes_keeps_its_figure(tmp_path: Path) -> None:
+def test_without_events_the_file_is_all_there_is(tmp_path: Path) -> None:
     table = Table()
-    figures = Withheld(source(table), Hierarchy(2, tmp_path))
-    figures.refresh([watch(tmp_path / "gone")], 0, armed=True)
-    assert table.withheld == -1
+    figures = Withheld(source(table, events=False), Hierarchy(2, tmp_path))
+    figures.refresh([watch(tmp_path / "gone", 1)], 0, armed=True)
+    assert table.withheld == -1, "a domain that vanishes keeps its figure"
+    for at, mib in enumerate((10, 4, 7)):
+        says(tmp_path, mib)
+        figures.refresh([watch(tmp_path)], (at + 1) * SECOND, armed=True)
+        assert table.withheld == mib * MIB // PAGE
 
 
 def test_protection_of_the_children_by_hand(tmp_path: Path) -> None:
