@@ -181,16 +181,11 @@ def test_a_grace_may_be_cut_short(pod: Path) -> None:
         eviction.hurry()
         eviction.hurry()
         assert eviction.deadline_ns() == killed_ns(eviction) + LOOK_NS
-        assert deaf.wait() == -signal.SIGKILL
-        finish(eviction)
-
-
-def test_help_in_freeing_is_asked_for_once(pod: Path) -> None:
-    with live.Puppet(pod / "c2") as puppet:
-        eviction = Eviction(prepared(pod, VERSION), 0, 0)
+        # Help in freeing is asked for once.
         assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS - 1) == []
-        assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS) == [puppet.pid]
+        assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS) == [deaf.pid]
         assert eviction.to_reap(FAR_NS) == []
+        assert deaf.wait() == -signal.SIGKILL
         finish(eviction)
 
 

@@ -65,36 +65,20 @@ def left(pod: Path) -> list[str]:
     return [name for name in os.listxattr(pod) if name.startswith("trusted.outrace.")]
 
 
-def test_every_process_is_raised_and_set_back(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
-    mark = journal.mark(pod, "uid")
-    assert values(processes) == [1000, 1000]
-    assert mark.raised == 2
-    assert len(left(pod)) == 1
-    assert journal.restore(mark) == Restored(restored=2)
-    assert values(processes) == [100, 200]
-    assert left(pod) == []
-
-
 def test_forked_processes_get_what_their_parent_had(
     journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
 ) -> None:
+    """Also one whose parent is gone: its container's others say what it would have."""
     mark = journal.mark(pod, "uid")
+    assert (mark.raised, values(processes), len(left(pod))) == (2, [1000, 1000], 1)
     children = [forked(one, tmp_path / str(one.pid)) for one in processes]
     assert [value(pid) for pid in children] == [1000, 1000]
     assert journal.look_again(mark) == 0  # they are raised, and no values of their own are known
-    assert journal.restore(mark) == Restored(restored=4, inherited=2)
-    assert [value(pid) for pid in children] == [100, 200]
-
-
-def test_forked_by_who_is_gone(journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path) -> None:
-    """Its container's others say what it would have."""
-    mark = journal.mark(pod, "uid")
-    child = forked(processes[0], tmp_path / "child")
     processes[0].process.kill()
     processes[0].wait()
-    assert value(child) == 1000
-    assert journal.restore(mark) == Restored(restored=2, inherited=1)
-    assert value(child) == 100
+    assert journal.restore(mark) == Restored(restored=3, inherited=2)
+    assert [value(pid) for pid in (*children, processes[1].pid)] == [100, 200, 200]
+    assert left(pod) == []
 
 
 def test_a_process_that_appears_is_raised_too(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:

@@ -155,7 +155,7 @@ def test_a_memory_high_that_hold_and_soft_brake_set_comes_back_exactly(
         assert held.files() == before
 
 
-def test_a_lower_memory_high_stays_while_a_pod_is_held(held: Stand) -> None:
+def test_a_lower_memory_high_of_its_own_stays(held: Stand, soft: SoftBrake) -> None:
     with held.puppet() as puppet:
         puppet.do("anon(24)")
         (held.pod / HIGH).write_text(str(MIB))
@@ -165,6 +165,11 @@ def test_a_lower_memory_high_stays_while_a_pod_is_held(held: Stand) -> None:
         assert braked.brake == "limit+high+freeze"
         assert number(held.pod / HIGH) == MIB
         brake.close()
+        assert held.files() == before
+        soft.soften(0, 5.0)
+        assert soft.high == MIB == number(held.pod / HIGH)
+        assert softened(held) == [TASKS]
+        soft.harden()
         assert held.files() == before
 
 
@@ -208,16 +213,6 @@ def test_pids_max_is_never_above_what_it_was(held: Stand, soft: SoftBrake, own: 
         assert (held.pod / TASKS).read_text().strip() == runs
         soft.harden()
         assert (held.pod / TASKS).read_text().strip() == own
-
-
-def test_a_lower_memory_high_of_its_own_stays(held: Stand, soft: SoftBrake) -> None:
-    with held.puppet() as puppet:
-        puppet.do("anon(24)")
-        (held.pod / HIGH).write_text(str(MIB))
-        soft.soften(0, 5.0)
-        assert soft.high == MIB == number(held.pod / HIGH)
-        assert softened(held) == [TASKS]
-        soft.harden()
 
 
 def test_a_pod_under_a_soft_brake_cannot_fork(held: Stand, soft: SoftBrake) -> None:

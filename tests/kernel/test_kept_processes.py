@@ -15,10 +15,7 @@ from tests import live
 from tests.filesystems import Mounts
 from tests.puppet import Puppet
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounting the unified hierarchy needs root"),
-]
+pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture

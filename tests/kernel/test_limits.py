@@ -79,7 +79,7 @@ def without_swap(found: Limits | None) -> Limits | None:
     return None if found is None else dataclasses.replace(found, swap=None)
 
 
-@pytest.mark.live
+@pytest.mark.kernel
 def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
     hierarchy = cgroupfs.detect()
     inner = cgroupfs.make(pod / "inner")
@@ -92,7 +92,7 @@ def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
     assert read(hierarchy, inner) is None
 
 
-@pytest.mark.live
+@pytest.mark.kernel
 @pytest.mark.parametrize("before", [0, 1, 2], ids=["first file", "second file", "third file"])
 def test_a_real_cgroup_that_is_removed_while_it_is_read(
     pod: Path, monkeypatch: pytest.MonkeyPatch, before: int

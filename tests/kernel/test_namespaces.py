@@ -10,7 +10,7 @@ import pytest
 from tests.live import environment
 from tests.puppet import cgroup
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.kernel
 #: Moves into the cgroup, takes a namespace that begins there, and prints how a process outside looks, before and after.
 _BELOW = """
 import ctypes, os, sys

@@ -20,7 +20,7 @@ def oom_score(points: int, total: int) -> int:
     return (1000 + scaled) * 2 // 3
 
 
-@pytest.mark.live
+@pytest.mark.kernel
 @pytest.mark.parametrize("adj", [0, 300, 1000])
 def test_the_kernel_reckons_alike(adj: int) -> None:
     hierarchy = cgroupfs.detect()
@@ -40,7 +40,7 @@ def test_the_kernel_reckons_alike(adj: int) -> None:
         assert process.cgroups == (str(path), str(hierarchy.root))
 
 
-@pytest.mark.live
+@pytest.mark.kernel
 def test_processes_belong_to_whom_their_cgroup_does() -> None:
     hierarchy = cgroupfs.detect()
     with cgroup("candidates") as path:
@@ -61,7 +61,7 @@ def test_processes_belong_to_whom_their_cgroup_does() -> None:
             assert [p.pid for p in candidates(hierarchy, path, lambda _: None)] == [outside.pid]
 
 
-@pytest.mark.live
+@pytest.mark.kernel
 def test_the_limit_of_a_node_counts() -> None:
     hierarchy = cgroupfs.detect()
     with cgroup("candidates", 64 * MIB) as path:  # which may not swap
