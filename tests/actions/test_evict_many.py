@@ -4,7 +4,7 @@ import os
 import resource
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tests import live
 from tests.actions.killing import finish, prepared
 
 pytestmark = pytest.mark.kernel
+Crowd = Callable[[int], Victim]
 #: As on cgroup v1 and before Linux 5.14 everywhere: without cgroup.kill.
 BY_PIDFDS = 1
 CROWD = "for _ in range({}):\n  if not os.fork():\n    signal.pause()"
@@ -40,31 +41,35 @@ def pod() -> Iterator[Path]:
         yield path
 
 
-def crowd(pod: Path, puppet: live.Puppet, number: int) -> None:
-    """``number`` more processes of the pod, which sleep."""
-    puppet.do(f"exec({CROWD.format(number)!r})")
-    live.until(lambda: len(pids_below(pod)) > number, f"{number} processes")
-
-
-def test_nobody_survives_because_there_are_more_than_descriptors(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
+@pytest.fixture
+def crowd(pod: Path) -> Iterator[Crowd]:
+    """Of so many processes that sleep, and of the one that made them: a pod made ready to be killed by pidfds."""
     with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 50)
-        victim = prepared(pod, BY_PIDFDS)
-        assert len(victim.pidfds) <= 8
-        eviction = Eviction(victim, 0, 0)
-        finish(eviction)
-        assert pids_below(pod) == set()
-        assert len(eviction.pids) == 51
+
+        def made(number: int) -> Victim:
+            parent.do(f"exec({CROWD.format(number)!r})")
+            live.until(lambda: len(pids_below(pod)) > number, f"{number} processes")
+            return prepared(pod, BY_PIDFDS)
+
+        yield made
+
+
+def test_nobody_survives_because_there_are_more_than_descriptors(
+    pod: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
+    victim = crowd(50)
+    assert len(victim.pidfds) <= 8
+    eviction = Eviction(victim, 0, 0)
+    finish(eviction)
+    assert pids_below(pod) == set()
+    assert len(eviction.pids) == 51
 
 
 @pytest.mark.once
-def test_a_pod_of_5000_processes_dies_to_the_last(pod: Path) -> None:
-    with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 5000)
-        eviction = Eviction(prepared(pod, BY_PIDFDS), 0, 0)
-        finish(eviction)
-        assert pids_below(pod) == set()
+def test_a_pod_of_5000_processes_dies_to_the_last(pod: Path, crowd: Crowd) -> None:
+    finish(Eviction(crowd(5000), 0, 0))
+    assert pids_below(pod) == set()
 
 
 def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Path) -> None:
@@ -84,46 +89,40 @@ def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Pa
         parent.do("made[0] = 1")
 
 
-def test_it_is_looked_after_without_a_rest_while_there_are_more(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_looked_after_without_a_rest_while_there_are_more(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever rests is outrun by a pod that forks; and an empty one is given its rest."""
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
-    with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 20)
-        eviction = Eviction(prepared(pod, BY_PIDFDS), 0, 0)
-        assert eviction.deadline_ns() <= eviction.signalled_ns
-        finish(eviction)
-        eviction.victim.refresh()
-        # Looking takes at most a fifth of the time: it runs ahead of all others, and the victim may wait for this CPU.
-        for took_ns, rest_ns in ((0, LOOK_NS), (100_000, LOOK_NS), (5_000_000, 20_000_000), (10**9, 4 * 10**9)):
-            eviction.looked(7, took_ns)
-            assert eviction.deadline_ns() == 7 + rest_ns
+    eviction = Eviction(crowd(20), 0, 0)
+    assert eviction.deadline_ns() <= eviction.signalled_ns
+    finish(eviction)
+    eviction.victim.refresh()
+    # Looking takes at most a fifth of the time: it runs ahead of all others, and the victim may wait for this CPU.
+    for took_ns, rest_ns in ((0, LOOK_NS), (100_000, LOOK_NS), (5_000_000, 20_000_000), (10**9, 4 * 10**9)):
+        eviction.looked(7, took_ns)
+        assert eviction.deadline_ns() == 7 + rest_ns
 
 
-def test_the_rings_are_read_between_thousands_of_signals(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rings_are_read_between_thousands_of_signals(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that jumps stands for signals that take long."""
     monkeypatch.setattr("monitor.actions.victim._SEND_NS", 0)
-    with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 2 * _AT_ONCE)
-        victim = prepared(pod, BY_PIDFDS)
-        victim.kill()
-        assert len(victim._signalled) == _AT_ONCE
-        assert victim.unfinished
-        finish(Eviction(victim, 0, 0))
+    victim = crowd(2 * _AT_ONCE)
+    victim.kill()
+    assert len(victim._signalled) == _AT_ONCE
+    assert victim.unfinished
+    finish(Eviction(victim, 0, 0))
 
 
-def test_descriptors_are_opened_for_so_many_at_a_time(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_opened_for_so_many_at_a_time(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hot thread does nothing else meanwhile; the next look goes on."""
     monkeypatch.setattr("monitor.actions.victim._OPEN", 8)
-    with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 20)
-        victim = prepared(pod, BY_PIDFDS)
-        assert (len(victim.pidfds), victim.is_partial) == (8, True)
-        while victim.is_partial:
-            before = len(victim.pidfds)
-            victim.refresh()
-            assert len(victim.pidfds) <= before + 8
-        assert len(victim.pidfds) == 21
-        finish(Eviction(victim, 0, 0))
+    victim = crowd(20)
+    assert (len(victim.pidfds), victim.is_partial) == (8, True)
+    while victim.is_partial:
+        before = len(victim.pidfds)
+        victim.refresh()
+        assert len(victim.pidfds) <= before + 8
+    assert len(victim.pidfds) == 21
+    finish(Eviction(victim, 0, 0))
 
 
 def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
@@ -182,18 +181,17 @@ def few_descriptors(spare: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_process_that_may_not_open_so_many_descriptors_kills_all_the_same(pod: Path) -> None:
+def test_a_process_that_may_not_open_so_many_descriptors_kills_all_the_same(pod: Path, crowd: Crowd) -> None:
     """RLIMIT_NOFILE (EMFILE): those held die, then the rest; and something is left to read cgroups with."""
-    with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 200)
-        victim = Victim("uid", pod, BY_PIDFDS)
-        with few_descriptors(60):
-            victim.refresh()
-            assert 0 < len(victim.pidfds) < 60
-            os.close(os.open("/dev/null", os.O_RDONLY))
-            eviction = Eviction(victim, 0, 0)
-            finish(eviction)
-        assert pids_below(pod) == set()
+    crowd(200).close()
+    victim = Victim("uid", pod, BY_PIDFDS)
+    with few_descriptors(60):
+        victim.refresh()
+        assert 0 < len(victim.pidfds) < 60
+        os.close(os.open("/dev/null", os.O_RDONLY))
+        eviction = Eviction(victim, 0, 0)
+        finish(eviction)
+    assert pids_below(pod) == set()
 
 
 def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
@@ -219,23 +217,24 @@ def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
         os.close(fds.pop())
 
 
-def test_descriptors_that_were_given_up_are_not_taken_for_others(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_that_were_given_up_are_not_taken_for_others(
+    pod: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A number is used again by the next process at once: who is waited for must be known by more than that."""
     from tests.daemon.test_evictor import Bench
 
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
-    with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 40)
-        bench = Bench(pod)
-        eviction = bench.begin()
-        deadline = time.monotonic() + live.TIMEOUT_S
-        while time.monotonic() < deadline:
-            bench.endings(0.01)
-            eviction.next_look_ns = 0
-            if bench.evictor.follow(1, 0):
-                break
-            assert bench.evictor._leaving <= set(eviction.pidfds())
-        assert bench.evictor.current is None
-        assert not bench.evictor.stuck
-        assert isinstance(bench.epoll, select.epoll)
-        assert pids_below(pod) == set()
+    crowd(40).close()
+    bench = Bench(pod)
+    eviction = bench.begin()
+    deadline = time.monotonic() + live.TIMEOUT_S
+    while time.monotonic() < deadline:
+        bench.endings(0.01)
+        eviction.next_look_ns = 0
+        if bench.evictor.follow(1, 0):
+            break
+        assert bench.evictor._leaving <= set(eviction.pidfds())
+    assert bench.evictor.current is None
+    assert not bench.evictor.stuck
+    assert isinstance(bench.epoll, select.epoll)
+    assert pids_below(pod) == set()

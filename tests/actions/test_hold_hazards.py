@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -84,22 +83,6 @@ def test_a_container_that_is_frozen_during_a_hold_is_left_to_its_runtime(held: S
         set_frozen(container, False)
         puppet.do("pass")
         brake.close()
-
-
-def test_containers_with_cgroups_of_their_own_are_held_by_the_pods(held: Stand) -> None:
-    with held.puppet("c1") as first, held.puppet("c2/inner") as second:
-        before = {path: (path / LIMIT_FILE).read_text() for path in cgroupfs.descendants(held.pod)}
-        brake = held.brake()
-        for puppet in (first, second):
-            puppet.tell("anon(40)")
-        live.until(lambda: (brake.usage() or 0) > 24 * MIB, "the pod to grow")
-        braked = brake.apply((brake.usage() or 0) + 16 * MIB)  # not reached before the freeze, on an emulated CPU too
-        assert braked is not None
-        time.sleep(0.3)
-        assert (brake.usage() or 0) <= braked.cap
-        assert {path: (path / LIMIT_FILE).read_text() for path in cgroupfs.descendants(held.pod)} == before
-        brake.close()
-        assert first.answer() == second.answer() == "done"
 
 
 def test_the_monitors_own_cgroup_is_never_held(held: Stand) -> None:

@@ -121,13 +121,9 @@ def test_the_time_is_up(stop_fd: int) -> None:
     assert run(("sleep", "600"), 0.01, stop_fd) == (None, "")
     # One that never stops writing has no more time than another.
     assert run(("yes", "more"), 0.05, stop_fd)[0] is None
-
-
-def test_a_timeout_is_logged() -> None:
     bench = Bench({CONTAINERS: ("sleep", "600")}, timeout_s=0.01)
     bench.reclaimer.request([CONTAINERS])
-    line = bench.finished(CONTAINERS)
-    assert line[:2] == ("error", "clean-up killed: it did not end in time")
+    assert bench.finished(CONTAINERS)[:2] == ("error", "clean-up killed: it did not end in time")
     bench.reclaimer.close()
 
 

@@ -46,14 +46,6 @@ def grow():
 """
 
 
-_CANNOT_FORK = """
-try:
-    os._exit(os.fork() != 0)
-except BlockingIOError:
-    pass
-"""
-
-
 @pytest.fixture
 def soft(held: Stand) -> SoftBrake:
     return SoftBrake("uid", held.pod, Ledger(held.state, SIDE))
@@ -190,18 +182,6 @@ def test_a_thread_slows_a_held_pod_down(held: Stand, soft: SoftBrake) -> None:
         assert held.files() == before
 
 
-def test_a_pod_that_is_let_grow_to_its_cap_does_not_sleep_above_memory_high(held: Stand) -> None:
-    """Across the kubelet's line it is to grow."""
-    with held.puppet() as puppet:
-        puppet.do("anon(24)")
-        brake = held.brake()
-        assert brake.apply(64 * MIB) is not None
-        assert brake.loosen(64 * MIB) is not None
-        assert (held.pod / HIGH).read_text().strip() == "max"
-        assert brake.in_force()
-        brake.close()
-
-
 @pytest.mark.parametrize(("own", "runs"), [("1", "1"), ("5", "1"), ("max", "1")])
 def test_pids_max_is_never_above_what_it_was(held: Stand, soft: SoftBrake, own: str, runs: str) -> None:
     """Also where a pod that runs 3 processes may have 1: it was lowered meanwhile."""
@@ -213,14 +193,6 @@ def test_pids_max_is_never_above_what_it_was(held: Stand, soft: SoftBrake, own: 
         assert (held.pod / TASKS).read_text().strip() == runs
         soft.harden()
         assert (held.pod / TASKS).read_text().strip() == own
-
-
-def test_a_pod_under_a_soft_brake_cannot_fork(held: Stand, soft: SoftBrake) -> None:
-    with held.puppet() as puppet:
-        soft.soften(0, 5.0)
-        puppet.do(f"exec({_CANNOT_FORK!r})")
-        soft.harden()
-        puppet.do("os.waitpid(os.fork() or os._exit(0), 0)")
 
 
 def test_where_what_is_left_does_not_last_there_is_no_soft_brake(held: Stand, soft: SoftBrake) -> None:

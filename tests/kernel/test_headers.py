@@ -43,20 +43,15 @@ def test_the_tree_replaces_an_old_one_and_follows_none_of_its_links(tmp_path: Pa
         for name, (content, _) in entries(tree).items():
             assert content == (text if name.endswith("kconfig.h") else "")
     assert (foreign / "kept.h").exists()
-
-
-def test_a_tree_that_is_right_is_left_alone_and_half_of_one_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CannotError, match=r"cannot write .*file/tree: Not a directory"):
-        headers.prepare(tmp_path / "file/tree", "text")
-    headers.prepare(tmp_path / "tree", "text")
-    before = entries(tmp_path / "tree")
-    headers.prepare(tmp_path / "tree", "text")
-    assert entries(tmp_path / "tree") == before
+    before = entries(tree)
+    headers.prepare(tree, "two")
+    assert entries(tree) == before, "a tree that is right is left alone"
     for path in ("include/asm/page.h", "source"):
-        (tmp_path / "tree" / path).unlink()
-        headers.prepare(tmp_path / "tree", "text")
-        assert entries(tmp_path / "tree").keys() == before.keys()
+        (tree / path).unlink()
+        headers.prepare(tree, "two")
+        assert entries(tree).keys() == before.keys(), "half of one is made anew"
+    with pytest.raises(CannotError, match=r"cannot write .*kept.h/tree: Not a directory"):
+        headers.prepare(foreign / "kept.h/tree", "text")
 
 
 @pytest.mark.kernel

@@ -133,15 +133,6 @@ def test_what_hooks_on_charges_do_not_see_is_read_again_before_it_can_cross() ->
     assert bounds.reread_ns(1, rate, 10**9) == bounds.REREAD_NS, "however dear a look is here"
 
 
-def test_this_machine_offers_polling_at_least() -> None:
-    found = facts(GIB)
-    print(found)
-    if found.no_cgroups:
-        pytest.skip(f"no memory cgroups here: {found.no_cgroups}")
-    assert "poll" in offered(found)
-    assert ("eventfd" in offered(found)) <= (found.cgroup_version == 1)
-
-
 @pytest.mark.kernel
 def test_the_plan_is_the_same_before_tracefs_is_mounted(expected_rungs: tuple[str, ...]) -> None:
     """`outrace run` mounts it; asked before its first start, BTF has to do."""
