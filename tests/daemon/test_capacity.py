@@ -22,7 +22,6 @@ from tests import live
 from tests.daemon import stand_ins
 from tests.daemon.hot_node import hard, hot_node
 
-pytestmark = pytest.mark.kernel
 MIB, GIB = live.MIB, 1 << 30
 CHANGED = "the capacity has changed; thresholds follow it"
 BLOCKS = Path("/sys/devices/system/memory")
@@ -40,6 +39,7 @@ def test_memory_of_the_machine_by_the_call_and_by_a_file_that_is_another_machine
     assert memory.now() == 4 * MIB
 
 
+@pytest.mark.kernel
 def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the machine, whose memory nobody plugs in a test here; the guests do (below)."""
     thresholds = parse_thresholds({NODE_SIGNAL: "25%", KUBEPODS_SIGNAL: "50%"}, {}, {}, {}, ("pods",))
@@ -84,6 +84,7 @@ def stopped(daemon: LabDaemon) -> Iterator[None]:
         os.kill(daemon.process.pid, signal.SIGCONT)
 
 
+@pytest.mark.kernel
 @pytest.mark.once
 def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> None:
     """Memory was added between the crossing and the look at its record."""
@@ -105,6 +106,7 @@ def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> No
             assert more.process.poll() is None
 
 
+@pytest.mark.kernel
 def test_oom_scores_follow_the_capacity(tmp_path: Path) -> None:
     """A Burstable container's value is a share of the node's memory."""
     sent: list[dict[str, Any]] = []
@@ -137,6 +139,7 @@ def taken_offline(block: Path) -> bool:
     return True
 
 
+@pytest.mark.kernel
 @pytest.mark.expendable
 def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
     """The host plugs a module when it reads the line on the console (scripts/vm/guest.py); a block is taken offline."""
@@ -172,6 +175,7 @@ def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
             assert len(live.messages(daemon, CHANGED)) <= 4, "two blocks come and two go, each is logged once"
 
 
+@pytest.mark.kernel
 @pytest.mark.once
 def test_a_node_that_was_removed_and_made_again_is_another_one() -> None:
     """Its old descriptors report nothing any more; by its name alone it would seem to be there."""

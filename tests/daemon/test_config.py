@@ -31,7 +31,8 @@ def test_defaults_are_the_kubelets() -> None:
     assert [t.signal for t in config.thresholds()][:2] == ["memory.available", "allocatableMemory.available"]
 
 
-def test_the_largest_threshold() -> None:
+def test_the_largest_threshold_and_the_longest_name() -> None:
+    assert build({"listen": f"{'a' * 63}:1"}).listen_host == "a" * 63
     assert build({"eviction-hard": "memory.available<4Ei"}).thresholds()[0].quantity(1 << 30) == 1 << 62
 
 

@@ -21,6 +21,7 @@ from tests.policy.builders import container, pod
 
 
 # --- process ids ---------------------------------------------------------------------------------------------------
+@pytest.mark.kernel
 def test_process_ids_are_ranked_by_processes_without_walking_any_disk(bench: Bench) -> None:
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
     with live.cgroup("pids") as parent:

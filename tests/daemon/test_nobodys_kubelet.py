@@ -24,6 +24,8 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot start a process of another user")
 NOBODY = 65534
+#: It has no place for its state, and would end there.
+RUN = ("run", "--state-dir", "/dev/null/state")
 #: Becomes real uid 65534 with effective uid 0, as a setuid program of that user.
 BECOME = "import os, sys; os.setresuid(65534, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -61,10 +63,10 @@ def marker(tmp_path: Path) -> Iterator[Path]:
         ("config", "show", "--no-daemon", "-o", "json"),
         ("config", "check"),
         ("explain", "--no-daemon"),
-        ("run", "--state-dir", "/dev/null/state"),
-        ("run", "--pods", "apiserver", "--evict-by", "api", "--state-dir", "/dev/null/state"),
+        pytest.param((*RUN, "--pods", "auto"), marks=pytest.mark.kernel),
+        pytest.param((*RUN, "--pods", "apiserver", "--evict-by", "api"), marks=pytest.mark.kernel),
     ],
-    ids=lambda words: "-".join(words[:2]),
+    ids=lambda words: "-".join(words[-2:]),
 )
 def test_its_plugin_does_not_run_and_its_thresholds_are_not_read(marker: Path, command: tuple[str, ...]) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -101,6 +101,7 @@ OPTIONS = {
             ("memory.available<1e30", "memory.available: 1e30: quantities must be at most 4Ei; write"),
             ("memory.available<5Ei", "at most 4Ei; write"),
             ("memory.available", "malformed pair"),
+            ("memory.available", "write --eviction-hard 'memory.available<100Mi'"),
         ),
         live=True,
     ),
@@ -114,7 +115,7 @@ OPTIONS = {
     "eviction-soft-grace-period": Row(
         {"memory.available": "1m30s"},
         {"memory.available": "1m30s"},
-        (("memory.available=5", "duration such as 90s"),),
+        (("memory.available=5", "duration such as 90s"), ("memory.available", "write NAME=VALUE")),
         live=True,
     ),
     "eviction-max-pod-grace-period": Row(

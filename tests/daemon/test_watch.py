@@ -16,18 +16,18 @@ from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, 
 from tests import live
 from tests.daemon import stand_ins
 
-pytestmark = pytest.mark.kernel
 MIB = live.MIB
-HIERARCHY = cgroupfs.detect()
 #: hard 10 %, soft 32Mi
 THRESHOLDS = parse_thresholds(
     {"memory.available": "10%"}, {"memory.available": "32Mi"}, {"memory.available": "1s"}, {}, ("pods",)
 )
 
 
+@pytest.mark.kernel
 def test_the_kernel_compares_what_the_policy_would() -> None:
+    hierarchy = cgroupfs.detect()
     with live.cgroup("watch") as node, live.Watching() as watch:
-        made = make_watch(watch.table, "node", NODE_SIGNAL, node, 80 * MIB, THRESHOLDS, HIERARCHY.version)
+        made = make_watch(watch.table, "node", NODE_SIGNAL, node, 80 * MIB, THRESHOLDS, hierarchy.version)
         try:
             assert made.cgroup_id == cgroupfs.cgroup_id(node)
             assert {t.signal for t in made.thresholds} == {NODE_SIGNAL}
@@ -41,7 +41,7 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
                 puppet.do("anon(36)")
                 watch.consume()
                 crossings = [e for e in watch.events if e.kind == CROSS]
-                assert made.usage_now() == cgroupfs.read_cgroup(HIERARCHY, node).usage
+                assert made.usage_now() == cgroupfs.read_cgroup(hierarchy, node).usage
             for event, quantity in zip(crossings, (32 * MIB, 8 * MIB), strict=True):
                 threshold = made.thresholds[event.threshold]
                 assert threshold.quantity(made.capacity) == quantity
@@ -59,16 +59,18 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
             os.close(made.usage_fd)
 
 
+@pytest.mark.kernel
 def test_the_machine_has_no_usage_file() -> None:
+    hierarchy = cgroupfs.detect()
     with live.Watching(attach=False) as watch:
-        made = make_watch(watch.table, "node", NODE_SIGNAL, None, 1 << 34, THRESHOLDS, HIERARCHY.version)
+        made = make_watch(watch.table, "node", NODE_SIGNAL, None, 1 << 34, THRESHOLDS, hierarchy.version)
         assert (made.machine, made.usage_fd) == (True, -1)
-        assert made.cgroup_id == os.stat(HIERARCHY.root).st_ino == 1
+        assert made.cgroup_id == os.stat(hierarchy.root).st_ino == 1
         watch.sweeper.run()
         assert watch.table.reading(made.index).usage > 0
         with live.cgroup("watch") as kubepods:
             made = make_watch(
-                watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 64 * MIB, THRESHOLDS, HIERARCHY.version
+                watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 64 * MIB, THRESHOLDS, hierarchy.version
             )
             assert {t.signal for t in made.thresholds} == {KUBEPODS_SIGNAL}
             os.close(made.usage_fd)
