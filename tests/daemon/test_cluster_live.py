@@ -16,7 +16,6 @@ from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.config_files import kubeconfig
 from tests.daemon.hot_node import hard, hot_node
-from tests.daemon.test_succession import crash
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
@@ -41,14 +40,14 @@ def options(api: FakeApiServer, tmp_path: Path) -> tuple[str, ...]:
     return ("--pods", "apiserver", "--kubeconfig", str(credentials), "--node-name", "node-1")
 
 
-def started_hog(node: LabNode, api: FakeApiServer, name: str = "hog", mib: int = 100, **options: int) -> Hog:
+def started_hog(node: LabNode, api: FakeApiServer, name: str = "hog", mib: int = 100) -> Hog:
     """A pod in the API server and its hog in the kubelet's cgroup of it."""
     uid = str(uuid.uuid4())
     made = pod(name, namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
     made["metadata"]["uid"] = uid
     api.store.create("pods", made)
     container = cgroupfs.make(node.cgroup / f"kubepods/besteffort/pod{uid}" / ("a" * 64))
-    hog = Hog(container, mib=mib, rate=200, **options)
+    hog = Hog(container, mib=mib, rate=200)
     node.children.append(hog)
     return hog
 
@@ -126,30 +125,6 @@ def test_a_pod_that_a_webhook_keeps_for_ever_keeps_no_other(
         live.message(daemon, "an evicted pod has ended", pod="shop/other")
         assert live.metric(daemon, 'cluster_evictions_total{outcome="accepted"}') == 1
         live.ended(daemon)
-
-
-def test_by_the_api_nobody_goes_on_with_a_kill_that_a_daemon_before_began(
-    node: LabNode, api: FakeApiServer, options: tuple[str, ...]
-) -> None:
-    """That one sent SIGTERM and was killed in the pod's grace."""
-    hog = started_hog(node, api, ignore_term=1)
-    soft = (
-        "--enforce",
-        *("--eviction-hard", "nodefs.available<1%", "--eviction-soft", "memory.available<48Mi"),
-        *("--eviction-soft-grace-period", "memory.available=200ms", "--eviction-max-pod-grace-period", "600"),
-    )
-    with live.daemon(node, *options, *soft) as daemon:
-        live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
-        hog.go()
-        live.message(daemon, "evicting", pod="shop/hog")
-        crash(daemon)
-    with live.daemon(node, *options, *soft, "--evict-by", "api") as again:
-        live.message(again, "evicted by the API server", pod="shop/hog")
-        assert not [line for line in again.log if str(line.get("msg")).startswith("going on with")]
-        assert hog.process.poll() is None
-        hog.process.kill()
-        hog.wait()
-        live.ended(again)
 
 
 def kill_both(daemon: LabDaemon) -> None:

@@ -15,7 +15,6 @@ from monitor.kernel import cgroupfs
 from monitor.link.messages import LogLine, PodGone, PodSeen, Reap, Synced
 from tests.daemon import harness
 from tests.daemon.harness import DECISION, STATE, Node, eventually, metric, metrics, value
-from tests.test_documents import MALICIOUS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -179,27 +178,3 @@ def test_reap_of_live_and_dead_processes_is_harmless(node: Node) -> None:
         assert Path(f"/proc/{pid}").exists()
     assert hot.end() == 0
     assert "process_mrelease failed" not in hot.log()
-
-
-def test_files_made_to_fill_the_memory_cost_a_line_each(node: Node) -> None:
-    """The side keeps its size and its process, and the other manifests stay in force."""
-    node.pod("good")
-    hot = node.run()
-    hot.receive_until("synced")
-    assert hot.process is not None
-
-    def resident() -> int:
-        return int(Path(f"/proc/{hot.process.pid}/statm").read_text().split()[1]) * 4096  # type: ignore[union-attr]
-
-    before = resident()
-    for name, (text, _) in MALICIOUS.items():
-        (node.manifests / f"{name.replace(' ', '-')}.yaml").write_text(text)
-    (node.manifests / "values.json").write_text("[" + "{}," * 2_000_000 + "{}]")
-    for name in MALICIOUS:
-        hot.wait_for_log(f"{name.replace(' ', '-')}.yaml: document 1: ")
-    hot.wait_for_log("values.json: document 1: more than 400000 values")
-    node.pod("later")
-    assert hot.receive("pod+").uid == "uid-later"
-    assert metric(hot, "pod_memory_usage_bytes", namespace="default", pod="good") is not None
-    assert resident() < before + (48 << 20)  # the import of YAML, metrics and the buffers of an 8 MiB file among it
-    assert hot.process.poll() is None
