@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ import pytest
 
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroupfs, meminfo
-from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, make_watch
@@ -74,16 +71,6 @@ def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch)
         pods.close()
 
 
-@contextmanager
-def stopped(daemon: LabDaemon) -> Iterator[None]:
-    """The hot process sees nothing meanwhile."""
-    os.kill(daemon.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(daemon.process.pid, signal.SIGCONT)
-
-
 @pytest.mark.kernel
 @pytest.mark.once
 def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> None:
@@ -93,9 +80,10 @@ def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> No
         with live.daemon(node, *hard(40), "--enforce") as daemon:
             hog = live.filled(node, pod, 70)
             live.until(lambda: live.metric(daemon, "armed") == 1, "it to watch closely")
-            with stopped(daemon):
-                more = live.filled(node, pod, 30)
-                cgroupfs.set_limit(node.cgroup, 256 * MIB)
+            os.kill(daemon.pid, signal.SIGSTOP)  # the hot process sees nothing meanwhile
+            more = live.filled(node, pod, 30)
+            cgroupfs.set_limit(node.cgroup, 256 * MIB)
+            os.kill(daemon.pid, signal.SIGCONT)
             record = live.message(daemon, CHANGED)
             assert (record["before"], record["now"]) == (128 * MIB, 256 * MIB)
             live.until(lambda: live.metric(daemon, 'memory_capacity_bytes{domain="node"}') == 256 * MIB, "the metric")

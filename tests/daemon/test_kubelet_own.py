@@ -174,31 +174,30 @@ def test_without_credentials_nobody_is_asked() -> None:
 # ---- where nothing of it can be read
 
 
-def unread(server: FakeKubelet, serving: Pair, directory: Path, monkeypatch: pytest.MonkeyPatch) -> NodeKubelet:
-    """A kubelet as it is found, that names a file which is not there (for us), and lets nobody ask."""
+@pytest.fixture
+def unread(server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeKubelet:
+    """A kubelet as it is found, that names a file which is not there (for us), and refuses to be asked."""
     server.forbidden.add("/configz")
-    asked = running(server, serving, directory)
-    flags = f"--port={server.port} --tls-cert-file={serving.certificate} --config={directory / 'none.yaml'}"
-    monkeypatch.setattr(installations, "ROOT", directory / "root")
+    asked = running(server, serving, tmp_path)
+    flags = f"--port={server.port} --tls-cert-file={serving.certificate} --config={tmp_path / 'none.yaml'}"
+    monkeypatch.setattr(installations, "ROOT", tmp_path / "root")
     for path, text in (
         ("var/lib/kubelet/kubeadm-flags.env", f'KUBELET_KUBEADM_ARGS="{flags}"\n'),
         ("etc/kubernetes/kubelet.conf", asked.kubeconfig.read_text() if asked.kubeconfig else ""),
     ):
-        (directory / "root" / path).parent.mkdir(parents=True)
-        (directory / "root" / path).write_text(text)
+        (tmp_path / "root" / path).parent.mkdir(parents=True)
+        (tmp_path / "root" / path).write_text(text)
     return installations.find_kubelet()
 
 
+ENFORCED = {"enforce": True, "pods": "apiserver"}
+
+
 def test_a_kubelet_whose_thresholds_cannot_be_read(
-    server: FakeKubelet,
-    serving: Pair,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    unread: NodeKubelet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The default of 100Mi would be enforced on a node whose own line is 10Mi, and nobody would hear of it."""
-    kubelet = unread(server, serving, tmp_path, monkeypatch)
-    config = resolved(monkeypatch, kubelet).config
+    """The default of 100Mi would be enforced on a node whose own line is 10Mi, and no line would be logged."""
+    config = resolved(monkeypatch, unread).config
     assert "none.yaml: No such file or directory" in config.kubelet_unread
     assert "/configz: " in config.kubelet_unread
     assert "403" in config.kubelet_unread
@@ -207,28 +206,24 @@ def test_a_kubelet_whose_thresholds_cannot_be_read(
     assert "the kubelet's configuration cannot be read" in output
     assert "none.yaml: No such file or directory" in output
     check_enforced(config)
-    config = resolved(monkeypatch, kubelet, enforce=True, pods="apiserver").config
-    with pytest.raises(
-        MonitorError, match=r"none\.yaml: .*403.*give --kubelet-config FILE or --eviction-hard"
-    ) as refused:
-        check_enforced(config)
+    expected = r"none\.yaml: .*403.*give --kubelet-config FILE or --eviction-hard"
+    with pytest.raises(MonitorError, match=expected) as refused:
+        check_enforced(resolved(monkeypatch, unread, **ENFORCED).config)
     assert refused.value.exit_code == 1
 
 
 def test_thresholds_that_are_given_may_be_enforced_all_the_same(
-    server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unread: NodeKubelet, server: FakeKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kubelet = unread(server, serving, tmp_path, monkeypatch)
-    given = {"enforce": True, "pods": "apiserver"}
-    config = resolved(monkeypatch, kubelet, eviction_hard="memory.available<10Mi", **given).config
+    config = resolved(monkeypatch, unread, eviction_hard="memory.available<10Mi", **ENFORCED).config
     assert config.kubelet_unread
     check_enforced(config)
-    theirs = dataclasses.replace(kubelet, flags={**kubelet.flags, "eviction-hard": "memory.available<20Mi"})
-    config = resolved(monkeypatch, theirs, **given).config
+    theirs = dataclasses.replace(unread, flags={**unread.flags, "eviction-hard": "memory.available<20Mi"})
+    config = resolved(monkeypatch, theirs, **ENFORCED).config
     assert config.eviction_hard == {"memory.available": "20Mi"}
     check_enforced(config)
     server.forbidden.clear()
     server.config = {"evictionHard": {"memory.available": "30Mi"}}
-    config = resolved(monkeypatch, kubelet, **given).config
+    config = resolved(monkeypatch, unread, **ENFORCED).config
     assert (config.kubelet_unread, config.eviction_hard) == ("", {"memory.available": "30Mi"})
     check_enforced(config)

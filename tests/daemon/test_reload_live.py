@@ -9,8 +9,6 @@ import pytest
 
 from monitor.cli.daemons import find
 from monitor.cli.main import main
-from monitor.kernel import cgroupfs
-from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
@@ -110,42 +108,3 @@ def test_sighup_is_enough_and_a_side_that_starts_again_has_the_new_one(node: Lab
         assert in_force(daemon) == {"memory.available": "24Mi"}
         assert reload(daemon) == 0
         assert in_force(daemon) == {"memory.available": "40Mi"}
-
-
-def test_sighup_to_both_processes_a_thousand_times(node: LabNode, own: Path) -> None:
-    """`systemctl kill -s HUP` and a terminal that hangs up reach the side too: nobody ends, and the last one counts."""
-    own.write_text("eviction-hard: {memory.available: 16Mi}\n")
-    with live.daemon(node, "--config", str(own)) as daemon:
-        (side,) = live.children(daemon.pid)
-        for mib in (20, 24):
-            own.write_text(f"eviction-hard: {{memory.available: {mib}Mi}}\n")
-            for _ in range(500):
-                os.kill(side, signal.SIGHUP)
-                os.kill(daemon.pid, signal.SIGHUP)
-        live.until(lambda: in_force(daemon) == {"memory.available": "24Mi"}, "the last one")
-        assert live.children(daemon.pid) == [side]
-        assert live.metric(daemon, 'config_reloads_total{result="refused"}') == 0
-
-
-def test_a_line_and_priorities_change_in_one_step(node: LabNode, own: Path) -> None:
-    """The pod that has to go by the priorities of before stays, although its line is met as it comes into force."""
-    one, two = (grown(node, f"system.slice/{name}.service", 24) for name in ("one", "two"))
-    text = 'services:\n  "system/one*": {{priority: {}}}\n  "system/two*": {{priority: {}}}\n'
-    text += "eviction-hard: {{memory.available: {}Mi}}\n"
-    own.write_text(text.format(-10, 10, 8))
-    with live.daemon(node, "--pods", "services", "--config", str(own), "--enforce") as daemon:
-        live.message(daemon, "pod found", pod="system/two.service")
-        own.write_text(text.format(10, -10, 90))  # 128 MiB are the node's; without one of the two 100 are available
-        assert reload(daemon) == 0
-        live.message(daemon, "evicted", pod="system/two.service")
-        assert two.wait() == -signal.SIGKILL
-        assert [record["pod"] for record in live.messages(daemon, "evicting")] == ["system/two.service"]
-        assert one.process.poll() is None
-
-
-def grown(node: LabNode, path: str, mib: int) -> Hog:
-    hog = Hog(cgroupfs.make(node.cgroup / path), mib=mib)
-    node.children.append(hog)
-    hog.go()
-    hog.expect("grown")
-    return hog

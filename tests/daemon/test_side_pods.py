@@ -69,7 +69,9 @@ def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
     cgroup = node.pod("ours")
     hot = node.run()
     assert hot.receive("pod+").uid == "uid-ours"
-    home = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if _carries_memory(line))
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    of_memory = "memory" if cgroupfs.detect().version == 1 else ""
+    home = next(path for _, controllers, path in lines if of_memory in controllers.split(","))
     (cgroup / "cgroup.procs").write_text(str(hot.process.pid))
     try:
         node.pod("b")  # any change makes the source look again
@@ -77,12 +79,7 @@ def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
         hot.wait_for_log(f"holds outrace itself (process {hot.process.pid})")
     finally:
         root = cgroupfs.detect().root
-        (root / home.split(":", 2)[2].lstrip("/") / "cgroup.procs").write_text(str(hot.process.pid))
-
-
-def _carries_memory(line: str) -> bool:
-    controllers = line.split(":")[1]
-    return "memory" in controllers.split(",") if cgroupfs.detect().version == 1 else not controllers
+        (root / home.lstrip("/") / "cgroup.procs").write_text(str(hot.process.pid))
 
 
 def test_a_pod_whose_containers_do_not_fit_into_a_message_is_sent_without_them(node: Node) -> None:
