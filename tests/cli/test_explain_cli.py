@@ -23,7 +23,11 @@ from tests.live import MIB, Puppet, cgroup, daemon, filled, one_line, until
 
 MEMORY = "memory.available"
 NOTHING = "nothing is starved: nobody would be evicted now"
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.once,
+    pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -380,9 +384,6 @@ def test_scores_wanted_and_real(node: LabNode) -> None:
     assert "every process has what it should" in text(node, "besteffort")
 
 
-@pytest.mark.live
-@pytest.mark.newest
-@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
 def test_a_real_pod() -> None:
     with LabNode("test-explain-limits", 128 * MIB) as node:
         node.add_pod("plain", limit=64 * MIB)

@@ -21,6 +21,7 @@ from tests import live
 from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
 
+pytestmark = [pytest.mark.live, pytest.mark.once]
 KI = 1024
 #: A tmpfs counts whole pages and nothing for directories: what is written is what is counted.
 PAGE = 4 * KI

@@ -21,6 +21,7 @@ from tests.puppet import TIMEOUT_S
 from tests.terminals import Screen, Seat, seat
 from tests.waiting import until
 
+pytestmark = [pytest.mark.live, pytest.mark.once]
 TOP = (sys.executable, "-m", "monitor.cli.main", "top")
 
 
