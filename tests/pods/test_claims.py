@@ -215,17 +215,21 @@ def test_where_the_kubelet_runs_the_pod_its_annotation_is_ignored(node: Path, fo
 
 
 def test_no_annotation_of_a_container_takes_the_pod_out_of_the_ranking(node: Path, folder: Path) -> None:
-    good = cgroupfs.make(node / "good")
-    for key, text in (
-        ("outrace/cgroup.nosuch", "x"),
-        ("outrace/cgroup.main", "elsewhere"),
-        ("outrace/cgroup.main", ".."),
+    good, other = cgroupfs.make(node / "good"), cgroupfs.make(node / "other/main")
+    root = cgroupfs.detect().root
+    for key, text, expected in (
+        ("nosuch", "x", ""),
+        ("main", "elsewhere", ""),
+        ("main", "..", ""),
+        ("main", str(other.relative_to(root)), "is not below the pod's cgroup"),
     ):
-        manifest(folder, "good", good, **{key: text})
+        manifest(folder, "good", good, **{f"outrace/cgroup.{key}": text})
         change = polled(folder, node)
         assert _names(change) == ["good"]
+        assert other not in change.updated[0].containers.values()
         [problem] = change.problems
-        assert key in problem
+        assert f"outrace/cgroup.{key}" in problem
+        assert expected in problem
 
 
 @pytest.mark.parametrize(
@@ -281,17 +285,6 @@ def test_a_pod_lies_below_the_node(root: Path, folder: Path, name: str) -> None:
     [problem] = change.problems
     assert problem.startswith(f"{folder}/bad.json: document 1: metadata.annotations[outrace/cgroup]: cgroup ")
     assert f"is not below the node {node}; name a cgroup below it, or start outrace with another" in problem
-
-
-def test_a_container_lies_below_its_pod(root: Path, folder: Path) -> None:
-    _cgroup(root, "other/main")
-    _cgroup(root, "p")
-    manifest(folder, "p", "p", **{"outrace/cgroup.main": "other/main"})
-    change = polled(folder, None, Hierarchy(2, root))
-    # Who may write the pod's annotations would take it out of the ranking by it: the pod is one all the same.
-    assert [(found.pod.name, found.containers) for found in change.updated] == [("p", {})]
-    [problem] = change.problems
-    assert "[outrace/cgroup.main]: cgroup 'other/main' is not below the pod's cgroup" in problem
 
 
 @pytest.mark.parametrize(
