@@ -304,3 +304,13 @@ def test_booleans_as_the_kubelets_flags_write_them() -> None:
         assert CliRunner().invoke(command, [flag], standalone_mode=False).exception is None
     assert [c.kernel_memcg_notification for c in resolved] == [True, True, False]
     assert [c.local_storage for c in resolved] == [True, True, False]
+
+
+def test_a_full_disk_evicts_no_service(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--pods` on a machine without a kubelet; it named a service that would go for the disk."""
+    monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)
+    full = "memory.available<1Mi,nodefs.available<100%,imagefs.available<100%"
+    assert main(["explain", "--no-daemon", "--eviction-hard", full, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["node"]
+    assert [row["signal"] for row in found["thresholds"]] == ["memory.available"]
+    assert (found["verdict"], found["conditions"]) == ("nothing is starved: nobody would be evicted now", [])

@@ -16,7 +16,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims, manifest_files
 from monitor.pods.source import Change
 from monitor.side.pod_watch import pod_message
-from tests.pods.manifest_folder import _names, manifest, polled
+from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
 from tests.pods.programs import programs as programs
 from tests.pods.programs import running
 from tests.puppet import Puppet
@@ -57,14 +57,12 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("path", MACHINES + OTHERS)
-def test_what_the_machine_runs_on_is_refused_by_its_path(tmp_path: Path, folder: Path, path: str) -> None:
+def test_what_the_machine_runs_on_is_refused_by_its_path(hierarchy: Hierarchy, folder: Path, path: str) -> None:
     """(All names of units: test_machine.py.)"""
-    root = tmp_path / "cg"
     for name, at in (("good", "good"), ("bad", path)):
-        (root / at).mkdir(parents=True)
-        (root / at / "cgroup.procs").touch()
+        _cgroup(hierarchy, at)
         manifest(folder, name, at)
-    change = polled(folder, hierarchy=Hierarchy(2, root))
+    change = polled(folder, hierarchy=hierarchy)
     if path in MACHINES:
         refused(folder, change, "name a cgroup of the pod's own")
     else:
@@ -257,85 +255,18 @@ def test_no_author_of_a_pod_makes_it_a_static_one(
     assert len(change.problems) == (not critical and bool(notes))
 
 
-def _cgroup(root: Path, name: str) -> Path:
-    """A literal cgroup, and those above it."""
-    path = root / name
-    path.mkdir(parents=True, exist_ok=True)
-    for each in (path, *path.parents):
-        (each / "cgroup.procs").touch()
-        if each == root:
-            break
-    return path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return _cgroup(tmp_path / "cg", ".")
-
-
 @pytest.mark.parametrize("name", ["stranger", "lab", "node", "/", "nodes/p"])
-def test_a_pod_lies_below_the_node(root: Path, folder: Path, name: str) -> None:
-    node = _cgroup(root, "lab/node")
+def test_a_pod_lies_below_the_node(hierarchy: Hierarchy, folder: Path, name: str) -> None:
+    node = _cgroup(hierarchy, "lab/node")
     for path in ("stranger", "nodes/p", "lab/node/good"):
-        _cgroup(root, path)
+        _cgroup(hierarchy, path)
     manifest(folder, "good", "lab/node/good")
     manifest(folder, "bad", "lab/node" if name == "node" else name)
-    change = polled(folder, node, Hierarchy(2, root))
+    change = polled(folder, node, hierarchy)
     assert _names(change) == ["good"]
     [problem] = change.problems
     assert problem.startswith(f"{folder}/bad.json: document 1: metadata.annotations[outrace/cgroup]: cgroup ")
     assert f"is not below the node {node}; name a cgroup below it, or start outrace with another" in problem
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "kubelet.slice",
-        "kubelet.slice/kubelet-kubepods.slice",
-        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice",
-    ],
-)
-def test_a_cgroup_of_many_pods_is_no_pod(root: Path, folder: Path, name: str) -> None:
-    burstable = "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
-    pod = f"{burstable}/kubelet-kubepods-burstable-podabc.slice"
-    _cgroup(root, pod)
-    manifest(folder, "a", name)
-    manifest(folder, "b", pod, uid="abc")
-    change = polled(folder, None, Hierarchy(2, root))
-    problem = change.problems[0]
-    assert _names(change) == ["b"]
-    assert len(change.problems) == 1
-    assert f"a.json: document 1: metadata.annotations[outrace/cgroup]: cgroup '{name}' holds the pods of" in problem
-
-
-def test_a_cluster_inside_a_pod_belongs_to_the_pod(root: Path, folder: Path) -> None:
-    _cgroup(root, "kubepods/podabc/ccc/kubelet/kubepods/podinner")
-    manifest(folder, "a", "kubepods/podabc", uid="abc")
-    change = polled(folder, None, Hierarchy(2, root))
-    assert (_names(change), change.problems) == (["a"], [])
-
-
-@pytest.mark.parametrize("spec", ["cgroups", "manifests"])
-def test_only_the_nodes_own_kubepods_is_searched(root: Path, folder: Path, spec: str) -> None:
-    stranger = _cgroup(root, "kubepods/besteffort/podstranger").parent.parent
-    node = _cgroup(root, "lab/node")
-    if spec == "manifests":
-        spec = f"manifests:{folder}"
-        pod = {"kind": "Pod", "metadata": {"name": "s", "uid": "stranger"}, "spec": {"containers": [{"name": "c"}]}}
-        (folder / "s.json").write_text(json.dumps(pod))
-    change = polled(spec, node, Hierarchy(2, root))
-    assert change.updated == []
-    assert len(change.problems) == 1
-    assert [f.pod.uid for f in polled(spec, None, Hierarchy(2, root)).updated] == [
-        "stranger"
-    ]  # the machine as the node
-    assert [f.pod.uid for f in polled(spec, stranger, Hierarchy(2, root)).updated] == [
-        "stranger"
-    ]  # kubepods as the node
-    _cgroup(node, "kubepods/besteffort/podstranger")
-    assert [f.cgroup for f in polled(spec, node, Hierarchy(2, root)).updated] == [
-        node / "kubepods/besteffort/podstranger"
-    ]
 
 
 @pytest.fixture
@@ -379,7 +310,7 @@ def test_a_pod_with_outrace_in_it_is_refused(monitored: tuple[Path, int], folder
         assert problem.endswith("name a cgroup without it, or remove the manifest")
 
 
-def test_what_is_no_regular_file_is_reported_and_not_waited_for(root: Path, folder: Path) -> None:
+def test_what_is_no_regular_file_is_reported_and_not_waited_for(hierarchy: Hierarchy, folder: Path) -> None:
     os.mkfifo(folder / "fifo.yaml")
     (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "loop.yaml").symlink_to("loop.yaml")
@@ -389,9 +320,9 @@ def test_what_is_no_regular_file_is_reported_and_not_waited_for(root: Path, fold
             assert manifest_files.read(folder / name).problems == (
                 f"{folder / name}: not a regular file but a FIFO, socket or device; remove it",
             )
-        _cgroup(root, "good")
+        _cgroup(hierarchy, "good")
         manifest(folder, "z", "good")
-        change = polled(folder, None, Hierarchy(2, root))
+        change = polled(folder, None, hierarchy)
     assert _names(change) == ["z"]
     assert len(change.problems) == 4
     assert sum("loop.yaml: cannot be read: Too many levels of symbolic links" in p for p in change.problems) == 1

@@ -12,14 +12,14 @@ from monitor.kernel import cgroupfs
 from monitor.kube.errors import ResourceExpired
 from monitor.pods import cluster_feeds as feeds
 from monitor.pods.cluster_source import UNLISTED_S
-from monitor.pods.feed import PodFeed, known
+from monitor.pods.feed import PodFeed
 from monitor.pods.many_containers import MOST_CONTAINERS
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
 from tests.kube import faults
 from tests.pods.cluster import Cluster, Object, a_pod, look, named, uid_of
 from tests.pods.cluster import cluster as cluster
-from tests.pods.test_feed import Clock, made, names
+from tests.pods.test_feed import names
 from tests.waiting import TIMEOUT_S, until
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
@@ -169,14 +169,6 @@ def test_pods_without_any_cgroup_are_reported(cluster: Cluster) -> None:
     assert "--cgroup-root, or the right --node-name" in change.problems[0]
 
 
-def test_the_end_of_a_feed_by_a_bug_is_not_silent(cluster: Cluster) -> None:
-    source = cluster.source(cluster.watched())
-    source.feed._bug = RuntimeError("a bug")
-    source._next_scan = 0.0
-    with pytest.raises(RuntimeError, match="a bug"):
-        source.poll()
-
-
 @pytest.mark.parametrize("kind", ["watched", "polled"])
 def test_pods_that_come_and_go(cluster: Cluster, kind: str) -> None:
     """200 pods, and then one created and one deleted at a time, faster than anybody looks: no wrong name, none missed.
@@ -306,37 +298,6 @@ def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
     feed.start()
     until(lambda: len([one for one in cluster.api.seen("GET", "/pods") if not one.watching]) == 2, "two lists")
     knows(feed, "a")
-
-
-def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
-    pod = a_pod("a")
-    feed = cluster.polled()
-    assert feed._pause_s([made("a", "u1")]) == feeds.POLL_S
-    pod["status"] = {"phase": "Pending"}
-    starting = known("test", pod)
-    assert starting is not None
-    clock = feed._clock = Clock()
-    assert feed._pause_s([starting]) == feeds.STARTING_S
-    clock.now += 61  # whose image cannot be pulled
-    assert feed._pause_s([starting]) == feeds.POLL_S
-
-
-def test_a_kubelet_that_answers_slowly_is_still_asked_every_ten_seconds(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It rests for ten times what an answer took: 2 s of an answer would be 20 s without a new pod's name."""
-    feed = cluster.polled()
-    pauses: list[float] = []
-
-    def wait(pause_s: float) -> bool:
-        pauses.append(pause_s)
-        return True  # the feed ends
-
-    monkeypatch.setattr(feed, "_clock", iter(float(at) for at in range(0, 1000, 2)).__next__)
-    monkeypatch.setattr(feed.stop, "wait", wait)
-    feed._run()
-    feed._disconnect()
-    assert pauses == [feeds.POLL_S]
 
 
 def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:

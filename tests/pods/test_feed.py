@@ -12,10 +12,11 @@ import pytest
 
 from monitor import documents
 from monitor.kube.errors import TransportError
+from monitor.pods import cluster_feeds as feeds
 from monitor.pods.cache import PodCache
 from monitor.pods.feed import LINGER_S, STORE_S, Known, PodFeed, known
 from monitor.pods.manifest_files import Manifest
-from tests.pods.cluster import a_pod
+from tests.pods.cluster import Cluster, a_pod
 from tests.pods.cluster import cluster as cluster
 from tests.puppet import TIMEOUT_S
 
@@ -305,3 +306,34 @@ def test_a_pod_that_is_asked_to_end_is_reported_once(feed: PushedFeed) -> None:
             one.replace_all(of(step))
         one.put(ending)
         assert found == ["u1"]
+
+
+def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
+    pod = a_pod("a")
+    feed = cluster.polled()
+    assert feed._pause_s([made("a", "u1")]) == feeds.POLL_S
+    pod["status"] = {"phase": "Pending"}
+    starting = known("test", pod)
+    assert starting is not None
+    clock = feed._clock = Clock()
+    assert feed._pause_s([starting]) == feeds.STARTING_S
+    clock.now += 61  # whose image cannot be pulled
+    assert feed._pause_s([starting]) == feeds.POLL_S
+
+
+def test_a_kubelet_that_answers_slowly_is_still_asked_every_ten_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rests for ten times what an answer took: 2 s of an answer would be 20 s without a new pod's name."""
+    feed = cluster.polled()
+    pauses: list[float] = []
+
+    def wait(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return True  # the feed ends
+
+    monkeypatch.setattr(feed, "_clock", iter(float(at) for at in range(0, 1000, 2)).__next__)
+    monkeypatch.setattr(feed.stop, "wait", wait)
+    feed._run()
+    feed._disconnect()
+    assert pauses == [feeds.POLL_S]

@@ -1,5 +1,6 @@
 """A directory named kubepods is the kubelet's only where root alone can have made it, and where it is to be."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -14,7 +15,8 @@ from monitor.pods.source import Change, FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 from monitor.settings.read import build
-from tests.pods.manifest_folder import manifest, polled
+from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
+from tests.pods.programs import programs as programs
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user"),
@@ -185,3 +187,48 @@ def test_a_hash_leads_to_its_cgroup_only_for_a_static_pod(
     notes = {"kubernetes.io/config.hash": of} | ({"kubernetes.io/config.source": source} if source else {})
     manifest(folder, "a", uid=OTHER, **notes)
     assert bool(polled(folder, node).updated) == found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kubelet.slice",
+        "kubelet.slice/kubelet-kubepods.slice",
+        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice",
+    ],
+)
+def test_a_cgroup_of_many_pods_is_no_pod(hierarchy: Hierarchy, folder: Path, name: str) -> None:
+    burstable = "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
+    pod = f"{burstable}/kubelet-kubepods-burstable-podabc.slice"
+    _cgroup(hierarchy, pod)
+    manifest(folder, "a", name)
+    manifest(folder, "b", pod, uid="abc")
+    change = polled(folder, None, hierarchy)
+    problem = change.problems[0]
+    assert _names(change) == ["b"]
+    assert len(change.problems) == 1
+    assert f"a.json: document 1: metadata.annotations[outrace/cgroup]: cgroup '{name}' holds the pods of" in problem
+
+
+def test_a_cluster_inside_a_pod_belongs_to_the_pod(hierarchy: Hierarchy, folder: Path) -> None:
+    _cgroup(hierarchy, "kubepods/podabc/ccc/kubelet/kubepods/podinner")
+    manifest(folder, "a", "kubepods/podabc", uid="abc")
+    change = polled(folder, None, hierarchy)
+    assert (_names(change), change.problems) == (["a"], [])
+
+
+@pytest.mark.parametrize("spec", ["cgroups", "manifests"])
+def test_only_the_nodes_own_kubepods_is_searched(hierarchy: Hierarchy, folder: Path, spec: str) -> None:
+    stranger = _cgroup(hierarchy, "kubepods/besteffort/podstranger").parent.parent
+    node = _cgroup(hierarchy, "lab/node")
+    if spec == "manifests":
+        spec = f"manifests:{folder}"
+        pod = {"kind": "Pod", "metadata": {"name": "s", "uid": "stranger"}, "spec": {"containers": [{"name": "c"}]}}
+        (folder / "s.json").write_text(json.dumps(pod))
+    change = polled(spec, node, hierarchy)
+    assert change.updated == []
+    assert len(change.problems) == 1
+    assert [f.pod.uid for f in polled(spec, None, hierarchy).updated] == ["stranger"]  # the machine as the node
+    assert [f.pod.uid for f in polled(spec, stranger, hierarchy).updated] == ["stranger"]  # kubepods as the node
+    _cgroup(hierarchy, "lab/node/kubepods/besteffort/podstranger")
+    assert [f.cgroup for f in polled(spec, node, hierarchy).updated] == [node / "kubepods/besteffort/podstranger"]

@@ -6,11 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-from monitor import documents
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import PodSeen
@@ -153,22 +149,6 @@ def test_a_bad_document_leaves_the_good_ones_of_its_file(folder: Path, hierarchy
     assert _names(change) == ["a", "c"]
     assert len(change.problems) == 1
     assert ": document 2: kind: not a v1 Pod" in change.problems[0]
-
-
-def test_what_is_no_text_no_json_and_too_large(tmp_path: Path) -> None:
-    for data, expected in (
-        ("{", "document 1: not JSON: Expecting property name"),
-        ("[" * 100_000, "document 1: nested too deeply"),
-        ("1" * 5000, "document 1: not JSON: Exceeds the limit"),
-        ('{"kind": "Pod", "metadata": {"name": "\\ud800"}}', "document 1: metadata.name: "),
-    ):
-        [problem] = manifest_files.parse("x.json", data.encode()).problems
-        assert problem.startswith(f"x.json: {expected}")
-    assert manifest_files.parse("x.yaml", b"a: \xff").problems == ("x.yaml: not UTF-8 at byte 3; save it as UTF-8",)
-    (tmp_path / "big.yaml").write_bytes(b"#" * (documents.MAX_BYTES + 1))
-    assert manifest_files.read(tmp_path / "big.yaml").problems == (f"{tmp_path}/big.yaml: larger than 8 MiB; split it",)
-    [problem] = manifest_files.read(tmp_path / "absent.yaml").problems
-    assert "cannot be read: No such file" in problem
 
 
 def test_two_pods_may_not_share(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
@@ -363,51 +343,3 @@ def test_without_inotify_polls_alone_see_everything(
     cgroup.rename(hierarchy.root.parent / "gone")
     assert blind.poll().removed == ["uid-a"]
     blind.close()
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-_keys = st.sampled_from(
-    ["name", "uid", "namespace", "annotations", "containers", "resources", "requests", "memory", "priority"]
-)
-
-
-_shaped = st.fixed_dictionaries(
-    {"kind": st.just("Pod") | _json},
-    optional={
-        "apiVersion": st.just("v1") | _json,
-        "metadata": st.dictionaries(_keys, st.just("a") | _json, max_size=4) | _json,
-        "spec": st.dictionaries(_keys, _json | st.lists(st.dictionaries(_keys, _json)), max_size=3) | _json,
-        "status": _json | st.fixed_dictionaries({"containerStatuses": _json | st.lists(st.dictionaries(_keys, _json))}),
-        "items": _json,
-    },
-)
-
-
-def _check(parsed: manifest_files.Parsed) -> None:
-    assert parsed.manifests or parsed.problems
-    for problem in parsed.problems:
-        assert problem.startswith("x.")
-        assert len(problem.splitlines()) == 1
-        problem.encode()
-
-
-@given(_shaped | _json | st.fixed_dictionaries({"kind": st.just("List"), "items": st.lists(_shaped | _json)}))
-def test_any_object_is_pods_or_problems(value: object) -> None:
-    _check(manifest_files.parse("x.json", json.dumps(value).encode()))
-    _check(manifest_files.parse("x.yaml", yaml.safe_dump(value).encode()))
-
-
-_texts = st.text() | st.text("[]{}:,-&*!|>'\"#%@` \nab~1.\t?=<", max_size=30)
-
-
-@given(st.binary() | _texts.map(lambda text: text.encode(errors="surrogatepass")))
-def test_any_bytes_are_pods_or_problems(data: bytes) -> None:
-    for name in ("x.yaml", "x.json"):
-        parsed = manifest_files.parse(name, data)
-        _check(parsed)

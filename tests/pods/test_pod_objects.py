@@ -16,11 +16,16 @@ from monitor.pods.manifest_files import Manifest
 from monitor.pods.many_containers import MOST_CONTAINERS, summed
 from monitor.pods.model import FoundPod
 from monitor.pods.pod_objects import kept, owner
+from monitor.pods.storage import limited
+from monitor.policy.layout import SINGLE_DISK
+from monitor.policy.local_storage import storage_violation
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import is_critical, qos_class
 from monitor.policy.releases import CURRENT
 from monitor.policy.resources import pod_limit, pod_request
+from monitor.policy.stats import PodStats
 from tests.pods.cluster import a_pod
+from tests.policy import builders
 
 Object = dict[str, Any]
 MI = 1 << 20
@@ -239,3 +244,26 @@ def test_no_process_is_given_the_score_of_a_sum(tmp_path: Any) -> None:
     """It would be spared by the kernel's OOM killer more than any of them."""
     found = read(a_large_pod([{"resources": {"requests": {"memory": "1Mi"}}}] * 1000, []))
     assert pod_scores(FoundPod(found.pod, tmp_path, {}), 1 << 30) == {}
+
+
+LIMIT = {"ephemeral-storage": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, False),
+        ({"volumes": [{"name": "v", "emptyDir": {}}]}, False),
+        ({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "0"}}]}, False),
+        ({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1", "medium": "Memory"}}]}, True),
+        ({"initContainers": [builders.container("i", limits=LIMIT)]}, True),
+    ],
+)
+def test_which_pods_have_limits(spec: dict[str, Any], expected: bool) -> None:
+    one = builders.pod("a", **spec)
+    assert [limited(one), limited(one)] == [expected] * 2
+    assert limited(builders.pod("b", builders.container(limits=LIMIT), **spec))
+    # A pod that is never measured must be one that can never be in violation.
+    if not expected:
+        full = {"volume": [{"name": "v", "usedBytes": 2**40}], "ephemeral-storage": {"usedBytes": 2**40}}
+        assert storage_violation(one, PodStats(full), SINGLE_DISK) is None

@@ -6,7 +6,9 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,10 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.runtimes import Runtimes
 from monitor.pods.services import ServiceSource
+from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_request
 from tests import live
+from tests.pods.unit_tree import pods
 from tests.puppet import cgroup
 
 pytestmark = [pytest.mark.live, pytest.mark.once]
@@ -101,6 +105,21 @@ def everywhere(hierarchy: Hierarchy, unit: Path) -> list[Path]:
     return found
 
 
+def settling(hierarchy: Hierarchy, path: Path, sock: Path, wanted: set[str], rules: Any = None) -> dict[str, Pod]:
+    """The pods, once these are there: podman returns before the runtime's child has become the container's program."""
+    runtimes = Runtimes({"podman": str(sock)})
+    with closing(ServiceSource(hierarchy, 16 << 30, path, rules=rules, runtimes=runtimes)) as source:
+
+        def settled() -> bool:
+            source.poll()
+            found = pods(source)
+            return wanted <= found.keys() and not any("started" in pod.taken_critical for pod in found.values())
+
+        live.until(settled, "the containers' own programs")
+        assert source.problems == ()
+        return pods(source)
+
+
 def test_podmans_containers_and_pods(node: Node, podman: Podman) -> None:
     hierarchy, path = node
     call, sock = podman
@@ -111,19 +130,8 @@ def test_podmans_containers_and_pods(node: Node, podman: Podman) -> None:
     call(*run, "--name=kept", parent, "--oom-score-adj=300", "--label=outrace/never=true", "lab", "/pause")
     shop = call("pod", "create", "--name=shop", "--network=host", parent, "--label=outrace/priority=7")
     call("run", "-d", "--pod=shop", "--name=cart", *limits, "lab", "/pause")
-    source = ServiceSource(hierarchy, 16 << 30, path, runtimes=Runtimes({"podman": str(sock)}))
-    try:
-
-        def settled() -> bool:
-            """podman returns before the runtime's child has become the container's program."""
-            source.poll()
-            return len(source.pods) >= 3 and not any("started" in p.pod.taken_critical for p in source.pods.values())
-
-        live.until(settled, "the containers' own programs")
-        assert source.problems == ()
-        found = {f"{one.pod.namespace}/{one.pod.name}": one.pod for one in source.pods.values()}
-    finally:
-        source.close()
+    settled = {"podman/web", "podman/kept", "podman/shop"}
+    found = settling(hierarchy, path, sock, settled)
     assert (found["podman/web"].uid, found["podman/web"].priority) == (web, 5)
     assert found["podman/web"].taken_critical == ""
     assert pod_request(found["podman/web"], "memory").value == 32 * MI
@@ -132,8 +140,8 @@ def test_podmans_containers_and_pods(node: Node, podman: Podman) -> None:
     assert found["podman/shop"].taken_critical == ""
     assert pod_request(found["podman/shop"], "memory").value == 32 * MI
     assert found["podman/shop"].containers[0].limits["memory"].value == 64 * MI  # without that of the infra container
-    others = found.keys() - {"podman/web", "podman/kept", "podman/shop"}
-    assert all(found[name].taken_critical == "it watches a container of a runtime" for name in others)
+    others = found.keys() - settled
+    assert {found[name].taken_critical for name in others} == {"it watches a container of a runtime"}
 
 
 def test_a_container_within_the_unit_that_started_it(node: Node, podman: Podman) -> None:
@@ -144,19 +152,10 @@ def test_a_container_within_the_unit_that_started_it(node: Node, podman: Podman)
     run = ("run", "-d", "--network=host", "--cgroups=split", "--name=systemd-web", "--memory=64m")
     web = call(*run, "--label=outrace/priority=5", "lab", "/pause", within=unit)
     assert (path / f"system.slice/web.service/libpod-payload-{web}").exists()
-    rules = {"podman/systemd-web": {"request": 16 * MI}}
-    source = ServiceSource(hierarchy, 16 << 30, path, rules=rules, runtimes=Runtimes({"podman": str(sock)}))
     try:
-
-        def settled() -> bool:
-            source.poll()
-            return any(p.pod.name == "web.service" and not p.pod.taken_critical for p in source.pods.values())
-
-        live.until(settled, "the container's own program")
-        assert source.problems == ()
-        (pod,) = (one.pod for one in source.pods.values() if one.pod.namespace == "system")
+        rules = {"podman/systemd-web": {"request": 16 * MI}}
+        pod = settling(hierarchy, path, sock, {"system/web.service"}, rules)["system/web.service"]
     finally:
-        source.close()
         call("rm", "-f", "-t", "0", "systemd-web")
     assert (pod.name, pod.priority) == ("web.service", 5)
     assert pod_request(pod, "memory").value == 16 * MI

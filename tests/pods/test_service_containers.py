@@ -4,6 +4,7 @@ and podman were seen to (and is neither).
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,9 @@ def test_a_label_of_an_image_is_not_its_operators(tmp_path: Path, prefix: str) -
         {"Id": ID, "Names": ["/web"], "ImageID": f"{prefix}{POD}", "Labels": labels},
         {"Id": OTHER, "Names": ["/db"], "ImageID": f"{prefix}{ID}", "Labels": {"outrace/never": "true"}},
     ]
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: listed, IMAGES: [image, {"Id": ID, "Labels": None}]})
     known = Runtimes({"docker": str(tmp_path / "docker.sock")})
-    try:
+    with closing(FakeRuntime(tmp_path / "docker.sock", {LIST: listed, IMAGES: [image, {"Id": ID, "Labels": None}]})):
         known.refresh({ID: "docker", OTHER: "docker"})
-    finally:
-        server.close()
     assert known.problems == []
     web, db = known.known(ID), known.known(OTHER)
     assert web is not None
@@ -127,31 +125,25 @@ def test_a_container_that_may_never_go_keeps_its_pod(tree: Tree, start: Start, t
 
 def test_a_runtime_that_hangs_is_asked_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "TIMEOUT_S", 0.1)
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: []}, hangs=True)
     now = 1000.0
     known = Runtimes({"docker": str(tmp_path / "docker.sock")}, clock=lambda: now)
-    try:
+    with closing(FakeRuntime(tmp_path / "docker.sock", {LIST: []}, hangs=True)) as server:
         for _ in range(20):
             known.refresh({ID: "docker"})
             assert known.unsettled
             now += 1.0
         until(lambda: len(server.asked) >= 5, "the server to read the last question")
-    finally:
-        server.close()
     assert server.asked == [LIST] * 5  # after 0, 1, 3, 7 and 15 seconds
     assert "docker does not answer" in known.problems[0]
 
 
 def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "MOST_BYTES", 100)
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: ["x" * 200]})
-    try:
+    with closing(FakeRuntime(tmp_path / "docker.sock", {LIST: ["x" * 200]})):
         with pytest.raises(ValueError, match="more than"):
             runtimes.ask(str(tmp_path / "docker.sock"), LIST)
         with pytest.raises(ValueError, match="404"):
             runtimes.ask(str(tmp_path / "docker.sock"), "/other")
-    finally:
-        server.close()
 
 
 UNIT = "system.slice/web.service"

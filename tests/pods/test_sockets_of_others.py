@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,23 +58,17 @@ def test_a_server_of_another_user_is_not_believed(shared: Path) -> None:
 
 
 def test_a_link_of_another_user_to_roots_server_is_not_followed(shared: Path, tmp_path: Path) -> None:
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: ANSWER, IMAGES: []})
-    try:
+    with closing(FakeRuntime(tmp_path / "docker.sock", {LIST: ANSWER, IMAGES: []})):
         (tmp_path / "docker.sock").chmod(0o666)  # as docker's is for its group
         assert asked(tmp_path / "docker.sock").known(IDENT).labels == {"outrace/never": "true"}
         others.does(f"os.symlink('{tmp_path}/docker.sock', '{shared}/docker.sock')")
         with pytest.raises(ChangeableError, match=f"docker.sock belongs to user {others.UID}"):
             connected(shared / "docker.sock", 1.0)
         assert asked(shared / "docker.sock").known(IDENT) is None
-    finally:
-        server.close()
 
 
 def test_an_answer_nested_without_end_is_one_problem(tmp_path: Path) -> None:
     """It ended the thread that looks for pods."""
     deep = json.loads("[" * 900 + "]" * 900)
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: deep})
-    try:
+    with closing(FakeRuntime(tmp_path / "docker.sock", {LIST: deep})):
         assert "nested too deeply" in asked(tmp_path / "docker.sock").problems[0]
-    finally:
-        server.close()

@@ -12,7 +12,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.pods.containers import upper_directory
 from monitor.pods.model import FoundPod
-from monitor.pods.storage import Measured, Roots, limited, measure, process_count, process_stats
+from monitor.pods.storage import Measured, Roots, measure, process_count, process_stats
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.stats import PodStats
@@ -210,29 +210,6 @@ def test_a_measurement_is_dated_and_stops_when_asked(roots: Roots) -> None:
     assert cut.stats.files(["logs"], "inodesUsed") < whole.stats.files(["logs"], "inodesUsed") == 601
     [problem] = cut.problems
     assert problem.startswith(f"pod ns/a: {roots.logs}/ns_a_uid-a/c has more files than can be counted")
-
-
-LIMIT = {"ephemeral-storage": "1Gi"}
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ({}, False),
-        ({"volumes": [{"name": "v", "emptyDir": {}}]}, False),
-        ({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "0"}}]}, False),
-        ({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1", "medium": "Memory"}}]}, True),
-        ({"initContainers": [container("i", limits=LIMIT)]}, True),
-    ],
-)
-def test_which_pods_have_limits(spec: dict[str, Any], expected: bool) -> None:
-    one = pod("a", **spec)
-    assert [limited(one), limited(one)] == [expected] * 2
-    assert limited(pod("b", container(limits=LIMIT), **spec))
-    # A pod that is never measured must be one that can never be in violation.
-    if not expected:
-        full = {"volume": [{"name": "v", "usedBytes": 2**40}], "ephemeral-storage": {"usedBytes": 2**40}}
-        assert storage_violation(one, PodStats(full), SINGLE_DISK) is None
 
 
 def test_a_directory_that_cannot_be_listed_is_reported() -> None:

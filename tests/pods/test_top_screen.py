@@ -15,21 +15,9 @@ from monitor.cli.top_keys import HELP, INCIDENTS, POD, PODS, View
 from monitor.cli.top_pods import SORTS, growth_text, name_of, rows
 from monitor.cli.top_sample import Sample
 from monitor.cli.top_screen import once, problem, screen, shown_rows
+from tests.pods import top_frames as frames
 from tests.pods.top_example import shown
-from tests.pods.top_frames import (
-    ALLOCATABLE,
-    GI,
-    MEMORY,
-    MI,
-    daemon,
-    domain,
-    frame,
-    incident,
-    pod,
-    sample,
-    threshold,
-    victim,
-)
+from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, incident, pod, sample
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]\ud800"
@@ -47,12 +35,12 @@ def full() -> dict[str, Any]:
         pod("critical", 100 * MI, GI, critical=True, qos="Guaranteed", priority=2_000_001_000),
         *(pod(f"web-{n:02}", (90 - n) * MI, 100 * MI) for n in range(20)),
     ]
-    made = frame(pods, kernel_victim=victim(), daemon=daemon(), source="daemon web (pid 321)")
+    made = frame(pods, kernel_victim=frames.victim(), daemon=daemon(), source="daemon web (pid 321)")
     made["kubepods"] = domain(GI, 0, 0, 2 * GI, anon=GI, kernel=0)
     made["signals"][ALLOCATABLE] = {"available": GI, "capacity": 2 * GI}
     made["thresholds"] += [
-        threshold(MEMORY, 200 * MI, made["node"]["available"], "soft"),
-        threshold(ALLOCATABLE, 1536 * MI, GI),
+        frames.threshold(MEMORY, 200 * MI, made["node"]["available"], "soft"),
+        frames.threshold(ALLOCATABLE, 1536 * MI, GI),
     ]
     forecast = {"domain": "node", "of": "threshold", "signal": MEMORY, "level_bytes": 8 * GI - 200 * MI, "no": None}
     times = {"seconds": 41.0, "soonest_s": 30.0, "latest_s": 62.0, "interval_holds": 0.8, "bytes_per_s": 120 * MI}
@@ -96,7 +84,7 @@ def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
 ) -> None:
     made = full()
     made["pods"][0] |= {"name": name, "namespace": comm, "cgroup": name, "qos": name, "containers": {name: pod("c")}}
-    made["kernel_victim"] = victim(comm, pod=name)
+    made["kernel_victim"] = frames.victim(comm, pod=name)
     made["incidents"] = [incident(verdict=name, summary=comm, evicted=[{"pod": name}])]
     made |= {"problems": [name, comm], "unlisted": name}
     made["daemon"] = daemon(name=name, mode=comm, rung=name, conditions=[name], not_ready=comm, lost={name: 1})
@@ -139,7 +127,7 @@ def test_the_bar_is_made_of_what_is_used_and_the_marks_are_where_it_ends() -> No
     """By hand: 32 characters of 256 MiB, of a cgroup, in which kernel memory is charged."""
     made = frame()
     made["node"] |= {"cgroup": "/sys/fs/cgroup/lab"}
-    made["thresholds"] = [threshold(MEMORY, 4 * GI, made["node"]["available"])]
+    made["thresholds"] = [frames.threshold(MEMORY, 4 * GI, made["node"]["available"])]
     bar, below = bar_lines("node", made, marks(made), 9 + 2 + 32 + len(" 1.8Gi of 8.0Gi +3.0 MiB/s"))
     assert text_of(bar) == f"node     [####k==-{'.' * 24}] 1.8Gi of 8.0Gi +3.0 MiB/s"
     assert text_of(below).rstrip() == " " * (10 + 16) + "A"
@@ -147,7 +135,7 @@ def test_the_bar_is_made_of_what_is_used_and_the_marks_are_where_it_ends() -> No
 
 def test_thresholds_at_one_place_have_a_mark_each() -> None:
     made = frame()
-    made["thresholds"] = [threshold(MEMORY, n * MI, made["node"]["available"]) for n in (100, 101, 102, 103)]
+    made["thresholds"] = [frames.threshold(MEMORY, n * MI, made["node"]["available"]) for n in (100, 101, 102, 103)]
     _, below = bar_lines("node", made, marks(made), 80)
     assert sorted(text_of(below).split()[-1]) == ["A", "B", "C", "D"]
 

@@ -1,13 +1,9 @@
 """What the cgroups of a machine without Kubernetes are, by their paths."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.pods import runtimes
-from monitor.pods.runtimes import Known
 from monitor.pods.units import (
     CONTAINER,
     DESCEND,
@@ -137,22 +133,3 @@ def test_escapes(name: str, read: str) -> None:
 def test_every_byte_may_be_escaped(text: str) -> None:
     escaped = "".join(f"\\x{byte:02x}" for byte in text.encode(errors="replace"))
     assert unescaped(escaped).encode() == text.encode(errors="replace")
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=10),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["Id", "Names", "Name", "Labels", "x"]), inner, max_size=5)
-    ),
-    max_leaves=20,
-)
-
-
-@given(_json)
-def test_any_answer_is_read(answer: Any) -> None:
-    for ident, known in runtimes.read(answer).items():
-        assert isinstance(ident, str)
-        assert isinstance(known, Known)
-        assert "/" not in known.name
-        assert all(isinstance(text, str) for pair in known.labels.items() for text in pair)

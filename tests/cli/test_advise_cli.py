@@ -1,0 +1,180 @@
+"""`outrace incidents advise`, and what `incidents show` and `explain` say of old figures of pods."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click import unstyle
+
+from monitor.cli.explain_figures import kubelets_choice
+from monitor.cli.incident_text import figures_text, show_lines
+from monitor.policy.releases import era
+from monitor.race.events import WorkingSets
+from monitor.race.figure_age import FigureAge, OfAge, PodPoints
+from monitor.side.export.log import Log
+from monitor.side.incidents.store import IncidentStore
+from tests.cli.test_incidents_cli import incidents
+from tests.race.builders import MI, ms, pod
+from tests.side.incident_samples import EVICTION_WON, NOW, OWN_LIMIT
+
+BATCH_THEN_DB = FigureAge(
+    4500, "shop/batch", 15, (OfAge("shop/batch", 0, 6, 0.4), OfAge("shop/db", 6, 15, 0.6)), ("shop/batch", "shop/db")
+)
+
+
+SAME = (OfAge("shop/batch", 0, 15, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (
+            {},
+            "It would have taken shop/batch on figures of pods up to 6 s old (40% of the ages up to 15 s), shop/db on "
+            "those 6 to 15 s old (60% of the ages up to 15 s, the wrong pod).",
+        ),
+        (
+            {"by_age": SAME, "could": ("shop/batch",)},
+            "Figures of pods up to 15 s old change nothing: shop/batch is taken.",
+        ),
+        (
+            {"by_age": SAME},
+            "Figures of pods up to 15 s old change nothing: shop/batch is taken. Each pod's figure has an age of its "
+            "own: shop/db could be taken too.",
+        ),
+        (
+            {"known_s": 0.0, "by_age": (), "could": ("shop/batch",)},
+            "It would have taken shop/batch on fresh figures of pods; what they had before is not known.",
+        ),
+    ],
+    ids=["the wrong pod", "the same", "another one, too", "not known"],
+)
+def test_old_figures_of_pods_in_words(more: dict[str, Any], expected: str) -> None:
+    assert figures_text(dataclasses.replace(BATCH_THEN_DB, **more).to_json()) == expected
+
+
+def shown(incident: dict[str, Any]) -> str:
+    return unstyle(" ".join(" ".join(show_lines(incident, 1000)).split()))
+
+
+def test_explain_ranks_the_pods_of_this_moment_by_what_they_had() -> None:
+    pods = (pod("hog", 500 * MI), pod("cart", 200 * MI), pod("still", 90 * MI))
+    hog = PodPoints("uid-hog", False, ((ms(-20_000), 10 * MI), (ms(-4000), 300 * MI)))
+    gone = PodPoints("uid-gone", False, ((ms(-20_000), 900 * MI), (ms(-1000), 800 * MI)))
+    sets = WorkingSets(ms(500), ms(-20_000), (hog, gone)).to_json()
+    found = kubelets_choice(sets, pods, era("kubelet-1.36"))
+    assert found is not None
+    assert (found.fresh, [(span.pod, span.to_s) for span in found.by_age]) == (
+        "shop/hog",
+        [("shop/hog", 4.5), ("shop/cart", 15.0)],
+    )
+    assert figures_text(found.to_json(), "A kubelet would take").startswith("A kubelet would take shop/hog on figures")
+
+
+@pytest.mark.parametrize("data", [None, {}, {"event": "workingsets", "ts_ns": 1, "of": "another version"}])
+def test_explain_shows_nothing_where_the_daemon_does_not(data: dict[str, Any] | None) -> None:
+    assert kubelets_choice(data, (pod("hog", MI),), era("kubelet-1.36")) is None
+
+
+def test_show_has_it_below_the_kubelets_chances() -> None:
+    assert "shop/search on those 6 to 15 s old (60% of the ages up to 15 s, the wrong pod)" in shown(EVICTION_WON)
+
+
+def test_an_eviction_by_the_kubelet_is_explained() -> None:
+    took = {"pod": "shop/db", "grace_s": 0, "rank": 3, "figures": BATCH_THEN_DB.to_json()}
+    found = shown({**OWN_LIMIT, "by": "kubelet", "evicted": [took]})
+    assert "The kubelet took shop/db. On figures 6 to 15 s old it was first, on fresh ones shop/batch." in found
+
+
+def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
+    (victim,) = {who["pod"] for who in OWN_LIMIT["oom_victims"]}
+    found = shown({**OWN_LIMIT, "reported_evicted": [victim]})
+    assert f"{victim} is Evicted by the kubelet as the API has it, and was OOM-killed" in found
+
+
+def test_advise_shows_the_threshold_that_would_have_won(tmp_path: Path) -> None:
+    """The third race took 3 MiB in 5 ms and 3 GiB in 12.5 s; in 12.03 s, on the line between both, 2.887 GiB."""
+    store = IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW)
+    burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 100 * 2**20, "beyond": 0, "rate": 1e8}
+    outside = {"outside": 1100 * 2**20, "reserved": 1024 * 2**20}
+    for n in range(3):
+        most = [[5, (n + 1) * 2**20], [12_500, (n + 1) * 2**30]]
+        more = outside if n == 1 else {}
+        store.add({**EVICTION_WON, "id": f"race-{n}", "burst": {**burst, "most": most, **more}})
+    store.add(OWN_LIMIT)  # not a race: counts for nothing
+    done = incidents("advise", "--state-dir", str(tmp_path), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer["incidents"] == 4
+    advice = {each["reaction"]: each for each in answer["advice"]}
+    assert list(advice) == ["kubelet", "kubelet-notified", "observe", "hold", "enforce"]
+    assert advice["enforce"]["threshold"] == 3 * 2**20 + 1
+    assert (advice["enforce"]["episodes"], advice["enforce"]["present"]) == (3, 1.0)
+    assert set(advice["enforce"]["evidence"]) == {"race-0", "race-1", "race-2"}
+    why = {"ms": 5, "taken": 3 * 2**20, "through": 0, "second_line": 0, "beyond": 0, "need": 3 * 2**20}
+    assert advice["enforce"]["arithmetic"] == {"incident": "race-2", **why}
+    # 3 MiB until the brake is on, 2 MiB that pass it, 3 MiB for a kill at the second line.
+    assert advice["hold"]["threshold"] == 8 * 2**20 + 1
+    assert advice["kubelet"]["threshold"] > 2**30
+    assert advice["kubelet"]["present"] == 0.0
+    assert advice["kubelet"]["costs"] == advice["kubelet"]["threshold"] - 100 * 2**20
+    assert advice["kubelet"]["survives"]["always"] == 100 * 2**20 * 1000 // 12_030  # not a whole number: rounded down
+    # 1100 MiB were used outside the pods, 1024 are reserved: 76 more.
+    short = {"outside": 1100 * 2**20, "reserved": 1024 * 2**20, "short": 76 * 2**20}
+    assert answer["reservation"] == {**short, "incident": "race-1", "evidence": ["race-1"]}
+    text = incidents("advise", "--quantile", "0.5", "--state-dir", str(tmp_path)).stdout
+    assert "memory.available<3Mi" in text
+    assert "100% by 100Mi" in text
+    assert "8.3 MiB/s (49.3 MiB/s at best)" in text
+    assert "3 incidents: race-2, race-1, race-0" in text
+    assert "reserve 76Mi more" in text
+
+
+def test_advise_without_a_race(tmp_path: Path) -> None:
+    done = incidents("advise", "--state-dir", str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no race for memory among the 0 incidents" in done.stderr
+    assert "nothing to work it out from" in done.stderr
+    answer = json.loads(incidents("advise", "--state-dir", str(tmp_path), "-o", "json").stdout)
+    assert answer == {"incidents": 0, "advice": [], "reservation": None}
+
+
+def test_what_is_stored_and_cannot_be_is_counted_as_damaged(tmp_path: Path) -> None:
+    """A row that somebody wrote by hand: no growth at all, or two sizes at one moment."""
+    burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 2**20, "beyond": 0, "rate": None}
+    store = IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW)
+    for name, most in (("whole", [[5, 9]]), ("empty", []), ("twice", [[5, 1], [5, 2]]), ("never", [[0, 1]])):
+        store.add({**EVICTION_WON, "id": name, "burst": {**burst, "most": most}})
+    done = incidents("advise", "--state-dir", str(tmp_path), "-o", "json")
+    assert {each["episodes"] for each in json.loads(done.stdout)["advice"]} == {1}
+    assert done.returncode == 1
+    assert done.stderr == f"outrace: error: 3 incidents in {tmp_path / 'incidents.db'} are damaged and not shown\n"
+
+
+def test_advise_works_from_a_recording_as_well() -> None:
+    """A pod that grew by 100 MiB/s and was evicted at 32Mi; 100 MiB/s x 12.03 s are more than the node's 128 MiB."""
+    recording = Path(__file__).resolve().parents[1] / "data/replay/linux-6.18-cgroup-v1.rec"
+    done = incidents("advise", "--recording", str(recording), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    advice = {each["reaction"]: each for each in answer["advice"]}
+    assert answer["incidents"] == 2
+    assert [len(each["evidence"]) for each in advice.values()] == [1] * 5
+    assert (advice["kubelet"]["threshold"], advice["kubelet"]["present"]) == (None, 0.0)
+    assert advice["enforce"]["present"] == 1.0
+    assert advice["enforce"]["arithmetic"]["incident"] in advice["enforce"]["evidence"]
+
+
+def test_advise_refuses_what_is_no_recording(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("nothing of ours")
+    for arguments, words in (
+        (("--recording", str(tmp_path / "none")), "No such file"),
+        (("--recording", str(tmp_path / "file")), "no recording"),
+        (("--quantile", "nan"), "'nan' is not a valid float;"),
+        (("--recording", str(tmp_path / "file"), "--since", "1h"), "leave out --since or --recording"),
+    ):
+        done = incidents("advise", *arguments)
+        assert done.returncode in (1, 2)
+        assert words in done.stderr
