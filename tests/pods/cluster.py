@@ -98,7 +98,7 @@ class Cluster:
 
     def watched(self, cache: bool = False) -> ApiServerFeed:
         stop = threading.Event()
-        client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), stop, timeout_s=5.0)
+        client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), stop, timeout_s=60.0)
         pods = ListWatch(client, PODS, field_selector=f"spec.nodeName={NODE}", watch_s=20.0, silence_s=20.0)
         feed = ApiServerFeed(pods, "the API server", self.cache(cache), stop, BackOff(first_s=0.02, cap_s=0.1))
         self._opened.append(feed)

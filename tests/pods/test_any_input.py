@@ -17,13 +17,9 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-
-
 _keys = st.sampled_from(
     ["name", "uid", "namespace", "annotations", "containers", "resources", "requests", "memory", "priority"]
 )
-
-
 _shaped = st.fixed_dictionaries(
     {"kind": st.just("Pod") | _json},
     optional={
@@ -56,8 +52,7 @@ _texts = st.text() | st.text("[]{}:,-&*!|>'\"#%@` \nab~1.\t?=<", max_size=30)
 @given(st.binary() | _texts.map(lambda text: text.encode(errors="surrogatepass")))
 def test_any_bytes_are_pods_or_problems(data: bytes) -> None:
     for name in ("x.yaml", "x.json"):
-        parsed = manifest_files.parse(name, data)
-        _check(parsed)
+        _check(manifest_files.parse(name, data))
 
 
 def test_what_is_no_text_no_json_and_too_large(tmp_path: Path) -> None:
