@@ -159,9 +159,6 @@ def test_pods_known_by_their_cgroups_alone() -> None:
         assert [line.split()[2] for line in shown.splitlines() if line.startswith(("e2e2", uid))] == ["unknown"] * 2
 
 
-# ---- with a daemon
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
@@ -265,9 +262,6 @@ def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
         assert (off["node"]["verdict"], off["pod"]["local_storage"]["over"]) == (NOTHING, None)
     finally:
         pod.manifest.write_text(before)
-
-
-# ---- eras
 
 
 def test_eras_side_by_side(node: LabNode) -> None:

@@ -40,9 +40,6 @@ def refused(folder: Path, change: Change, *expected: str) -> None:
         assert text in problem
 
 
-# ---- by path
-
-
 MACHINES = (
     *("init.scope", "init.scope/x", "system.slice", "user.slice", "machine.slice", "system.slice/ssh.service"),
     "system.slice/system-sshd.slice/sshd@3-1.2.3.4:22-5.6.7.8:50000.service",
@@ -67,9 +64,6 @@ def test_what_the_machine_runs_on_is_refused_by_its_path(hierarchy: Hierarchy, f
         refused(folder, change, "name a cgroup of the pod's own")
     else:
         assert (_names(change), change.problems) == (["bad", "good"], [])
-
-
-# ---- by who is there
 
 
 @pytest.mark.live
@@ -181,9 +175,6 @@ def test_what_outrace_was_started_from_is_refused(node: Path, folder: Path) -> N
             refused(folder, change, f"holds what outrace was started from (process {shell.pid})")
         finally:
             os.kill(child, 9)
-
-
-# ---- another's pod
 
 
 def test_the_pod_of_another_uid_is_refused(node: Path, folder: Path) -> None:

@@ -73,20 +73,45 @@ def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **mo
     return NodeKubelet("kubeadm", config_path=path, config=ports, kubeconfig=config, **more)
 
 
-def test_the_api_server_comes_before_the_read_only_port_which_has_no_authentication(
-    access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
+@pytest.mark.parametrize(
+    ("server", "port", "spec", "why", "tried"),
+    [
+        # The port has no authentication, and any process on the node may serve it while the kubelet restarts.
+        ("ready", "ready", "apiserver", "(the kubelet's own {made}) answers", ()),
+        ("forbids", "ready", "kubelet:{url}", "read-only port at {url} answers (kubeadm: /var/lib/kubelet", ("403",)),
+        # The rule that is missing is named.
+        ("forbids", "forbids", "cgroups", "no pods of a cluster can be had", ('resources: ["pods"], verbs', "")),
+        # The node boots: a guess would rank wrongly for as long as the daemon lives.
+        ("away", "away", "apiserver", "whose servers do not answer yet", ("refused", "refused")),
+    ],
+    ids=["both", "the port", "neither may be asked", "both are away"],
+)
+def test_what_is_chosen(
+    access: Access,
+    api: FakeApiServer,
+    kubelet: FakeKubelet,
+    tmp_path: Path,
+    server: str,
+    port: str,
+    spec: str,
+    why: str,
+    tried: tuple[str, ...],
 ) -> None:
-    """Any process on the node may serve that port while the kubelet restarts."""
-    found = choose(access, tmp_path / "none")
-    assert found.spec == "apiserver"
-    assert found.why.startswith(f"the API server at {api.url} (the kubelet's own {tmp_path / 'k'}) answers")
-    assert (found.tried, kubelet.asked) == ((), [])
-    api.forbidden.add(("list", "pods"))
-    found = choose(access, tmp_path / "none")
-    assert found.spec == f"kubelet:{kubelet.url}"
-    why = f"the kubelet's read-only port at {kubelet.url} answers (kubeadm: /var/lib/kubelet/config.yaml)"
-    assert (found.why, found.kubelet, len(found.tried)) == (why, True, 1)
-    assert "403" in found.tried[0]
+    if server == "forbids":
+        api.forbidden.add(("list", "pods"))
+    if port == "forbids":
+        kubelet.forbidden.add("/pods")
+    if server == "away":
+        api.refuse()
+        kubelet.refuse()
+        (tmp_path / "pods").mkdir()
+    found = choose(access, tmp_path / "pods")
+    given = {"url": kubelet.url, "made": tmp_path / "k"}
+    assert found.spec == spec.format(**given)
+    assert why.format(**given) in found.why
+    assert found.kubelet
+    assert all(words in line for line, words in zip(found.tried, tried, strict=True)), found.tried
+    assert server != "ready" or kubelet.asked == []
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -121,31 +146,6 @@ def test_settle_returns_whether_pods_are_evicted(
     for enforce in (False, True):
         _announce(dataclasses.replace(config, enforce=enforce), choice, False, ())
         assert ("a list that nobody vouches for" in capfd.readouterr().err) == enforce
-
-
-def test_a_node_whose_servers_are_away_is_one_all_the_same(
-    access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
-) -> None:
-    """It boots: by manifests or cgroups the wrong pod would be first, for as long as the daemon lives."""
-    for server in (api, kubelet):
-        server.refuse()
-    (tmp_path / "pods").mkdir()
-    found = choose(access, tmp_path / "pods")
-    assert found.spec == "apiserver"
-    assert "whose servers do not answer yet" in found.why
-    assert len(found.tried) == 2
-    assert all("refused" in line for line in found.tried)
-
-
-def test_who_may_not_ask_is_not_waited_for(
-    access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
-) -> None:
-    api.forbidden.add(("list", "pods"))
-    kubelet.forbidden.add("/pods")
-    found = choose(access, tmp_path / "none")
-    assert (found.spec, found.kubelet) == ("cgroups", True)
-    assert "no pods of a cluster can be had" in found.why
-    assert any('resources: ["pods"], verbs: ["list"]' in line for line in found.tried)  # the rule that is missing
 
 
 @pytest.mark.parametrize("text", ["{", "kind: Config", "clusters: [7]"])

@@ -41,12 +41,6 @@ def test_every_twin_is_a_pod_of_its_own(tree: Tree, start: Start, above: str) ->
         assert set(found.pods) == before, "and it is the same one at every look"
 
 
-def test_the_kernel_refuses_a_newline(tree: Tree) -> None:
-    """So /proc/PID/cgroup has one line for each, whatever a user calls a cgroup."""
-    with pytest.raises(OSError, match="Invalid argument"):
-        (tree[1] / "a\nb").mkdir()
-
-
 def test_two_cgroups_of_one_container_are_both_watched(tree: Tree, start: Start) -> None:
     made = [start(f"{above}/docker-{ID}.scope") for above in ("a.slice", "b.slice")]
     with source(tree) as found:

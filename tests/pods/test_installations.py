@@ -98,9 +98,6 @@ def install(node: Path, name: str, server: str = "https://127.0.0.1:1", **user: 
     return kubeconfig(node / credentials, server, **user)
 
 
-# ---- what is found
-
-
 def test_every_row_is_tried_here() -> None:
     assert {row.name for row in TABLE} == {*NODES, installations.POD}
 
@@ -211,9 +208,6 @@ def test_where_it_serves(config: dict[str, Any], flags: dict[str, str], url: str
     assert (found.url, found.read_only_url) == (url, read_only)
 
 
-# ---- what is believed
-
-
 @root_only
 @pytest.mark.parametrize("name", NODES)
 def test_nothing_is_believed_that_others_can_write(name: str, node: Path) -> None:
@@ -301,9 +295,6 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_believed(
     monkeypatch.setattr(os, "open", late)
     with pytest.raises(OSError, match="was replaced"):
         read_alone(path)
-
-
-# ---- while it boots, and when it answers
 
 
 @pytest.mark.parametrize("name", ["k3s", "MicroK8s", "kubeadm"])

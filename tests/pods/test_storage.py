@@ -60,9 +60,6 @@ def by_container(stats: PodStats, kind: str, key: str) -> dict[str, int]:
     return dict(zip(stats.container_names(), stats.files_each([kind], key), strict=True))
 
 
-# --- logs and volumes of a kubelet ---------------------------------------------------------------------------------
-
-
 def test_logs_of_each_container(roots: Roots) -> None:
     logs = roots.logs / "ns_a_uid-a"
     put(logs / "c" / "0.log", 3 * PAGE)
@@ -121,9 +118,6 @@ def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
     )
 
 
-# --- annotations of a plain VM -------------------------------------------------------------------------------------
-
-
 def test_directories_named_by_annotations(roots: Roots, disk: Path) -> None:
     put(disk / "layer" / "etc" / "file", 3 * PAGE)
     put(disk / "data" / "file", 2 * PAGE)
@@ -171,9 +165,6 @@ def test_bad_annotations_are_one_line_each(roots: Roots, key: str, value: str, e
     assert "\n" not in problem
 
 
-# --- processes -----------------------------------------------------------------------------------------------------
-
-
 def test_processes_of_the_containers_or_of_the_whole_pod(roots: Roots) -> None:
     with live.cgroup("storage") as parent:
         inside, sandbox = (cgroupfs.make(parent / name) for name in ("c", "pause"))
@@ -186,9 +177,6 @@ def test_processes_of_the_containers_or_of_the_whole_pod(roots: Roots) -> None:
             assert process_stats(both).processes() == 2
             assert measure(both, roots).stats.processes() == 2
         assert process_count(both) == 0
-
-
-# --- how often -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,9 +97,6 @@ def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], expected
     assert re.search(expected, done.stderr), done.stderr
 
 
-# --- with a daemon -------------------------------------------------------------------------------------------------
-
-
 class _Daemon:
     """Answers every path with one body, as `monitor.cli.daemons.Daemon` does."""
 
@@ -111,9 +107,9 @@ class _Daemon:
         return "node-7"
 
 
-def _frame(node: Path, folder: Path, tmp_path: Path, daemon: _Daemon | None, port: int = 9) -> dict[str, Any]:
+def _frame(node: Path, folder: Path, tmp_path: Path, daemon: _Daemon) -> dict[str, Any]:
     where = {"node_cgroup": str(node), "pods": f"manifests:{folder}", "state_dir": str(tmp_path / "state")}
-    config = RunConfig(**where, listen_port=port)  # type: ignore[arg-type]
+    config = RunConfig(**where)  # type: ignore[arg-type]
     source = open_source(config.pods, cgroupfs.detect(), meminfo.mem_total())
     try:
         return top_frame.Node(config, daemon).frame(source)  # type: ignore[arg-type]
@@ -159,15 +155,6 @@ def test_an_answer_of_no_use_is_one_line(folder: Path, tmp_path: Path, node: Pat
     assert len(frame["pods"]) == 2
 
 
-def test_what_listens_on_the_port_is_not_asked(folder: Path, tmp_path: Path, node: Path) -> None:
-    """Its answer was read whole, 300 MiB into 629 MiB: any user can listen on a TCP port while no daemon does."""
-    with socket.create_server(("127.0.0.1", 0)) as foreign:
-        foreign.setblocking(False)
-        assert _frame(node, folder, tmp_path, None, foreign.getsockname()[1])["source"] == "cgroup files"
-        with pytest.raises(BlockingIOError):
-            foreign.accept()
-
-
 def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> None:
     pod = pod_from_object({"metadata": {"name": "gone", "namespace": "ns", "uid": "u-1"}})
     eviction = EvictedPod("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
@@ -186,13 +173,7 @@ def test_the_scripts_divide_like_the_shell() -> None:
     assert figures["memory_available_in_mb"] == 0
 
 
-# -- what is shown of files --------------------------------------------------------------------------------------------
-
-
 S = 1_000_000_000
-
-
-# -- growth
 
 
 def test_growth_is_over_the_last_ten_seconds() -> None:
@@ -233,9 +214,6 @@ def test_growth_before_the_first_look_is_what_the_daemon_remembers() -> None:
     assert other.growth("a") is None
 
 
-# -- what memory is made of
-
-
 @pytest.mark.parametrize(
     ("version", "stat", "files", "expected"),
     [
@@ -260,9 +238,6 @@ def test_what_a_real_cgroup_is_made_of(node: Path) -> None:
         after = composition(cgroupfs.detect(), node)
     assert (after["anon"] or 0) - (before["anon"] or 0) >= 23 * MI
     assert (after["kernel"] or 0) > 0
-
-
-# -- the processes
 
 
 def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
@@ -296,9 +271,6 @@ def test_a_look_that_takes_long_is_repeated_later(node: Path) -> None:
     first = looks.look(cgroupfs.detect(), node, lambda _: None)
     same = [looks.look(cgroupfs.detect(), node, lambda _: None) is first for _ in range(60)]
     assert same.index(False) == 49
-
-
-# -- a frame
 
 
 @pytest.mark.usefixtures("busy")

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from monitor.pods.units import (
     CONTAINER,
     DESCEND,
-    MAX_DEPTH,
     MONITOR,
     PLAIN,
     PODMAN_POD,
@@ -85,16 +84,6 @@ def test_a_user_hides_nothing_by_its_name(name: str, kind: str) -> None:
     found = classify(parts)
     assert isinstance(found, Place)
     assert (found.kind, found.name, found.user) == (kind, parts[-1], 1000)
-
-
-def test_nor_by_its_depth() -> None:
-    """What is not gone into any more is one pod."""
-    parts = MANAGER.split("/") + [f"{'a-' * depth}a.slice" for depth in range(9)]
-    assert len(parts) == MAX_DEPTH
-    assert classify(parts[:-1]) == DESCEND
-    found = classify(parts)
-    assert isinstance(found, Place)
-    assert (found.kind, found.namespace, found.name) == (PLAIN, "user-1000", parts[-1])
 
 
 _part = st.one_of(

@@ -106,9 +106,6 @@ def critical(found: FoundPod) -> bool:
     return known.pop()
 
 
-# ---- who may be critical
-
-
 #: Places of a pod and scores of its processes, by why it is critical or may be evicted. The uid of a static pod is the
 #: hash of its configuration, not one of the API server's; of Guaranteed pods all have -997, and any may raise its own.
 CRITICAL = {
@@ -203,9 +200,6 @@ def test_who_calls_itself_runc_is_being_started_only_for_a_while(
     assert pod_message(found).request == 8 * GI
 
 
-# ---- what comes, changes and goes
-
-
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("kubepods", "below", "name"),
@@ -259,9 +253,6 @@ def test_a_changed_limit_is_reported(tree: Tree) -> None:
             assert pod_message(source.poll().updated[0]).request == limit
 
 
-# ---- who is the sandbox
-
-
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("processes", "is_sandbox"),
@@ -304,9 +295,6 @@ def test_a_sandbox_is_started_from_outside_the_pod(tree: Tree, score: Score, tmp
         assert sorted(only(tree).containers) == ["main", "other"]
         os.kill(pid, 9)
         shell.kill()
-
-
-# ---- what is unknown is not zero
 
 
 def pod(name: str, known: bool, priority: int | None) -> Pod:
