@@ -13,7 +13,7 @@ import pytest
 from monitor.hot import act, brake_figures, decide, moved_pods, pass_timer
 from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
-from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, TICK_NS, PassTimer
+from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, PassTimer
 from monitor.link.messages import DiskFigures, Reclaim
 from monitor.policy.decisions import QUIET_NS, REPEAT_NS
 from monitor.settings.config import RunConfig
@@ -55,17 +55,6 @@ def test_an_observed_decision_is_repeated_as_rarely_as_a_kubelet_would(make: Mak
         (2, True, True),
         (3, True, False),
     ]
-
-
-def test_one_pod_at_a_time_and_the_next_when_it_is_over(make: Make) -> None:
-    world = make(enforce=True)
-    world.run(50, True)  # a victim is ready: it is signalled before the pass
-    assert [(one.pod, one.given_s) for one in world.sent] == [(PODS[1], 0)]
-    world.press(40)
-    assert len(world.sent) == 1
-    world.end(0, False)
-    world.press(40)
-    assert [one.pod for one in world.sent] == [PODS[1], PODS[0]]
 
 
 def test_a_hard_threshold_hurries_the_pod_that_is_in_its_grace(make: Make) -> None:
@@ -175,12 +164,9 @@ def test_after_a_crossing_that_was_over_the_next_looks_are_close_and_end() -> No
     assert waits[-1] == RECHECK_NS
 
 
-def test_under_pressure_there_is_a_tick_and_one_look_after_it() -> None:
+def test_when_pressure_ends_there_is_one_look_more() -> None:
     timer = PassTimer()
     timer.begin(SECOND)
-    timer.plan(crossed_ns=SECOND, pressed=True, was_pressed=False)
-    assert timer.due_ns(None, True) == SECOND + TICK_NS
-    assert not timer.due_ns(None, False)
     timer.plan(crossed_ns=0, pressed=False, was_pressed=True)
     assert (timer.due_ns(None, False), timer.due_ns(SECOND + 1, False)) == (SECOND + RECHECK_NS, SECOND + 1)
 

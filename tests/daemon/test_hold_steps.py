@@ -34,22 +34,6 @@ def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures
     assert world.sent == [], "the kubelet has its turn"
 
 
-def test_who_grows_where_memory_was_short_before_is_held_without_a_crossing(world: World) -> None:
-    """As a daemon starts on a node that is short: its ceilings were crossed before."""
-    world.run(ABOVE + 1, False)
-    world.decider._brake.note(world.now_ns)
-    world.wait(SECOND // 10)
-    for usage, available, held in ((100, ABOVE + 1, []), (130, ABOVE - 29, [HOG])):
-        world.put(0, 0, 0, "BestEffort", False, usage)
-        world.working_set = CAPACITY - available * MIB
-        world.decider.step(world.registry.by_uid[HOG].index, usage * MIB)
-        world.decider.rank_moved()
-        world.holds.look_uncrossed(world.now_ns)
-        assert [message.pod for message in reported(world, Held)] == held
-        world.wait(SECOND // 10)
-    assert world.sent == []
-
-
 def test_a_kubelet_that_does_not_answer_is_answered_for(world: World) -> None:
     grown(world, 301, 99)
     look_later(world, 19 * SECOND)

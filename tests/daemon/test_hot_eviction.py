@@ -126,39 +126,49 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
         assert counted['outrace_node_condition{condition="MemoryPressure"}'] == 1
 
 
-#: A pod of a kubelet's tree with one container: as the kubelet's cgroupfs driver makes it, and as systemd's.
-TREES = {
-    "cgroupfs": "kubepods/burstable/pod{uid}/{id}",
-    "systemd": "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{id}.scope",
-}
+#: A pod of a kubelet's tree with one container, as systemd's driver makes it; and as the kubelet's own.
+SLICES = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{id}.scope"
+PLAIN = "kubepods/burstable/pod{uid}/{id}"
+UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+
+
+def of_kubelet(node: LabNode, tree: str, uid: str, mib: int) -> Hog:
+    """A process in a pod that the lab node has no manifest of."""
+    name = tree.format(uid=uid, slice=uid.replace("-", "_"), id="46b4aeed" * 8)
+    made = Hog(cgroupfs.make(node.cgroup / name), mib=mib, rate=100)
+    node.children.append(made)
+    return made
 
 
 @pytest.mark.newest
-def test_a_pod_known_by_its_cgroups_alone_is_evicted(node: LabNode) -> None:
-    hogs = {}
-    for uid in ("5c2b2da2-119f-4fa8-8801-c79f0fa869aa", "0f5a1c2e-1111-2222-3333-444455556666"):
-        name = TREES["systemd"].format(uid=uid, slice=uid.replace("-", "_"), id="46b4aeed" * 8)
-        hogs[uid] = Hog(cgroupfs.make(node.cgroup / name), mib=100, rate=100)
-        node.children.append(hogs[uid])
-    (first, hog), (_, calm) = hogs.items()
+def test_a_pod_known_by_its_cgroups_alone_is_evicted_and_a_static_one_is_not(node: LabNode) -> None:
+    hog, static = of_kubelet(node, SLICES, UID, 45), of_kubelet(node, SLICES, "e2" * 16, 50)
+    static.go()
+    static.expect("grown")
     with live.daemon(node, *hard(48), "--pods", "cgroups", "--enforce", "--enforce-unknown-specs") as daemon:
         hog.go()
-        assert live.message(daemon, "evicted", uid=first)["pids"] == [hog.pid]
+        assert live.message(daemon, "evicted", uid=UID)["pids"] == [hog.pid]
         assert hog.wait() == -signal.SIGKILL
-        assert [record["uid"] for record in live.messages(daemon, "evicting")] == [first]
-    assert calm.process.poll() is None
+        assert [record["uid"] for record in live.messages(daemon, "evicting")] == [UID]
+    assert static.process.poll() is None
 
 
 @pytest.mark.once
 def test_a_pod_without_a_manifest_is_never_chosen(node: LabNode) -> None:
-    """Beside manifests, a pod of kubepods that has none has an unknown priority: the largest one is passed over."""
-    name = TREES["cgroupfs"].format(uid="5c2b2da2-119f-4fa8-8801-c79f0fa869aa", id="46b4aeed" * 8)
-    unknown = Hog(cgroupfs.make(node.cgroup / name), mib=56)
-    node.children.append(unknown)
+    """Beside manifests, a pod of kubepods that has none has an unknown priority: the largest one is passed over. Nor is
+    it chosen by the manifest of another one, of a low priority, whose annotation names its cgroup.
+    """
+    unknown = of_kubelet(node, PLAIN, UID, 56)
     unknown.go()
     unknown.expect("grown")
-    pod = node.add_pod("known", priority=1000)
+    attacker, pod = node.add_pod("attacker", priority=-10), node.add_pod("known", priority=1000)
+    own, other = (
+        str(path.relative_to(node.hierarchy.root))
+        for path in (attacker.cgroup, node.cgroup / f"kubepods/burstable/pod{UID}")
+    )
+    attacker.manifest.write_text(attacker.manifest.read_text().replace(f'"{own}"', f'"{other}"'))
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        assert daemon.wait_for(lambda r: f"is of the pod of uid {UID}" in str(r.get("msg")), live.TIMEOUT_S)
         hog = node.start_hog(pod, mib=50, rate=100)
         hog.go()
         evicted(daemon, pod)
