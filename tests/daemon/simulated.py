@@ -30,7 +30,7 @@ class Taking(NamedTuple):
 
 
 class Node:
-    """Of ``size`` MiB, with a hard threshold at ``line``. What the rest of the world's capacity is used for stays."""
+    """Of ``size`` MiB, with a hard threshold at ``line``. The rest of the world's capacity is in use all the time."""
 
     def __init__(self, directory: Path, size: int, line: int, settings: Mapping[str, Any]) -> None:
         rules = {"eviction_hard": {"memory.available": f"{line}Mi"}, "eviction_soft": {}, "enforce": True}
@@ -38,7 +38,7 @@ class Node:
         self.line, self._directory = line * MIB, directory
         self._pods: dict[str, PodSeen] = {}
         self._entries: dict[str, Any] = {}
-        self._outside = CAPACITY - size * MIB
+        self._rest, self._outside = CAPACITY - size * MIB, 0
         self._left: dict[str, float] = {}  # taker -> bytes to be taken still
         self._rates: dict[str, float] = {}
         self._unreported: dict[str, int] = {}
@@ -79,7 +79,7 @@ class Node:
             self.meet(name)
         self._hear()
 
-    def go(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """The pod ends by itself, and its manifest goes."""
         self._empty(name)
         del self._entries[name], self._pods[name]
@@ -154,8 +154,7 @@ class Node:
         world.decider.may_act = False
 
     def _count(self) -> None:
-        pods = sum(self.usage(name) for name in self._pods)
-        self.world.working_set = self._outside + pods
+        self.world.working_set = self._rest + sum(self.usage(name) for name in (OUTSIDE, *self._pods))
 
     def _turn(self, ns: int) -> None:
         world, decider = self.world, self.world.decider
@@ -168,14 +167,13 @@ class Node:
         if moved:
             decider.rank_moved()
             decider.prepare()
-        elif (due := decider.note_due_ns()) is not None and due <= world.now_ns:
+        elif self._is_due(decider.note_due_ns()):
             decider.note(world.now_ns)
         if any(self.left < line <= before for line in world.watches[0].lines):
             decider.run_pass(world.now_ns, world.watches[0])
-        due = decider.pass_due_ns()
-        if due is not None and due <= world.now_ns:
+        if self._is_due(decider.pass_due_ns()):
             decider.run_pass()
-        if decider.reread_due_ns() is not None and decider.reread_due_ns() <= world.now_ns:  # type: ignore[operator]
+        if self._is_due(decider.reread_due_ns()):
             decider.reread()
         if decider.holds is not None:
             decider.holds.look_uncrossed(world.now_ns)
@@ -184,7 +182,11 @@ class Node:
         if current is not None and current.signalled_ns + DIES_NS <= world.now_ns:
             self._die(current.uid)
 
+    def _is_due(self, at_ns: int | None) -> bool:
+        return at_ns is not None and at_ns <= self.world.now_ns
+
     def _grow(self, ns: int) -> bool:
+        """Whether a step was taken that the kernel reports."""
         moved = False
         for name, left in list(self._left.items()):
             more = int(min(abs(left), self._rates[name] * ns)) * (1 if left > 0 else -1)
@@ -218,16 +220,15 @@ class Node:
     def _empty(self, name: str) -> None:
         self._left.pop(name, None)
         if name == OUTSIDE:
-            self._outside = min(self._outside, CAPACITY // 2)
+            self._outside = 0
         else:
             self.world.table.sets[(self._directory / name).stat().st_ino] = 0
         self._count()
 
     def _oom_kill(self) -> None:
-        base = {name: self.usage(name) for name in self._pods}
-        largest = max(base, key=lambda name: base[name])
-        self.oom_killed.append(OUTSIDE if self._left.get(OUTSIDE) else largest)
-        self._empty(self.oom_killed[-1])
+        largest = max((OUTSIDE, *self._pods), key=self.usage)
+        self.oom_killed.append(largest)
+        self._empty(largest)
 
     def _die(self, name: str) -> None:
         self._empty(name)
@@ -240,7 +241,6 @@ class Node:
 @contextmanager
 def simulated(directory: Path, size: int, line: int, **settings: Any) -> Iterator[Node]:
     """With the daemon's modules on its clock, whichever daemon it is."""
-
     node = Node(directory, size, line, settings)
     with clocked(node):  # type: ignore[arg-type]
         yield node

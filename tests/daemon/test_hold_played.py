@@ -44,7 +44,7 @@ def node_that_is_short_at_the_start(node: Node) -> None:
     node.take(Taking("hog", 20, FULL_SPEED))
     node.stand(1)
     assert node.held() == ["calm", "hog"]
-    node.go("calm")
+    node.remove("calm")
     node.stand(3)
 
 
@@ -70,7 +70,7 @@ def pod_that_ends_while_it_is_held(node: Node) -> None:
     node.begin()
     node.take(Taking("hog", 256, FULL_SPEED))
     node.stand(1)
-    node.go("hog")
+    node.remove("hog")
     node.stand(1)
     node.take(Taking("other", 118, FULL_SPEED))
     node.stand(1)
