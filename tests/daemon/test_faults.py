@@ -204,7 +204,8 @@ def test_without_a_descriptor_it_goes_on_and_evicts_who_is_prepared(node: LabNod
         try:
             hog.go()
             assert hog.wait() == -signal.SIGKILL
-            time.sleep(0.5)  # some turns in which nothing can be opened
+            turns = live.metric(daemon, "loops_total")
+            live.until(lambda: live.metric(daemon, "loops_total") > turns + 3, "turns in which nothing can be opened")
             goes_on(daemon, 0)
         finally:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))

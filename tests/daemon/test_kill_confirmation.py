@@ -58,8 +58,9 @@ def test_kills_before_it_was_watched_confirm_nothing(tmp_path: Path) -> None:
 def test_a_kill_that_may_be_among_them_is_not_asked_about(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.count("a", 1)
+    killed_ns = time.monotonic_ns()
     asked.known("a")
-    asked.confirmation.marked(1, asked.kill("a", time.monotonic_ns()))
+    asked.confirmation.marked(1, asked.kill("a", killed_ns))
     assert asked.answers() == []
 
 

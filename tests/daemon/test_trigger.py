@@ -26,8 +26,9 @@ def ready(pod: Path, version: int) -> tuple[Trigger, Any]:
 
 def test_who_came_to_an_empty_pod_is_prepared_soon(pod: Path) -> None:
     trigger, entry = ready(pod, 1)
+    (empty,) = trigger._prepared.values()
     with live.Puppet(pod) as late:
-        time.sleep(_EMPTY_NS / 1e9)
+        empty.prepared_ns -= _EMPTY_NS
         trigger.prepare()
         # That it is looked at again when it is taken would hide it.
         (victim,) = trigger._prepared.values()
