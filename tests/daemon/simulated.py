@@ -83,8 +83,7 @@ class Node:
         """The pod ends by itself, and its manifest goes."""
         self._empty(name)
         del self._entries[name], self._pods[name]
-        if self.world.decider.holds is not None:
-            self.world.decider.holds.dropped(name)
+        self.world.decider.dropped(self.world.registry.by_uid[name])
         self.world.registry.drop(name)
         self._count()
 

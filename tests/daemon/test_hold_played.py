@@ -89,7 +89,9 @@ def victim_that_stands_still(node: Node) -> None:
     node.pod("victim", 16)
     node.pod("database", request=100)
     node.begin()
-    node.take(Taking("database", 128, FULL_SPEED))
+    node.play(Taking("database", 40, FULL_SPEED))
+    assert set(node.world.brakes) == {"victim", "database"}, "opened before the crossing"
+    node.take(Taking("database", 88, FULL_SPEED))
     node.stand(1)
     assert node.held() == ["database"]
 

@@ -102,7 +102,9 @@ class World:
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, rest=lambda: None
         )
         self.coming: dict[str, Coming] = {}
-        patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
+        patience = types.SimpleNamespace(
+            active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming, dropped=lambda *_: False
+        )
         core = types.SimpleNamespace(
             config=config,
             stats=STATS,
