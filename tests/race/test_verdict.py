@@ -1,4 +1,4 @@
-"""One episode per verdict and flag, with the truth known; the laws every verdict keeps, and marks that are confirmed, denied or only counted."""
+"""Verdicts: each scripted stream has its own, what every verdict keeps, and what becomes of a mark."""
 
 import pytest
 
