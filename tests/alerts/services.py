@@ -16,8 +16,8 @@ import pytest
 
 from monitor.side.alerts.rules import Alert
 from monitor.side.alerts.send import AlertSender
-from monitor.side.export.log import Log
 from tests.live import environment, until
+from tests.log_lines import LogLines
 from tests.ports import reserved
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,20 +176,6 @@ class Webhook:
 def _listens(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
-class LogLines(Log):
-    """A log whose lines can be looked at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, str, dict[str, Any]]] = []
-
-    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        self.lines.append((level, message, fields))
-
-    def matching(self, text: str) -> list[dict[str, Any]]:
-        return [fields for _, message, fields in self.lines if text in message]
 
 
 @contextmanager

@@ -10,8 +10,9 @@ import pytest
 from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.examples import OOM_DURING_GRACE
-from tests.alerts.services import Alertmanager, LogLines, binary, sender
+from tests.alerts.services import Alertmanager, binary, sender
 from tests.live import until
+from tests.log_lines import LogLines
 
 SIGNAL = {"signal": "memory.available", "kind": "hard"}
 

@@ -14,8 +14,9 @@ import pytest
 from monitor.side.alerts import queue, send
 from monitor.side.alerts.rules import Alert
 from monitor.side.alerts.send import AlertSender
-from tests.alerts.services import LogLines, sender
+from tests.alerts.services import sender
 from tests.live import environment, until
+from tests.log_lines import LogLines
 
 URL = "http://127.0.0.1:9"  # where nobody listens
 

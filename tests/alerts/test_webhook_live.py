@@ -15,9 +15,10 @@ from monitor.side.alerts import http_post
 from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.examples import EVICTION_WON
-from tests.alerts.services import Child, LogLines, Webhook, sender
+from tests.alerts.services import Child, Webhook, sender
 from tests.kube.fake_tls import Authority
 from tests.live import until
+from tests.log_lines import LogLines
 
 
 def event(n: int, now: float) -> Alert:

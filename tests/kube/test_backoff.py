@@ -21,20 +21,15 @@ from monitor.kube.retry import retrying
 from tests.kube.clock import WaitedClock
 
 
-def test_it_doubles_up_to_its_cap() -> None:
-    back_off = BackOff(clock=WaitedClock(1000.0), chance=lambda: 0.0)
-    assert [back_off.next_s() for _ in range(8)] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
-
-
-def test_it_begins_anew_after_a_while_without_failures() -> None:
+def test_it_doubles_up_to_its_cap_and_begins_anew_after_a_while_without_failures() -> None:
     clock = WaitedClock(1000.0)
     back_off = BackOff(clock=clock, chance=lambda: 0.0)
-    for _ in range(5):
-        back_off.next_s()
+    assert [back_off.next_s() for _ in range(8)] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
     clock.now += 119
-    assert back_off.next_s() == 25.6
+    assert back_off.next_s() == 30.0
     clock.now += 121
     assert back_off.next_s() == 0.8
+    assert BackOff(clock=clock, chance=lambda: 0.5).next_s() == pytest.approx(1.2)
     back_off.reset()
     assert back_off.next_s() == 0.8
 

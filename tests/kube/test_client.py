@@ -35,13 +35,6 @@ def test_a_list_comes_in_pages_of_one_version(api: FakeApiServer, client: ApiCli
     assert len({one.connection for one in api.asked}) == 1
 
 
-def test_a_list_from_the_cache_is_one_answer(api: FakeApiServer, client: ApiClient) -> None:
-    for i in range(600):
-        api.store.create("pods", pod(f"p{i:03}"))
-    assert len(client.list(PODS, name, resource_version="0").items) == 600
-    assert [one.query for one in api.asked] == [{"resourceVersion": "0"}]
-
-
 def test_a_list_whose_continue_token_expires_begins_anew(api: FakeApiServer, client: ApiClient) -> None:
     for i in range(9):
         api.store.create("pods", pod(f"p{i}"))

@@ -17,6 +17,7 @@ from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer
+from tests.log_lines import LogLines
 from tests.waiting import until
 
 KEY = ("nodes", "", "node-1")
@@ -30,20 +31,13 @@ FOREIGN = [
 ]
 
 
-class Lines(Log):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        self.lines.append(f"{level}: {message} {fields}")
+def warnings(log: LogLines) -> list[str]:
+    return [f"{message} {fields}" for level, message, fields in log.lines if level == "warning"]
 
 
 class Node:
     def __init__(self, client: ApiClient, api: FakeApiServer, own: bool = True) -> None:
-        self.clock, self.api, self.log = WaitedClock(), api, Lines()
+        self.clock, self.api, self.log = WaitedClock(), api, LogLines()
         self.holding: set[str] | None = set()
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
         self.taints = NodeTaints(client, "node-1", own, lambda: self.holding, self.log, back_off, self.clock)
@@ -58,10 +52,6 @@ class Node:
     @property
     def seen(self) -> list[dict[str, Any]]:
         return seen(self.api)
-
-    @property
-    def warnings(self) -> list[str]:
-        return [line for line in self.log.lines if line.startswith("warning")]
 
 
 def seen(api: FakeApiServer) -> list[dict[str, Any]]:
@@ -94,7 +84,7 @@ def test_a_condition_has_its_taint_while_it_holds(node: Node, api: FakeApiServer
     assert node.holds("PIDPressure") == [*FOREIGN, {"key": "outrace.io/pid-pressure", "effect": "NoSchedule"}]
     assert json.dumps(node.holds()) == json.dumps(FOREIGN)
     assert api.store.get(KEY)["spec"]["podCIDR"] == "10.244.0.0/24"
-    assert node.warnings == []
+    assert warnings(node.log) == []
 
 
 def test_nothing_is_asked_while_nothing_changes(node: Node, api: FakeApiServer) -> None:
@@ -138,7 +128,7 @@ def test_who_writes_meanwhile_loses_nothing(
     meanwhile(client, monkeypatch, lambda: taint(api, other, *FOREIGN[1:]), times=1)
     assert node.holds("MemoryPressure") == [other, *FOREIGN[1:], MEMORY]
     assert len(api.seen("PATCH")) == 2
-    assert node.warnings == []
+    assert warnings(node.log) == []
 
 
 def test_conflicts_are_tried_again_a_few_times_then_later(
@@ -150,7 +140,7 @@ def test_conflicts_are_tried_again_a_few_times_then_later(
     )
     assert MEMORY not in node.holds("MemoryPressure")
     assert len(api.seen("PATCH")) == TRIES
-    assert len(node.warnings) == 1
+    assert len(warnings(node.log)) == 1
     assert MEMORY not in node.holds("MemoryPressure", after_s=0.5)
     assert len(api.seen("PATCH")) == TRIES
     assert MEMORY in node.holds("MemoryPressure", after_s=0.6)
@@ -160,16 +150,16 @@ def test_the_server_is_away_and_comes_back(node: Node, api: FakeApiServer) -> No
     api.refuse()
     for _ in range(100):
         node.holds("MemoryPressure")
-    assert len(node.warnings) == 1
+    assert len(warnings(node.log)) == 1
     api.listen()
     assert node.holds("MemoryPressure", after_s=100.0) == [*FOREIGN, MEMORY]
-    assert "written again" in node.log.lines[-1]
+    assert "written again" in node.log.lines[-1][1]
 
 
 def test_a_missing_right_is_named(node: Node, api: FakeApiServer) -> None:
     api.forbidden.add(("patch", "nodes"))
     assert node.holds("MemoryPressure") == FOREIGN
-    (line,) = node.warnings
+    (line,) = warnings(node.log)
     assert '{apiGroups: [""], resources: ["nodes"], verbs: ["patch"]}' in line
     api.forbidden.clear()
     assert node.holds("MemoryPressure", after_s=2.0) == [*FOREIGN, MEMORY]
@@ -194,7 +184,7 @@ def test_without_the_option_nothing_is_written_and_a_missing_right_is_no_matter(
     after = Node(client, api, own=False)
     after.holds()
     after.holds(after_s=LOOK_S)
-    (line,) = after.warnings  # once
+    (line,) = warnings(after.log)  # once
     assert "kubectl taint node" in line
     assert MEMORY["key"] in line
 
@@ -205,7 +195,7 @@ def test_an_answer_of_another_shape_writes_nothing(node: Node, api: FakeApiServe
     api.fail(lambda _, reply: reply.json(200, whole), method="GET")
     node.holds("MemoryPressure")
     assert api.seen("PATCH") == []
-    assert len(node.warnings) == 1
+    assert len(warnings(node.log)) == 1
 
 
 # with the threads of the cluster

@@ -14,8 +14,9 @@ from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, start_r
 from monitor.side.worker import Worker
 from tests import live
 from tests.kube.fake_apiserver import FakeApiServer
-from tests.kube.test_node_taints import DISK, FOREIGN, MEMORY, Lines, seen, taint
+from tests.kube.test_node_taints import DISK, FOREIGN, MEMORY, seen, taint, warnings
 from tests.kube.test_node_taints import made as made
+from tests.log_lines import LogLines
 from tests.waiting import until
 
 
@@ -48,7 +49,7 @@ def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
     patch = ApiClient.patch
     monkeypatch.setattr(ApiClient, "patch", look)
     own = {"own_taints": True, "kubeconfig": "/etc/kubeconfig"}
-    cluster = Cluster(config, "node-1", tmp_path, files, Lines(), lambda: holding, **own)  # type: ignore[arg-type]
+    cluster = Cluster(config, "node-1", tmp_path, files, LogLines(), lambda: holding, **own)  # type: ignore[arg-type]
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     assert at_the_patch[0] == [(MEMORY["key"],)]
@@ -64,11 +65,11 @@ def test_a_disk_that_takes_nothing_keeps_no_taint_away(client: ApiClient, api: F
     def full(keys: object) -> None:
         raise OSError(28, "No space left on device")
 
-    log = Lines()
+    log = LogLines()
     taints = NodeTaints(client, "node-1", True, lambda: {"DiskPressure"}, log, note=full)
     taints.turn()
     assert seen(api) == [*FOREIGN, DISK]
-    assert "No space left" in log.lines[0]
+    assert "No space left" in str(log.lines[0])
 
 
 def test_unload_removes_them(api: FakeApiServer, kubeconfig: Path, records: TaintRecords) -> None:
@@ -98,20 +99,20 @@ def test_a_start_without_a_cluster_removes_them_when_the_server_is_back(
 ) -> None:
     taint(api, MEMORY, *FOREIGN)
     left(records, kubeconfig)
-    log = Lines()
+    log = LogLines()
     api.refuse()
     thread = start_removal(records.path.parent, log)
     assert thread is not None
-    until(lambda: any("trying to remove them" in line for line in log.lines), "a failure")
+    until(lambda: bool(log.matching("trying to remove them")), "a failure")
     api.listen()
     thread.join(60)
     assert (thread.is_alive(), seen(api), keys_of(records)) == (False, FOREIGN, [])
-    assert sum(line.startswith("warning") for line in log.lines) == 1
+    assert len(warnings(log)) == 1
 
 
 def test_the_node_of_the_cluster_itself_is_the_clusters_matter(records: TaintRecords) -> None:
     left(records, "/nowhere")
-    assert start_removal(records.path.parent, Lines(), but="node-1") is None
+    assert start_removal(records.path.parent, LogLines(), but="node-1") is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 1}', "\0"])

@@ -131,32 +131,6 @@ def test_a_full_disk(node: LabNode, runtime: Podman, tmp_path: Path, enough: str
     assert runtime.image_names() == {USED}
 
 
-@pytest.mark.parametrize("short", ["nodefs", "imagefs"])
-def test_with_images_on_a_disk_of_their_own(node: LabNode, runtime: Podman, tmp_path: Path, short: str) -> None:
-    """What is on the disk of images cannot help the node's: the pod goes at once. On its own disk it goes first."""
-    with Mounts() as mounts:
-        nodefs = mounts.tmpfs("nodefs", 64 * MI)
-        process = node.start_hog(node.add_pod("pod"), mib=1)
-        (nodefs / "file").write_bytes(bytes(30 * MI))
-        line = 40 * MI if short == "nodefs" else free(runtime, False) + MI
-        chosen = options(runtime, f"{short}.available<{line}", "--enforce", "--nodefs", str(nodefs))
-        with live.daemon(node, *chosen, state_dir=tmp_path / "state") as daemon:
-            if short == "nodefs":
-                live.message(daemon, "evicting", signal="nodefs.available")
-                live.ends(process.pid)
-                assert live.messages(daemon, "clean-up done") == []
-            else:
-                asked = live.message(daemon, "cleaning up the node before a pod is evicted")
-                assert (asked["signal"], asked["actions"]) == ("imagefs.available", [CONTAINERS, IMAGES])
-                cleaned(daemon, IMAGES)
-                met = 'threshold_met{kind="hard",signal="imagefs.available"}'
-                live.until(lambda: live.metric(daemon, met) == 0, "the threshold clear")
-            live.ended(daemon)
-            assert len(live.messages(daemon, "evicting")) == (short == "nodefs")
-    assert live.alive(process.pid) == (short == "imagefs")
-    assert ("job" in runtime.names()) == (short == "nodefs")
-
-
 def test_while_observing_nothing_is_removed(node: LabNode, runtime: Podman, tmp_path: Path) -> None:
     process = node.start_hog(with_files(node, runtime, 1, 10), mib=1)
     threshold = f"nodefs.available<{free(runtime, False) + MI}"
