@@ -75,22 +75,6 @@ def test_of_no_class_either(runs: list[Run]) -> None:
         assert low <= LEVEL <= high, (one, covered, low, high)
 
 
-def test_the_confidence_of_a_part() -> None:
-    """8 of 10: (0.8 + 1.96^2 / 20) / (1 + 1.96^2 / 10) = 0.7167, and 1.96 sqrt(0.016 + 1.96^2 / 400) / 1.384 = 0.2266
-    to each side. All of 10 may be chance down to 10 / (10 + 1.96^2).
-    """
-    assert confidence(0.8, 10) == pytest.approx((0.4901, 0.9433), abs=1e-4)
-    assert confidence(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-
-
-def test_an_interval_that_is_too_narrow_is_noticed(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = tuple([type(c)(c.uneven, c.off, c.middle, c.middle, c.middle) for c in CLASSES])
-    monkeypatch.setattr("monitor.race.forecast.CLASSES", narrow)
-    found = of(runs, held_out=True)
-    assert found.covered is not None
-    assert found.covered < LEVEL - 0.05
-
-
 def test_too_few_runs_give_no_interval(runs: list[Run]) -> None:
     with pytest.raises(ValueError, match="too few: play more runs"):
         calibrate(runs[:2])

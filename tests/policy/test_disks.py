@@ -1,6 +1,5 @@
 """Layouts of disks: the overlay for the container file system; limits of local storage."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,23 +19,6 @@ def test_memory_and_process_ids_have_nothing_to_clean_up(signal: str, layout: Di
     assert reclaim_actions(signal, ODD) == reclaim_actions(signal, SINGLE_DISK)
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "message"),
-    [
-        ("10Mi", 10 * 2**20, None),
-        ("10Mi", 10 * 2**20 + 1, 'Usage of EmptyDir volume "v" exceeds the limit "10Mi". '),
-        ("0", 1, None),
-        ("-1", 1, None),
-        (None, 1, None),
-        ("1500m", 2, 'Usage of EmptyDir volume "v" exceeds the limit "1500m". '),
-    ],
-)
-def test_an_empty_dir_over_its_limit(limit: str | None, used: int, message: str | None) -> None:
-    empty_dir = {"medium": "Memory"} | ({"sizeLimit": limit} if limit is not None else {})
-    one = pod("a", volumes=[{"name": "v", "emptyDir": empty_dir}])
-    assert storage_violation(one, PodStats(stats("a", volumes={"v": (used, 0)})), SINGLE_DISK) == message
-
-
 def test_the_pods_own_limit_is_the_sum_of_its_containers() -> None:
     limit = {"ephemeral-storage": "1Gi"}
     one = pod("a", container("x", limits=limit), container("y", limits=limit), overhead={"ephemeral-storage": "1Mi"})
@@ -45,17 +27,6 @@ def test_the_pods_own_limit_is_the_sum_of_its_containers() -> None:
         None,
         "Pod ephemeral local storage usage exceeds the total limit of containers 2049Mi. ",
     ]
-
-
-@pytest.mark.parametrize(
-    ("layout", "logs", "rootfs", "over"),
-    [(SINGLE_DISK, 5, 5, False), (SINGLE_DISK, 5, 6, True), (IMAGEFS, 10, 99, False), (SPLIT, 11, 0, True)],
-)
-def test_a_containers_limit(layout: DiskLayout, logs: int, rootfs: int, over: bool) -> None:
-    one = pod("a", container(limits={"ephemeral-storage": "10"}))
-    own = PodStats(stats("a", logs=(logs, 0), rootfs=(rootfs, 0)))
-    message = 'Container c exceeded its local ephemeral storage limit "10". '
-    assert storage_violation(one, own, layout) == (message if over else None)
 
 
 def test_limits_of_a_pod_over_its_life() -> None:

@@ -119,22 +119,6 @@ def test_what_decides_between_two_pods_for_memory(
     assert decided(second, first) == [f"{expected.partition(': ')[0]}: {swapped}"]
 
 
-def test_what_decides_elsewhere() -> None:
-    pods = [pod("a", container(memory="1Mi")), pod("b"), pod("c")]
-    figures = [stats("a", 9, processes=3), stats("b", 5, processes=3), stats("c", 2, processes=1)]
-    b, c, a = ranked(pods, figures, name="kubelet-1.8")
-    assert [one.pod.name for one in (b, c, a)] == ["b", "c", "a"]
-    assert decided(c, a, name="kubelet-1.8")[0].startswith("QoS class: BestEffort")
-    assert decided(b, c, name="kubelet-1.8") == [
-        "usage: 5 (working set), requested 0: above its request | 2 (working set), requested 0: above its request"
-    ]
-    first, second, third = ranked(pods, figures, "pid.available")
-    assert decided(second, third, "pid.available") == ["processes: 3 | 1"]
-    assert decided(first, second, "pid.available") == ["name: ns/a | ns/b"]
-    early, late, _ = ranked(pods, figures, "pid.available", name="kubelet-1.17")
-    assert decided(early, late, "pid.available", "kubelet-1.17") == ["name: ns/a | ns/b"]
-
-
 def test_where_orders_part() -> None:
     pods = [pod("a", container(memory="1")), pod("b"), pod("c")]
     figures = [stats("a", 9), stats("b", 5), stats("c", 2)]

@@ -116,25 +116,9 @@ def test_it_is_released_when_there_has_been_room_and_one_at_a_time() -> None:
     assert state == FREE
 
 
-def test_a_moment_of_room_is_no_end() -> None:
-    state, steps = run(
-        ALONE,
-        *(Look(2 + n * 400 * MS, node(LINE + (hold.room(LINE) if n % 2 else 0))) for n in range(8)),
-        state=held(),
-    )
-    assert not any(one.end for one in steps)
-    assert state.uids == ("a",)
-
-
 def test_a_min_reclaim_ends_later() -> None:
     domains = {"memory.available": Domain(LINE + 20 * MIB, LINE, LINE + 30 * MIB)}
     assert not any(one.end for one in run(ALONE, Look(2, domains), Look(S, domains), state=held())[1])
-
-
-def test_who_is_gone_is_not_held() -> None:
-    state, [steps] = run(ALONE, Look(2, node(31 * MIB), gone=["a"]), state=held())
-    assert (steps.end, state.pods) == ((("a", "gone"),), ())
-    assert run(ALONE, Look(2, node(31 * MIB), gone=["a"], evicted=["a"]), state=held())[1][0].end == (("a", "evicted"),)
 
 
 def test_at_the_time_limit_the_policy_decides_and_has_as_long_again() -> None:
@@ -142,11 +126,6 @@ def test_at_the_time_limit_the_policy_decides_and_has_as_long_again() -> None:
     assert (state.opened, steps) == ("time_limit", Steps())
     state, [steps] = run(ALONE, Look(1 + 240 * S, node(20 * MIB)), state=state)
     assert steps.end == (("a", "time_limit"),)
-
-
-def test_at_the_time_limit_nobody_is_held_for_a_threshold_that_is_not_met() -> None:
-    state, [steps] = run(ALONE, Look(1 + 120 * S, node(33 * MIB)), state=held())
-    assert (steps.end, state) == ((("a", "time_limit"),), FREE)
 
 
 def test_where_nobody_is_killed_the_brake_is_tightened_and_who_grows_next_is_held_too() -> None:
@@ -195,12 +174,6 @@ def test_a_line_that_is_clear_again_without_room_is_crossed_again() -> None:
     state, [steps, _] = run(BESIDE, *(Look(4 + n * S, node(roomy), shown=["a"]) for n in (0, 1)), state=state)
     assert (steps, state) == (Steps(), FREE), "it is released instead"
     assert run(ALONE, Look(4, node(LINE), shown=["a"]), state=held())[1] == [Steps()], "there is no kubelet to see it"
-
-
-def test_figures_of_after_15_s_show_it_by_themselves() -> None:
-    state, _ = run(BESIDE, Look(1, node(LINE + 15 * MIB), (A,)), Look(15 * S, node(LINE + 15 * MIB)))
-    assert state.step == "above"
-    assert run(BESIDE, Look(1 + 15 * S, node(LINE + 15 * MIB)), state=state)[0].step == "across"
 
 
 def test_a_kubelet_that_does_not_answer_within_two_loops() -> None:

@@ -166,15 +166,6 @@ def test_caps_are_not_written_at_every_look_while_one_reads_files(number: int, a
     assert written <= 60
 
 
-def test_caps_are_not_written_at_every_look_while_others_give_memory_back() -> None:
-    state, usages, written = let_across(node(LINE + 10 * MIB), 1), {"p0": 100 * MIB}, 0
-    for number in range(3, 1003):
-        available = node(LINE + 10 * MIB + number * 10 * MIB)
-        state, [steps] = run(BESIDE, Look(number, available, usages=usages), state=state)
-        written += len(steps.recap)
-    assert written <= 2
-
-
 def test_a_way_across_ends_with_those_who_are_on_it() -> None:
     """Else the next one that is held would have no room beyond a line that is met already."""
     state = let_across(node(LINE + 5 * MIB), 1)

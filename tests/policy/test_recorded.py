@@ -130,11 +130,6 @@ def test_what_is_not_a_case_is_refused(case: Any, complaint: str) -> None:
         check_case(case)
 
 
-def test_an_input_that_cannot_be_read_fails() -> None:
-    for given in ({}, {"signal": "memory.available", "pods": [{}]}, {"signal": "x", "pods": 3}):
-        assert check_case({"id": "1", "op": "rank", "input": given, "expected": {}}) is not None
-
-
 def test_any_of_several_right_answers_is_right() -> None:
     case = next(c for c in of_op("synchronize") if len(c["expectedOneOf"]) > 1)
     ours = [check_case({**case, "expectedOneOf": [answer]}) is None for answer in case["expectedOneOf"]]

@@ -47,12 +47,6 @@ def test_of_equals_the_last_met_is_chosen() -> None:
     assert (found.process.pid, found.equal) == (2, (1,))
 
 
-def test_only_those_under_the_limit_that_was_hit() -> None:
-    found = likely_victim([process(1, 900, name="cart"), process(2)], GIB_PAGES, memcg="/kubepods/hog")
-    assert found.process.pid == 2
-    assert likely_victim([process(1, name=None)], GIB_PAGES, memcg="/kubepods") is None
-
-
 def test_while_a_victim_is_dying_nobody_else_is_killed() -> None:
     found = likely_victim([process(1, 900), process(2, marked=True)], GIB_PAGES)
     assert (found.process.pid, found.waits) == (2, True)

@@ -29,7 +29,6 @@ from tests.race.builders import (
     ms,
     one,
     pod,
-    ranked,
     same_after_json,
     sample,
 )
@@ -222,11 +221,6 @@ def test_an_episode_keeps_the_first_histories_and_the_latest() -> None:
     found = one(*START, crossing(), *many, clear(9000), END)
     assert [e.ts_ns for e in found.events if isinstance(e, WorkingSets)] == [ms(t) for t in (1, 2, 8, 9)]
     assert pod_history(facts(found)).since_ns == ms(1 - 20_000)
-
-
-def test_without_a_history_the_samples_bound_how_far_back_figures_are_known() -> None:
-    found = one(ranked(-3000), *START, crossing(), clear(9000), END)
-    assert pod_history(facts(found)).since_ns == ms(0)
 
 
 def test_a_pod_of_which_nothing_was_read_has_no_series() -> None:

@@ -1,4 +1,4 @@
-"""Verdicts: each scripted stream has its own, what every verdict keeps, and what becomes of a mark."""
+"""One episode per verdict and flag with the truth known, the laws of every verdict, and marks that were denied."""
 
 import pytest
 

@@ -1,6 +1,9 @@
 """`outrace replay` as it is called: what it prints, and how it ends."""
 
+import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,13 @@ def test_damage_is_reported_after_what_could_be_read(path: Path) -> None:
 def test_a_newer_format_is_refused(path: Path) -> None:
     path.write_bytes(MAGIC + b"3\n" + path.read_bytes())
     live.one_line(live.outrace("replay", str(path)), 1, f"{path}: recorded in format 3, and this outrace reads up to 2")
+
+
+def test_packed_and_piped(path: Path, tmp_path: Path) -> None:
+    whole = live.outrace("replay", str(path), "-o", "json").stdout
+    packed = tmp_path / "rec.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert live.outrace("replay", str(packed), "-o", "json").stdout == whole
+    command = [sys.executable, "-c", live.CLI, "replay", "-", "-o", "json"]
+    piped = subprocess.run(command, input=path.read_bytes(), capture_output=True, env=live.environment(), check=True)
+    assert piped.stdout.decode() == whole
