@@ -17,23 +17,17 @@ def terms(found: tuple[Term, ...]) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("memory", "amount", "rounding"),
     [
-        (1, 0, EXACT),
         (8 * GIB - 1, 0, EXACT),
-        (8 * GIB, 0, EXACT),
         (8 * GIB + 1, 1, UP),  # 10 % of a byte
         (8 * GIB + 10, 1, EXACT),
         (9 * GIB, 107374183, UP),  # 10 % of 1024 MiB: 102.4 MiB = 107374182.4
-        (15 * GIB, 751619277, UP),  # 7 x 102.4 MiB = 716.8 MiB = 751619276.8
         (16 * GIB - 1, 858993460, UP),  # a tenth less than the next one: .1
         (16 * GIB, 858993460, UP),  # 8 x 102.4 MiB = 819.2 MiB = 858993459.2
         (16 * GIB + 1, 858993460, UP),  # 6 % of a byte more: .26
-        (17 * GIB, 923417969, UP),  # 819.2 + 61.44 = 880.64 MiB = 923417968.64
-        (127 * GIB, 8010114008, UP),  # 819.2 + 111 x 61.44 = 7639.04 MiB = 8010114007.04
         (128 * GIB - 1, 8074538517, UP),  # .06 less than the next one
         (128 * GIB, 8074538517, UP),  # 819.2 + 112 x 61.44 = 7700.48 MiB = 8074538516.48
         (128 * GIB + 1, 8074538517, UP),  # .02 more: .50
         (128 * GIB + 50, 8074538518, UP),  # 2 % of 50 bytes is 1
-        (129 * GIB, 8096013353, UP),  # 7700.48 + 20.48 = 7720.96 MiB = 8096013352.96
         (256 * GIB, 10823317586, UP),  # 7700.48 + 128 x 20.48 = 10321.92 MiB = 10823317585.92
     ],
 )
@@ -51,7 +45,6 @@ def test_v1_system_components(memory: int, amount: int, rounding: str) -> None:
         (2 * GIB, 512 * MIB),
         (2 * GIB + 1, 700 * MIB),
         (8 * GIB, 700 * MIB),
-        (200 * GIB, 700 * MIB),
     ],
 )
 def test_v1_pods_by_memory(memory: int, amount: int) -> None:
@@ -63,17 +56,12 @@ def test_v1_pods_by_memory(memory: int, amount: int) -> None:
 @pytest.mark.parametrize(
     ("pods", "amount", "band"),
     [
-        (1, 700 * MIB, "up to 16"),
-        (15, 700 * MIB, "up to 16"),
         (16, 700 * MIB, "up to 16"),
         (17, 753664000, "17 to 32"),  # 700 + 18.75 = 718.75 MiB
-        (31, 1028915200, "17 to 32"),  # 700 + 15 x 18.75 = 981.25 MiB
         (32, 1000 * MIB, "17 to 32"),  # 700 + 16 x 18.75
         (33, 1080295424, "33 to 64"),  # 1024 + 6.25 = 1030.25 MiB
-        (63, 1276903424, "33 to 64"),  # 1024 + 31 x 6.25 = 1217.75 MiB
         (64, 1224 * MIB, "33 to 64"),  # 1024 + 32 x 6.25
         (65, 1297927373, "65 to 128"),  # 1230 + 7.80 = 1237.8 MiB = 1297927372.8
-        (127, 1805018727, "65 to 128"),  # 1230 + 63 x 7.80 = 1721.4 MiB = 1805018726.4
         (128, 1813197620, "65 to 128"),  # 1230 + 64 x 7.80 = 1729.2 MiB = 1813197619.2
         (129, 1836266292, "more than 128"),  # 1740 + 11.20 = 1751.2 MiB = 1836266291.2
         (256, 3327760794, "more than 128"),  # 1740 + 128 x 11.20 = 3173.6 MiB = 3327760793.6
@@ -91,7 +79,6 @@ def test_v1_pods_by_number(pods: int, amount: int, band: str) -> None:
         (1 * GIB, 1, CONTAINERD, (400, 25, 500, 5)),
         (16 * GIB, 110, CONTAINERD, (400, 400, 500, 550)),
         (16 * GIB, 110, DOCKER, (400, 400, 500, 2200)),
-        (64 * GIB, 256, DOCKER, (400, 1600, 500, 5120)),
     ],
 )
 def test_v2(memory: int, pods: int, runtime: str, mebibytes: tuple[int, ...]) -> None:
@@ -119,7 +106,6 @@ def test_v2_kernel(memory: int, amount: int, rounding: str) -> None:
     ("millicores", "amount", "rounding"),
     [
         (1, 1, UP),  # 0.06
-        (500, 30, EXACT),
         (999, 60, UP),  # 59.94
         (1000, 60, EXACT),  # 6 % of one core
         (1001, 61, UP),  # 60.01
@@ -129,8 +115,6 @@ def test_v2_kernel(memory: int, amount: int, rounding: str) -> None:
         (3999, 80, UP),  # 70 + 9.995
         (4000, 80, EXACT),  # 70 + 10
         (4001, 81, UP),  # 80.0025
-        (5000, 83, UP),  # 80 + 2.5
-        (8000, 90, EXACT),  # 80 + 4 x 2.5
         (64000, 230, EXACT),  # 80 + 60 x 2.5
     ],
 )

@@ -68,7 +68,6 @@ SMALL = Figures(
         (25, SMALL._replace(left=7 * MIB), Answer(False, NOT_COVERED)),  # critical, and nobody can buy time
         (0.25, SMALL._replace(growth=outside(4000)), Answer(False, OUTGROWN)),  # at full speed as well
         (0.25, SMALL._replace(growth=outside(0.01, 10)), GO),  # a leak that they outlast by far
-        (10, SMALL._replace(growth=outside(0, 10)), GO),  # what is outside stands still, and they cover
         (17.5, SMALL._replace(growth=outside(0, 10)), Answer(False, NOT_COVERED)),  # stands still, and they do not
         (0.25, SMALL._replace(growth=None), GO),  # not measured: nobody is held by a guess
         (20, SMALL._replace(growth=None), Answer(False, NOT_COVERED)),
@@ -77,8 +76,6 @@ SMALL = Figures(
         (10, SMALL._replace(growth=Growth(S // 10, MIB, 0), unseen=True), GO),
         (10, SMALL._replace(growth=outside(10), unseen=True), Answer(False, OUTGROWN)),
         (10, SMALL._replace(left=3 * MIB, growth=None, unseen=True), GO),  # it would be used up before
-        (20, SMALL._replace(unknown=1), GO),  # one of whom nothing is known may cover anything
-        (20, SMALL._replace(growth=Growth(S, 30 * MIB, 10 * MIB)), GO),  # the hog is in a pod
         (20, SMALL._replace(growth=Growth(S, 10 * MIB, 30 * MIB)), GO),  # a quarter of it is
         (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB)), Answer(False, NOT_COVERED)),  # they breathe
         (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB, 17 * MIB)), GO),  # the first, and others give back

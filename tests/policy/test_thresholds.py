@@ -93,12 +93,9 @@ def test_reading_rounds_once_to_the_nearest(digits: int, exponent: int) -> None:
     ("text", "message"),
     [
         ("", 'time: invalid duration ""'),
-        ("5", 'time: missing unit in duration "5"'),
         ("1d", 'time: unknown unit "d" in duration "1d"'),
-        ("1m ", 'time: unknown unit "m " in duration "1m "'),
         (".s", 'time: invalid duration ".s"'),
         ("2562047h47m16.854775808s", 'time: invalid duration "2562047h47m16.854775808s"'),
-        ("99999999999999999999s", 'time: invalid duration "99999999999999999999s"'),
         ("1\u00e9", 'time: unknown unit "\\xc3\\xa9" in duration "1\\xc3\\xa9"'),
         ('1"', 'time: unknown unit "\\"" in duration "1\\""'),
     ],
