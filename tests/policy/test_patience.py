@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.patience import LEAD_NS, NOTHING, SPAN_NS, Coming, waits
+from monitor.policy.patience import LEAD_NS, SPAN_NS, Coming, waits
 
 MIB, MS = 1 << 20, 1_000_000
 NOISE = 512 << 10
@@ -17,11 +17,6 @@ available = st.integers(-(1 << 40), 1 << 40)
 
 def quiet(coming: int = 135 * MIB, back_ns: int = 200 * MS) -> Coming:
     return Coming(coming, back_ns, 0, 10 * MS, 0, MS // 4, NOISE)
-
-
-@given(available, sizes)
-def test_nothing_is_waited_for_where_nothing_comes(left: int, line: int) -> None:
-    assert not waits(NOTHING, left, line)
 
 
 @given(comings, available, sizes)

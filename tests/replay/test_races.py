@@ -26,7 +26,7 @@ from tests.race.strategies import streams
 
 REALTIME_NS = 1_700_000_000_000_000_000
 CONFIG = RunConfig(eviction_hard={"memory.available": "100Mi"})
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 def live(events: list[Event], path: Path, states: set[int], file_bytes: int = 1 << 26) -> list[str]:
