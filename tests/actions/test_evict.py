@@ -13,7 +13,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import wants_cpu
 from tests import live
-from tests.actions.killing import finish, prepared
+from tests.actions.killing import descriptors, finish, prepared
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version
@@ -111,7 +111,7 @@ def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
 
 
 def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
-    before = live.open_descriptors()
+    before = descriptors(pod)
     victim = prepared(pod, VERSION)
     for _ in range(3):
         with live.Puppet(pod / "c2") as puppet:
@@ -130,7 +130,7 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
             puppet.do("pass")
             (pod / "c2/cgroup.procs").write_text(str(puppet.pid))
     victim.close()
-    assert live.open_descriptors() == before
+    assert descriptors(pod) == before
 
 
 def test_no_process_is_signalled_twice(pod: Path) -> None:

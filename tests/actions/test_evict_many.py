@@ -15,7 +15,7 @@ from monitor.actions.victim import _AT_ONCE, Victim
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from tests import live
-from tests.actions.killing import finish, prepared
+from tests.actions.killing import descriptors, finish, prepared
 
 pytestmark = pytest.mark.kernel
 Crowd = Callable[[int], Victim]
@@ -141,7 +141,7 @@ def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
 
 def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """17,000 cgroups take half a second, in which no crossing would be answered; who was found is killed meanwhile."""
-    held = live.open_descriptors()
+    held = descriptors(pod)
     for i in range(60):
         cgroupfs.make(pod / f"c1/n{i}")
     monkeypatch.setattr("monitor.actions.victim._PART_NS", -1)
@@ -166,7 +166,7 @@ def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypa
             victim.refresh()  # that was the last part of the look before
         assert victim.is_partial
         victim.close()
-    assert live.open_descriptors() == held
+    assert descriptors(pod) == held
 
 
 @contextmanager
@@ -205,9 +205,9 @@ def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
             procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=fds[-1])
             os.write(procs, str(buried.pid).encode())
             os.close(procs)
-            held = live.open_descriptors()
+            held = descriptors(pod)
             assert pids_below(pod) == {buried.pid, other.pid}
-            assert live.open_descriptors() == held
+            assert descriptors(pod) == held
             finish(Eviction(prepared(pod, BY_PIDFDS), 0, 0))
             assert buried.wait() == other.wait() == -9
     finally:

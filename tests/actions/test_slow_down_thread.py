@@ -18,7 +18,7 @@ from monitor.actions.ledger import HELD
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.slow_down import MOST, SlowDowns
 from monitor.kernel.troubles import TROUBLES
-from tests import live
+from tests.actions.killing import descriptors
 from tests.actions.plain import MIB, PlainPod, stop
 
 LOW = 32 * MIB
@@ -94,9 +94,9 @@ def test_nobody_waits_for_a_thread_that_cannot_go_on(
             assert slow_downs.begin("b", file, late.fileno(), directory.fileno(), change, LOW) == 2
         else:
             slow_downs._thread.join()
-            descriptors = live.open_descriptors()
+            held = descriptors(pod.path)
             assert slow_downs.begin("b", file, late.fileno(), directory.fileno(), change, LOW) == 0
-            assert live.open_descriptors() == descriptors
+            assert descriptors(pod.path) == held
         until(lambda: slow_downs.is_done(2))
     slow_downs.finish(time.monotonic_ns() + 60 * 10**9)
 
@@ -124,7 +124,7 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
 
     monkeypatch.setattr(slow_down_module, "slow_down", waits)
     slow_downs, file = SlowDowns(pod.journal), BrakeFile(pod.path, "memory.high")
-    before = live.open_descriptors()
+    before = descriptors(pod.path)
     change = Change(str(pod.path), "memory.high", "", "max", ("max",), "u", HELD)
     asked = [slow_downs.begin("u", file, file._write, file._write, change, LOW) for _ in range(MOST + 1)]
     assert asked == [*range(1, MOST + 1), 0]
@@ -132,7 +132,7 @@ def test_a_thread_that_is_at_work_is_not_waited_for_and_has_a_budget(
     slow_downs.finish(time.monotonic_ns())
     go.set()
     finished(slow_downs)
-    assert live.open_descriptors() == before
+    assert descriptors(pod.path) == before
     file.close()
 
 
