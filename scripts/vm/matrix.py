@@ -78,7 +78,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--before", metavar="SH", help="run this in the guest before pytest")
     made.add_argument("--all", action="store_true", help="all kernels")
     made.add_argument(
-        "--quick", action="store_true", help="one kernel, by the commit's hash; only tests of programs and cgroup files"
+        "--quick",
+        action="store_true",
+        help="one kernel, by the commit's hash; only tests of cgroup files and of the programs of its best hook",
     )
     made.add_argument(
         "--alike", action="store_true", help="also tests that are alike on every kernel (`once`, `newest` and its like)"
