@@ -1,8 +1,7 @@
-"""The processes of a pod on cgroup v2, without looking up a path again: real cgroups of the unified hierarchy, with the
-memory controller or without.
-"""
+"""The processes of a cgroup: which want a CPU; and on cgroup v2 without looking up a path again."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import pytest
 from monitor.actions.victim import Victim
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import KeptProcesses
+from monitor.kernel.procfs import wants_cpu
 from tests import live
+from tests.actions.killing import descriptors
 from tests.filesystems import Mounts
 from tests.puppet import Puppet
 
@@ -88,15 +89,15 @@ def test_of_a_pod_that_is_gone_there_is_nobody_left(pod: Path, kept: KeptProcess
 def test_of_a_pod_with_very_many_cgroups_no_descriptors_are_kept(pod: Path, kept: KeptProcesses) -> None:
     for number in range(cgroup_procs._KEPT):
         (pod / "a" / str(number)).mkdir()
-    before = live.open_descriptors()
+    before = descriptors(pod)
     with Puppet(pod / "a" / "7") as puppet:
         for _ in range(2):
             assert found(kept) == {"7": {puppet.pid}}
-    assert live.open_descriptors() == before
+    assert descriptors(pod) == before
 
 
 def test_a_victim_is_looked_at_and_killed_without_a_path(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = live.open_descriptors()
+    before = descriptors(pod)
     with Puppet(pod / "a") as first:
         victim = Victim("uid", pod, 2)
         victim.refresh()
@@ -108,4 +109,31 @@ def test_a_victim_is_looked_at_and_killed_without_a_path(pod: Path, monkeypatch:
                 victim.kill()
             assert (first.wait(), second.wait()) == (-9, -9)
             victim.close()
-    assert live.open_descriptors() == before
+    assert descriptors(pod) == before
+
+
+GONE = 2**22 + 1
+
+
+def test_who_runs_wants_a_cpu_and_who_sleeps_is_stopped_or_gone_does_not() -> None:
+    with live.cgroup("procfs") as cgroup, live.Puppet(cgroup) as puppet:
+        live.until(lambda: not wants_cpu([puppet.pid, GONE]), "it to wait for a line")
+        puppet.do("import threading; go = threading.Event()")
+        puppet.do("threading.Thread(target=lambda: go.wait() and [None for _ in iter(int, 1)], daemon=True).start()")
+        live.until(lambda: not wants_cpu([puppet.pid]), "both threads to wait")
+        puppet.do("go.set()")  # the main thread waits for its next line, the other is at work
+        live.until(lambda: wants_cpu([GONE, puppet.pid]), "a thread to be at work")
+        puppet.process.send_signal(signal.SIGSTOP)
+        live.until(lambda: not wants_cpu([puppet.pid]), "it to stop")
+        puppet.process.kill()
+        puppet.wait()
+        assert not wants_cpu([puppet.pid])
+
+
+def test_no_more_threads_are_looked_at_than_asked_for() -> None:
+    with live.cgroup("procfs") as cgroup, live.Puppet(cgroup) as busy, live.Puppet(cgroup) as idle:
+        busy.tell("while True: pass")
+        live.until(lambda: wants_cpu([busy.pid]) and not wants_cpu([idle.pid]), "one to be at work, the other not")
+        assert wants_cpu([idle.pid, busy.pid])
+        assert wants_cpu([idle.pid, busy.pid], most=2)
+        assert not wants_cpu([idle.pid, busy.pid], most=1)
