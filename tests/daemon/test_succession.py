@@ -225,16 +225,16 @@ LATER, EARLIER = BORN_NS + 10**9, BORN_NS - 10**9
 @pytest.mark.parametrize(
     ("noted", "is_there", "pressed", "expected"),
     [
-        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), True, True, ["resume"]),
-        (Noted(ASKED, 7, LATER, LATER, 0, 40, 0), True, False, ["resume"]),
+        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), True, True, ["reported", "resume with 40"]),
+        (Noted(ASKED, 7, LATER, LATER, 0, 40, 0), True, False, ["reported", "resume with 40"]),
         # Its signal may not have gone out: the note is written first.
-        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), True, False, ["drop"]),
+        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), True, False, ["reported", "drop"]),
         # A process that was started in the pod since is not touched, and the pod is a candidate as any other.
-        (Noted(KILLED, 7, EARLIER, 0, EARLIER, 40, 0), True, True, ["gone"]),
+        (Noted(KILLED, 7, EARLIER, 0, EARLIER, 40, 0), True, True, ["reported", "gone"]),
         (Noted(GONE, 7, EARLIER, 0, EARLIER, 40, 1), True, True, ["gone"]),
         # What an evicted pod left is no reason to evict it again.
         (Noted(GONE, 7, LATER, 0, LATER, 40, 1), False, True, ["coming back", "evicted", "gone"]),
-        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), False, True, ["coming back", "evicted", "gone"]),
+        (Noted(KILLED, 7, LATER, 0, LATER, 40, 0), False, True, ["reported", "coming back", "evicted", "gone"]),
         (Noted(KILLED, 8, LATER, 0, LATER, 40, 0), True, True, []),  # of no pod that is there
         (None, True, True, []),
     ],
@@ -255,10 +255,10 @@ def test_what_becomes_of_the_eviction_of_the_daemon_before(
     def does(name: str) -> Callable[..., None]:
         return lambda *_: done.append(name)
 
-    note = SimpleNamespace(read=lambda: noted, reported=lambda: None, gone=does("gone"), drop=does("drop"))
+    note = SimpleNamespace(read=lambda: noted, reported=does("reported"), gone=does("gone"), drop=does("drop"))
     entry = SimpleNamespace(cgroup=tmp_path, cgroup_id=7, index=0, title="ns/pod")
     parts = MagicMock()
-    parts.evictor = SimpleNamespace(note=note, resume=does("resume"))
+    parts.evictor = SimpleNamespace(note=note, resume=lambda found, _: done.append(f"resume with {found.held}"))
     parts.registry.__iter__.return_value = [entry]
     parts.registry.set_evicted = does("evicted")
     parts.patience.dropped = does("coming back")
