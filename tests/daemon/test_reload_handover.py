@@ -13,6 +13,7 @@ from monitor.cli.reload import _answer
 from monitor.errors import MonitorError
 from monitor.hot import ladder
 from monitor.hot.reconfigure import Configuration
+from monitor.hot.supervise import Side
 from monitor.kernel import meminfo
 from monitor.link import upgrade
 from monitor.link.config_messages import Reconfigure
@@ -157,6 +158,32 @@ def test_after_an_upgrade_nothing_is_read_by_the_new_modules(monkeypatch: pytest
     assert not ladder.may_step_down(bpf)
     monkeypatch.undo()
     assert ladder.may_step_down(bpf)
+
+
+def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = tmp_path / "__init__.py"
+    module.write_text("")
+    monkeypatch.setattr(upgrade.monitor, "__file__", str(module))
+    before = upgrade.identity()
+    assert upgrade.identity() == before != "none"
+    (tmp_path / "new").write_text("")
+    (tmp_path / "new").rename(module)
+    assert upgrade.identity() != before
+    module.unlink()
+    assert upgrade.identity() == "none"
+
+
+def test_the_next_side_gets_the_new_descriptor() -> None:
+    old, new = RunConfig().to_memfd(), RunConfig(name="new").to_memfd()
+    side = Side(old, -1, -1)
+    side.take_config(new)
+    try:
+        assert RunConfig.from_fd(new).name == "new"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(old)
+    finally:
+        os.close(new)
+        os.close(side.timer.fileno())
 
 
 def configuration(**parts: Any) -> tuple[Configuration, Any]:

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,17 +17,14 @@ from monitor.hot import supervise
 from monitor.hot.supervise import Side
 from monitor.kernel.loader import package_path
 from monitor.kernel.readable import readable
-from monitor.link import channel, upgrade
+from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, LogLine
 from monitor.settings.config import RunConfig
 from monitor.side import main as side_process
 from tests import live
 
-
-def real(test: Callable[..., None]) -> Callable[..., None]:
-    """A test of a whole side, which needs a memory cgroup."""
-    return pytest.mark.kernel(pytest.mark.once(test))
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture
@@ -75,7 +72,6 @@ def ended(side: Side) -> int:
     return side.reap()
 
 
-@real
 def test_its_death_is_seen_it_starts_again_ends_with_the_channel_and_leaves_no_zombie(side: Side) -> None:
     begin = time.monotonic_ns()
     side.start(begin)
@@ -96,7 +92,6 @@ def test_its_death_is_seen_it_starts_again_ends_with_the_channel_and_leaves_no_z
     side.stop()  # nothing to end is no error
 
 
-@real
 def test_one_that_needs_its_time_gets_it(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """Disks, recorder, alerts, files and the log beside incidents: the first of a new state dir makes the store."""
     assert supervise._STOP_S > side_process._INCIDENTS_S + 5 * side_process._CLOSE_S
@@ -110,7 +105,6 @@ def test_one_that_needs_its_time_gets_it(side: Side, monkeypatch: pytest.MonkeyP
     assert side.pid == 0
 
 
-@real
 def test_a_stopped_one_is_killed_in_the_end(side: Side) -> None:
     started(side)
     os.kill(side.pid, signal.SIGSTOP)
@@ -120,7 +114,6 @@ def test_a_stopped_one_is_killed_in_the_end(side: Side) -> None:
     assert side.pid == 0
 
 
-@real
 def test_a_signal_that_is_ignored_here_is_not_in_it(side: Side) -> None:
     """But SIGHUP: that reaches a whole unit or terminal, and asks the hot process for a reload."""
     before = signal.getsignal(signal.SIGTERM)
@@ -136,7 +129,6 @@ def test_a_signal_that_is_ignored_here_is_not_in_it(side: Side) -> None:
     assert ignored >> (signal.SIGHUP - 1) & 1
 
 
-@real
 def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
     """And what was sent while there was none."""
     started(side)
@@ -166,7 +158,6 @@ def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
         side.stop()
 
 
-@real
 def test_one_that_dies_at_once_again_and_again_is_started_ever_more_seldom(
     side: Side, now: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +180,6 @@ def test_one_that_dies_at_once_again_and_again_is_started_ever_more_seldom(
     assert side.next_start_ns == now[0] + supervise._BACKOFF_NS
 
 
-@real
 def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
     """SIGKILL reaches nobody in an endless system call, as on a dead file server: a frozen cgroup of v1 is one."""
     with live.freezer() as frozen:
@@ -212,7 +202,6 @@ def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
         os.waitpid(first, 0)
 
 
-@real
 def test_a_side_that_cannot_be_watched_is_not_left_alone(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     spawned: list[int] = []
 
@@ -229,36 +218,9 @@ def test_a_side_that_cannot_be_watched_is_not_left_alone(side: Side, monkeypatch
     monkeypatch.undo()
 
 
-@real
 def test_a_side_of_another_version_does_not_start(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules below the daemon were replaced by an upgrade; until its restart, the hot process goes on alone."""
     monkeypatch.setattr(supervise, "MINE", "another file")
     side.start(time.monotonic_ns())
     assert readable(side.pidfd, live.TIMEOUT_S)
     assert os.waitstatus_to_exitcode(os.waitpid(side.pid, 0)[1]) == EXIT_CANNOT
-
-
-def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = tmp_path / "__init__.py"
-    module.write_text("")
-    monkeypatch.setattr(upgrade.monitor, "__file__", str(module))
-    before = upgrade.identity()
-    assert upgrade.identity() == before != "none"
-    (tmp_path / "new").write_text("")
-    (tmp_path / "new").rename(module)
-    assert upgrade.identity() != before
-    module.unlink()
-    assert upgrade.identity() == "none"
-
-
-def test_the_next_side_gets_the_new_descriptor() -> None:
-    old, new = RunConfig().to_memfd(), RunConfig(name="new").to_memfd()
-    side = Side(old, -1, -1)
-    side.take_config(new)
-    try:
-        assert RunConfig.from_fd(new).name == "new"
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(old)
-    finally:
-        os.close(new)
-        os.close(side.timer.fileno())
