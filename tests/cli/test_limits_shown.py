@@ -19,9 +19,6 @@ from tests.cli.called import called
 from tests.cli.test_explain_cli import explain, text
 from tests.limited import MIB, limit, write
 from tests.pods import top_frames
-from tests.pods.top_node import busy as busy
-from tests.pods.top_node import folder as folder
-from tests.pods.top_node import node as node
 
 
 @pytest.mark.live

@@ -16,7 +16,6 @@ from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 from monitor.settings.read import build
 from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
-from tests.pods.programs import programs as programs
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user"),
