@@ -1,10 +1,7 @@
 """`outrace run` on machines that lack something: each lack is simulated in a mount namespace of its own, for real."""
 
 import importlib.util
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,35 +85,14 @@ def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: tuple[str
 
 
 def test_bpffs_that_is_not_mounted_is_mounted(tmp_path: Path) -> None:
-    with LabNode("test-bpffs", 64 * MIB) as node:
-        script = 'umount /sys/fs/bpf; "$0" "$@" & read stop; ls /sys/fs/bpf/outrace/*/*; kill $!; wait $!'
-        where = ("--node-cgroup", str(node.cgroup.relative_to(node.hierarchy.root)), "--state-dir", str(tmp_path))
-        command = [
-            *("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script),
-            *(sys.executable, "-c", live.CLI, "run", *where, "--pods", f"manifests:{node.manifests}"),
-            *("--listen", "127.0.0.1:0", "--log-format", "json"),
-        ]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=live.environment(),
-        ) as process:
-            node.also_end(process.pid)
-            assert process.stderr is not None
-            logged = []
-            for line in process.stderr:
-                logged.append(line)
-                if json.loads(line).get("msg") == "ready":
-                    break
-            else:
-                pytest.fail("".join(logged))
-            out, _ = process.communicate("stop\n", timeout=live.TIMEOUT_S)
-            assert process.returncode == 0
-        assert "link_on_mark_victim" in out
-    assert not loader.instance_directory(tmp_path).exists(), "pinned where the test did not look"
+    with (
+        LabNode("test-bpffs", 64 * MIB) as node,
+        LabDaemon(node, state_dir=tmp_path / "state", wrapper=within("umount /sys/fs/bpf")) as daemon,
+    ):
+        pinned = Path(f"/proc/{daemon.pid}/root/sys/fs/bpf/outrace").glob("*/*/*")
+        assert "link_on_mark_victim" in {path.name for path in pinned}
+        live.ended(daemon)
+    assert not loader.instance_directory(tmp_path / "state").exists(), "pinned where the test did not look"
 
 
 def test_a_manifest_that_is_not_a_pod_is_named_and_the_rest_goes_on() -> None:
