@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.actions.oomadj import pod_scores
@@ -211,7 +211,6 @@ def read(obj: Object) -> Manifest:
     return found.manifest
 
 
-@settings(max_examples=300)
 @given(CONTAINERS, INIT, st.none() | RESOURCE_PAIRS, AMOUNTS)
 def test_sums_ask_for_the_same(containers: list[Object], init: list[Object], own: Object | None, over: Object) -> None:
     obj = a_large_pod(containers, init, overhead=over, **({} if own is None else {"resources": own}))
