@@ -12,9 +12,9 @@ import pytest
 from monitor.kernel import cgroupfs, charging, loader
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, LabNode
+from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
-from tests.daemon.hot_node import up_to
+from tests.daemon.hot_node import evicted, up_to
 
 pytestmark = pytest.mark.kernel
 #: The rungs without BPF that this kernel has, the best first.
@@ -39,6 +39,14 @@ def soft(node: LabNode, tmp_path: Path, rung: str, *options: str, **rest: object
     return LabDaemon(node, "--hooks", rung, *HARD, *options, state_dir=tmp_path / "state", **rest)  # type: ignore[arg-type]
 
 
+def wins(node: LabNode, pod: LabPod, daemon: LabDaemon) -> Record:
+    """A process of the pod takes the node over its threshold and does not fill it: the decision that evicts it."""
+    hog = node.start_hog(pod, mib=up_to(node, 150))
+    hog.go()
+    assert hog.wait() == -signal.SIGKILL
+    return evicted(daemon, pod)[0]
+
+
 def incident(daemon: LabDaemon, since: int = 0) -> Record:
     return live.message(daemon, "incident", since, final=True)
 
@@ -61,14 +69,9 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
                 assert shell.answer() == "done"
                 live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=begun)
                 os.kill(begun, signal.SIGKILL)
-        hog = node.start_hog(pod, mib=up_to(node, 150))
-        hog.go()
-        assert hog.wait() == -9
-        decision = live.message(daemon, "evicting", pod="lab/hog")
-        # An emulated CPU may be so late with the look that a pass which was due anyway comes first.
-        if decision["crossed_ns"] is not None or not live.emulated():
-            assert decision["crossed_ns"] <= decision["decided_ns"]
-        live.message(daemon, "evicted", id=decision["id"])
+        decision = wins(node, pod, daemon)
+        # Where no CPU is to be had for the look, a pass that was due anyway comes first.
+        assert decision["crossed_ns"] is None or decision["crossed_ns"] <= decision["decided_ns"]
         found = incident(daemon)
         assert (found["verdict"], found["flags"]) == ("eviction_won", [])
     assert node.oom_kills() == 0
@@ -140,10 +143,7 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
         assert "may not load BPF programs" in logged["problem"]
         assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that nobody may load"
         assert logged["remedy"]
-        hog = node.start_hog(pod, mib=up_to(node, 150))
-        hog.go()
-        assert hog.wait() == -9
-        live.message(daemon, "evicted", pod="lab/hog")
+        wins(node, pod, daemon)
 
 
 @pytest.mark.once
@@ -194,10 +194,7 @@ def test_what_is_taken_away_costs_a_rung_and_nothing_else(
         assert problem in logged["problem"]
         assert remedy in logged["remedy"]
         assert live.rung(daemon) == HERE[0]
-        hog = node.start_hog(pod, mib=up_to(node, 150))
-        hog.go()
-        assert hog.wait() == -9
-        live.message(daemon, "evicted", pod="lab/hog")
+        wins(node, pod, daemon)
 
 
 def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_path: Path) -> None:
@@ -223,10 +220,7 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         assert again["unwatched_ns"] > 0  # 0.6 to 1.0 s (docs/hooks.md), if nobody is in the way
         assert daemon.process.poll() is None, "the same process"
         assert (live.rung(daemon), live.metric(daemon, "step_downs_total")) == (HERE[0], 1)
-        hog = node.start_hog(pod, mib=up_to(node, 150))
-        hog.go()
-        assert hog.wait() == -9
-        live.message(daemon, "evicted", pod="lab/hog")
+        wins(node, pod, daemon)
     assert node.oom_kills() == 0
 
 
