@@ -85,8 +85,16 @@ def play(line: Line) -> Iterator[tuple[int, dict[str, int], tuple[Candidate, ...
 
 
 @given(lines())
-def test_one_victim_never_critical_always_the_first_that_may(line: Line) -> None:
-    for _, _, pods, _, outcome in play(line):
+def test_one_victim_the_first_that_may_soft_after_its_grace_conditions_for_the_transition_period(line: Line) -> None:
+    since: dict[Threshold, int] = {}
+    last: dict[str, int] = {}
+    for now, _, pods, state, outcome in play(line):
+        since = {t: since.get(t, now) for t in outcome.observed}
+        assert set(outcome.met) == {t for t in outcome.observed if now - since[t] >= t.grace_ns / S}
+        assert {t: at // S for t, at in first_observed(line.config, state).items()} == since
+        last |= {CONDITION[t.signal]: now for t in outcome.observed}
+        period = line.config.transition_period_ns / S
+        assert outcome.conditions == {c for c, at in last.items() if now - at < period} == state.conditions
         willing = [c for c in pods if not c.critical]
         if outcome.starved is None:
             assert (outcome.victim, outcome.refused) == (None, ())
@@ -99,32 +107,12 @@ def test_one_victim_never_critical_always_the_first_that_may(line: Line) -> None
 
 
 @given(lines())
-def test_soft_never_before_its_grace(line: Line) -> None:
-    since: dict[Threshold, int] = {}
-    for now, _, _, state, outcome in play(line):
-        since = {t: since.get(t, now) for t in outcome.observed}
-        for t in outcome.met:
-            assert now - since[t] >= t.grace_ns / S
-        assert set(outcome.met) == {t for t in outcome.observed if now - since[t] >= t.grace_ns / S}
-        assert {t: at // S for t, at in first_observed(line.config, state).items()} == since
-
-
-@given(lines())
 def test_a_threshold_is_met_exactly_when_a_pass_sees_it_met(line: Line) -> None:
     for _, seen, _, _, outcome in play(replace(line, config=replace(line.config, compat=KUBELET))):
         met = [t for t in line.config.thresholds if t.signal in seen and t.met(seen[t.signal], CAPACITY)]
         assert set(met) <= set(outcome.observed)
         held = [t for t in outcome.observed if t not in met]
         assert all(t.met(seen[t.signal], CAPACITY, with_reclaim=True) for t in held)
-
-
-@given(lines())
-def test_conditions_hold_for_the_transition_period(line: Line) -> None:
-    last: dict[str, int] = {}
-    for now, _, _, state, outcome in play(line):
-        last |= {CONDITION[t.signal]: now for t in outcome.observed}
-        period = line.config.transition_period_ns / S
-        assert outcome.conditions == {c for c, at in last.items() if now - at < period} == state.conditions
 
 
 @given(lines())

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.ranking import Candidate
-from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.counterfactual import MEMCG, POLL, counterfactual
@@ -170,21 +169,6 @@ def test_somebody_is_the_first(usages: list[list[int]]) -> None:
         for i, values in enumerate(usages)
     }
     assert math.fsum(first_victim(pods, series_by_uid, ms(0)).values()) == pytest.approx(1.0)
-
-
-def test_every_release_takes_its_own_victim() -> None:
-    """1.8 takes the class that promises least first; later ones take the pod furthest above its request."""
-    seen = growth(20)
-    guaranteed, best_effort = (
-        dataclasses.replace(pod(name, mib * MI), qos=qos)
-        for name, mib, qos in (("big", 900, "Guaranteed"), ("small", 30, "BestEffort"))
-    )
-    seen = dataclasses.replace(seen, pods=(guaranteed, best_effort), history=PodHistory())
-    taken = {}
-    for name in ERAS:
-        found = counterfactual(seen, dataclasses.replace(HARD, era=era(name)))
-        (taken[name],) = {chance.pod.rpartition("/")[2] for chance in found.victims}
-    assert taken == {"kubelet-1.36": "big", "kubelet-1.17": "big", "kubelet-1.8": "small"}
 
 
 def test_a_record_with_an_oom_is_taken_as_it_is() -> None:

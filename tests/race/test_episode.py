@@ -153,13 +153,6 @@ def test_a_flood_keeps_the_beginning_and_the_end_and_counts_the_rest() -> None:
     assert (len(found.events), found.dropped) == (10, 90)
 
 
-def test_a_fork_bomb_is_waited_for_within_bounds() -> None:
-    state = State(Bounds(events=10))
-    for k in range(100):
-        state, _ = feed(state, mark(k * 10, pid=k + 1, **OWN))
-    assert len(state.open[0].pids) == 10
-
-
 def test_samples_are_thinned_out_and_keep_their_span() -> None:
     many = [sample(t, 5) for t in range(1, 200)]
     found = episodes(crossing(), *many, clear(300), Tick(ms(9000)), bounds=Bounds(samples=16))[0]

@@ -83,15 +83,6 @@ def test_else_it_is_an_ordinary_stop(events: tuple[Any, ...]) -> None:
     assert (found.verdict, found.evicted, found.by, found.flags) == ("relieved", (), None, ())
 
 
-def test_what_a_runtime_kills_after_outrace_or_the_oom_killer_is_theirs() -> None:
-    ours = (crossing(), decided(0.1), signalled(0.15), stop(3), gone(8), left(8), clear(12))
-    found = judged(*START, *ours, END)
-    assert (found.verdict, found.by, len(found.evicted)) == ("eviction_won", "outrace", 1)
-    theirs = (crossing(), kill(1), mark(1.002), died(2), stop(3), left(8), clear(12))
-    found = judged(*START, *theirs, END)
-    assert (found.verdict, found.by, found.evicted) == ("oom_before_decision", None, ())
-
-
 def test_the_pods_end_is_waited_for() -> None:
     """The threshold clears as soon as the first container is gone; the cgroup is empty only seconds later."""
     found = one(*START, crossing(), stop(400), clear(401), left(9_000), END)
