@@ -172,7 +172,7 @@ def test_pods_that_went_are_forgotten_everywhere(side: Node, monkeypatch: pytest
     monkeypatch.setattr(CgroupNames, "KEPT", 40)  # of those that went: 4096 in earnest
     lives = [side.appear(f"first-{i}") for i in range(5)]
     counts = []
-    for i in range(3 * int(LINGER_S)):
+    for i in range(2 * int(LINGER_S)):
         lives.append(side.appear(f"p{i}"))
         side.vanish(lives.pop(0))
         side.look()
