@@ -201,3 +201,32 @@ def test_the_same_inputs_give_the_same_passes(world: tuple[PassConfig, list[Pod]
     for a, b in zip(once, shuffled, strict=True):
         assert a.state == b.state
         assert sorted(names(a)) == sorted(names(b))
+
+
+def test_a_clean_up_must_clear_every_threshold_min_reclaim_and_soft_ones_included() -> None:
+    policy = config(
+        {"nodefs.available": "10%"},
+        reclaim={"nodefs.available": "5Gi"},
+        soft={"memory.available": "1Gi"},
+        grace={"memory.available": "1h"},
+    )
+    for left, memory, evicted in ((11 * GI, 2 * GI, 1), (15 * GI, 2 * GI, 1), (15 * GI + 200, 2 * GI, 0)):
+        (result,) = run(policy, PODS, low(1, nodefs=0, memory=memory), after=low(1, nodefs=left, memory=memory))
+        assert len(result.evictions) == evicted, left
+    (result,) = run(policy, PODS, low(1, nodefs=0, memory=0), after=low(1, nodefs=50 * GI, memory=0))
+    assert len(result.evictions) == 1  # for a disk that is clean again
+
+
+def test_local_storage_comes_first_and_takes_every_pod_over_its_limits() -> None:
+    empty_dir = {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]}
+    pods = [pod("a", **empty_dir), pod("b"), pod("c", **empty_dir), pod("k", priority=2 * 10**9, **empty_dir)]
+    over = {"volumes": {"v": (2 * MI, 0)}}
+    figures = [stats(name, MI, **over) for name in "abck"]
+    policy = config({"memory.available": "1Gi"}, local_storage=True)
+    first, second = run(policy, pods, summary(*figures, second=1, memory=0), summary(*figures[1:2], second=2, memory=0))
+    assert names(first) == ["a", "c"]
+    assert first.warning is None
+    assert {(e.grace_s, e.disrupted, tuple(e.annotations)) for e in first.evictions} == {(1, False, ())}
+    assert first.state.core.conditions == {"MemoryPressure"}  # seen, though not acted on
+    assert len(second.evictions) == 1
+    assert second.warning == "Attempting to reclaim memory"

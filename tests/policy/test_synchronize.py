@@ -301,3 +301,13 @@ def test_the_state_of_another_configuration_is_refused() -> None:
     both = EvictionConfig(parse_thresholds({MEMORY: "1"}, None, None, None, ["pods"]), S)
     with pytest.raises(ValueError, match="another configuration"):
         run(both, state, 2, {MEMORY: 0})
+
+
+def test_met_is_strictly_below() -> None:
+    state, outcome = run(hard(), State(), 1, {MEMORY: 100})
+    assert (outcome.observed, outcome.conditions) == ((), frozenset())
+    _, outcome = run(hard(), state, 2, {MEMORY: 99})
+    assert outcome.victim.name == "big"
+    assert [c.name for c in outcome.refused] == ["huge-critical"]
+    assert (outcome.grace_s, outcome.conditions) == (1, frozenset({"MemoryPressure"}))
+    assert outcome.starved == outcome.met[0] == outcome.observed[0]
