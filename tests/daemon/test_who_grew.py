@@ -1,116 +1,85 @@
-"""Who is held at a crossing: who grows then, and not who had grown before. The hot process without a kernel."""
+"""Which pods are held at a crossing: those that grow then, and not one that had grown before. On the simulated node."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from monitor.hot.brake_figures import STILL_NS
-from monitor.link.hold_messages import Held
-from tests.daemon.hold_world import DB, HOG, hold_world, reported
-from tests.replay.world import CAPACITY, MIB, SECOND, World
+from tests.daemon.simulated import OUTSIDE, Node, Taking, simulated
+from tests.replay.world import SECOND
 
-MS = 1_000_000
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with hold_world(tmp_path, {"hold": True}) as made:
-        yield made
+HOG, DB = "hog", "database"
+#: MiB: below the line they are held.
+LINE = 100
+MS = 0.001
 
 
-def grow(world: World, uid: str, mib: int, within_ns: int) -> None:
-    """In steps of 1 MiB, each of which is a record of the kernel's."""
-    index = world.registry.by_uid[uid].index
-    for _ in range(mib):
-        world.wait(within_ns // mib)
-        world.table.sets[index] += MIB
-        world.working_set += MIB
-        world.decider.note(world.now_ns)
+@contextmanager
+def made(directory: Path, left: int) -> Iterator[Node]:
+    """A hog that is the first of the order and a database, on a node with so much above the line; nothing has moved."""
+    with simulated(directory, 300 + LINE + left, LINE, hold=True) as node:
+        node.pod(HOG, 100)
+        node.pod(DB, 200, request=300, priority=1000)
+        node.begin()
+        node.stand(2)
+        yield node
 
 
-def stand(world: World, ns: int) -> None:
-    """Nothing moves; samples are taken as the timers of the loop have it."""
-    end_ns = world.now_ns + ns
-    while world.now_ns < end_ns:
-        due_ns = world.decider.note_due_ns()
-        world.now_ns = min(end_ns, world.now_ns + STILL_NS) if due_ns is None else max(due_ns, world.now_ns)
-        world.decider.note(world.now_ns)
-    world.now_ns = end_ns
-
-
-def crosses(world: World) -> list[str]:
-    """Whom it holds."""
-    world.run((CAPACITY - world.working_set) // MIB, True)
-    return [one.pod for one in reported(world, Held)]
-
-
-@pytest.mark.parametrize(("mib", "since"), [(6, 8 * SECOND), (12, 8 * SECOND), (30, 8 * SECOND), (12, 60 * MS)])
-def test_a_pod_that_had_grown_before_and_stands_still_is_not_held(world: World, mib: int, since: int) -> None:
+@pytest.mark.parametrize(("mib", "since"), [(6, 8), (12, 8), (30, 8), (12, 60 * MS)])
+def test_a_pod_that_had_grown_before_and_stands_still_is_not_held(tmp_path: Path, mib: int, since: float) -> None:
     """Growth is measured over 16 MiB at least, so the database was held whenever the hog grew by less; and by the
     sample of 0.1 s before, all of its growth was of now.
     """
-    world.working_set = CAPACITY - (99 + 60 + mib) * MIB
-    stand(world, 2 * SECOND)
-    grow(world, DB, 60, 20 * MS)
-    stand(world, since)
-    grow(world, HOG, mib, mib * MS)
-    assert crosses(world) == [HOG]
+    with made(tmp_path, 60 + mib - 1) as node:
+        node.play(Taking(DB, 60, 3000))
+        node.stand(since)
+        node.play(Taking(HOG, mib, 1000))
+        assert node.held() == [HOG]
 
 
-def test_what_was_not_due_as_growth_ended_is_sampled_afterwards(world: World) -> None:
+def test_what_was_not_due_as_growth_ended_is_sampled_afterwards(tmp_path: Path) -> None:
     """The last sample of the database's growth lacked up to 15 MiB of it. The hog's own began 8 ms late, as where a CPU
     is not to be had, and then that was the latest one.
     """
-    world.working_set = CAPACITY - (99 + 60 + 34) * MIB
-    stand(world, 2 * SECOND)
-    world.wait(SECOND)
-    world.decider.note(world.now_ns)
-    grow(world, DB, 60, 20 * MS)
-    assert world.decider.note_due_ns() is not None
-    stand(world, 120 * MS)
-    assert world.decider.note_due_ns() is None, "nothing moves any more"
-    world.table.sets[world.registry.by_uid[HOG].index] += 34 * MIB
-    world.working_set += 34 * MIB
-    world.wait(11 * MS)
-    assert crosses(world) == [HOG]
+    with made(tmp_path, 60 + 33) as node:
+        node.play(Taking(DB, 60, 3000))
+        assert node.world.decider.note_due_ns() is not None
+        node.stand(120 * MS)
+        assert node.world.decider.note_due_ns() is None, "nothing moves any more"
+        node.world.now_ns += int(10 * MS * SECOND)
+        node.play(Taking(HOG, 34, 34_000))
+        assert node.held() == [HOG]
 
 
-def test_two_that_grow_by_turns_are_both_held(world: World) -> None:
+def test_two_that_grow_by_turns_are_both_held(tmp_path: Path) -> None:
     """More processes than CPUs: each stands still for milliseconds."""
-    world.working_set = CAPACITY - (99 + 40) * MIB
-    stand(world, 2 * SECOND)
-    for _ in range(5):
-        grow(world, DB, 4, 4 * MS)
-        grow(world, HOG, 4, 4 * MS)
-    assert crosses(world) == [HOG, DB]
+    with made(tmp_path, 35) as node:
+        for _ in range(3):
+            node.play(Taking(DB, 6, 1000))
+            node.play(Taking(HOG, 6, 1000))
+        assert sorted(node.held()) == [DB, HOG]
 
 
-def test_who_gave_memory_back_and_grows_now_is_held(world: World) -> None:
+def test_a_pod_that_gave_memory_back_and_grows_now_is_held(tmp_path: Path) -> None:
     """Over the last 50 ms it has not grown, and over the growth that is looked at it took nearly all."""
-    world.working_set = CAPACITY - 101 * MIB
-    stand(world, 2 * SECOND)
-    hog = world.registry.by_uid[HOG].index
-    world.table.sets[hog] -= 40 * MIB
-    world.working_set -= 40 * MIB
-    stand(world, 50 * MS)
-    for _ in range(7):
-        grow(world, DB, 1, MS)
-        grow(world, HOG, 5, 2 * MS)
-    assert crosses(world) == [HOG, DB]
+    with made(tmp_path, 1) as node:
+        node.play(Taking(HOG, -40, 40_000))
+        node.stand(50 * MS)
+        for _ in range(6):
+            node.play(Taking(DB, 2, 2000))
+            node.play(Taking(HOG, 5, 2500))
+        assert sorted(node.held()) == [DB, HOG]
 
 
-def test_what_was_sampled_before_the_counters_stood_still_is_forgotten(world: World) -> None:
+def test_what_was_sampled_before_the_counters_stood_still_is_forgotten(tmp_path: Path) -> None:
     """A node that had room for an hour: what pods have taken in it is no growth."""
-    world.working_set = CAPACITY - 400 * MIB
-    stand(world, 2 * SECOND)
-    arming = world.decider._gauge.arming
-    arming.armed = False
-    world.decider.note(world.now_ns)
-    world.wait(3600 * SECOND)
-    world.put(1, 1000, 300, "Burstable", False, 400)
-    world.working_set += 200 * MIB
-    arming.armed = True
-    assert world.decider.note_due_ns() is None
-    world.working_set = CAPACITY - 99 * MIB
-    assert crosses(world) == [HOG], "the first of the order, as where nothing was measured"
+    with made(tmp_path, 300) as node:
+        arming = node.world.decider._gauge.arming
+        arming.armed = False
+        node.play(Taking(DB, 200, 10_000))
+        node.world.now_ns += 3600 * SECOND
+        arming.armed = True
+        assert node.world.decider.note_due_ns() is None
+        node.play(Taking(OUTSIDE, 101, 1_000_000))
+        assert node.held() == [HOG], "the first of the order, as where nothing was measured"
