@@ -28,19 +28,13 @@ BENCHES = {
     "latency": ("monitor.lab.bench_latency:latency", "Crossing to decision, crossing to SIGKILL."),
     "overhead": ("monitor.lab.bench_overhead:overhead", "What page faults cost with the programs attached."),
     "race": ("monitor.lab.bench_race:race", "Eviction against the OOM killer, margin by margin."),
-    "giveback": ("monitor.lab.bench_giveback:giveback", "From a process's exit to its memory given back."),
-    "pods": ("monitor.lab.bench_pods:pods", "Many pods whose manifests churn: leaks, missed crossings."),
     "footprint": ("monitor.lab.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
-    "sweep": ("monitor.lab.bench_sweep:sweep", "Counting up to 17,000 memory cgroups: how long, how right."),
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
     "signals": ("monitor.lab.bench_signals:signals", "Three formulas for memory: which was right, by the kernel?"),
     "scenarios": ("monitor.lab.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
     "forecast": ("monitor.lab.bench_forecast:forecast", "Time to a threshold: how far off, how often inside."),
     "alerts": ("monitor.lab.bench_alerts:alerts", "From an OOM kill to its alert, in a storm of kills."),
     "kills": ("monitor.lab.bench_kills:kills", "Races in which the monitor itself is killed: is anything lost?"),
-    "neighbour": ("monitor.lab.bench_neighbour:neighbour", "What a hold costs a pod that has no part in it."),
-    "storm": ("monitor.lab.bench_storm:storm", "Events as fast as four processes can, while a hog crosses."),
-    "soak": ("monitor.lab.bench_soak:soak", "Everyday load for an hour: no incident, no alert, no decision."),
 }
 COMMANDS = {
     "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
@@ -64,6 +58,10 @@ COMMANDS = {
 GONE = {
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
     "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",
+    **dict.fromkeys(
+        ("outrace bench giveback", "outrace bench pods", "outrace bench soak", "outrace bench sweep"), "`make races`"
+    ),
+    **dict.fromkeys(("outrace bench neighbour", "outrace bench storm"), "`make races`"),
 }
 
 

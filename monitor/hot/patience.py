@@ -23,7 +23,7 @@ from monitor.policy.patience import JUMP_NS, Coming
 from monitor.sources.watch import Watch
 
 #: How long memory may take to come back, as long as nothing slower was seen here: eight times what page tables take on
-#: Linux 6.18 with 2 CPUs, quiet and beside 4 busy processes (19 to 25 ms, `outrace bench giveback`).
+#: Linux 6.18 with 2 CPUs, quiet and beside 4 busy processes (19 to 25 ms).
 FIRST_BOUND_NS = 200_000_000
 #: From then on twice the slowest of the last so many, in these bounds.
 REMEMBERED = 32

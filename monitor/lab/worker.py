@@ -26,7 +26,6 @@ WORKERS = {
     "load": "monitor.lab.load:load",
     "floor": "monitor.lab.floor:floor",
     "faults": "monitor.lab.workers:faults",
-    "touches": "monitor.lab.workers:touches",
     "neighbour": "monitor.lab.workers:neighbour",
     "flood": "monitor.lab.workers:flood",
     "poller": "monitor.lab.workers:poller",

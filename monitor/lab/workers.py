@@ -45,29 +45,6 @@ def faults(options: Options) -> None:
         write_line("took", time.process_time_ns() - began)
 
 
-def touches(options: Options) -> None:
-    """The innocent pod of `bench neighbour`: for each line `SECONDS PAUSE_US` it touches `mib` MiB of fresh 4K pages
-    again and again, so far apart; answers `took NS ...`, the wall time of each.
-    """
-    memory = mmap.mmap(-1, int(options["mib"]) * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    first_bytes = memoryview(memory)[:: mmap.PAGESIZE]
-    ones = b"\1" * len(first_bytes)
-    join(options["cgroup"])
-    write_line("ready")
-    for line in sys.stdin:
-        seconds, pause_us = map(float, line.split())
-        took, end = [], time.monotonic() + seconds
-        while time.monotonic() < end:
-            began = time.perf_counter_ns()
-            first_bytes[:] = ones
-            took.append(time.perf_counter_ns() - began)
-            memory.madvise(mmap.MADV_DONTNEED)
-            if pause_us:
-                time.sleep(pause_us / 1e6)
-        write_line("took", *took)
-
-
 def neighbour(options: Options) -> None:
     """Takes the CPU from the monitor, by `kind`: `compile` compiles Python source at nice 19, one process for each
     file, as a build does in the background; `churn` forks processes that end, as fast as one parent can, which also

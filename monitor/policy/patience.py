@@ -2,7 +2,7 @@
 
 Page tables, slab, sockets and dying cgroups are freed after a grace period of RCU or by a worker of the kernel: 135 MiB
 of page tables were all charged still when the last process was gone, and all back 19 to 25 ms later (Linux 6.18,
-measured; `outrace bench giveback`). Who does not wait for that kills somebody for nothing, and the faster the surer.
+measured). Who does not wait for that kills somebody for nothing, and the faster the surer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`outrace demo`, `bench race`, `bench kills` and `bench neighbour` with pods that are held, for seconds."""
+"""`outrace demo`, `bench race` and `bench kills` with pods that are held, for seconds."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.lab.bench_hold import row
-from monitor.lab.bench_neighbour import Touched, ratios
 from monitor.lab.hold_race import HoldResult
 from tests import live
 from tests.cli.called import called
@@ -39,17 +38,6 @@ def test_bench_kills_in_holds_leaves_nobody_held(tmp_path: Path) -> None:
         assert (rows[what]["runs"], rows[what]["right"], rows[what]["oom"]) == (2, 2, 0)
         assert rows[what]["problems"] == []
     assert code == 0
-
-
-@pytest.mark.kernel
-@pytest.mark.once
-def test_bench_neighbour_compares_turns_with_those_around_them(tmp_path: Path) -> None:
-    code, rows = run_bench(tmp_path, "neighbour", "--turns", "1", "--seconds", "0.2", "--hogs", "1")
-    assert code == 0
-    for name in ("latency", "throughput"):
-        assert rows[f"{name}_alone"]["p50"] > 0
-        assert rows[f"{name}_held"]["p50"] > 0
-        assert rows[f"{name}_held_to_alone"]["unit"] == "ratio"
 
 
 @pytest.mark.kernel
@@ -101,8 +89,3 @@ def test_a_row_counts_runs_and_takes_figures_only_from_those_that_have_them() ->
     late = HoldResult("held", right=True, killed=2, evictions=["shop/hog evicted: the node was low"])
     found = row("z", [held, late])
     assert (found["held"], found["right"], found["killed"]) == (2, 1, 1), "data that was right before the kill"
-
-
-def test_a_turn_is_compared_with_the_mean_of_the_two_around_it() -> None:
-    alone = [Touched([100.0], [1000.0]), Touched([300.0], [3000.0])]
-    assert ratios(alone, [Touched([50.0, 400.0, 500.0], [1000.0])]) == ([2.0], [0.5])

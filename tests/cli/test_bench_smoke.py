@@ -1,4 +1,4 @@
-"""`outrace bench pods`, `footprint` and `giveback` on the live kernel, for seconds instead of minutes: what they
+"""`outrace bench footprint`, `latency` and `kills` on the live kernel, for seconds instead of minutes: what they
 print, what must hold, that nothing is left behind. How fast anything was is not asserted.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs, pins
-from monitor.lab import bench_footprint, bench_pods
+from monitor.lab import bench_footprint
 from tests.pin_instances import state_directory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,26 +37,6 @@ def run_bench(directory: Path, name: str, *options: str) -> tuple[int, dict[str,
     owners = [state_directory(instance) for instance in (pins.ROOT.iterdir() if pins.ROOT.is_dir() else ())]
     assert not [owner for owner in owners if owner is not None and owner.is_relative_to(directory)]
     return bench.returncode, {row["name"]: row for row in answer["results"]}
-
-
-@pytest.mark.kernel
-@pytest.mark.once
-def test_bench_pods_misses_no_crossing_and_leaves_no_pod_behind(tmp_path: Path) -> None:
-    code, rows = run_bench(tmp_path, "pods", "--duration", "3", "--pods", "6", "--period", "0.3")
-    crossings = rows["crossings"]
-    assert crossings["made"] >= 2
-    assert crossings["seen"] == crossings["made"]
-    assert crossings["missed"] == crossings["strange"] == 0
-    for kind in bench_pods.RECORDS:
-        assert rows[f"records_{kind}"]["kernel"] == rows[f"records_{kind}"]["reader"]
-    assert rows["records_cross"]["kernel"] >= crossings["made"]
-    assert rows["lost"] == {"name": "lost", "events": 0}
-    assert rows["pods"] == {"name": "pods", "manifests": 6, "gauge": 6, "series": 6, "stale": 0, "absent": 0}
-    for process in ("hot", "side"):
-        assert rows[f"{process}_rss"]["p50"] > 0
-        assert rows[f"{process}_rss_growth"]["unit"] == "bytes"
-    grew = any(bench_pods.differs(rows[f"{process}_rss_growth"]) for process in ("hot", "side"))
-    assert code == (4 if grew else 0)
 
 
 @pytest.mark.kernel
@@ -111,56 +91,6 @@ def test_a_tree_of_processes_has_its_grandchildren() -> None:
         found = bench_footprint.processes(shell.pid)
         assert found[0] == shell.pid
         assert len(found) == 2
-
-
-def test_a_growth_without_a_decision_is_missed_and_a_decision_without_growth_is_strange() -> None:
-    crossings = bench_pods.Crossings(made=[(100, 200), (300, 400), (500, 600)], decided=[350, 150, 250, 351])
-    assert crossings.row() == {"name": "crossings", "made": 3, "seen": 2, "missed": 1, "strange": 1}
-    assert bench_pods.differs(crossings.row())
-    assert not bench_pods.differs(bench_pods.Crossings(made=[(100, 200)], decided=[100]).row())
-
-
-def test_growth_is_the_last_quarter_above_the_first_after_the_warm_up() -> None:
-    samples = [(float(second), 10_000_000 if second < 20 else 1000 + 100 * (second - 20)) for second in range(60)]
-    row = bench_pods.growth("hot_rss_growth", samples, 20.0)
-    assert row["n"] == 40
-    assert row["p50"] == 3000  # medians of ten samples, thirty seconds apart
-    assert not bench_pods.differs(row)
-    leak = [(at, value * 1000) for at, value in samples]
-    assert bench_pods.differs(bench_pods.growth("hot_rss_growth", leak, 20.0))
-
-
-@pytest.mark.parametrize(
-    ("row", "finding"),
-    [
-        ({"name": "records_step", "kernel": 5, "reader": 5}, False),
-        ({"name": "records_step", "kernel": 6, "reader": 5}, True),
-        ({"name": "lost", "events": 0}, False),
-        ({"name": "lost", "events": 1}, True),
-        ({"name": "pods", "manifests": 4, "gauge": 4, "series": 4, "stale": 0, "absent": 0}, False),
-        ({"name": "pods", "manifests": 4, "gauge": 5, "series": 4, "stale": 0, "absent": 0}, True),
-        ({"name": "pods", "manifests": 4, "gauge": 4, "series": 4, "stale": 1, "absent": 1}, True),
-    ],
-)
-def test_what_differs_is_a_finding(row: dict[str, Any], finding: bool) -> None:
-    assert bench_pods.differs(row) is finding
-
-
-@pytest.mark.kernel
-@pytest.mark.once
-def test_bench_giveback_sees_page_tables_come_back_late_and_dentries_stay(tmp_path: Path) -> None:
-    code, rows = run_bench(
-        *(tmp_path, "giveback", "--runs", "1", "--races", "1", "--mib", "32"),
-        *("--kind", "anon", "--kind", "tables", "--kind", "dentries"),
-    )
-    assert code == 0
-    for name in ("page tables: nobody else died", "growth meanwhile: in time"):
-        assert rows[name]["runs"] == 1  # who wins is asked at a slower pace: tests/daemon/test_hot_patience.py
-    for state in ("quiet", "busy"):
-        for kind in ("anon", "tables"):
-            assert rows[f"{kind}, {state}: exit to memory back"]["unit"] == "us"
-        asked = rows.get(f"dentries, {state}: kept when asked for", {"p50": 0})  # less than 1 MiB is not reported
-        assert asked["p50"] < rows[f"dentries, {state}: kept"]["p50"]
 
 
 @pytest.mark.kernel

@@ -1,17 +1,13 @@
 """The daemon with more cgroups than one turn of its loop counts, and with cgroups deeper than its programs look."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MAX_LEVEL
 from monitor.kernel.rungs import BPF_RUNGS
-from monitor.lab.cgroups import Crowd
 from monitor.lab.node import LabNode
 from tests import live
-from tests.cli.test_bench_smoke import run_bench
+from tests.crowd import Crowd
 from tests.daemon.hot_node import evicted, hard, hot_node, up_to
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -70,11 +66,3 @@ def test_a_node_deeper_than_the_programs_look_is_watched_by_its_files() -> None:
         )  # fmt: skip
         assert refused.returncode == 1
         assert f"{path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels" in refused.stderr
-
-
-def test_bench_sweep(tmp_path: Path) -> None:
-    code, rows = run_bench(tmp_path, "sweep", "--cgroups", "50", "--sweeps", "3")
-    assert code == 0, json.dumps(rows)
-    assert {"turn_50", "sweep_50", "visited_50", "off_after_sweep_50", "off_by_events_50"} == rows.keys()
-    assert rows["visited_50"]["p50"] >= 50
-    assert rows["off_after_sweep_50"]["max"] <= 64 * 4096

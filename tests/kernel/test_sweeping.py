@@ -10,8 +10,8 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.sweeping import Stepwise
-from monitor.lab.cgroups import Crowd
 from tests import live
+from tests.crowd import Crowd
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
