@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, daemon_options
-from monitor.cli.kubelet_files import translated_words
+from monitor.cli.kubelet_files import of_files, of_process
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
@@ -114,27 +114,35 @@ def schema() -> None:
 
 @config.command(context_settings={"ignore_unknown_options": True})
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
-@click.option("--file", "files", multiple=True, metavar="FILE",
-              help="A unit, drop-in, environment file or command line of a kubelet; several in the order systemd reads "
-              "them.")  # fmt: skip
-@click.option("--root", metavar="DIR", default="/", help="Where the paths in EnvironmentFile= begin. [/]")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="A file with one flag of a kubelet a line, or a KubeletConfiguration that flags override.",
+)
+@click.option("--pid", type=click.IntRange(min=1), metavar="PID",
+              help="The process of a kubelet, k3s or RKE2: its command line.")  # fmt: skip
 @output_option
-def translate(flags: tuple[str, ...], files: tuple[str, ...], root: str, output: str) -> None:
+def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, output: str) -> None:
     """Turn old kubelet FLAGS into a KubeletConfiguration: outrace config translate -- --eviction-hard=...
 
     The configuration goes to stdout as YAML; notes on what could not simply be carried over go to stderr.
     """
     from monitor.policy.translate import translate as to_configuration
 
-    if not flags and not files:
-        raise click.UsageError("Nothing to translate: give flags of a kubelet, or --file", click.get_current_context())
+    if not flags and not files and pid is None:
+        problem = "Nothing to translate: give flags of a kubelet after --, --file or --pid"
+        raise click.UsageError(problem, click.get_current_context())
     try:
-        words, notes = translated_words(files, root)
+        words, fields = of_files(files)
+        words += of_process(pid) if pid is not None else []
         arguments = (*(word.text for word in words), *flags)
         made = to_configuration(arguments, (*(word.origin for word in words), *[""] * len(flags)))
     except PolicyError as error:
         raise ConfigError(str(error)) from None
-    made = made._replace(notes=[*notes, *made.notes])
+    head = {key: made.configuration[key] for key in ("apiVersion", "kind")}
+    made = made._replace(configuration={**head, **fields, **made.configuration})
     try:
         _check_translated(made.configuration)
     except ConfigError as error:

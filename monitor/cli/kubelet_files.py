@@ -1,35 +1,121 @@
-"""The files of a kubelet's service, read for `outrace config translate`."""
+"""What `outrace config translate` is given beside flags: a file with one flag a line, a configuration, a process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from monitor import documents
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError
-from monitor.policy.unit_files import command_line
-from monitor.policy.unit_words import Word, Written
+from monitor.policy.errors import PolicyError
+from monitor.policy.translate import KIND, is_carried_over
+
+_REMEDY = "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
+#: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
+_EMBEDDING = ("k3s", "rke2")
 
 
-def translated_words(files: Sequence[str], root: str) -> tuple[list[Word], list[str]]:
-    """The words of the kubelet's command line, and notes. ``root``: where the node's files are. Raises ConfigError, and
+class Word(NamedTuple):
+    """A word of a command line, and where it was written."""
+
+    text: str
+    origin: str
+
+
+def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Any]]:
+    """The flags in these files, and the fields of those that are a KubeletConfiguration. Raises ConfigError, and
     PolicyError for what is in them.
     """
-    return command_line([_read(path) for path in files], lambda path: _environment(path, root))
+    words, fields = list[Word](), dict[str, Any]()
+    for path in paths:
+        text = _text(path)
+        found = _configuration(path, text)
+        if found is None:
+            words += _flags(path, text)
+        else:
+            fields |= found
+    return words, fields
 
 
-def _environment(path: str, root: str) -> Written | None:
-    under_root = os.path.join(root, path.lstrip("/"))
-    return _read(under_root) if os.path.exists(under_root) else None
-
-
-def _read(path: str) -> Written:
+def of_process(pid: int, proc: Path = Path("/proc")) -> list[Word]:
+    """The flags of the kubelet that runs as this process, or in it (k3s, RKE2). Raises ConfigError."""
     try:
-        return Written(path, documents.decoded(documents.read_bytes(path, pipes=True)))
+        texts = os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).rstrip("\0").split("\0")
+    except OSError as error:
+        raise ConfigError(f"--pid {pid}: {error.strerror}", "name the pid of the kubelet (pgrep kubelet)") from None
+    words = [Word(text, f"process {pid}: word {number}") for number, text in enumerate(texts, 1)]
+    names = [word.text.rpartition("/")[2] for word in words]
+    if "kubelet" in names[:2]:
+        return words[names.index("kubelet") + 1 :]
+    if names[0].split(" ")[0] in _EMBEDDING:
+        return list(_embedded(words[1:]))
+    raise ConfigError(f"--pid {pid}: {names[0]!r} is no kubelet", "name the pid of the kubelet (pgrep kubelet)")
+
+
+def _embedded(words: Sequence[Word]) -> Iterator[Word]:
+    """``--kubelet-arg=eviction-hard=...`` of k3s."""
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.text.partition("=")
+        if name == "--kubelet-arg":
+            value = value if equals else next(rest, Word("", "")).text
+            yield Word(f"--{value.removeprefix('--')}", word.origin)
+
+
+def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
+    """The fields of a KubeletConfiguration; None for what is none."""
+    if not any(line.startswith("kind:") for line in text.splitlines()):
+        return None
+    try:
+        (found,) = documents.from_yaml(text)
+    except (UnreadableError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", "name one KubeletConfiguration") from None
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise ConfigError(f"{path}: is no {KIND}", _REMEDY)
+    return {key: value for key, value in found.items() if key not in ("apiVersion", "kind")}
+
+
+def _flags(path: str, text: str) -> Iterator[Word]:
+    """One flag a line, as MicroK8s and snaps have them; what is unrelated may hold variables."""
+    lines = [line.strip() for line in text.splitlines()]
+    if not any(line and line[0] != "#" for line in lines):
+        raise PolicyError(f"{path}: holds no flag; {_REMEDY}")
+    for number, line in enumerate(lines, 1):
+        if not line or line[0] == "#":
+            continue
+        origin = f"{path}:{number}"
+        flag, value = _split(line)
+        if not flag.startswith("-"):
+            raise PolicyError(f"{origin}: not a flag of the kubelet on a line of its own; {_REMEDY}")
+        if "$" in (value or "") and is_carried_over(flag):
+            raise PolicyError(f"{origin}: {flag}: its value has a variable; write what it stands for")
+        yield Word(flag if value is None else f"{flag}={value}", origin)
+
+
+def _split(line: str) -> tuple[str, str | None]:
+    """A flag and its value without the quotes around it; None if it stands alone."""
+    flag, equals, value = line.partition("=")
+    if " " in flag or not equals:
+        flag, blank, value = line.partition(" ")
+        if not blank:
+            return flag, None
+    value = value.strip()
+    if len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]:
+        return flag, value[1:-1]
+    if " -" in value:
+        return line, None  # several flags: refused with the whole line, as one that is not known
+    return flag, value
+
+
+def _text(path: str) -> str:
+    try:
+        return documents.decoded(documents.read_bytes(path, pipes=True))
     except documents.NotAFileError as error:
         raise ConfigError(f"{path}: {error}", "name a file") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", "name a file of the kubelet's service") from None
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", "name a file with the kubelet's flags") from None
     except UnreadableError as error:
         raise ConfigError(f"{path}: {error}") from None

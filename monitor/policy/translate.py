@@ -133,7 +133,7 @@ BOOLEAN_FLAGS = {flag for flag, (_, read) in FIELDS.items() if read is _boolean}
 
 #: What to write, by how a value is read.
 _REMEDIES: dict[Callable[[str], Any], str] = {
-    parse_flag_map: "write SIGNAL<VALUE,..., as in memory.available<100Mi,nodefs.available<10%, without blanks",
+    parse_flag_map: "write SIGNAL<VALUE,... in quotes (a shell redirects at <), as in 'memory.available<100Mi'",
     _amounts: "write NAME=VALUE,..., as in memory=500Mi,cpu=100m, without blanks",
     _integer: "write a whole number",
     _percent: "write a whole number from 0 to 100",
@@ -181,6 +181,12 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     order = list(dict.fromkeys(field for field, _ in FIELDS.values()))
     fields = {field: given[field] for field in (*order[:1], MERGE_DEFAULTS, *order[1:]) if field in given}
     return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes, origins)
+
+
+def is_carried_over(flag: str) -> bool:
+    """Whether the value of this flag (with its dashes) matters here."""
+    name = flag.lstrip("-").replace("_", "-")
+    return name in FIELDS or name in _SUCCEEDED
 
 
 def _at(place: str) -> str:

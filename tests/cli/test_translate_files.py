@@ -1,6 +1,6 @@
-"""`outrace config translate --file` on what nodes have on disk: whole units, drop-ins, environment files, commands."""
+"""`outrace config translate` with files and processes of a node."""
 
-import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,106 +9,124 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.cli.kubelet_files import Word, _flags, of_process
 from monitor.cli.main import main
+from monitor.errors import ConfigError
 from monitor.policy.errors import PolicyError
-from monitor.policy.unit_files import command_line
-from monitor.policy.unit_words import Written
 
-CASES = yaml.safe_load((Path(__file__).parents[1] / "data/kubelet-units.yaml").read_text())
+MICROK8S = """--kubeconfig=${SNAP_DATA}/credentials/kubelet.config
+--eviction-hard="memory.available<100Mi,nodefs.available<1Gi"
+# by hand
+
+--system-reserved memory=1Gi
+--serialize-image-pulls=false
+"""
+CONFIGURATION = """apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+evictionHard: {memory.available: 1Gi, pid.available: 5%}
+maxPods: 30
+"""
+HARD = {"memory.available": "100Mi", "nodefs.available": "1Gi"}
+REMEDY = "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
-def test_files_of_a_node(case: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, text in case["files"].items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    named = [part for name in case.get("read", case["files"]) for part in ("--file", str(tmp_path / name))]
-    code = main(["config", "translate", *named, "--root", str(tmp_path), "-o", "json"])
+def translated(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], str]:
+    assert main(["config", "translate", *arguments]) == 0
     out, err = capsys.readouterr()
-    if "error" in case:
-        assert (code, out) == (2, "")
-        assert err == f"outrace: error: {case['error'].replace('DIR', str(tmp_path))}\n"
-        return
-    assert (code, err) == (0, "")
-    made = json.loads(out)
-    configuration = made["configuration"]
-    assert (configuration.pop("apiVersion"), configuration.pop("kind")) == (
-        *("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"),
-    )
-    assert configuration == case["makes"]
-    expected = case.get("notes", [])
-    assert len(made["notes"]) == len(expected), made["notes"]
-    for note, words in zip(made["notes"], expected, strict=True):
-        assert words in note
+    made = yaml.safe_load(out)
+    assert (made.pop("apiVersion"), made.pop("kind")) == ("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration")
+    return made, err
 
 
-def test_there_are_whole_files_and_broken_ones() -> None:
-    assert len([case for case in CASES if "makes" in case]) >= 18
-    assert len([case for case in CASES if "error" in case]) >= 15
+def test_a_flag_on_each_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "args").write_text(MICROK8S)
+    made, notes = translated(capsys, "--file", str(tmp_path / "args"))
+    assert made == {"evictionHard": HARD, "systemReserved": {"memory": "1Gi"}}
+    assert notes.endswith("not carried over: --kubeconfig, --serialize-image-pulls\n")
 
 
-def test_flags_after_files_have_the_last_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "kubelet.env"
-    path.write_text("ARGS=--eviction-hard=memory.available<1Gi,pid.available<5%\n")
-    code = main(["config", "translate", "--file", str(path), "--", "--eviction-hard=memory.available<2Gi"])
-    assert code == 0
-    assert yaml.safe_load(capsys.readouterr().out)["evictionHard"] == {"memory.available": "2Gi", "pid.available": "5%"}
-
-
-@pytest.mark.parametrize(("content", "expected"), [(None, "cannot be read"), (b"\xff\xfe=", "not UTF-8"), (b"", "")])
-def test_files_without_settings(
-    content: bytes | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_flags_after_files_have_the_last_word_and_override_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "kubelet.service"
-    if content is not None:
-        path.write_bytes(content)
-    code = main(["config", "translate", "--file", str(path)])
-    err = capsys.readouterr().err
-    assert (code, err.count("\n")) == (2 if expected else 0, 1)
-    assert err.startswith(f"outrace: error: {path}: " if expected else f"note: {path}: holds nothing")
-    assert expected in err
+    (tmp_path / "args").write_text(MICROK8S)
+    (tmp_path / "kubelet.yaml").write_text(CONFIGURATION)
+    files = ("--file", str(tmp_path / "kubelet.yaml"), "--file", str(tmp_path / "args"))
+    made, _ = translated(capsys, *files, "--", "--eviction-hard=memory.available<2Gi")
+    assert made == {
+        "evictionHard": HARD | {"memory.available": "2Gi"},
+        "systemReserved": {"memory": "1Gi"},
+        "maxPods": 30,
+    }
+    made, notes = translated(capsys, *files[:2])
+    assert (made, notes) == ({"evictionHard": {"memory.available": "1Gi", "pid.available": "5%"}, "maxPods": 30}, "")
 
 
-@pytest.mark.parametrize("text", ["[Unit]\nDescription=no kubelet\n", "[Service]\nType=notify\n", "A=b\n"])
-def test_files_without_a_kubelet_are_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty configuration is no answer to the wrong file."""
-    path = tmp_path / "some.service"
-    path.write_text(text)
-    assert main(["config", "translate", "--file", str(path)]) == 0
-    assert capsys.readouterr().err == f"note: {path}: no command line of a kubelet, and no flags of one\n"
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "cannot be read: No such file or directory; name a file with the kubelet's flags"),
+        (b"\xff\xfe=", "not UTF-8"),
+        (b"\n# nothing\n", f"holds no flag; {REMEDY}"),
+        (b"[Service]\nExecStart=k3s server\n", f"1: not a flag of the kubelet on a line of its own; {REMEDY}"),
+        (b'KUBELET_EXTRA_ARGS="--v=2"\n', "1: not a flag of the kubelet on a line of its own"),
+        (b"kubelet --eviction-hard=memory.available<1Gi\n", "1: not a flag of the kubelet on a line of its own"),
+        (b"--v=2\n--eviction-hard=$HARD\n", "2: --eviction-hard: its value has a variable; write what it stands for"),
+        (b"--eviction-hard=memory.available<1Gi --v=2\n", "1: --eviction-hard: "),
+        (b"--evicton-hard=memory.available<1Gi\n", "1: --evicton-hard: is not known here; did you mean --"),
+        (b"kind: Pod\n", f"is no KubeletConfiguration; {REMEDY}"),
+        (b"kind: KubeletConfiguration\nkind: Pod\n", "key 'kind' is given twice"),
+    ],
+)  # fmt: skip
+def test_what_is_none_of_them_is_one_line_with_a_remedy(
+    text: bytes | None, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "some"
+    if text is not None:
+        path.write_bytes(text)
+    assert main(["config", "translate", "--file", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"outrace: error: {path}:")
+    assert problem in err
 
 
-LINES = st.lists(
-    st.one_of(
-        st.text(st.sampled_from("aK=-\"'\\$%{}# ;[]\n\t"), max_size=20),
-        st.sampled_from(
-            [
-                "[Service]",
-                "ExecStart=",
-                "ExecStart=/kubelet $A \\",
-                "Environment=A=--v=2",
-                "EnvironmentFile=-/x",
-                "A='b",
-                '"',
-            ]
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("/usr/bin/kubelet", "--v=2", "--eviction-hard=a b"), ["--v=2", "--eviction-hard=a b"]),
+        (("/hyperkube", "kubelet", "--v", "2"), ["--v", "2"]),
+        (
+            ("/usr/local/bin/k3s", "server", "--kubelet-arg=v=2", "--tls-san", "x", "--kubelet-arg", "--max-pods=3"),
+            ["--v=2", "--max-pods=3"],
         ),
-    ),
-    max_size=8,
+    ],
 )
+def test_the_command_line_of_a_process(command: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cmdline").write_text("\0".join(command) + "\0")
+    words = of_process(7, tmp_path)
+    assert [word.text for word in words] == expected
+    assert words[0].origin.startswith("process 7: word ")
 
 
-@given(LINES)
-def test_any_text_is_read_or_refused_with_its_line(lines: list[str]) -> None:
-    text, error = "\n".join(lines), ""
+def test_a_process_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(ConfigError, match="'cat' is no kubelet; name the pid of the kubelet"):
+            of_process(process.pid)
+        process.kill()
+    assert main(["config", "translate", "--pid", str(process.pid)]) == 2
+    assert f"--pid {process.pid}: No such file or directory" in capsys.readouterr().err
+
+
+@given(st.text(st.sampled_from("-avz=\"'\\$ #\n\t"), max_size=40))
+def test_any_text_is_read_or_refused_with_its_file(text: str) -> None:
+    problem = ""
+    words = list[Word]()
     try:
-        words, _ = command_line([Written("unit", text)], lambda _: Written("env", "A=--v=1"))
-    except PolicyError as refused:
-        error = str(refused)
-    if error:
-        assert error.startswith(("unit:", "env:"))
-        return
-    last = len(text.splitlines())
+        words = list(_flags("args", text))
+    except PolicyError as error:
+        problem = str(error)
+    assert bool(words) != problem.startswith("args:")
     for word in words:
-        name, _, line = word.origin.partition(":")
-        assert name == "env" or 1 <= int(line) <= last
+        assert word.text.startswith("-")
+        assert 1 <= int(word.origin.removeprefix("args:")) <= len(text.splitlines())
