@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import tomllib
@@ -37,6 +38,10 @@ settings.load_profile("outrace")
 if "PYTEST_XDIST_WORKER" in os.environ:
     for variable in ("COLUMNS", "LINES"):
         os.environ.pop(variable, None)
+
+# A shell that starts this in the background has it, and all that it starts, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: scripts/vm/guest.py boots its guests with it.
 EXPENDABLE = "outrace.expendable=1"
