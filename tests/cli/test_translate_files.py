@@ -1,6 +1,6 @@
 """`outrace config translate` with files and processes of a node."""
 
-import subprocess
+import os
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +109,15 @@ def test_the_command_line_of_a_process(command: tuple[str, ...], expected: list[
     assert words[0].origin.startswith("process 7: word ")
 
 
-def test_a_process_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
-        with pytest.raises(ConfigError, match="'cat' is no kubelet; name the pid of the kubelet"):
-            of_process(process.pid)
-        process.kill()
-    assert main(["config", "translate", "--pid", str(process.pid)]) == 2
-    assert f"--pid {process.pid}: No such file or directory" in capsys.readouterr().err
+def test_a_process_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cmdline").write_text("/bin/cat\0kubelet.log\0")
+    with pytest.raises(ConfigError, match="'cat' is no kubelet; name the pid of the kubelet"):
+        of_process(7, tmp_path)
+    assert main(["config", "translate", "--pid", str(os.getpid())]) == 2
+    assert "is no kubelet; name the pid of the kubelet (pgrep kubelet)" in capsys.readouterr().err
+    assert main(["config", "translate", "--pid", str(1 << 30)]) == 2
+    assert f"--pid {1 << 30}: No such file or directory" in capsys.readouterr().err
 
 
 @given(st.text(st.sampled_from("-avz=\"'\\$ #\n\t"), max_size=40))

@@ -76,7 +76,8 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
         pod = cgroupfs.make(node / "pod")
         indexes = add(bench, node)
         with live.Puppet(pod) as puppet:
-            # Anonymous and shared memory, mlocked page cache: on neither list, so taken for used by all three.
+            # Anonymous and shared memory; mlocked page cache, which the kernel takes off its lists when it comes to it
+            # (in a guest of 7.2 not within 120 s): the formulas follow its figures, whichever they are.
             puppet.do("anon(8); fd = os.memfd_create('x'); os.write(fd, bytes(4 * MIB))")
             puppet.do(f"write('{files}/read', 24); read('{files}/read'); read('{files}/read')")
             puppet.do(f"write('{files}/once', 8)")
@@ -92,7 +93,7 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
                 cache = kernels.inactive_file + kernels.active_file
                 figures["cache"] = cache
                 return (
-                    30 * MIB <= cache <= 35 * MIB
+                    30 * MIB <= cache <= 41 * MIB
                     and first.used == kernels.working_set
                     and reclaimable.used == kernels.usage - cache
                     and obtainable.usage == kernels.usage
@@ -101,7 +102,7 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
 
             figures: dict[str, int] = {}
             drain_batches()
-            live.until(agree, lambda: f"the formulas to agree, the mlocked file on neither list: {figures}")
+            live.until(agree, lambda: f"the formulas to agree: {figures}")
             reclaimable = bench.table.other_reading(indexes[1])
             cache = reclaimable.inactive_file + reclaimable.active_file
             assert reclaimable.usage - reclaimable.used == cache
