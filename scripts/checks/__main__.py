@@ -1,4 +1,4 @@
-"""What `make lint` holds of the tree beside ruff and mypy: who imports what, and that documents name what is there.
+"""What `make lint` holds of the tree beside ruff and mypy: what imports what, and that documents name what is there.
 
     .venv/bin/python scripts/checks [NAME ...]
 

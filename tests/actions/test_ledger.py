@@ -266,7 +266,7 @@ def killed_daemon(held: Stand, cap: int = 64 * MIB) -> None:
         # Also by a command that takes its state dir for one without a daemon: in a container it has the same path.
         while_it_lives += undo_on(held.state)
         daemon.kill()
-        os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)  # nobody has waited for it yet
+        os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
         [one] = noted(held.node)
         assert is_dead(one.owner)
     assert is_dead(one.owner)

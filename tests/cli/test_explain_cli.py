@@ -270,7 +270,7 @@ def test_eras_side_by_side(node: LabNode) -> None:
     orders = {row["policy"]: [one["pod"] for one in row["order"]] for row in answer["eras"]}
     today, blog, old = (orders[name] for name in ERAS)
     assert today == blog == names(answer)
-    # By class first: what a Burstable pod takes counts only among its like; priority protects nobody.
+    # By class first: what a Burstable pod takes counts only among its like; priority protects no pod.
     assert old == ["lab/besteffort", "lab/critical", "lab/burstable", "lab/guaranteed"]
     (parting,) = answer["disagreements"]
     assert (parting["between"], parting["rank"]) == ([ERAS[0], ERAS[2]], 1)

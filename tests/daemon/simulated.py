@@ -48,7 +48,7 @@ class Node:
         self.world = self._made()
         self._hear()
 
-    # who is there
+    # the pods that are there
 
     def pod(self, name: str, has: float = 0, request: int = 0, priority: int = 0, *, known: bool = True) -> None:
         """One that has so much (MiB); if it is not ``known``, `meet` has its manifest come later."""
@@ -131,7 +131,7 @@ class Node:
             assert self.world.now_ns < end_ns, "it takes for ever"
 
     def stand(self, seconds: float) -> None:
-        """So long nothing but what is due; whoever takes goes on."""
+        """So long nothing but what is due; processes that take memory go on."""
         end_ns = self.world.now_ns + int(seconds * SECOND)
         while self.world.now_ns < end_ns:
             self._turn(MS if any(self._left.values()) or self.world.evictor.current else 5 * MS)

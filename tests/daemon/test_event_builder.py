@@ -296,7 +296,7 @@ ENDED = HoldEnded(id=1, pod="u", name="ns/hog", ts_ns=9, held_ns=4, why="other_p
 
 
 def test_who_a_kubelet_would_take_is_known_while_a_pod_is_held(tmp_path: Path) -> None:
-    """Nobody decides, so that no decision has the order."""
+    """Without a decision, which would have the order."""
     heard = Heard(tmp_path)
     order = (candidate("hog", 60 * MIB), candidate("db", 80 * MIB, priority=5))
     heard.event_builder.handle(HELD._replace(ts_ns=5, order=[list(astuple(one)) for one in order]))

@@ -1,4 +1,4 @@
-"""Whose pins are: who uses an instance, when its state dir is gone for certain, and what another user may do."""
+"""Owners of pins: which process uses an instance, when its state dir is gone for certain, what another user may do."""
 
 import dataclasses
 import os

@@ -177,7 +177,7 @@ def test_why_a_file_cannot_be_read(text: str | None, node: Path) -> None:
 
 
 def test_files_that_may_not_be_looked_at_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`outrace explain` of a user who is not root, on a node: /var/lib/kubelet is closed to it."""
+    """`outrace explain` of a user that is not root, on a node: /var/lib/kubelet is closed to it."""
     closed = Path("/", "x" * 300)  # any error but ENOENT: root may look everywhere
     monkeypatch.setattr(installations, "ROOT", closed)
     assert find_kubelet() == NodeKubelet()

@@ -210,7 +210,7 @@ def test_conmon_beside_a_container_does_not_spare_it(
 
 @pytest.mark.parametrize("unit", [f"{MANAGER}/app.slice/web.service", UNIT], ids=["a user's", "delegated to a user"])
 def test_a_user_hides_nothing_behind_a_directory_of_that_name(tree: Tree, start: Start, unit: str) -> None:
-    """Nobody would ever know the labels of such a container. (Rootless podman has others than root's.)"""
+    """The labels of such a container could never be known. (Rootless podman has others than root's.)"""
     os.chown(start(f"{unit}/libpod-payload-{ID}").parent, USER, USER)
     (pod,) = looked(tree).values()  # no runtime was asked: that would be a problem
     assert (pod.name, pod.taken_critical) == ("web.service", "")

@@ -140,7 +140,7 @@ def test_a_service_is_not_judged_by_the_process_that_starts_it(
 def test_a_unit_of_a_user_is_judged_whatever_its_processes_are_called(
     tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Else a user who moves to a new unit every 9 s is never evicted."""
+    """Else a user that moves to a new unit every 9 s is never evicted."""
     start("user.slice/user-1000.slice/user@1000.service/app.slice/a.scope")
     monkeypatch.setattr(Process, "comm", lambda _: name)
     assert looked(tree)["user-1000/a.scope"].taken_critical == ""

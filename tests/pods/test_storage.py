@@ -321,7 +321,7 @@ def test_a_layer_of_a_user_namespace_counts_only_if_it_is_mounted_here_too(tmp_p
 
 
 def test_annotations_of_a_pod_that_the_kubelet_runs_hide_nothing(roots: Roots, disk: Path, tmp_path: Path) -> None:
-    """Whoever wrote the pod named an empty directory, or none: its writable layer and its volumes were not counted."""
+    """The author of the pod named an empty directory, or none: its writable layer and its volumes were not counted."""
     uid = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
     put(roots.pods / uid / "volumes" / "kubernetes.io~empty-dir" / "cache" / "file", PAGE)
     (disk / "empty").mkdir()
@@ -332,6 +332,6 @@ def test_annotations_of_a_pod_that_the_kubelet_runs_hide_nothing(roots: Roots, d
     measured = measure(kubelets, roots)
     assert measured.stats.volumes(["cache"], "usedBytes") >= PAGE
     assert sum("is ignored: the kubelet runs the pod" in problem for problem in measured.problems) == 2
-    # Not so where it is somebody's own.
+    # Not so where no kubelet runs it.
     own = FoundPod(spec, tmp_path / "app", {})
     assert measure(own, roots).stats.volumes(["cache"], "inodesUsed") == 1

@@ -185,7 +185,7 @@ def look(available: int, first: str = "a") -> Look:
 
 
 def across(rules: Rules = BESIDE, **more: object) -> State:
-    """Somebody is held, and the threshold is met."""
+    """A pod is held, and the threshold is met."""
     return held(rules)._replace(**more)
 
 
