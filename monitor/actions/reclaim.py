@@ -112,6 +112,7 @@ class Reclaimer:
                     except Exception as error:  # noqa: BLE001 - the end of the request is waited for
                         problem = f"{type(error).__name__}: {error}"
                         self._log("error", "clean-up failed", action=action, problem=problem)
+                        self._cleaned(Cleaned(action, FAILED))
             with self._lock:
                 self._queue.pop(0)
                 more = bool(self._queue) and not self._closed
@@ -156,8 +157,9 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None
     """Run a command to its end: (status, negative for a signal; the last line it wrote).
 
     The status is None if it was killed, with everything it had started in its process group, after ``timeout_s``
-    seconds or because ``stop_fd`` became readable. Of its output the last `_TAIL` bytes are looked at. Raises OSError,
-    ValueError or ChangeableError if it cannot be started.
+    seconds or because ``stop_fd`` became readable. Of its output the last `_TAIL` bytes are looked at. It runs in /:
+    the directory in which the daemon was started may be a user's. Raises OSError, ValueError or ChangeableError if it
+    cannot be started.
     """
     reader, writer = os.pipe()
     try:
@@ -168,6 +170,7 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
+                cwd="/",
                 env=environment(),
                 start_new_session=True,
             )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor import documents
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError
+from monitor.kernel.procfs import Process
 from monitor.policy.errors import PolicyError
 from monitor.policy.translate import KIND, is_carried_over
 
 _REMEDY = "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
+_NAME_IT = "name the pid of the kubelet (pgrep -u root kubelet)"
+#: Bytes of a command line: more than any kubelet has (a k3s server with 200 flags: 20 KiB).
+_MOST = 1 << 20
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING = ("k3s", "rke2")
 
@@ -40,19 +43,31 @@ def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Any]]:
     return words, fields
 
 
-def of_process(pid: int, proc: Path = Path("/proc")) -> list[Word]:
-    """The flags of the kubelet that runs as this process, or in it (k3s, RKE2). Raises ConfigError."""
+def of_process(pid: int) -> list[Word]:
+    """The flags of the kubelet that runs as this process, or in it (k3s, RKE2). Raises ConfigError.
+
+    A process of another user is refused before its arguments are read: any user may call one kubelet, and lay its
+    arguments in memory that is endless or answers no read (prctl PR_SET_MM_MAP, a FUSE mount).
+    """
     try:
-        texts = os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).rstrip("\0").split("\0")
+        with Process(pid) as process:
+            if others := process.users() - {0, os.geteuid()}:
+                raise ConfigError(f"--pid {pid}: is a process of user {min(others)}", _NAME_IT)
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return of_arguments(pid, os.fsdecode(file.read(_MOST)).rstrip("\0").split("\0"))
     except OSError as error:
-        raise ConfigError(f"--pid {pid}: {error.strerror}", "name the pid of the kubelet (pgrep kubelet)") from None
+        raise ConfigError(f"--pid {pid}: {error.strerror}", _NAME_IT) from None
+
+
+def of_arguments(pid: int, texts: Sequence[str]) -> list[Word]:
+    """The flags of a kubelet with this command line. Raises ConfigError."""
     words = [Word(text, f"process {pid}: word {number}") for number, text in enumerate(texts, 1)]
     names = [word.text.rpartition("/")[2] for word in words]
     if "kubelet" in names[:2]:
         return words[names.index("kubelet") + 1 :]
     if names[0].split(" ")[0] in _EMBEDDING:
         return list(_embedded(words[1:]))
-    raise ConfigError(f"--pid {pid}: {names[0]!r} is no kubelet", "name the pid of the kubelet (pgrep kubelet)")
+    raise ConfigError(f"--pid {pid}: {names[0]!r} is no kubelet", _NAME_IT)
 
 
 def _embedded(words: Sequence[Word]) -> Iterator[Word]:

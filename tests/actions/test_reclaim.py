@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.reclaim import Reclaimer, run
+from monitor.actions.reclaim import FAILED, Cleaned, Reclaimer, run
 from tests import live
 
 CONTAINERS, IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
@@ -97,6 +97,22 @@ def test_a_command_that_cannot_start_is_an_error_in_the_log(argv: tuple[str, ...
         line = bench.finished(IMAGES)
         assert line[:2] == ("error", "clean-up could not be started")
     bench.reclaimer.close()
+
+
+def test_it_runs_in_no_users_directory(stop_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the daemon was started in a user's home
+    assert run((*PYTHON, "import os; print(os.getcwd())"), 60, stop_fd) == (0, "/")
+
+
+def test_what_fails_unforeseen_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, cleaned = Bench({IMAGES: ("true",)}), queue.SimpleQueue[Cleaned]()
+    reclaimer = Reclaimer({IMAGES: ("true",)}, True, bench.done.put, bench.lines, cleaned=cleaned.put)
+    monkeypatch.setattr("monitor.actions.reclaim.run", lambda *_: 1 // 0)
+    reclaimer.request([IMAGES])
+    line = bench.finished(IMAGES)
+    assert line is not None
+    assert line[2]["problem"].startswith("ZeroDivisionError")
+    assert cleaned.get_nowait() == Cleaned(IMAGES, FAILED)
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(stop_fd: int, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """`outrace config translate` with files and processes of a node."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.cli.kubelet_files import Word, _flags, of_process
+from monitor.cli.kubelet_files import Word, _flags, of_arguments
 from monitor.cli.main import main
 from monitor.errors import ConfigError
 from monitor.policy.errors import PolicyError
+from tests import others
 
 MICROK8S = """--kubeconfig=${SNAP_DATA}/credentials/kubelet.config
 --eviction-hard="memory.available<100Mi,nodefs.available<1Gi"
@@ -101,23 +104,32 @@ def test_what_is_none_of_them_is_one_line_with_a_remedy(
         ),
     ],
 )
-def test_the_command_line_of_a_process(command: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7/cmdline").write_text("\0".join(command) + "\0")
-    words = of_process(7, tmp_path)
+def test_the_command_line_of_a_process(command: tuple[str, ...], expected: list[str]) -> None:
+    words = of_arguments(7, command)
     assert [word.text for word in words] == expected
     assert words[0].origin.startswith("process 7: word ")
 
 
-def test_a_process_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7/cmdline").write_text("/bin/cat\0kubelet.log\0")
+def test_a_process_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="'cat' is no kubelet; name the pid of the kubelet"):
-        of_process(7, tmp_path)
+        of_arguments(7, ("/bin/cat", "kubelet.log"))
     assert main(["config", "translate", "--pid", str(os.getpid())]) == 2
-    assert "is no kubelet; name the pid of the kubelet (pgrep kubelet)" in capsys.readouterr().err
+    assert "is no kubelet; name the pid of the kubelet (pgrep -u root kubelet)" in capsys.readouterr().err
     assert main(["config", "translate", "--pid", str(1 << 30)]) == 2
     assert f"--pid {1 << 30}: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot start a process of another user")
+def test_the_arguments_of_another_users_process_are_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    # As `su` does where it waits for a password: root is its effective user, not its real one.
+    code = "os.setresuid(65534, 0, 0); os.execv(sys.executable, ['kubelet', '-c', 'print(1); input()', '--v=2'])"
+    command = (sys.executable, "-I", "-S", "-c", f"import os, sys; {code}")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert main(["config", "translate", "--pid", str(process.pid)]) == 2
+        process.kill()
+    assert f"is a process of user {others.UID}; name the pid of" in capsys.readouterr().err
 
 
 @given(st.text(st.sampled_from("-avz=\"'\\$ #\n\t"), max_size=40))
