@@ -184,9 +184,6 @@ static __always_inline int read_lru(u64 memcg, s64 *inactive, s64 *active) {
 // the kubelet adds up itself (v2). Per-CPU remainders (at most 125 pages a CPU and counter) are folded in every second.
 static __always_inline void read_machine(u64 memcg, struct domain *d) {
   s64 usage = 0, inactive = 0, active = 0, nodes = 0;
-#if SIGNALS > 1
-  s64 dirty = 0;
-#endif
   NO_UNROLL
   for (int node = 0; node < NR_NODES; node++) {
     u64 info = 0, pgdat = 0;
@@ -199,15 +196,8 @@ static __always_inline void read_machine(u64 memcg, struct domain *d) {
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_FILE_PAGES_); usage += v;
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_INACTIVE_FILE_); inactive += v;
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ACTIVE_FILE_); active += v;
-#if SIGNALS > 1
-    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_FILE_DIRTY_); dirty += v;
-    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_WRITEBACK_); dirty += v;
-#endif
   }
   if (!nodes) return;  // nothing could be read: the old numbers are better than none
-#if SIGNALS > 1
-  if (d->flags & DOMAIN_OBTAINABLE) d->dirty = dirty;
-#endif
   d->usage = usage;
   d->inactive_file = inactive;
   d->active_file = active;

@@ -126,18 +126,12 @@ static __always_inline void change(struct domain *d, u32 index, u32 i, int over,
   d->crossed |= bit;
 }
 
-// What a domain's thresholds compare. SIGNALS is 0 where all of them are the kubelet's (monitor/kernel/loader.py): then nothing of the other formulas
-// is compiled, and these programs are, to the instruction, what they were without them.
+// What a domain's thresholds compare. SIGNALS is 0 where all of them are the kubelet's (monitor/kernel/loader.py): then nothing of the other formula
+// is compiled, and these programs are, to the instruction, what they were without it.
 static __always_inline s64 used(struct domain *d) {
 #if SIGNALS
   s64 cache = d->inactive_file;
-  if (d->flags & (DOMAIN_RECLAIMABLE | DOMAIN_OBTAINABLE)) cache += d->active_file;
-#if SIGNALS > 1
-  if (d->flags & DOMAIN_OBTAINABLE) {
-    cache -= d->dirty + d->withheld;
-    if (cache < 0) cache = 0;
-  }
-#endif
+  if (d->flags & DOMAIN_RECLAIMABLE) cache += d->active_file;
   return (s64)d->usage - cache;
 #else
   return (s64)d->usage - d->inactive_file;
@@ -267,14 +261,10 @@ static __always_inline u64 known_css(struct domain *d) {
 }
 
 #if SIGNALS
-// Index + 1 of a cgroup's entry for another formula; 0 if there is none.
-static __always_inline u32 other_entry(u32 first, u32 shift) {
+// A cgroup's entry for the other formula, where it has one.
+static __always_inline void add_other(struct scratch *c, u32 first, u64 cgroup) {
   struct domain *d = domains.lookup(&first);
-  return d ? d->flags >> shift & 0xffff : 0;
-}
-
-static __always_inline void add_other(struct scratch *c, u32 first, u32 shift, u64 cgroup) {
-  u32 other = other_entry(first, shift);
+  u32 other = d ? d->flags >> RECLAIMABLE_SHIFT & 0xffff : 0;  // index + 1
   u64 n = c->n;
   if (!other || n >= MAX_NESTED) return;
   c->found[n].cgroup = cgroup;
@@ -305,8 +295,7 @@ static __always_inline void evaluate(u32 own, u64 memcg, int file, struct gate *
 #if SIGNALS
       // The number by way of memory: the verifier would follow each value of it through all further levels.
       c->n = n;
-      add_other(c, *index, RECLAIMABLE_SHIFT, at);
-      add_other(c, *index, OBTAINABLE_SHIFT, at);
+      add_other(c, *index, at);
       n = c->n;
 #endif
     }

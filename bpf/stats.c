@@ -50,43 +50,13 @@ wait:
   return 0;
 }
 
-#define DIRTY_ITEMS (1ULL << NR_FILE_DIRTY_ | 1ULL << NR_WRITEBACK_)
 // The items that matter, as a bitmap: all of them are below 64 on every kernel seen (17, 19, 2, 3 on 6.18).
-#if SIGNALS > 1
-#define ITEMS (1ULL << NR_ANON_MAPPED_ | 1ULL << NR_FILE_PAGES_ | 1ULL << NR_INACTIVE_FILE_ | 1ULL << NR_ACTIVE_FILE_ | DIRTY_ITEMS)
-#else
 #define ITEMS (1ULL << NR_ANON_MAPPED_ | 1ULL << NR_FILE_PAGES_ | 1ULL << NR_INACTIVE_FILE_ | 1ULL << NR_ACTIVE_FILE_)
-#endif
-
-#if SIGNALS > 1
-// Pages became dirty or clean, or their writeback began or ended: no other counter moves, and no list. One event per folio, each of which is added
-// at once to what is above it: the gate would lose those of a cgroup when another one is charged on this CPU.
-static __always_inline void on_dirty(u64 memcg, int val) {
-  u64 cgroup = cgroup_of(memcg + OFF_MEMCG_CSS);
-  int level = level_of(cgroup);
-  NO_UNROLL
-  for (int i = 0; i <= MAX_LEVEL; i++) {
-    COUNTS_UP(i);
-    if (i > level) break;
-    u64 id = 0;
-    ancestor(cgroup, i, level, &id);
-    u32 *index = domain_of.lookup(&id);
-    if (!index) continue;
-    u32 first = *index, other = other_entry(first, OBTAINABLE_SHIFT), at = other - 1;
-    if (!other) continue;
-    struct domain *d = domains.lookup(&at);
-    if (d && !(d->flags & DOMAIN_MACHINE)) lock_xadd(&d->dirty, (s64)val);
-  }
-}
-#endif
 
 int on_lruvec_stat(struct bpf_raw_tracepoint_args *ctx) {
   u32 item = (u32)ctx->args[1];
   if (item > 63 || !(ITEMS >> item & 1)) return 0;
   int val = (int)ctx->args[2];  // int up to 7.0, zero-extended; long since 7.2: this cast is right for both
-#if SIGNALS > 1
-  if (DIRTY_ITEMS >> item & 1) on_dirty(ctx->args[0], val);
-#endif
   int inactive = item == NR_INACTIVE_FILE_, active = item == NR_ACTIVE_FILE_;
   return on_stat(OWN_LRUVEC_STAT, ctx->args[0], val, val > 0 && !inactive, inactive | active, inactive ? val : 0, active ? val : 0);
 }

@@ -7,7 +7,7 @@
 #define MAX_LEVEL 12       // levels below the root where a watched cgroup may be: kubepods/burstable/pod/container is 4.
                            // What is charged may be any number of levels below that.
 #if SIGNALS
-#define MAX_NESTED 12      // the node and kubepods are there once for each formula that has thresholds
+#define MAX_NESTED 8       // the node and kubepods are there once for each formula that has thresholds
 #else
 #define MAX_NESTED 6       // watched cgroups one inside the other: node, kubepods, pod, container
 #endif
@@ -17,14 +17,12 @@ enum domain_flag {
   DOMAIN_MACHINE = 1,  // counters of the whole machine (node vm_stat) instead of a page_counter
   DOMAIN_POD = 2,      // processes that appear here are reported on the procs ring
   DOMAIN_CGROUP = 4,   // counted by its page_counter and the LRU sizes below it: every domain but the machine
-  // Of an entry that stands for a cgroup a second or third time, for thresholds by another formula than the kubelet's (docs/signals.md). It is
-  // in no `domain_of`: its first entry's flags have the index + 1 of the others, from the bits of the two shifts below on.
+  // Of an entry that stands for a cgroup a second time, for thresholds by another formula than the kubelet's (docs/signals.md). It is
+  // in no `domain_of`: its first entry's flags have its index + 1, from the bit of the shift below on.
   DOMAIN_RECLAIMABLE = 8,   // active file pages are available as well
-  DOMAIN_OBTAINABLE = 16,   // and so are they, but for what the kernel does not get at once: `dirty` and `withheld`
 };
 
 #define RECLAIMABLE_SHIFT 16
-#define OBTAINABLE_SHIFT 32
 
 // One watched cgroup. User space writes the first part, BPF the second; both by single aligned 64-bit stores.
 // All sizes are in pages: the page_counter's own unit.
@@ -36,8 +34,7 @@ struct domain {
   s64 pull_above;                // above this the armed victim is signalled inside its own charge
   u64 step;                      // report when the working set moved this far; 0: never
   u64 rearm_ns;                  // a ceiling is not reported again sooner than this after its last crossing
-  union { u64 exit_due; s64 withheld; };  // written by BPF: the last of the budgets below; DOMAIN_OBTAINABLE: by user space, what else is not to be had
-  union { u64 exit_over; s64 dirty; };    // written by BPF; DOMAIN_OBTAINABLE: dirty pages and those under writeback, as the events have them
+  u64 exit_due, exit_over;       // written by BPF: the last of the budgets below
 
   u64 usage;
   s64 inactive_file;             // of the whole subtree

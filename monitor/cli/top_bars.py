@@ -2,7 +2,7 @@
 
 From the left: what counts as used (anon, kernel, other, active_file), then inactive_file, which the kubelet counts as
 available. A threshold's mark is where use reaches it: for `memory.available` when the end of active_file is there, for
-`memory.reclaimable` and `memory.obtainable`, which leave page cache out, when the end of `other` is.
+`memory.reclaimable`, which leaves page cache out, when the end of `other` is.
 Of the whole machine the kubelet counts no kernel memory as used: it stands at the right end, where it takes from what
 looks free.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from monitor import documents
 from monitor.cli.daemons import Daemon
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, meminfo, page_cache
+from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.limits import Limits, read
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
@@ -109,16 +108,12 @@ class Node:
 
     def _signals(self, domains: Readings, found: Mapping[str, FoundPod]) -> dict[str, Available]:
         """What is available by each memory signal."""
-        paths = {"node": self.path, "kubepods": self.kubepods(found)}
         seen: dict[str, Available] = {}
         for name, reading in domains.items():
-            path, capacity = paths.get(name), reading.capacity
+            capacity = reading.capacity
             if capacity is None:
                 continue
-            withheld = 0
-            with suppress(OSError):  # removed
-                withheld = page_cache.withheld(self.hierarchy, path) if path is not None else 0
-            figures = reading.usage, reading.inactive_file, reading.active_file, withheld
+            figures = reading.usage, reading.inactive_file, reading.active_file
             seen |= {s: Available(capacity - used(s, *figures), capacity) for s in OF_DOMAIN[name]}
         return seen
 

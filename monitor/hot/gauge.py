@@ -24,7 +24,6 @@ from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 from monitor.sources.source import MemorySource
 from monitor.sources.watch import Watch, arm_thresholds, make_watches
-from monitor.sources.withheld import Withheld
 
 #: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
 SWEEP_NS = 10_000_000_000
@@ -79,7 +78,6 @@ class Gauge:
         self._step = _STEPS * config.step
         self.watches = make_watches(self.table, "node", self._node, self._capacity, thresholds, version, self._step)
         self.find_kubepods()
-        self.withheld = Withheld(source, self.hierarchy)
         self.sweep_due_ns = 0
         #: Whether the sums are not to be relied on until the sweep is complete.
         self.unknown = True
@@ -289,7 +287,6 @@ class Gauge:
         began = time.thread_time_ns()
         self._stats.add("looks")
         self.take_capacities()
-        self.withheld.refresh(self.watches, now_ns, armed=self.arming.armed)
         self.headroom = self._headroom(sweep)
         wait_ns = 0
         if self.arming.rereads:

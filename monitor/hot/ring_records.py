@@ -231,10 +231,8 @@ class RingRecords(Records):
             if kind == SIGNAL and self._away and not result:
                 self.pulled_ns = ts
             if watch is not None and watch.cgroup_id == cgroup_id:
-                reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
-                if watch.formula:
-                    withheld = self._gauge.table.other_reading(index).withheld
-                    reading = ReclaimableReading(reading.usage, reading.inactive_file, reading.active_file, withheld)
+                made = ReclaimableReading if watch.formula else Reading
+                reading = made(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
                 if kind == CROSS:
                     seen_ns = time.monotonic_ns()
                     self._steps.consume(_STEPS_FIRST)

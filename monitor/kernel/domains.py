@@ -24,14 +24,14 @@ WORDS = 32
 NO_CEILING = 0x7FFFFFFFFFFFFFFF
 
 MACHINE, POD, CGROUP = 1, 2, 4
-#: An entry for thresholds by another formula (bpf/wire.h). -> from which bit of the first entry's flags it is named.
-RECLAIMABLE, OBTAINABLE = 8, 16
-_NAMED_AT = {RECLAIMABLE: 16, OBTAINABLE: 32}
+#: An entry for thresholds by another formula (bpf/wire.h), and from which bit of the first entry's flags it is named.
+RECLAIMABLE = 8
+_NAMED_AT = 16
 
 # Words of an entry: what user space writes ...
-_FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM, _WITHHELD = 1, 2, 6, 7, 8, 9, 10
+_FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM = 1, 2, 6, 7, 8, 9
 # ... and what BPF writes.
-_DIRTY, _USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 11, 12, 13, 14, 17, 18, 19, 20, 22
+_USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 12, 13, 14, 17, 18, 19, 20, 22
 #: What a domain's processes caused beyond the budgets of the programs (bpf/memcg.h: afford()) -> its word.
 OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31, "exits": 11}
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
@@ -58,15 +58,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimableReading(Reading):
-    """The same for `*.reclaimable` and `*.obtainable` (docs/signals.md). ``withheld``: bytes of page cache that are not
-    to be had at once; 0 for the former.
-    """
-
-    withheld: int = 0
+    """The same for `*.reclaimable` (docs/signals.md)."""
 
     @property
     def used(self) -> int:
-        return max(0, self.usage - max(0, self.inactive_file + self.active_file - self.withheld))
+        return max(0, self.usage - self.inactive_file - self.active_file)
 
 
 class DomainTable:
@@ -118,21 +114,8 @@ class DomainTable:
 
     def other_reading(self, index: int) -> ReclaimableReading:
         """The same of an entry that `add_formula` made."""
-        w, at = self._words, index * WORDS
         own = self.reading(index)
-        withheld = w[at + _DIRTY] + w[at + _WITHHELD] if w[at + _FLAGS] & OBTAINABLE else 0
-        return ReclaimableReading(own.usage, own.inactive_file, own.active_file, max(0, withheld) * PAGE)
-
-    def dirty(self, index: int) -> int:
-        """Pages dirty or under writeback, by the events since the programs were loaded; of the machine all there are.
-
-        Of an entry that `add_formula` made.
-        """
-        return self._words[index * WORDS + _DIRTY]
-
-    def set_withheld(self, index: int, pages: int) -> None:
-        """Pages of page cache that cannot be had at once, besides `dirty`; of an entry that `add_formula` made."""
-        self._words[index * WORDS + _WITHHELD] = pages
+        return ReclaimableReading(own.usage, own.inactive_file, own.active_file)
 
     def working_set(self, index: int) -> int:
         """Bytes; two loads, for the hot path."""
@@ -205,8 +188,8 @@ class DomainTable:
         return at
 
     def add_formula(self, first: int, formula: int, path: Path | None = None) -> int:
-        """Watch the cgroup of entry ``first`` by another formula as well (`RECLAIMABLE`, `OBTAINABLE`): the index of an
-        entry that is brought up to date with it, compares with ceilings of its own and ends with it.
+        """Watch the cgroup of entry ``first`` by another formula as well (`RECLAIMABLE`): the index of an entry that is
+        brought up to date with it, compares with ceilings of its own and ends with it.
         """
         del path
         self.check_room(1)
@@ -217,7 +200,7 @@ class DomainTable:
         w[base + _REARM] = w[first * WORDS + _REARM]
         w[base] = w[first * WORDS]
         self._others.setdefault(first, []).append(at)
-        w[first * WORDS + _FLAGS] = flags | (at + 1) << _NAMED_AT[formula]
+        w[first * WORDS + _FLAGS] = flags | (at + 1) << _NAMED_AT
         return at
 
     def _slot(self) -> int:

@@ -39,9 +39,9 @@ _OF_HOOK = {
     pins.KPROBE: ("charges.c", "HOOK_KPROBE"),
 }
 AUTO = "auto"
-#: What the programs are compiled for: the kubelet's thresholds alone, those of `*.reclaimable` as well, those of
-#: `*.obtainable` too (SIGNALS in the programs; docs/signals.md). Whoever has none of the latter pays nothing for them.
-KUBELETS, RECLAIMABLE, OBTAINABLE = 0, 1, 2
+#: What the programs are compiled for: the kubelet's thresholds alone, or those of `*.reclaimable` as well (SIGNALS in
+#: the programs; docs/signals.md). A node without the latter pays nothing for them.
+KUBELETS, RECLAIMABLE = 0, 1
 #: The opposite of loading: every pin of an instance is removed.
 unload = remove
 #: Turns of a run of `sweep` and of `commit`. The verifier follows every turn of a loop: 8 of a sweep come close to the
@@ -170,7 +170,7 @@ def pinned(state_dir: Path) -> frozenset[str]:
     try:
         if not instance.is_dir():
             return frozenset()
-        marks = _stamps(KUBELETS, RECLAIMABLE, OBTAINABLE)
+        marks = _stamps(KUBELETS, RECLAIMABLE)
         return frozenset(hook for hook, mark in marks if (instance / mark).is_dir())
     except (OSError, MonitorError):
         return frozenset()  # this user may not see them; or there are no memory cgroups, which `detect` reports

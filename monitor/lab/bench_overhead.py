@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import click
 
 from monitor.kernel import cgroupfs, loader
-from monitor.kernel.domains import OBTAINABLE, POD, RECLAIMABLE, DomainTable, ceiling_pages
+from monitor.kernel.domains import POD, RECLAIMABLE, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
 from monitor.lab.bench import STATISTICS, Row, bench, number, summary
@@ -29,7 +29,7 @@ NODE_BYTES = 256 * MIB
 THRESHOLD_BYTES = 100 * MIB
 LOOP_MIB = 8
 ROUND_NS = 50_000_000
-FORMULAS = ("available", "reclaimable", "obtainable")
+FORMULAS = ("available", "reclaimable")
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def watch(pins: Pins, node: LabNode, pod: LabPod, formulas: int = loader.KUBELET
     at = table.add(cgroupfs.cgroup_id(node.cgroup))
     ceiling = ceiling_pages(node.memory_bytes, THRESHOLD_BYTES)
     table.set_ceilings(at, [ceiling], pull_above=ceiling)
-    for formula in (RECLAIMABLE, OBTAINABLE)[:formulas]:
+    for formula in (RECLAIMABLE,)[:formulas]:
         table.set_ceilings(table.add_formula(at, formula), [ceiling])
     table.add(cgroupfs.cgroup_id(pod.cgroup), flags=POD, step=MIB)
     for directory in pod.containers.values():

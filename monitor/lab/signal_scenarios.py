@@ -1,8 +1,6 @@
-"""Scenarios of thresholds by outrace's own formulas (docs/signals.md): page cache that is, or is not, to be had."""
+"""Scenarios of thresholds by outrace's own formula (docs/signals.md): page cache that is, or is not, to be had."""
 
 from __future__ import annotations
-
-import time
 
 from monitor.lab.scenario import CRITICAL, HOG, own, scenario, unified
 from monitor.lab.stage import STEADY, Stage
@@ -16,25 +14,13 @@ def evicted_beside_cache(stage: Stage) -> None:
     stage.grow(stage.pod("hog"))
 
 
-@scenario(own("memory.obtainable", 32), i.EVICTION_WON, evicted=HOG, enforce=True, needs=unified)
-def protected_cache(stage: Stage) -> None:
-    """By memory.obtainable, page cache that memory.min keeps is not available."""
-    _protected(stage)
-    time.sleep(1.5)  # it is looked at once a second
-    stage.grow(stage.pod("hog"))
-
-
 @scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True, needs=unified)
 def protected_and_unseen(stage: Stage) -> None:
-    """The same by memory.reclaimable, which takes it for available."""
-    _protected(stage)
-    stage.grow(stage.pod("hog"))
-
-
-def _protected(stage: Stage) -> None:
+    """By memory.reclaimable, page cache that memory.min keeps is available."""
     server = stage.pod("server", priority=CRITICAL)
     stage.node.protect(server, 100)
     stage.filled(server, 90, kind="file", reread=0, sync=1)
+    stage.grow(stage.pod("hog"))
 
 
 @scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True)

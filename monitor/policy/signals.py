@@ -1,6 +1,6 @@
 """The eviction signals: the resource each speaks of, the condition it raises, and the memory figures behind some.
 
-Nine are the kubelet's. Four are outrace's own: the same memory by two other formulas, of the node and of kubepods.
+Nine are the kubelet's. Two are outrace's own: the same memory by another formula, of the node and of kubepods.
 docs/signals.md says when to use which.
 
 All sizes are bytes. Memory figures are 64 bits wide and signed, as a quantity is in the kubelet: a working set above
@@ -22,11 +22,11 @@ IMAGEFS_INODES = "imagefs.inodesFree"
 CONTAINERFS = "containerfs.available"
 CONTAINERFS_INODES = "containerfs.inodesFree"
 PID = "pid.available"
-#: Outrace's own: active page cache is available as well; and of all page cache only what the kernel gets at once.
+#: Outrace's own: active page cache is available as well.
 RECLAIMABLE = "memory.reclaimable"
 ALLOCATABLE_RECLAIMABLE = "allocatableMemory.reclaimable"
-OBTAINABLE = "memory.obtainable"
-ALLOCATABLE_OBTAINABLE = "allocatableMemory.obtainable"
+#: Own signals that are gone.
+GONE = ("memory.obtainable", "allocatableMemory.obtainable")
 
 #: Every signal of the kubelet, in the order outrace lists and prefers them (the kubelet's own is that of a Go map).
 SIGNALS = (
@@ -41,11 +41,11 @@ SIGNALS = (
     PID,
 )
 #: No kubelet knows these, so no file or flag of one may hold them.
-OWN_SIGNALS = (RECLAIMABLE, ALLOCATABLE_RECLAIMABLE, OBTAINABLE, ALLOCATABLE_OBTAINABLE)
+OWN_SIGNALS = (RECLAIMABLE, ALLOCATABLE_RECLAIMABLE)
 #: Domain -> its memory signals, the kubelet's first.
 OF_DOMAIN = {
-    "node": (MEMORY, RECLAIMABLE, OBTAINABLE),
-    "kubepods": (ALLOCATABLE_MEMORY, ALLOCATABLE_RECLAIMABLE, ALLOCATABLE_OBTAINABLE),
+    "node": (MEMORY, RECLAIMABLE),
+    "kubepods": (ALLOCATABLE_MEMORY, ALLOCATABLE_RECLAIMABLE),
 }
 DOMAIN_OF = {signal: domain for domain, signals in OF_DOMAIN.items() for signal in signals}
 #: A signal of the node -> the one of kubepods by the same formula.
@@ -101,18 +101,14 @@ def working_set(usage: int, inactive_file: int) -> int:
     return usage - inactive_file if usage > inactive_file else 0
 
 
-def used(signal: str, usage: int, inactive_file: int, active_file: int, withheld: int = 0) -> int:
+def used(signal: str, usage: int, inactive_file: int, active_file: int) -> int:
     """Bytes of the capacity that a memory signal takes for used; the rest is available.
 
-    ``withheld``: page cache on the two lists that the kernel does not get at once (dirty, under writeback, or kept by
-    memory.min and memory.low), which only `*.obtainable` knows. Shmem, mlocked and anonymous pages are on neither list.
+    Shmem, mlocked and anonymous pages are on neither list of page cache.
     """
     if signal in (MEMORY, ALLOCATABLE_MEMORY):
         return working_set(usage, inactive_file)
-    cache = inactive_file + active_file
-    if signal in (OBTAINABLE, ALLOCATABLE_OBTAINABLE):
-        cache = max(0, cache - withheld)
-    return max(0, usage - cache)
+    return max(0, usage - inactive_file - active_file)
 
 
 def observe_available(available: int, working_set_bytes: int, stamp_ns: int) -> Observation:

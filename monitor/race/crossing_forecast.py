@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from monitor.race.codec import Record
 from monitor.race.events import Sample
 from monitor.race.facts import Facts
-from monitor.race.forecast import EVERY_NS, LEVEL, SEEN_NS, TOO_FEW, UNSAMPLED, Point, Points, forecast, used_by, within
+from monitor.race.forecast import EVERY_NS, LEVEL, SEEN_NS, TOO_FEW, Point, Points, forecast, used_by, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,7 @@ def crossing_forecast(f: Facts) -> CrossingForecast | None:
     points = Points()
     for event in f.episode.events:
         if isinstance(event, Sample) and event.domain == crossing.domain and at - 2 * SEEN_NS <= event.ts_ns < at:
-            used_then = used_by(crossing.signal, event)
-            if used_then is None:
-                return CrossingForecast(None, None, None, None, LEVEL, None, UNSAMPLED)
-            points.add(event.ts_ns, used_then)
+            points.add(event.ts_ns, used_by(crossing.signal, event))
     known: list[Point] = list(points)
     if not known:
         return None

@@ -290,9 +290,6 @@ def available_at(episode: Episode, mark: ev.Mark, threshold: ev.Watched | None) 
     return available_of(last, threshold) if last is not None and last.ts_ns >= cleared else None
 
 
-def available_of(sample: ev.Sample, threshold: ev.Watched) -> int | None:
-    """What is available by the threshold's signal in a sample of its domain; None of `*.obtainable`, which needs more
-    than samples have.
-    """
-    used = used_by(threshold.signal, sample)
-    return None if used is None else threshold.capacity - used
+def available_of(sample: ev.Sample, threshold: ev.Watched) -> int:
+    """What is available by the threshold's signal in a sample of its domain."""
+    return threshold.capacity - used_by(threshold.signal, sample)

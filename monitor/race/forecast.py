@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
 
-from monitor.policy.signals import ALLOCATABLE_OBTAINABLE, OBTAINABLE, used
+from monitor.policy.signals import used
 from monitor.race.codec import Record
 from monitor.race.events import Sample, Watched
 
@@ -45,9 +45,6 @@ _MOST_POINTS = 32
 MOST_OFF = 100.0
 #: Why there is no forecast.
 TOO_FEW, STILL, TOO_FAR, TOO_UNEVEN = "too few figures", "not growing", "too far ahead", "growth too uneven"
-UNSAMPLED = "dirty and protected page cache is not sampled"
-#: Signals that need more than samples have.
-_UNSAMPLED = (OBTAINABLE, ALLOCATABLE_OBTAINABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,19 +299,14 @@ class DomainForecast(Record):
     oom: Forecast | None
 
 
-def used_by(signal: str, sample: Sample) -> int | None:
-    """Bytes that a memory signal takes for used; None of `*.obtainable`, which needs more than samples have."""
-    if signal in _UNSAMPLED:
-        return None
+def used_by(signal: str, sample: Sample) -> int:
+    """Bytes that a memory signal takes for used."""
     return used(signal, sample.usage, sample.inactive_file, sample.active_file)
 
 
 def _near(own: Sequence[Sample], signal: str, levels: Sequence[int], at_ns: int | None) -> Forecast:
     """The forecast of the nearest line of one signal that is not crossed yet; of the last one if all are."""
-    points = [(s.ts_ns, now) for s in own if (now := used_by(signal, s)) is not None]
-    if not points:
-        at = own[-1].ts_ns if at_ns is None else at_ns
-        return Forecast(at, min(levels), 0.0, None, None, None, UNSAMPLED, signal)
+    points = [(s.ts_ns, used_by(signal, s)) for s in own]
     ahead = [level for level in levels if level > points[-1][1]]
     return replace(forecast(points, min(ahead) if ahead else max(levels), at_ns), signal=signal)
 

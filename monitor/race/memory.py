@@ -183,12 +183,10 @@ def _curve(
 
 
 def _of_signal(f: Facts, domain: str, signal: str) -> Iterator[tuple[int, int]]:
-    """What the signal took for used: of samples, where they have enough for its formula, and of its own crossings."""
+    """What the signal took for used: of samples, and of its own crossings."""
     for event in f.episode.events:
         if isinstance(event, Sample) and event.domain == domain:
-            used = used_by(signal, event)
-            if used is not None:
-                yield event.ts_ns, used
+            yield event.ts_ns, used_by(signal, event)
         elif isinstance(event, Crossing) and (event.domain, event.signal) == (domain, signal):
             yield event.ts_ns, event.capacity - event.available
         elif isinstance(event, Mark) and domain_of(event) == domain and signal == SIGNAL_OF[domain]:

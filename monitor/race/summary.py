@@ -172,7 +172,7 @@ def _only_kubelets(f: Facts) -> str:
     samples = [
         e for e in f.episode.events if isinstance(e, Sample) and e.domain == domain and e.ts_ns >= f.episode.start_ns
     ]
-    left = [a for w in mine[-1:] for e in samples if (a := available_of(e, w)) is not None]
+    left = [available_of(e, w) for w in mine[-1:] for e in samples]
     least = f": by {mine[-1].signal} at least {size(min(left))} were available" if left else ""
     return (
         f"Nothing was wrong: only the kubelet's formula was below its line of {size(f.crossing.quantity)}{least}, and "

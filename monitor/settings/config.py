@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any
 from monitor.pods.spec import SERVICES
 from monitor.policy.compat import SANE
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import (
-    ALLOCATABLE_OBTAINABLE,
-    ALLOCATABLE_RECLAIMABLE,
-    OBTAINABLE,
-    OF_DOMAIN,
-    PID,
-    RECLAIMABLE,
-)
+from monitor.policy.signals import OF_DOMAIN, OWN_SIGNALS, PID
 from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, ThresholdValue, effective_hard
 
 if TYPE_CHECKING:
@@ -237,13 +230,10 @@ class RunConfig:
 
     @property
     def formulas(self) -> int:
-        """What the BPF programs have to compare: 0 if every threshold is the kubelet's, 1 with `*.reclaimable`, 2 with
-        `*.obtainable` (`monitor.kernel.loader`). Raises PolicyError.
+        """What the BPF programs have to compare: 0 if every threshold is the kubelet's, 1 with `*.reclaimable`
+        (`monitor.kernel.loader`). Raises PolicyError.
         """
-        signals = {threshold.signal for threshold in self.thresholds()}
-        if signals & {OBTAINABLE, ALLOCATABLE_OBTAINABLE}:
-            return 2
-        return int(bool(signals & {RECLAIMABLE, ALLOCATABLE_RECLAIMABLE}))
+        return int(any(threshold.signal in OWN_SIGNALS for threshold in self.thresholds()))
 
     def cleanups(self) -> frozenset[str]:
         """The actions of `monitor.policy.layout` that there is a command for."""

@@ -30,7 +30,7 @@ from monitor.policy.configuration import (
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, Era, era
-from monitor.policy.signals import OWN_SIGNALS
+from monitor.policy.signals import GONE, OWN_SIGNALS
 from monitor.policy.thresholds import Threshold
 from monitor.settings import files, values
 from monitor.settings.config import RunConfig
@@ -280,7 +280,9 @@ def _parse_thresholds(
                     values.check_fits(text)
             except PolicyError as error:
                 remedy = _remedy(str(error), rules, own=origin in ours)
-                if signal in OWN_SIGNALS and origin not in ours:
+                if signal in GONE:
+                    remedy = "it is gone: use *.reclaimable, or *.available where page cache does not come back in time"
+                elif signal in OWN_SIGNALS and origin not in ours:
                     remedy = "it is outrace's own, and a kubelet refuses it: give it to outrace by --eviction-hard"
                 raise ConfigError(f"{origin}: {signal}: {text}: {error}", remedy) from None
     try:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 
-from monitor.kernel import page_cache
 from monitor.kernel.cgroupfs import MemoryReading
-from monitor.policy.signals import ALLOCATABLE_OBTAINABLE, OBTAINABLE, OF_DOMAIN, used
+from monitor.policy.signals import OF_DOMAIN, used
 from monitor.side.view import View
 
 
 def memory_signals(view: View, domains: Mapping[str, MemoryReading]) -> dict[str, tuple[int | None, int | None]]:
     """Signal -> available and capacity (bytes): the kubelet's, and those of outrace's own that have thresholds."""
     wanted = {threshold.signal for threshold in view.thresholds}
-    paths = {"node": view.node_path, "kubepods": view.kubepods}
     seen: dict[str, tuple[int | None, int | None]] = {}
     for name, reading in domains.items():
         kubelets, *others = OF_DOMAIN[name]
         seen[kubelets] = reading.available, reading.capacity
         for signal in wanted.intersection(others):
-            path, withheld = paths[name], 0
-            if reading.capacity is None or path is None:
-                continue
-            if signal in (OBTAINABLE, ALLOCATABLE_OBTAINABLE):
-                with suppress(OSError):  # removed
-                    withheld = page_cache.withheld(view.hierarchy, path)
-            taken = used(signal, reading.usage, reading.inactive_file, reading.active_file, withheld)
-            seen[signal] = reading.capacity - taken, reading.capacity
+            if reading.capacity is not None:
+                taken = used(signal, reading.usage, reading.inactive_file, reading.active_file)
+                seen[signal] = reading.capacity - taken, reading.capacity
     return seen

@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monitor.kernel.domains import OBTAINABLE
-
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -30,8 +28,6 @@ class Entry:
     below: list[Entry] = field(default_factory=list)  # the watched cgroups right below
     gone: bool = False  # removed: it keeps what was read last
     formula: int = 0  # of an entry that `PolledTable.add_formula` made
-    dirty: int = 0
-    kept: int = 0
 
     @property
     def machine(self) -> bool:
@@ -44,13 +40,7 @@ class Entry:
     @property
     def cache(self) -> int:
         """Bytes of page cache that the entry's formula takes for available."""
-        if not self.formula:
-            return self.inactive
-        return max(0, self.inactive + self.active - self.withheld)
-
-    @property
-    def withheld(self) -> int:
-        return self.dirty + self.kept if self.formula == OBTAINABLE else 0
+        return self.inactive + self.active if self.formula else self.inactive
 
     @property
     def used(self) -> int:

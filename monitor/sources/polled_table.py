@@ -25,7 +25,7 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading, ReclaimableReading
-from monitor.kernel.page_cache import STAT_KEYS, VMSTAT_DIRTY_KEYS, dirty_bytes, number
+from monitor.kernel.page_cache import STAT_KEYS, number
 from monitor.kernel.wire import PAGE
 from monitor.sources.polled_entry import Entry
 
@@ -97,11 +97,7 @@ class PolledTable:
     def other_reading(self, index: int) -> ReclaimableReading:
         """The same of an entry that `add_formula` made."""
         e = self.entry(index)
-        return ReclaimableReading(e.usage, e.inactive, e.active, e.withheld)
-
-    def dirty(self, index: int) -> int:
-        """Pages dirty or under writeback, as they were last read."""
-        return self.entry(index).dirty // PAGE
+        return ReclaimableReading(e.usage, e.inactive, e.active)
 
     def cgroup_id(self, index: int) -> int:
         e = self._entries[index]
@@ -183,10 +179,6 @@ class PolledTable:
         self._others.setdefault(of.cgroup_id, []).append(at)
         return at
 
-    def set_withheld(self, index: int, pages: int) -> None:
-        """Pages of page cache that cannot be had at once, besides dirty ones."""
-        self.entry(index).kept = pages * PAGE
-
     def check_room(self, entries: int) -> None:
         """Raises MonitorError if fewer than ``entries`` cgroups can be added."""
         if len(self._known) + entries > MAX_DOMAINS:
@@ -251,12 +243,8 @@ class PolledTable:
             inactive, active, anon, file = (number(data, key) for key in _VMSTAT_KEYS)
             entry.usage = (anon + file) * PAGE
             entry.inactive, entry.active = inactive * PAGE, active * PAGE
-            if entry.formula:
-                entry.dirty = sum([number(data, key) for key in VMSTAT_DIRTY_KEYS]) * PAGE
         else:
             entry.inactive, entry.active = (number(data, key) for key in self._stat_keys)
-            if entry.formula:
-                entry.dirty = dirty_bytes(data, self._hierarchy.version)
             if deep or self._may_lack(entry, data):
                 for child in entry.below:
                     self.read_stat(child, deep=True)

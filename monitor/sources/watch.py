@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import MACHINE, NO_CEILING, OBTAINABLE, RECLAIMABLE, Reading, ceiling_pages
+from monitor.kernel.domains import MACHINE, NO_CEILING, RECLAIMABLE, Reading, ceiling_pages
 from monitor.policy import signals
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import Threshold
@@ -21,12 +21,7 @@ from monitor.sources.source import Table
 NODE_SIGNAL = signals.MEMORY
 KUBEPODS_SIGNAL = signals.ALLOCATABLE_MEMORY
 #: Of outrace's own signals, the formula that their entry of the table is compared by.
-FORMULA = {
-    signals.RECLAIMABLE: RECLAIMABLE,
-    signals.ALLOCATABLE_RECLAIMABLE: RECLAIMABLE,
-    signals.OBTAINABLE: OBTAINABLE,
-    signals.ALLOCATABLE_OBTAINABLE: OBTAINABLE,
-}
+FORMULA = dict.fromkeys(signals.OWN_SIGNALS, RECLAIMABLE)
 
 
 @dataclass(slots=True)

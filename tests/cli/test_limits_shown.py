@@ -136,7 +136,7 @@ def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | st
 def header(text: str, first: str) -> list[str]:
     """The columns behind those that are always there."""
     row = next(line.split() for line in text.splitlines() if line.startswith(f"{first} "))
-    always = max((row.index(name) for name in ("AVAILABLE", "OBTAINABLE") if name in row), default=0)
+    always = max((row.index(name) for name in ("AVAILABLE", "RECLAIMABLE") if name in row), default=0)
     return row[always + 1 :]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from monitor.hot.compared import Compared
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import NO_CEILING, OBTAINABLE, RECLAIMABLE, Reading, ReclaimableReading
+from monitor.kernel.domains import NO_CEILING, RECLAIMABLE, Reading, ReclaimableReading
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.signals import RECLAIMABLE as SIGNAL
 from monitor.policy.synchronize import Observation
@@ -61,13 +61,9 @@ def watches(node: Path) -> Iterator[Watches]:
 def test_a_domain_is_watched_once_for_each_formula(node: Path, watches: Watches) -> None:
     (only,) = watches({MEMORY: "10Mi"})
     assert (only.signal, only.formula, only.compared, only.hard_line) == (MEMORY, 0, False, 10 * MIB)
-    made = watches({SIGNAL: "10Mi", "memory.obtainable": "5Mi", MEMORY: "1Mi"})
-    assert [(w.formula, w.compared, w.hard_line // MIB) for w in made] == [
-        (0, False, 1),
-        (RECLAIMABLE, False, 10),
-        (OBTAINABLE, False, 5),
-    ]
-    assert len({w.index for w in made}) == 3
+    made = watches({SIGNAL: "10Mi", MEMORY: "1Mi"})
+    assert [(w.formula, w.compared, w.hard_line // MIB) for w in made] == [(0, False, 1), (RECLAIMABLE, False, 10)]
+    assert len({w.index for w in made}) == 2
     assert {w.cgroup_id for w in made} == {cgroupfs.cgroup_id(node)}
 
 
@@ -86,13 +82,12 @@ def test_the_kubelets_line_is_there_and_kills_nobody(watches: Watches) -> None:
 
 
 def test_what_is_available_is_by_the_formula(watches: Watches) -> None:
-    """80 MiB in use: 5 inactive, 45 active, 15 of that withheld."""
-    made = watches({SIGNAL: "10Mi", "memory.obtainable": "5Mi", MEMORY: "1Mi"})
+    """80 MiB in use: 5 inactive, 45 active."""
+    made = watches({SIGNAL: "10Mi", MEMORY: "1Mi"})
     own = Reading(80 * MIB, 5 * MIB, 45 * MIB)
     other = ReclaimableReading(80 * MIB, 5 * MIB, 45 * MIB)
-    withheld = ReclaimableReading(80 * MIB, 5 * MIB, 45 * MIB, 15 * MIB)
-    left = [w.observation(r, 0).available // MIB for w, r in zip(made, (own, other, withheld), strict=True)]
-    assert left == [25, 70, 55]
+    left = [w.observation(r, 0).available // MIB for w, r in zip(made, (own, other), strict=True)]
+    assert left == [25, 70]
 
 
 def test_when_a_line_is_met_no_more(watches: Watches) -> None:

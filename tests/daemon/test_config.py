@@ -263,9 +263,9 @@ def test_own_signals_in_a_flag_and_in_outraces_own_file(tmp_path: Path) -> None:
     assert signals(build({}, write(tmp_path, "own.yaml", "eviction-hard: {memory.reclaimable: 100Mi}\n"))) == both
     file = write(tmp_path, "kubelet.yaml", KUBELET + "evictionHard: {memory.available: 300Mi, nodefs.available: 7%}\n")
     assert signals(build(RECLAIMABLE, None, file)) == both  # it replaces the whole map, as the kubelet's own flag does
-    soft = {"eviction-soft": "memory.obtainable<5%", "eviction-soft-grace-period": "memory.obtainable=1m"}
+    soft = {"eviction-soft": "memory.reclaimable<5%", "eviction-soft-grace-period": "memory.reclaimable=1m"}
     shown = [(e.threshold.signal, e.origin) for e in read({**RECLAIMABLE, **soft}).settings.thresholds()]
-    assert ("memory.obtainable", "--eviction-soft") in shown
+    assert ("memory.reclaimable", "--eviction-soft") in shown
     assert ("allocatableMemory.reclaimable", "copy of memory.reclaimable (--eviction-hard)") in shown
 
 
@@ -285,8 +285,7 @@ def test_a_kubelets_file_may_not_have_own_signals(tmp_path: Path, key: str) -> N
     [
         ("memory.available<100Mi", loader.KUBELETS),
         ("nodefs.available<1%", loader.KUBELETS),
-        ("memory.reclaimable<100Mi", loader.RECLAIMABLE),
-        ("memory.obtainable<100Mi,memory.available<1Gi", loader.OBTAINABLE),
+        ("memory.reclaimable<100Mi,memory.available<1Gi", loader.RECLAIMABLE),
     ],
 )
 def test_only_a_threshold_by_a_formula_has_it_compiled(hard: str, level: int) -> None:

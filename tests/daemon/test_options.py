@@ -94,7 +94,8 @@ OPTIONS = {
         {"memory.available": "2Gi"},
         (
             ("memory.free<1Gi", "memory.free: 1Gi: unsupported eviction signal memory.free; signals are memory."),
-            ("memory.reclaimble<1Gi", "memory.reclaimable, allocatableMemory.reclaimable, memory.obtainable"),
+            ("memory.reclaimble<1Gi", "memory.reclaimable, allocatableMemory.reclaimable"),
+            ("memory.obtainable<1Gi", "it is gone: use *.reclaimable, or *.available"),
             ("memory.available<1x", "memory.available: 1x: "),
             ("memory.available<1x", "quantity such as 100Mi"),
             ("memory.available<-1", "must be positive"),
@@ -277,7 +278,7 @@ def test_a_default_that_follows_the_machine_is_no_change(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("before", "text", "problem"),
     [
-        ("", "eviction-hard: {memory.obtainable: 1Gi}\n", "memory.obtainable: a formula of outrace's own cannot"),
+        ("", "eviction-hard: {memory.reclaimable: 1Gi}\n", "memory.reclaimable: a formula of outrace's own cannot"),
         ("eviction-hard: {memory.reclaimable: 1Gi}\n", "", "memory.reclaimable: a formula of outrace's own cannot"),
         ("record: /r\n", "record: /r\neviction-hard: {memory.available: 1Gi}\n", "change while everything"),
         ("", "eviction-soft: {memory.available: 1Gi}\n", "grace period must be specified"),

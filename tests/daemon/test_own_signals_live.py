@@ -22,7 +22,7 @@ def test_page_cache_evicts_nobody_and_growth_does(hooks: str) -> None:
     """110 MiB of page cache in 160, read again and again, stay whatever the kubelet's line says; then a pod takes what
     there is, page cache included, and is evicted at the line.
     """
-    hard = "memory.reclaimable<32Mi,memory.obtainable<16Mi"
+    hard = "memory.reclaimable<32Mi"
     with LabNode("own-signals", 160 * MIB) as node:
         reader, hog = node.add_pod("reader", priority=1), node.add_pod("hog")
         with LabDaemon(node, "--enforce", "--hooks", hooks, "--eviction-hard", hard) as daemon:

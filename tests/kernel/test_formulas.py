@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from monitor.kernel import cgroupfs, charging, loader, meminfo
-from monitor.kernel.domains import MACHINE, OBTAINABLE, RECLAIMABLE, ReclaimableReading, ceiling_pages
-from monitor.kernel.page_cache import dirty_bytes
+from monitor.kernel.domains import MACHINE, RECLAIMABLE, ReclaimableReading, ceiling_pages
 from monitor.kernel.rungs import BPF_RUNGS, POLL
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.sources.polled_sweeper import PolledSweeper
@@ -41,20 +40,16 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     offer = next(offer for offer in charging.offered() if offer.name == request.param)
     if not offer.ok:
         pytest.skip(f"{offer.name}: {offer.why}")
-    with live.Watching(hook=request.param, signals=loader.OBTAINABLE) as watching:
+    with live.Watching(hook=request.param, signals=loader.RECLAIMABLE) as watching:
         yield Bench(request.param, watching.table, watching.sweeper, watching)
 
 
-def add(bench: Bench, path: Path) -> tuple[int, int, int]:
-    """The cgroup's entries by the three formulas."""
+def add(bench: Bench, path: Path) -> tuple[int, int]:
+    """The cgroup's entries by the two formulas."""
     first = bench.table.add(cgroupfs.cgroup_id(path), path=path)
-    others = [bench.table.add_formula(first, formula, path=path) for formula in (RECLAIMABLE, OBTAINABLE)]
+    other = bench.table.add_formula(first, RECLAIMABLE, path=path)
     bench.sweeper.run()
-    return first, others[0], others[1]
-
-
-def dirty(path: Path) -> int:
-    return dirty_bytes(b"\n" + (path / "memory.stat").read_bytes(), HIERARCHY.version)
+    return first, other
 
 
 def drain_batches() -> None:
@@ -89,15 +84,15 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
                     for index in indexes:
                         bench.table.read_stat(bench.table.entry(index))  # type: ignore[attr-defined]
                 kernels, first = cgroupfs.read_cgroup(HIERARCHY, node), bench.table.reading(indexes[0])
-                reclaimable, obtainable = (bench.table.other_reading(index) for index in indexes[1:])
+                reclaimable = bench.table.other_reading(indexes[1])
                 cache = kernels.inactive_file + kernels.active_file
                 figures["cache"] = cache
                 return (
                     30 * MIB <= cache <= 41 * MIB
                     and first.used == kernels.working_set
                     and reclaimable.used == kernels.usage - cache
-                    and obtainable.usage == kernels.usage
-                    and obtainable.inactive_file + obtainable.active_file == cache
+                    and reclaimable.usage == kernels.usage
+                    and reclaimable.inactive_file + reclaimable.active_file == cache
                 )
 
             figures: dict[str, int] = {}
@@ -111,43 +106,11 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
                 assert bench.table.reading(indexes[0]).used - reclaimable.used >= 22 * MIB
 
 
-def test_dirty_pages_are_not_obtainable(bench: Bench, files: Path) -> None:
-    """On the tracepoints every event is added up: from 0 in a new cgroup to what memory.stat says once it has settled.
-
-    On hooks that see charges only the daemon reads that file (monitor/sources/withheld.py).
-    """
-    with live.cgroup("dirty", 256 * MIB) as node:
-        pod = cgroupfs.make(node / "pod")
-        _, reclaimable, obtainable = add(bench, node)
-        with live.Puppet(pod) as puppet:
-            puppet.do(f"fd = os.open('{files}/dirty', os.O_RDWR | os.O_CREAT)")
-            puppet.do("os.pwrite(fd, bytes(20 * MIB), 0)")
-
-            def withheld() -> int:
-                bench.sweeper.run()
-                if bench.watching is None:
-                    bench.table.read_stat(bench.table.entry(obtainable))  # type: ignore[attr-defined]
-                elif bench.watching.partial:
-                    bench.table.set_withheld(obtainable, dirty(node) // PAGE)
-                return bench.table.other_reading(obtainable).withheld
-
-            live.until(lambda: withheld() == dirty(node) > 0, "dirty pages to be those of memory.stat")
-            before = bench.table.other_reading(obtainable)
-            assert bench.table.other_reading(reclaimable).withheld == 0
-            if dirty(node) >= 18 * MIB:  # else the flusher was quicker than this test
-                assert before.used - bench.table.other_reading(reclaimable).used >= 16 * MIB
-            puppet.do("os.fdatasync(fd)")
-            live.until(lambda: withheld() == dirty(node) == 0, "nothing to be dirty")
-            after = bench.table.other_reading(obtainable)
-            assert after.used == after.usage - after.inactive_file - after.active_file
-
-
 @pytest.mark.kernel
 def test_the_kernel_reports_each_formulas_crossing_by_itself(bench: Bench, files: Path) -> None:
-    """Page cache read twice crosses the kubelet's line alone; what is anonymous crosses the others as well."""
+    """Page cache read twice crosses the kubelet's line alone; what is anonymous crosses the other as well."""
     if bench.watching is None:
         pytest.skip("the loop compares what it polls: tests/daemon/test_polled_records.py")
-    # Four files, each written back before the next one: what is dirty is not obtainable.
     active = f"[f({str(files)!r} + n) for n in ('/a', '/b', '/c', '/d') for f in (lambda p: write(p, 10), read, read)]"
     with live.cgroup("crossings", 256 * MIB) as node:
         pod = cgroupfs.make(node / "pod")
@@ -191,9 +154,9 @@ def test_an_entry_for_a_formula_ends_with_its_cgroup(bench: Bench) -> None:
 
 def test_the_machine_by_every_formula(bench: Bench) -> None:
     first = bench.table.add(1, flags=MACHINE)
-    others = [bench.table.add_formula(first, formula) for formula in (RECLAIMABLE, OBTAINABLE)]
+    other = bench.table.add_formula(first, RECLAIMABLE)
     bench.sweeper.run()
-    names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file", "nr_dirty", "nr_writeback")
+    names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file")
 
     def vmstat() -> list[int]:
         values = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
@@ -201,15 +164,14 @@ def test_the_machine_by_every_formula(bench: Bench) -> None:
 
     def quiet() -> bool:
         before = vmstat()
-        for index in (first, *others):
+        for index in (first, other):
             bench.sweeper.touch(index)
-        anon, cache, inactive, active, unwritten, writing = before
+        anon, cache, inactive, active = before
         if before != vmstat():
             return False
-        own, obtainable = bench.table.reading(first), bench.table.other_reading(others[1])
+        own = bench.table.reading(first)
         return (own.usage, own.used) == (anon + cache, anon + cache - inactive) and (
-            obtainable.used == anon + cache - (inactive + active - unwritten - writing)
-            and bench.table.other_reading(others[0]).used == anon + cache - inactive - active
+            bench.table.other_reading(other).used == anon + cache - inactive - active
         )
 
     live.until(quiet, "the machine's figures to be those of /proc/vmstat")
@@ -230,7 +192,7 @@ def test_without_their_thresholds_nothing_of_the_formulas_is_compiled() -> None:
             kept.append(line.partition("//")[0])
     assert hides == []
     text = "\n".join(kept)
-    names = ("other_entry", "add_other", "on_dirty", "NR_FILE_DIRTY_", "->dirty", "->withheld", "FORMULA", "_SHIFT")
-    body = text[text.index("BPF_PERCPU_ARRAY(counts") :].replace("DIRTY_ITEMS (1ULL << NR_FILE_DIRTY_", "")
+    names = ("add_other", "DOMAIN_RECLAIMABLE", "_SHIFT")
+    body = text[text.index("BPF_PERCPU_ARRAY(counts") :]
     assert [name for name in names if name in body] == []
     assert "return (s64)d->usage - d->inactive_file;" in body

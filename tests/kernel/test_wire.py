@@ -80,9 +80,6 @@ def test_the_domain_table_has_the_headers_layout() -> None:
         "inactive_file": domains._INACTIVE, "active_file": domains._ACTIVE, "reported": domains._REPORTED,
         "crossed": domains._CROSSED, "synced": domains._SYNCED, "seen_ns": domains._SEEN, "dipped": domains._DIPPED,
     }  # fmt: skip
-    shared = re.findall(r"union \{ \w+ (\w+); \w+ (\w+); \};", HEADER)
-    assert shared == [("exit_due", "withheld"), ("exit_over", "dirty")]
-    assert [words[first] for first, _ in shared] == [domains._WITHHELD, domains._DIRTY]
     over = {"step": "steps", "kill": "kills", "exit": "exits", "proc": "processes", "reclaim": "reclaims"}
     ours |= {f"{name}_over": domains.OVER[what] for name, what in over.items()}
     assert ours == {name: words[name] for name in ours}
@@ -90,9 +87,8 @@ def test_the_domain_table_has_the_headers_layout() -> None:
     for name in ("MAX_DOMAINS", "MAX_THRESHOLDS", "NO_CEILING"):
         assert getattr(domains, name) == NAMES[name]
     flags = enumerators("domain_flag")
-    assert list(flags.values()) == [
-        domains.MACHINE, domains.POD, domains.CGROUP, domains.RECLAIMABLE, domains.OBTAINABLE,
-    ]  # fmt: skip
+    assert list(flags.values()) == [domains.MACHINE, domains.POD, domains.CGROUP, domains.RECLAIMABLE]
+    assert NAMES["RECLAIMABLE_SHIFT"] == domains._NAMED_AT
 
 
 def test_the_enums_are_the_headers() -> None:

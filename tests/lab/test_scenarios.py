@@ -31,7 +31,7 @@ EVERYWHERE = {
     *("record-stops", "cache-flood", "user-kill", "group-kill"),
 }
 #: On one with cgroup v2, which they need.
-NEWEST = {"protected-cache", "protected-and-unseen"}
+NEWEST = {"protected-and-unseen"}
 
 #: What is to come about needs a process at the full speed of a CPU: emulated, others have come first (2 runs of 2), or
 #: the second pod comes so late that it is another incident (2 runs of 4).

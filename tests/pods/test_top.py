@@ -55,7 +55,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     cache = reading["inactive_file"] + reading["active_file"]
     assert frame["signals"]["memory.available"] == {"available": left, "capacity": 128 * MI}
     assert frame["signals"]["memory.reclaimable"]["available"] == 128 * MI - (reading["usage"] - cache)
-    assert set(frame["signals"]) == {"memory.available", "memory.reclaimable", "memory.obtainable"}
+    assert set(frame["signals"]) == {"memory.available", "memory.reclaimable"}
     assert [p["name"] for p in frame["pods"]] == ["busy", "quiet"]  # the one over its request is first
     pod = frame["pods"][0]
     assert pod["working_set"] >= 8 * MI

@@ -2,18 +2,15 @@
 
 import pytest
 
-from monitor.kernel.page_cache import kept_by_protection
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
-    ALLOCATABLE_OBTAINABLE,
     ALLOCATABLE_RECLAIMABLE,
     MEMORY,
     MEMORY_PRESSURE,
     NODEFS,
-    OBTAINABLE,
     OWN_SIGNALS,
     RECLAIMABLE,
     Observation,
@@ -27,42 +24,21 @@ HOG = Candidate("uid-hog", "shop", "hog", 0, 0, 500, False)
 @pytest.mark.parametrize(
     ("signal", "taken"),
     [
-        # Of 900 in use 100 are inactive and 300 active page cache, 50 of that dirty or kept.
+        # Of 900 in use 100 are inactive and 300 active page cache.
         (MEMORY, 800),
         (ALLOCATABLE_MEMORY, 800),
         (RECLAIMABLE, 500),
         (ALLOCATABLE_RECLAIMABLE, 500),
-        (OBTAINABLE, 550),
-        (ALLOCATABLE_OBTAINABLE, 550),
     ],
 )
 def test_what_each_formula_takes_for_used(signal: str, taken: int) -> None:
-    assert used(signal, 900, 100, 300, 50) == taken
+    assert used(signal, 900, 100, 300) == taken
 
 
 def test_at_the_ends_of_the_formulas() -> None:
-    """The lists may be ahead of usage for a moment, and mlocked dirty pages are withheld though on neither list."""
+    """The lists may be ahead of usage for a moment."""
     assert used(MEMORY, 10, 20, 0) == 0
     assert used(RECLAIMABLE, 10, 5, 20) == 0
-    assert used(OBTAINABLE, 100, 10, 10, 50) == 100, "never more than what is in use"
-    assert used(OBTAINABLE, 100, 10, 10, 20) == 100
-    assert used(OBTAINABLE, 100, 10, 10, 19) == 99
-
-
-@pytest.mark.parametrize(
-    ("usage", "cache", "protection", "kept"),
-    [
-        (300, 200, 0, 0),
-        (300, 200, 100, 0),  # reclaim ends at 100 of usage, which is what is not page cache
-        (300, 200, 150, 50),  # 150 of usage stay, 100 of them are not page cache
-        (300, 200, 300, 200),
-        (300, 200, 1 << 62, 200),  # memory.low is max
-        (50, 50, 100, 50),  # within its protection already
-        (0, 0, 100, 0),
-    ],
-)
-def test_what_memory_min_keeps(usage: int, cache: int, protection: int, kept: int) -> None:
-    assert kept_by_protection(usage, cache, protection) == kept
 
 
 @pytest.mark.parametrize("signal", OWN_SIGNALS)
@@ -78,19 +54,19 @@ def test_a_kubelet_does_not_know_them(signal: str) -> None:
 def test_what_outrace_is_given_may_have_them() -> None:
     found = parse_thresholds(
         {RECLAIMABLE: "100Mi", NODEFS: "10%"},
-        {OBTAINABLE: "5%"},
-        {OBTAINABLE: "30s"},
+        {RECLAIMABLE: "5%"},
+        {RECLAIMABLE: "30s"},
         {RECLAIMABLE: "50Mi"},
         ("pods",),
         own=True,
     )
     assert [(t.signal, t.hard, str(t.value)) for t in found] == [
         (RECLAIMABLE, True, "100Mi"),
+        (RECLAIMABLE, False, "5%"),
         (ALLOCATABLE_RECLAIMABLE, True, "100Mi"),  # the copy, as of memory.available
-        (OBTAINABLE, False, "5%"),
         (NODEFS, True, "10%"),
     ]
-    assert [str(t.min_reclaim) for t in found] == ["50Mi", "50Mi", "None", "None"]
+    assert [str(t.min_reclaim) for t in found] == ["50Mi", "50Mi", "50Mi", "None"]
 
 
 def test_a_kubelets_lines_in_their_place() -> None:
@@ -98,7 +74,6 @@ def test_a_kubelets_lines_in_their_place() -> None:
         return [str(t) for t in kubelets(parse_thresholds(hard, None, None, None, enforced, own=True))]
 
     assert lines({RECLAIMABLE: "100Mi"}) == ["memory.available<100Mi"]
-    assert lines({RECLAIMABLE: "100Mi", OBTAINABLE: "50Mi"}) == ["memory.available<100Mi"], "a kubelet has one"
     assert lines({RECLAIMABLE: "100Mi", MEMORY: "30Mi"}) == ["memory.available<30Mi"], "its own, where it is there"
     assert lines({RECLAIMABLE: "100Mi"}, ("pods",)) == ["memory.available<100Mi", "allocatableMemory.available<100Mi"]
     assert lines({NODEFS: "5%"}) == ["nodefs.available<5%"]

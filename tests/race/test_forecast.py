@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.signals import MEMORY, OBTAINABLE, RECLAIMABLE
+from monitor.policy.signals import RECLAIMABLE
 from monitor.race.crossing_forecast import CrossingForecast
 from monitor.race.events import Event
 from monitor.race.forecast import (
@@ -20,7 +20,6 @@ from monitor.race.forecast import (
     TOO_FAR,
     TOO_FEW,
     TOO_UNEVEN,
-    UNSAMPLED,
     Forecast,
     Points,
     domain_forecasts,
@@ -254,17 +253,6 @@ def test_a_line_that_is_met_hides_no_line_of_another_signal() -> None:
         assert found.threshold.in_ns == pytest.approx(after((900 - 600) / 20, EVEN.middle), rel=1e-6)
 
 
-def test_what_needs_figures_that_no_sample_has_is_no_forecast() -> None:
-    samples = [sample(100 * k, 600 + 2 * k) for k in range(80)]
-    (found,) = domain_forecasts(samples, [watched(signal=OBTAINABLE)])
-    assert found.threshold is not None
-    assert (found.threshold.in_ns, found.threshold.no, found.threshold.signal) == (None, UNSAMPLED, OBTAINABLE)
-    (found,) = domain_forecasts(samples, [watched(signal=OBTAINABLE), watched()])
-    assert found.threshold is not None
-    assert found.threshold.signal == MEMORY
-    assert found.threshold.in_ns is not None
-
-
 def crossing_forecast(*events: Event) -> CrossingForecast | None:
     found = judged(watched(), *events)
     assert same_after_json(found)
@@ -311,6 +299,3 @@ def test_a_crossing_by_another_formula_is_forecast_by_that_formula() -> None:
     assert (found.before_ms, found.no) == (6000, "")
     assert found.in_ms == pytest.approx(7000 * EVEN.middle - 1000, rel=0.01)
     assert found.inside
-    found = judged(watched(signal=OBTAINABLE), *grown, crossing(0, signal=OBTAINABLE, available_mi=100), end).forecast
-    assert found is not None
-    assert (found.in_ms, found.no) == (None, UNSAMPLED)
