@@ -30,7 +30,6 @@ BENCHES = {
     "race": ("monitor.lab.bench_race:race", "Eviction against the OOM killer, margin by margin."),
     "footprint": ("monitor.lab.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
-    "signals": ("monitor.lab.bench_signals:signals", "Three formulas for memory: which was right, by the kernel?"),
     "scenarios": ("monitor.lab.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
     "forecast": ("monitor.lab.bench_forecast:forecast", "Time to a threshold: how far off, how often inside."),
     "alerts": ("monitor.lab.bench_alerts:alerts", "From an OOM kill to its alert, in a storm of kills."),
@@ -62,6 +61,7 @@ GONE = {
         ("outrace bench giveback", "outrace bench pods", "outrace bench soak", "outrace bench sweep"), "`make races`"
     ),
     **dict.fromkeys(("outrace bench neighbour", "outrace bench storm"), "`make races`"),
+    "outrace bench signals": "`outrace bench scenarios`",
 }
 
 

@@ -3,7 +3,7 @@
 A `finally` does not survive `kill -9`; a process waiting for the owner's end of a pipe to close does. It is in a
 session of its own, so neither Ctrl-C nor a closed terminal reaches it. On stdin, one line each: `pid N` is a process
 to end along with the node, `dir PATH` a directory to remove, `cgroup PATH` one more cgroup to remove, `freezer PATH` a
-v1 freezer cgroup to thaw and remove, `mount PATH` a file system to unmount, `write PATH TEXT` what sets a limit back.
+v1 freezer cgroup to thaw and remove.
 """
 
 from __future__ import annotations
@@ -92,30 +92,14 @@ def thaw(freezer: str) -> None:
             pass  # it is gone already
 
 
-def write(path: str, text: str) -> None:
-    with contextlib.suppress(OSError), open(path, "w") as file:  # of a cgroup, or a device, that is gone
-        file.write(text)
-
-
-def clean(
-    cgroups: list[str],
-    pidfds: list[int],
-    directories: list[str],
-    freezers: list[str],
-    mounts: list[str],
-    writes: list[str],
-) -> bool:
+def clean(cgroups: list[str], pidfds: list[int], directories: list[str], freezers: list[str]) -> bool:
     """Everything that belongs to a lab node; False if a cgroup could not be removed."""
-    for line in reversed(writes):  # who waits for a slow disk does not end
-        write(*line.split(" ", 1))
     for freezer in freezers:
         thaw(freezer)
     for cgroup in cgroups:
         kill_all(cgroup)
     end_processes(pidfds)
     removed = [remove_tree(tree) for tree in (*cgroups, *freezers)]  # all of them, whatever becomes of the first
-    for mount in mounts:
-        os.spawnvp(os.P_WAIT, "umount", ("umount", "-l", mount))  # at once: whoever had a file open has been killed
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
         if directory.startswith(_PINS):
@@ -132,8 +116,6 @@ def main(cgroup: str) -> int:
     pidfds: list[int] = []
     directories: list[str] = []
     freezers: list[str] = []
-    mounts: list[str] = []
-    writes: list[str] = []
     for line in sys.stdin:
         what, _, value = line.strip().partition(" ")
         if what == "pid":
@@ -147,11 +129,7 @@ def main(cgroup: str) -> int:
             cgroups[value] = None
         elif what == "freezer":
             freezers.append(value)
-        elif what == "mount":
-            mounts.append(value)
-        elif what == "write":
-            writes.append(value)
-    return 0 if clean(list(cgroups), pidfds, directories, freezers, mounts, writes) else 1
+    return 0 if clean(list(cgroups), pidfds, directories, freezers) else 1
 
 
 if __name__ == "__main__":

@@ -139,14 +139,6 @@ class LabNode:
         """Directory ``directory`` (one the owner made, also under bpffs) is removed with the node."""
         self._send_to_janitor(f"dir {directory}")
 
-    def also_unmount(self, path: Path) -> None:
-        """What is mounted at ``path`` (by the owner) is unmounted with the node."""
-        self._send_to_janitor(f"mount {path}")
-
-    def also_write(self, path: Path, text: str) -> None:
-        """``text``, which takes a limit away that the owner set, is written to ``path`` before the node is removed."""
-        self._send_to_janitor(f"write {path} {text}")
-
     def load_programs(self, signals: int = loader.KUBELETS) -> Path:
         """The pins of programs loaded for a state dir of this node's own; removed with it. Raises CannotError.
         ``signals``: what they compare (`monitor.kernel.loader`).
