@@ -31,8 +31,6 @@ BENCHES = {
     "footprint": ("monitor.lab.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
     "scenarios": ("monitor.lab.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
-    "forecast": ("monitor.lab.bench_forecast:forecast", "Time to a threshold: how far off, how often inside."),
-    "alerts": ("monitor.lab.bench_alerts:alerts", "From an OOM kill to its alert, in a storm of kills."),
     "kills": ("monitor.lab.bench_kills:kills", "Races in which the monitor itself is killed: is anything lost?"),
 }
 COMMANDS = {
@@ -60,7 +58,8 @@ GONE = {
     **dict.fromkeys(
         ("outrace bench giveback", "outrace bench pods", "outrace bench soak", "outrace bench sweep"), "`make races`"
     ),
-    **dict.fromkeys(("outrace bench neighbour", "outrace bench storm"), "`make races`"),
+    **dict.fromkeys(("outrace bench neighbour", "outrace bench storm", "outrace bench alerts"), "`make races`"),
+    "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
 }
 

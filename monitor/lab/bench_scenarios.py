@@ -17,7 +17,6 @@ from monitor.lab.scenario import Scenario
 from monitor.lab.scenarios import named
 from monitor.lab.stage import play
 from monitor.lab.truth import NOTHING, Outcome
-from monitor.race.forecast import score
 from monitor.race.incident import VERDICTS
 
 
@@ -29,8 +28,8 @@ from monitor.race.incident import VERDICTS
 def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> Found:
     """Play scripted situations and compare the incidents with the truth; exit code 1 if any is wrong.
 
-    The truth is the verdict, exactly these flags, who was evicted and who was killed. Also: how far off forecasts of
-    the crossing were, and how often the kernel's victim was the one that its own arithmetic named just before.
+    The truth is the verdict, exactly these flags, who was evicted and who was killed. Also: how often the kernel's
+    victim was the one that its own arithmetic named just before.
     """
     chosen = named(only)
     if only_list:
@@ -69,7 +68,6 @@ def _totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "runs": len(outcomes),
         "right": sum(o.right for o in outcomes),
-        "forecast": score(pair for o in outcomes for pair in o.forecasts).to_json(),
         "likely_victim": {"total": len(guesses), "right": sum(guesses)},
     }
 
@@ -106,15 +104,6 @@ def _lines(rows: Sequence[Row], more: dict[str, Any]) -> Iterator[str]:
     columns = [v for v in known if v in seen or v in confusion] + sorted(seen - set(known))
     truths = sorted(confusion, key=known.index)
     yield from table_lines(("", *columns), [(truth, *(confusion[truth][v] for v in columns)) for truth in truths])
-    forecasts, victims = more["forecast"], more["likely_victim"]
+    victims = more["likely_victim"]
     yield ""
-    yield (
-        f"Forecasts of the crossing: {forecasts['n']}; median error {_percent(forecasts['error_p50'])}, "
-        f"p90 {_percent(forecasts['error_p90'])}, bias {_percent(forecasts['bias'])}, "
-        f"within their interval {_percent(forecasts['covered'])}."
-    )
     yield f"The kernel's victim was the expected one in {victims['right']} of {victims['total']} kills."
-
-
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{part:.0%}"

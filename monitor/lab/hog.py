@@ -7,11 +7,10 @@ Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unl
 read once, which makes it active; reread=N: N times; sync=1: written back at once, because dirty pages that reclaim
 comes upon become active; pin=1: kept in pipes nobody reads, as by a server whose clients do not read, so that it stays
 inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process),
-tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which maps the zero page), sockets
-(messages in sockets nobody reads) or dentries (of names in dir=DIR that do not exist; they outlive the process);
-mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
-forks=N: N children take `mib` each, one after the other, at most 200; kills=N: N children are forked and killed, one
-after the other, each moved to kills_in=DIR before, if given; ignore_term=1; cpu=N to stay on one CPU; nice=N.
+tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which maps the zero page) or
+dentries (of names in dir=DIR that do not exist; they outlive the process); mib=N; pages=4k|thp; rate=MiB per second (0:
+full speed); cycles=N times grow and free per `go` (the last one holds); forks=N: N children take `mib` each, one after
+the other, at most 200; ignore_term=1; nice=N.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import fcntl
 import mmap
 import os
 import signal
-import socket
 import time
 
 from monitor.lab.worker import Options, die_with_parent, join, libc, stdin_is_ready, write_line
@@ -38,10 +36,7 @@ DEFAULTS = {
     "sync": "0",
     "path": "",
     "forks": "0",
-    "kills": "0",
-    "kills_in": "",
     "ignore_term": "0",
-    "cpu": "",
     "nice": "0",
     "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
 }
@@ -79,8 +74,6 @@ class Memory:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             self._map = mmap.mmap(-1, size // 4096 * _MAPPED, flags, mmap.PROT_READ)
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
-        elif kind == "sockets":
-            self._pairs: list[tuple[socket.socket, socket.socket]] = []
         elif kind == "dentries":
             self._directory = directory
         elif kind == "shmem":
@@ -92,7 +85,7 @@ class Memory:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.unlink(path)
         else:
-            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem, tables, sockets, dentries")
+            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem, tables, dentries")
 
     def take(self, start: int, length: int) -> None:
         if self.kind == "anon":
@@ -100,8 +93,6 @@ class Memory:
         elif self.kind == "tables":
             first, last = start // 4096 * _MAPPED, (start + length) // 4096 * _MAPPED
             memoryview(self._map)[first:last:_MAPPED].tobytes()  # reads in C
-        elif self.kind == "sockets":
-            self._send(length)
         elif self.kind == "dentries":
             self._miss(start, length)
         else:
@@ -116,20 +107,6 @@ class Memory:
             start, length = start + done, length - done
         if self._sync:
             os.fdatasync(self._fd)
-
-    def _send(self, length: int) -> None:
-        """Messages of a page each, which the kernel keeps in 4864 bytes, until the sender would have to wait."""
-        page = bytes(4096)
-        while length > 0:
-            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._pairs.append(pair)
-            pair[0].setblocking(False)
-            try:
-                while length > 0:
-                    pair[0].send(page)
-                    length -= 4864
-            except BlockingIOError:
-                pass
 
     def _miss(self, start: int, length: int) -> None:
         """Names of 240 bytes, which the kernel keeps in 192 bytes and 256. (On overlayfs in twice as much.)"""
@@ -157,11 +134,6 @@ class Memory:
     def give_back(self) -> None:
         if self.kind in ("anon", "tables"):  # (which keeps the tables: they go with the process)
             self._map.madvise(mmap.MADV_DONTNEED)
-        elif self.kind == "sockets":
-            for pair in self._pairs:
-                for end in pair:
-                    end.close()
-            self._pairs.clear()
         elif self.kind != "dentries":
             while self._pipes:
                 os.close(self._pipes.pop())
@@ -216,20 +188,6 @@ def _breed(memory: Memory, count: int, rate: int) -> None:
         time.sleep(memory.size / MIB / rate if rate else 0.0)
 
 
-def _kill_children(count: int, cgroup: str) -> None:
-    """``count`` children that live only until their SIGKILL, in ``cgroup`` if one is named."""
-    for _ in range(count):
-        child = os.fork()
-        if child == 0:
-            while True:
-                signal.pause()
-        if cgroup:
-            with open(os.path.join(cgroup, "cgroup.procs"), "w") as procs:
-                procs.write(str(child))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
 def _answer(word: str) -> None:
     write_line(word, time.clock_gettime_ns(time.CLOCK_MONOTONIC))
 
@@ -241,8 +199,6 @@ def hog(given: Options) -> None:
     options = DEFAULTS | dict(given)
     if options["ignore_term"] == "1":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if options["cpu"]:
-        os.sched_setaffinity(0, {int(options["cpu"])})
     os.setpriority(os.PRIO_PROCESS, 0, int(options["nice"]))
     if options["pages"] == "4k":  # the interpreter's as well: khugepaged would add up to 2 MiB at a time to the pod
         libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
@@ -255,7 +211,6 @@ def hog(given: Options) -> None:
         while True:
             command = _command()
             if command == "go":
-                _kill_children(int(options["kills"]), options["kills_in"])
                 _breed(memory, forks, rate)
                 for cycle in range(0 if forks else cycles):
                     if cycle:

@@ -34,7 +34,6 @@ class Scenario:
     prepare: Callable[[LabNode], None] | None = None
     needs: Callable[[], str] = lambda: ""
     ends_daemon: bool = False
-    grows_steadily: bool = False  # worth forecasting: the crossing is not a leap
 
 
 def freezer() -> str:

@@ -45,13 +45,13 @@ def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
 # -- an eviction wins --------------------------------------------------------------------------------------------------
 
 
-@scenario(hard(32), i.EVICTION_WON, evicted=HOG, enforce=True, grows_steadily=True)
+@scenario(hard(32), i.EVICTION_WON, evicted=HOG, enforce=True)
 def evicted_hard(stage: Stage) -> None:
     """A pod grows over a hard threshold and is evicted."""
     stage.grow(stage.pod("hog"))
 
 
-@scenario(hard(64), i.EVICTION_WON, evicted=("leak",), enforce=True, grows_steadily=True)
+@scenario(hard(64), i.EVICTION_WON, evicted=("leak",), enforce=True)
 def slow_leak(stage: Stage) -> None:
     """A pod leaks slowly and is evicted."""
     stage.grow(stage.pod("leak"), rate=40)
@@ -63,7 +63,7 @@ def full_speed(stage: Stage) -> None:
     stage.grow(stage.pod("hog"), mib=800, rate=0)
 
 
-@scenario(soft(64, "300ms", 10), i.EVICTION_WON, evicted=HOG, enforce=True, grows_steadily=True)
+@scenario(soft(64, "300ms", 10), i.EVICTION_WON, evicted=HOG, enforce=True)
 def evicted_soft(stage: Stage) -> None:
     """A soft threshold is met for its grace period; the pod obeys SIGTERM."""
     stage.grow(stage.pod("hog"), mib=120)
@@ -112,7 +112,7 @@ def over_eviction(stage: Stage) -> None:
 # -- the OOM killer wins -----------------------------------------------------------------------------------------------
 
 
-@scenario(hard(64), i.EVICTION_WON, evicted=HOG, killed=HOG, observed=True, grows_steadily=True)
+@scenario(hard(64), i.EVICTION_WON, evicted=HOG, killed=HOG, observed=True)
 def would_have_won(stage: Stage) -> None:
     """The monitor only observes; there would have been time."""
     stage.grow(stage.pod("hog"))
@@ -135,7 +135,7 @@ def stalled_monitor(stage: Stage) -> None:
         stage.dies(hog)
 
 
-@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, killed=HOG, enforce=True, grows_steadily=True)
+@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, killed=HOG, enforce=True)
 def in_soft_period(stage: Stage) -> None:
     """The OOM killer comes before a soft threshold's grace period is over."""
     stage.grow(stage.pod("hog"))
@@ -226,7 +226,7 @@ def collateral(stage: Stage) -> None:
     hog.expect("grown")
 
 
-@scenario(hard(32), i.OOM_BEFORE_DECISION, i.COLLATERAL, i.BRAKED, killed=("",), enforce=True, grows_steadily=True)
+@scenario(hard(32), i.OOM_BEFORE_DECISION, i.COLLATERAL, i.BRAKED, killed=("",), enforce=True)
 def braked(stage: Stage) -> None:
     """A process in no pod grows; no pod is evicted for what none can give back."""  # all are far below their requests
     pods = [stage.filled(stage.pod(f"small-{n}", qos="Burstable", request=32 * MIB), 3) for n in range(5)]

@@ -7,7 +7,7 @@ from monitor.lab.stage import STEADY, Stage
 from monitor.race import incident as i
 
 
-@scenario(own("memory.reclaimable", 32), i.EVICTION_WON, evicted=HOG, enforce=True, grows_steadily=True)
+@scenario(own("memory.reclaimable", 32), i.EVICTION_WON, evicted=HOG, enforce=True)
 def evicted_beside_cache(stage: Stage) -> None:
     """By memory.reclaimable a pod that grows beside active page cache is evicted."""
     stage.filled(stage.pod("reader"), 60, kind="file", reread=3, sync=1)

@@ -25,14 +25,13 @@ from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.scenario import Scenario
 from monitor.lab.truth import NOTHING, Guess, Incident, Outcome, judged, unix
 from monitor.race.badness import likely_victim
-from monitor.race.forecast import Point
 from monitor.side.incidents.reader import IncidentReader
 
 #: Growth that a busy machine still keeps up with, in MiB/s: a margin of 32 MiB lasts a third of a second.
 STEADY = 100
 #: oom_score_adj of a BestEffort pod's processes.
 _BEST_EFFORT = 1000
-#: Between two looks at the kernel's likely victim, and at the available memory.
+#: Between two looks at the kernel's likely victim.
 _LOOK_S = 0.02
 
 
@@ -44,7 +43,6 @@ class Stage:
         self.pods: dict[str, LabPod] = {}
         self.hogs: list[Hog] = []
         self.guesses: list[Guess] = []
-        self.points: list[Point] = []  # working set of the node
         self._limit = node.cgroup  # where the OOM killer is expected
         self._stop = threading.Event()
         self._freezers: list[Path] = []
@@ -185,8 +183,6 @@ class Stage:
     def _watch(self) -> None:
         while not self._stop.wait(_LOOK_S):
             with suppress(OSError):  # a cgroup that went away while it was read
-                reading = cgroupfs.read_cgroup(self.node.hierarchy, self.node.cgroup)
-                self.points.append((time.monotonic_ns(), reading.working_set))
                 self._guess()
 
     def _guess(self) -> None:

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from monitor.lab.node import MIB
-from monitor.race.forecast import Forecast, forecast
-
 if TYPE_CHECKING:
     from monitor.lab.scenario import Scenario
     from monitor.lab.stage import Stage
@@ -48,7 +45,6 @@ class Outcome:
     incidents: list[Incident]
     wrong: str
     guess: Guess | None = None
-    forecasts: list[tuple[Forecast, int | None]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)  # after it
 
     @property
@@ -67,10 +63,7 @@ def judged(scenario: Scenario, stage: Stage, found: list[Incident]) -> Outcome:
     killed_at = min((t for i in found if (t := _killed_at(i)) is not None), default=None)
     if killed_at is not None:
         guess = next((g for g in reversed(stage.guesses) if g.at < killed_at), None)
-    outcome = Outcome(found, _wrong(scenario.truth, stage, found), guess, metrics=stage.counted)
-    if scenario.grows_steadily and found:
-        outcome.forecasts = _forecasts(scenario, stage)
-    return outcome
+    return Outcome(found, _wrong(scenario.truth, stage, found), guess, metrics=stage.counted)
 
 
 def _killed_at(incident: Incident) -> float | None:
@@ -99,29 +92,6 @@ def _wrong(truth: Truth, stage: Stage, found: list[Incident]) -> str:
     if not i["domain"].endswith(truth.domain):
         wrong.append(f"domain {i['domain']!r} instead of {truth.domain!r}")
     return f"{'; '.join(wrong)} ({i['summary']})" if wrong else ""
-
-
-def _forecasts(scenario: Scenario, stage: Stage) -> list[tuple[Forecast, int | None]]:
-    """What was forecast from each look on, and when the threshold was really crossed."""
-    quantity = next((t for s in scenario.thresholds if (t := _quantity(s)) is not None), None)
-    if quantity is None:
-        return []
-    level = stage.node.memory_bytes - quantity
-    reached = next((ts for ts, used in stage.points if used >= level), None)
-    made = []
-    for n in range(1, len(stage.points) + 1):
-        if reached is not None and stage.points[n - 1][0] >= reached:
-            break
-        one = forecast(stage.points[:n], level)
-        if one.rate > MIB:  # before it begins to grow there is nothing to forecast
-            made.append((one, reached))
-    return made
-
-
-def _quantity(option: str) -> int | None:
-    """The bytes of `memory.available<NMi`."""
-    _, found, text = option.partition("memory.available<")
-    return int(text.removesuffix("Mi")) * MIB if found else None
 
 
 def unix(stamp: str) -> float:

@@ -3,8 +3,8 @@
 The growth is the median of the slopes between all pairs of points (Theil-Sen) of the last three seconds: a single jump
 does not move it. Two things say how far off such forecasts usually are: how unevenly memory grew in the last six, and
 how far off forecasts of where memory is now would have been in the last thirty. The interval around a forecast is what
-held for `LEVEL` of those that were alike in both, in runs of every load of the lab (`outrace bench forecast`). Where
-that says too little, there is no forecast.
+held for `LEVEL` of those that were alike in both, in recorded runs of 26 kinds of growth. Where that says too little,
+there is no forecast.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ class Class(Record):
     latest: float
 
 
-#: As `outrace bench forecast --calibrate` works them out from the runs with even numbers in
-#: tests/data/growth-runs.json.gz. (tests/lab/test_forecast_calibration.py does so again, and judges the other runs.)
+#: By split conformal prediction, from the runs with even numbers in tests/data/growth-runs.json.gz (26 kinds of growth,
+#: Linux 6.18): of looks that are alike, sorted by (what came + BETWEEN_NS) / (plain time + BETWEEN_NS), the middle
+#: `LEVEL`, with one case more than there are; 21 crossings a class at least. tests/race/test_forecast_runs.py judges
+#: the other runs.
 CLASSES = (
     Class(0.1, 1.1, 0.984, 1.011, 1.119),
     Class(0.1, 1.3, 0.989, 1.034, 1.26),
@@ -103,25 +105,6 @@ class Forecast(Record):
     def reached(self) -> bool:
         """The level is reached already: what is ahead grows."""
         return self.in_ns is not None and self.rate == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Score(Record):
-    """How forecasts did against what happened: of `given` looks, `n` had a forecast of what then came.
-
-    Errors are (forecast - truth) / truth of the time left: `bias` the median, `error_p50`, `error_p90` of the absolute
-    ones; `covered` the part of the truths inside the interval, which is to be `level`; `without` the part of the looks
-    that had no forecast. None where there was nothing to judge.
-    """
-
-    given: int
-    n: int
-    bias: float | None
-    error_p50: float | None
-    error_p90: float | None
-    covered: float | None
-    level: float = LEVEL
-    without: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,37 +217,6 @@ def forecast(points: Sequence[Point], level: int, at_ns: int | None = None) -> F
         for factor in (of.middle, of.soonest, of.latest)
     )
     return Forecast(now, level, growth.rate, middle, soonest, latest)
-
-
-def score(pairs: Iterable[tuple[Forecast, int | None]]) -> Score:
-    """Judge forecasts, each with when its level was really reached (ns on the same clock; None: not within the record).
-
-    One that was made after the fact proves nothing, nor does one of what had not come when the record ended.
-    """
-    errors: list[float] = []
-    given = without = inside = 0
-    for made, reached_ns in pairs:
-        given += 1
-        if made.in_ns is None:
-            without += 1
-            continue
-        left = None if reached_ns is None else reached_ns - made.at_ns
-        if left is None or left <= 0:
-            continue
-        inside += within(made, left)
-        errors.append((made.in_ns - left) / left)
-    errors.sort()
-    sizes = sorted([abs(e) for e in errors])
-    return Score(
-        given,
-        len(errors),
-        quantile(errors, 0.5) if errors else None,
-        quantile(sizes, 0.5) if errors else None,
-        quantile(sizes, 0.9) if errors else None,
-        inside / len(errors) if errors else None,
-        LEVEL,
-        without / given if given else None,
-    )
 
 
 def within(made: Forecast, left_ns: int) -> bool:

@@ -1,71 +1,86 @@
 """30 pods OOM-killed as fast as the machine can: every one of them is an alert, and nothing is lost on the way."""
 
 import contextlib
-import json
 import os
 import statistics
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from monitor.errors import MonitorError
 from monitor.kernel.sched import HURRIED, hurry, take_time
-from monitor.lab import receivers
-from monitor.lab.bench_alerts import receiver, storm
+from monitor.lab.child import Child
+from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.receivers import Alertmanager
+from monitor.link.clock import wall_offset_ns
+from monitor.side.alerts.rules import OWN_LIMIT
 from tests import live
-from tests.alerts.services import alertmanager, binary
+from tests.alerts.oom_storm import StandIn
+from tests.alerts.services import Alertmanager
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
-PODS = 30
+PODS, LIMIT_MIB = 30, 8
+SECONDS = 40.0 if live.emulated() else 6.0
+LOST = (
+    *("outrace_channel_dropped_total", "outrace_incidents_lost_total"),
+    *("outrace_alerts_dropped_total", "outrace_alerts_failed_total"),
+)
+KILLED = "the kernel's OOM killer killed a process"
 
 node = live.fixture(LabNode, "test-storm", 1024 * MIB)
 
 
-@pytest.mark.parametrize("real", [True, False], ids=["alertmanager", "stand-in"])
-def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode, tmp_path: Path, real: bool) -> None:
-    if real:
-        binary("prometheus-alertmanager")  # or this is skipped
+def storm(node: LabNode, url: str, known: Callable[[], set[str]]) -> dict[str, int]:
+    """Kill in all pods for `SECONDS`: when (CLOCK_MONOTONIC) each pod had its first kill. ``known``: the pods that the
+    receiver at ``url`` has an alert about.
+    """
+    made = [
+        node.add_pod(f"p{i}", "Burstable", request=MIB, limit=LIMIT_MIB * MIB).containers["c0"] for i in range(PODS)
+    ]
+    names = {f"lab/{name}" for name in node.pods}
+    options = ("--eviction-hard", "memory.available<1Mi", "--alertmanager", url)
     live.pin_dir()
-    with receiver(alertmanager(tmp_path) if real else None) as known:
-        found = storm(node, PODS, 40.0 if live.emulated() else 6.0, known, live.state_dir())
-    assert found.receiver == ("prometheus-alertmanager" if real else "stand-in")
-    late = [ms for ms in found.late_ms.values() if ms is not None]
-    print(
-        f"\n{found.kills} kills in {found.seconds:.1f} s, {len(late)} pods, to {found.receiver}: "
-        f"median {statistics.median(late):.0f} ms, max {max(late):.0f} ms"
-    )
-    assert len(found.late_ms) == PODS, "every pod was killed in"
-    assert [pod for pod, ms in found.late_ms.items() if ms is None] == []
-    assert found.kills >= PODS
-    # A receiver on an emulated CPU may be too slow for one try, which is made again.
-    lost = [name for name in found.lost if "alerts_failed" not in name or not live.emulated()]
-    assert lost == [], found.lost
+    with LabDaemon(node, *options, state_dir=live.state_dir(), keep_pins=True) as daemon:
+        child = Child("tests.alerts.oom_storm:oom_kills", mib=2 * LIMIT_MIB, cgroups=":".join(map(str, made)))
+        node.children.append(child)
+        child.expect("ready")
+        child.send("go")
+        time.sleep(SECONDS)
+        child.close_stdin()
+        kills = int(child.expect("killed"))
+        live.until(lambda: names <= known(), lambda: f"an alert about each pod: {sorted(names - known())}")
+        daemon.poll()
+        first: dict[str, int] = {}
+        for record in daemon.log:
+            if record.get("msg") == KILLED and record.get("pod") in names:
+                first.setdefault(record["pod"], record["ts_ns"])
+        # A receiver on an emulated CPU may be too slow for one try, which is made again.
+        lost = [name for name in daemon.lost(*LOST) if "alerts_failed" not in name or not live.emulated()]
+        assert lost == [], daemon.lost(*LOST)
+    assert set(first) == names, "every pod was killed in"
+    print(f"\n{kills} kills in {SECONDS:g} s")
+    return first
 
 
-def test_the_bench_names_the_receiver_it_measured() -> None:
-    done = live.outrace("bench", "alerts", "--pods", "3", "--seconds", "1", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["results"]
-    assert (row["pods"], row["pods_killed_in"], row["missing"], row["lost"]) == (3, 3, [], {})
-    assert row["unit"] == "ms"
-    assert row["max"] >= row["p50"]
-    program = receivers.find_program(None)
-    assert row["receiver"] == ("stand-in" if program is None else Path(program).name)
-    live.one_line(live.outrace("bench", "alerts", "--alertmanager-binary", "/nowhere"), 1, "/nowhere is no program")
+def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode) -> None:
+    with StandIn() as known:
+        first = storm(node, known.url, lambda: {f"{ns}/{pod}" for name, ns, pod in known.first if name == OWN_LIMIT})
+        offset = wall_offset_ns()
+        late = [known.first[OWN_LIMIT, *pod.split("/")] - (ts + offset) / 1e9 for pod, ts in first.items()]
+    print(f"first alert of each pod after {statistics.median(late):.2f} s in the median, {max(late):.2f} s at most")
+    assert statistics.median(late) < (10 if live.emulated() else 2)
 
 
-def test_an_alertmanager_that_does_not_start_is_reported_with_its_last_line(tmp_path: Path) -> None:
-    broken = tmp_path / "alertmanager"
-    broken.write_text("#!/bin/sh\necho no luck today\nexit 1\n")
-    broken.chmod(0o755)
-    with (
-        pytest.raises(MonitorError, match="alertmanager does not answer: no luck today"),
-        Alertmanager(str(broken), tmp_path).running(),
-    ):
-        pass
+def test_alertmanager_knows_them_too(node: LabNode, tmp_path: Path) -> None:
+    known = Alertmanager(tmp_path)
+    with known.running():
+        storm(
+            node,
+            known.url,
+            lambda: {f"{a['labels']['namespace']}/{a['labels']['pod']}" for a in known.alerts(OWN_LIMIT)},
+        )
 
 
 def test_who_brings_an_alert_goes_before_ordinary_threads(node: LabNode, tmp_path: Path) -> None:
