@@ -21,7 +21,7 @@ _FILES = (
     ("/etc/default/outrace", "options of the service (OUTRACE_OPTIONS)"),
     ("/etc/outrace/outrace.yaml", "a configuration file, where --config names it"),
     ("/var/lib/outrace", "state of the service: incidents, pods that are known, graces and holds under way"),
-    ("/run/outrace", "sockets on which commands ask the daemons"),
+    ("/run/outrace", "socket on which commands ask the daemon"),
     ("/sys/fs/bpf/outrace", "pinned BPF programs and maps"),
 )
 

@@ -99,9 +99,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """One command of the CLI, to its end."""
+    """One command of the CLI, to its end; ``asking`` this LabDaemon."""
     command = (*options.pop("wrapper", ()), sys.executable, "-c", CLI, *arguments)
-    return run(*command, env=environment(), cwd="/", **options)
+    env = environment()
+    if (daemon := options.pop("asking", None)) is not None:
+        env["OUTRACE_RUN_DIR"] = str(daemon.state_dir)
+    return run(*command, env=env, cwd="/", **options)
 
 
 def in_own_mounts(script: str, *then: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, daemon_options
+from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, no_daemon_option
 from monitor.cli.kubelet_files import of_files, of_process
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
@@ -56,15 +56,15 @@ def config() -> None:
 
 @config.command()
 @configuration_options
-@daemon_options
+@no_daemon_option
 @output_option
-def show(output: str, daemon: str | None, no_daemon: bool, **options: Any) -> None:
+def show(output: str, no_daemon: bool, **options: Any) -> None:
     """Print every threshold and setting in force with its origin.
 
-    Without options: those of the running daemon (several: --daemon NAME), even where a file has changed since it
-    started. With options, with --no-daemon, or where no daemon runs: what `outrace run` would have with them.
+    Without options: those of the running daemon, even where a file has changed since it started. With options,
+    with --no-daemon, or where no daemon runs: what `outrace run` would have with them.
     """
-    found = _daemon(options, daemon, no_daemon, quiet=output == "json")
+    found = _daemon(options, no_daemon, quiet=output == "json")
     resolved, node = _read(options) if found is None else _measured(resolved_again(found.config))
     rows = list(_thresholds(resolved, node))
     settings = list(_settings(resolved))
@@ -175,13 +175,12 @@ def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
     return _measured(resolved)
 
 
-def _daemon(options: Mapping[str, Any], daemon: str | None, no_daemon: bool, quiet: bool) -> Daemon | None:
+def _daemon(options: Mapping[str, Any], no_daemon: bool, quiet: bool) -> Daemon | None:
     """The daemon whose configuration is shown; None where none runs, with a line on stderr unless ``quiet``. A
     configuration is no measurement, and scripts read it before a daemon runs.
     """
-    describing = [name for name in options if name != "run_dir"]
     try:
-        return choose_daemon(describing, options["run_dir"], daemon, no_daemon)
+        return choose_daemon(options, no_daemon)
     except NoDaemonError:
         if not quiet:
             click.echo("outrace: no daemon runs here: this is what `outrace run` would have", err=True)

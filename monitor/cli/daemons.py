@@ -1,4 +1,4 @@
-"""Which daemon a command asks: the one that runs here, the one chosen with `--daemon NAME`, or none.
+"""Whether a command asks the daemon that runs here.
 
 The rule for every command with these options: an option on the command line that describes a node or a daemon (its
 node, pods, thresholds, state directory...) is used as it is, and no daemon is asked. Without any such option the
@@ -8,7 +8,6 @@ command asks the running daemon. A script that gives the options therefore works
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import json
 import os
@@ -22,9 +21,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from monitor.errors import ConfigError, MonitorError
-from monitor.link import daemon_socket
-from monitor.link.daemon_socket import INFO_PATH, MAX_ANSWER, DaemonInfo
+from monitor.errors import MonitorError
+from monitor.link.daemon_socket import INFO_PATH, MAX_ANSWER, SOCKET, DaemonInfo, address, check_directory, run_dir
 from monitor.owner import check_peer
 from monitor.settings.config import RunConfig
 
@@ -35,7 +33,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TIMEOUT_S = 5.0
 #: Pause before connecting again to a socket whose queue is full.
 _BUSY_S = 0.01
-_DIRECTORY = RunConfig().run_dir
 _AS_ROOT = "only root may ask a daemon: use sudo, or look without one: --no-daemon"
 
 
@@ -49,7 +46,8 @@ class Daemon:
 
     @property
     def name(self) -> str:
-        return self.info.name
+        """The last part of its state directory."""
+        return os.path.basename(self.config.state_dir)
 
     def get(self, path: str) -> str:
         """Its answer to a path. Raises OSError if it is gone or hangs, ValueError for an answer of no use."""
@@ -62,7 +60,7 @@ class Daemon:
         return described(self.socket)
 
     def to_json(self) -> dict[str, Any]:
-        """As `outrace daemons -o json` has it, and the key ``daemon`` of what other commands print."""
+        """The key ``daemon`` of what commands print."""
         config = self.config
         return {
             "name": self.name,
@@ -91,51 +89,26 @@ def described(path: Path) -> Daemon:
     return Daemon(path, info, RunConfig.from_json(json.dumps(info.config)))
 
 
-def daemon_options(command: F) -> F:
-    """Give a click command `--daemon` and `--no-daemon`, for `choose_daemon`; they arrive as ``daemon`` and
-    ``no_daemon``.
-    """
-    no_daemon = click.option("--no-daemon", is_flag=True, help="Ask no daemon: read files, with the defaults of `run`.")
-    daemon = click.option("--daemon", metavar="NAME", help="Ask this one: name, pid or state dir. [the only one]")
-    return daemon(no_daemon(command))
+def no_daemon_option(command: F) -> F:
+    """Give a click command `--no-daemon`, for `choose_daemon`."""
+    return click.option("--no-daemon", is_flag=True, help="Ask no daemon: read files, with the defaults of `run`.")(
+        command
+    )
 
 
-def run_dir_option(command: F) -> F:
-    """`--run-dir`, for a command that does not have it among the options of `outrace run`."""
-    return click.option(
-        "--run-dir",
-        metavar="DIR",
-        default=_DIRECTORY,
-        envvar="OUTRACE_RUN_DIR",
-        help=f"Where the sockets of the daemons are. [{_DIRECTORY}]",
-    )(command)
-
-
-def choose_daemon(
-    describing: Collection[str], run_dir: str | None, daemon: str | None, no_daemon: bool
-) -> Daemon | None:
+def choose_daemon(describing: Collection[str], no_daemon: bool) -> Daemon | None:
     """The daemon to ask; None with `--no-daemon`, or where an option describes the node.
 
     ``describing`` are the parameters that describe a node or a daemon. In an environment variable such a parameter
     does instead of a daemon and does not hide one: the variables of a container are those of its daemon. Raises
-    NoDaemonError where no daemon runs, ConfigError where several do and none is chosen, or where `--daemon` stands
-    beside such a parameter.
+    NoDaemonError where no daemon runs.
     """
-    given = [name for name in describing if _source(name) is ParameterSource.COMMANDLINE]
-    if daemon is not None and (given or no_daemon):
-        other = f"--{given[0].replace('_', '-')}" if given else "--no-daemon"
-        raise ConfigError(f"--daemon {daemon} and {other}: a daemon has its own", "leave out one of them")
-    if given or no_daemon:
+    if no_daemon or any(_source(name) is ParameterSource.COMMANDLINE for name in describing):
         return None
-    directory = Path(run_dir or _DIRECTORY)
-    found = list(find(directory))
-    if daemon is not None:
-        return _chosen(found, daemon, directory)
-    if len(found) > 1:
-        raise ConfigError(f"{len(found)} daemons run here", f"choose one with --daemon: {'; '.join(map(str, found))}")
-    if not found and not any(_source(name) is ParameterSource.ENVIRONMENT for name in describing):
-        raise NoDaemonError(f"no outrace daemon runs here (no socket answers in {directory})")
-    return found[0] if found else None
+    found = running()
+    if found is None and not any(_source(name) is ParameterSource.ENVIRONMENT for name in describing):
+        raise NoDaemonError(f"no outrace daemon runs here (no socket answers in {run_dir()})")
+    return found
 
 
 class NoDaemonError(MonitorError):
@@ -149,52 +122,30 @@ def _source(name: str) -> ParameterSource | None:
     return click.get_current_context().get_parameter_source(name)
 
 
-def _chosen(found: list[Daemon], text: str, directory: Path) -> Daemon:
-    path = os.path.realpath(text)
-    named = [one for one in found if text in (one.name, str(one.info.hot_pid)) or one.config.state_dir in (text, path)]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        raise ConfigError(
-            f"{len(named)} daemons are called {text}",
-            f"give --daemon the pid or the state dir: {'; '.join(map(str, named))}",
-        )
-    there = f"running: {'; '.join(map(str, found))}" if found else f"none runs here (no socket answers in {directory})"
-    raise MonitorError(f"no daemon {text!r}", there)
-
-
-def find(directory: Path) -> Iterator[Daemon]:
-    """The daemons with a socket there, by name; sockets of dead daemons are removed. MonitorError where this user may
-    not ask, or where anybody could have put a socket there.
+def running() -> Daemon | None:
+    """The daemon that runs here. MonitorError where this user may not ask, or where anybody could have put a socket
+    there.
     """
+    directory = Path(run_dir())
+    path = directory / SOCKET
     try:
-        names = _sockets(directory)
+        with _opened(directory) as fd:
+            check_directory(fd)
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return None
     except PermissionError as error:
         raise MonitorError(f"{directory}: {error.strerror}", _AS_ROOT) from None
     except OSError as error:
-        raise MonitorError(
-            f"{directory}: {error.strerror}", "name another one with --run-dir, or --no-daemon"
-        ) from None
-    for name in names:
-        path = directory / name
-        try:
-            yield described(path)
-        except ConnectionRefusedError:
-            _remove(path)
-        except FileNotFoundError:
-            continue  # the daemon ended meanwhile
-        except PermissionError as error:
-            raise MonitorError(f"{path}: {error.strerror}", _AS_ROOT) from None
-        except (OSError, ValueError, TypeError) as error:  # TypeError: its configuration is another release's
-            click.echo(f"outrace: the daemon at {path} gave no usable answer: {error}", err=True)
-
-
-def _sockets(directory: Path) -> list[str]:
-    with _opened(directory) as fd:
-        daemon_socket.check_directory(fd)
-        return [name for name in daemon_socket.sockets(fd) if not name.startswith(".")]
+        raise MonitorError(f"{directory}: {error.strerror}", "mend it, or look without a daemon: --no-daemon") from None
+    try:
+        return described(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None  # it has ended, or was killed
+    except PermissionError as error:
+        raise MonitorError(f"{path}: {error.strerror}", _AS_ROOT) from None
+    except (OSError, ValueError, TypeError) as error:  # TypeError: its configuration is another release's
+        click.echo(f"outrace: the daemon at {path} gave no usable answer: {error}", err=True)
+        return None
 
 
 @contextlib.contextmanager
@@ -206,14 +157,6 @@ def _opened(directory: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _remove(path: Path) -> None:
-    """Remove the socket of a daemon that was killed, unless a new daemon has just replaced it."""
-    with contextlib.suppress(OSError), _opened(path.parent) as directory:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a side holds it while it makes its socket
-        if daemon_socket.is_dead(directory, path.name):
-            os.unlink(path.name, dir_fd=directory)
-
-
 def _connected(path: Path) -> socket.socket:
     """A connection to the socket. Raises OSError."""
     with _opened(path.parent) as directory:
@@ -223,7 +166,7 @@ def _connected(path: Path) -> socket.socket:
             deadline = time.monotonic() + _TIMEOUT_S
             while True:
                 try:
-                    connection.connect(daemon_socket.address(directory, path.name))
+                    connection.connect(address(directory))
                     check_peer(connection)
                     break
                 except BlockingIOError:  # the queue is full: a socket with a timeout does not wait for room

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from monitor.cli.checks import Check, examine
-from monitor.cli.daemons import Daemon, choose_daemon, daemon_options, find, run_dir_option
+from monitor.cli.daemons import Daemon, no_daemon_option, running
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.kernel import bounds, rungs
@@ -54,16 +54,15 @@ def _bounds_on_a_cgroup(seen: rungs.Facts, rung: rungs.Rung) -> str:
     return text
 
 
-def _running(state_dir: Path | None, run_dir: str, daemon: str | None, no_daemon: bool) -> list[Daemon]:
-    """The daemons that run here, or the chosen one. The machine can be examined without any."""
-    if daemon is not None or no_daemon or state_dir is not None:
-        found = choose_daemon(("state_dir",), run_dir, daemon, no_daemon)
-        return [] if found is None else [found]
+def _running(state_dir: Path | None, no_daemon: bool) -> Daemon | None:
+    """The daemon that runs here. The machine can be examined without any."""
+    if no_daemon or state_dir is not None:
+        return None
     try:
-        return list(find(Path(run_dir)))
+        return running()
     except MonitorError as error:
         click.echo(f"outrace: {error}", err=True)  # not root, which the checks report with its consequences
-        return []
+        return None
 
 
 def _state(daemon: Daemon) -> str:
@@ -79,26 +78,25 @@ def _state(daemon: Daemon) -> str:
     type=click.Path(path_type=Path),
     help=f"State directory of the monitor: what it loaded, what was refused. [the daemon's, or {_STATE_DIR}]",
 )
-@daemon_options
-@run_dir_option
+@no_daemon_option
 @output_option
-def doctor(state_dir: Path | None, run_dir: str, daemon: str | None, no_daemon: bool, output: str) -> int:
-    """Show what this kernel and these privileges allow, each "no" with its remedy, and the daemons that run here.
+def doctor(state_dir: Path | None, no_daemon: bool, output: str) -> int:
+    """Show what this kernel and these privileges allow, each "no" with its remedy, and the daemon that runs here.
 
     The hook ladder is that of `outrace run` on the same state directory, by default the running daemon's; bounds are
     those of a threshold that is near, with the machine as the node.
 
     Exit code 0 if the monitor can run here, 3 if it cannot.
     """
-    running = _running(state_dir, run_dir, daemon, no_daemon)
+    daemon = _running(state_dir, no_daemon)
     if state_dir is None:
-        state_dir = Path(running[0].config.state_dir) if len(running) == 1 else _STATE_DIR
+        state_dir = Path(daemon.config.state_dir) if daemon is not None else _STATE_DIR
     checks = examine()
     plan = hook_plan(checks, state_dir)
     if output == "json":
         fields = ("name", "ok", "detail", "remedy")
         found = {"checks": [{k: asdict(check)[k] for k in fields} for check in checks], "hook_plan": plan}
-        print_json({**found, **({"daemons": [one.to_json() for one in running]} if running else {})})
+        print_json({**found, **({} if daemon is None else {"daemons": [daemon.to_json()]})})
     else:
         words = [("ok" if c.ok else "NO" if c.required else "no", c) for c in checks]
         print_table(["check", "", "detail"], [(c.name, word, c.detail) for word, c in words])
@@ -120,6 +118,6 @@ def doctor(state_dir: Path | None, run_dir: str, daemon: str | None, no_daemon: 
             ],
         )
         click.echo(f"hook plan: {plan['rung'] or 'none: fix what says NO'}")
-        for one in running:
-            click.echo(_state(one))
+        if daemon is not None:
+            click.echo(_state(daemon))
     return EXIT_OK if plan["rung"] else EXIT_CANNOT

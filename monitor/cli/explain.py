@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from monitor.cli.daemons import choose_daemon, daemon_options
+from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_pod import about, label
@@ -31,7 +31,7 @@ from monitor.settings.read import Resolved, resolved_again
 _OF_RUN_ALONE = {
     *("enforce", "enforce_unknown_specs", "trigger", "hooks", "max_fill_rate"),
     *("step", "record", "log_format", "policy"),
-    *("mode", "never_kill", "hold_limit", "hold_brake", "hard_grace", "name", "listen", "expose_metrics"),
+    *("mode", "never_kill", "hold_limit", "hold_brake", "hard_grace", "listen", "expose_metrics"),
 }
 
 
@@ -46,28 +46,26 @@ _OF_RUN_ALONE = {
     help=f"Rank as these releases do: {', '.join(ERAS)}; several with commas, or all.",
 )
 @configuration_options
-@daemon_options
+@no_daemon_option
 @output_option
 def explain(
     pod: str | None,
     signal: str | None,
     policies: str | None,
-    daemon: str | None,
     no_daemon: bool,
     output: str,
     **settings: Any,
 ) -> None:
     """Show who would be evicted next and why; with NS/POD (a uid, or a name that is unique), why this one or why not.
 
-    Nothing is changed. Without options: the node, pods and thresholds of the running daemon (several: --daemon NAME).
-    With --no-daemon, or an option that describes a node: that node, with figures from the cgroup files. The output says
-    which. With several policies the orders are shown side by side, with where they first part.
+    Nothing is changed. Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an
+    option that describes a node: that node, with figures from the cgroup files. The output says which. With several
+    policies the orders are shown side by side, with where they first part.
     """
     if signal is not None and signal not in ALL_SIGNALS:
         raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(ALL_SIGNALS)}")
     names = _names(policies)
-    run_dir = settings.pop("run_dir")
-    found = choose_daemon(settings, run_dir, daemon, no_daemon)
+    found = choose_daemon(settings, no_daemon)
     if found is not None:
         resolved = resolved_again(found.config)
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from monitor.cli.daemons import NoDaemonError, choose_daemon, daemon_options, run_dir_option
+from monitor.cli.daemons import NoDaemonError, choose_daemon, no_daemon_option
 from monitor.errors import MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
@@ -56,19 +56,19 @@ def state_dir_option(command: F) -> F:
     """Give a command the options that name a state directory; it gets the directory as ``state_dir``."""
 
     @functools.wraps(command)
-    def chosen(state_dir: str | None, run_dir: str, daemon: str | None, no_daemon: bool, **rest: Any) -> Any:
-        return command(state_dir=_state_dir(state_dir, run_dir, daemon, no_daemon), **rest)
+    def chosen(state_dir: str | None, no_daemon: bool, **rest: Any) -> Any:
+        return command(state_dir=_state_dir(state_dir, no_daemon), **rest)
 
     option = click.option(
         "--state-dir", metavar="DIR", help=f"The monitor's state directory. [the daemon's, or {_STATE_DIR}]"
     )
-    return cast(F, option(daemon_options(run_dir_option(chosen))))
+    return cast(F, option(no_daemon_option(chosen)))
 
 
-def _state_dir(given: str | None, run_dir: str, daemon: str | None, no_daemon: bool) -> str:
+def _state_dir(given: str | None, no_daemon: bool) -> str:
     """The running daemon's, else the default one: incidents are often read when the daemon does not run."""
     try:
-        found = choose_daemon(("state_dir", "recordings"), run_dir, daemon, no_daemon)
+        found = choose_daemon(("state_dir", "recordings"), no_daemon)
     except NoDaemonError:
         click.echo(f"outrace: no daemon runs here: incidents stored in {_STATE_DIR}", err=True)
         return _STATE_DIR

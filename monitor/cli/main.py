@@ -41,7 +41,6 @@ COMMANDS = {
     "reload": ("monitor.cli.reload:reload", "Have the daemon read its configuration again."),
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "explain": ("monitor.cli.explain:explain", "Show who would be evicted next, and why or why not."),
-    "daemons": ("monitor.cli.daemon_list:daemons", "List the daemons that run here."),
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
     "report": ("monitor.cli.report:report", "Sum up the stored races: verdicts, margins, pods, advice."),
     "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
@@ -53,6 +52,7 @@ COMMANDS = {
 }
 #: Command that is gone -> what to use instead.
 GONE = {
+    "outrace daemons": "`outrace doctor`, which shows the daemon that runs here",
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
     "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",
     **dict.fromkeys(
@@ -167,6 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.NoSuchOption as error:
+        from monitor.settings.options import GONE_OPTIONS
+
+        instead = GONE_OPTIONS.get(error.option_name.removeprefix("--").removeprefix("no-"))
+        return _refused(f"{error.option_name} is gone: {instead}" if instead else _usage(error), error.exit_code)
     except click.ClickException as error:
         return _refused(_usage(error), error.exit_code)
     except MonitorError as error:

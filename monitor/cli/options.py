@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from monitor.errors import ConfigError
 from monitor.pods.spec import SERVICES
 from monitor.policy.translate import BOOLEANS
-from monitor.settings.options import KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TABLE, TEXTS, Option
+from monitor.settings.option import variable_of
+from monitor.settings.options import GONE_OPTIONS, KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TABLE, TEXTS, Option
 
 if TYPE_CHECKING:
     from monitor.kernel.disks import Disks
@@ -60,6 +63,10 @@ def resolve(options: Mapping[str, Any]) -> Resolved:
     """
     from monitor.settings.read import read
 
+    for name, instead in GONE_OPTIONS.items():
+        variable = variable_of(name)
+        if variable in os.environ and variable != "OUTRACE_RUN_DIR":
+            raise ConfigError(f"{variable}: {name} is gone: {instead}")
     context = click.get_current_context(silent=True)
     flags: dict[str, Any] = {}
     variables = {}

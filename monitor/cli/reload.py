@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, run_dir_option
+from monitor.cli.daemons import Daemon, running
 from monitor.cli.output import emit, output_option
 from monitor.errors import MonitorError
-from monitor.link.daemon_socket import INFO_PATH, DaemonInfo
+from monitor.link.daemon_socket import INFO_PATH, DaemonInfo, run_dir
 
 #: A kubelet that is asked for its configuration may take 10 s to be given up.
 _TIMEOUT_S = 30.0
@@ -22,20 +22,16 @@ _AS_ROOT = "it is another user's, and there is no CAP_KILL; use sudo"
 
 
 @click.command()
-@click.option("--daemon", metavar="NAME", help="This one: name, pid or state dir. [the only one]")
-@run_dir_option
 @output_option
-def reload(daemon: str | None, run_dir: str, output: str) -> None:
+def reload(output: str) -> None:
     """Have the running daemon read its configuration again.
 
     All or nothing: with an error in it, or where an option differs that cannot change while running, the old
     configuration stays in force (exit 1, and why). Flags and environment stay those of the start.
     """
-    try:
-        found = choose_daemon((), run_dir, daemon, no_daemon=False)
-    except NoDaemonError as error:
-        raise MonitorError(error.message, "start one: outrace run") from None
-    assert found is not None  # only an option that describes a node, or --no-daemon, is a reason to ask none
+    found = running()
+    if found is None:
+        raise MonitorError(f"no outrace daemon runs here (no socket answers in {run_dir()})", "start one: outrace run")
     state = _answer(found)
     if state.get("half_taken"):
         raise MonitorError(f"reloaded in part: {state['problem']}")

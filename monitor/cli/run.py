@@ -31,6 +31,7 @@ from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats
+from monitor.link.daemon_socket import run_dir
 from monitor.owner import ChangeableError, alone, check_alone, mend
 from monitor.pods.spec import CGROUPS, SERVICES
 from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
@@ -111,11 +112,16 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
         config = kernels_share.over_the_kernels_share(config, meminfo.kernels_share())
     config, disks = with_disks(_with_node(config))
     config = dataclasses.replace(
-        config, nodefs=str(disks.nodefs), imagefs=str(disks.imagefs), containerfs=str(disks.containerfs)
+        config,
+        nodefs=str(disks.nodefs),
+        imagefs=str(disks.imagefs),
+        containerfs=str(disks.containerfs),
+        run_dir=run_dir(),
     )
     log = Log(config.log_format)
     lock_fd = in_turn(lambda: lock(Path(config.state_dir)), log)
     locks.append(lock_fd)
+    run_lock_fd = in_turn(lambda: lock_machine(Path(config.run_dir)), log)
     listener = bind_or_other(config.listen_host, config.listen_port, log)
     from monitor.hot import ladder
     from monitor.kernel import instances, loader, python
@@ -125,7 +131,9 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     strays = instances.remove_strays()
     host, port = address_of(listener)
     listen_fd = listener.detach()
-    config = dataclasses.replace(config, lock_fd=lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port)
+    config = dataclasses.replace(
+        config, lock_fd=lock_fd, run_lock_fd=run_lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port
+    )
     _announce(config, choice, loaded, strays)
     warn_of_code((sys.executable, __file__), log)
     if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
@@ -174,33 +182,48 @@ def lock(state_dir: Path) -> int:
     Raises MonitorError naming the daemon that has it already, or what is wrong with the directory. One that others may
     write in, or replace, is refused: what they put there would be believed, and written to as root.
     """
-    remedy = "name another directory with --state-dir"
+    return _lock(state_dir, "lock", "state directory", 0o750, "name another directory with --state-dir")
+
+
+def lock_machine(directory: Path) -> int:
+    """The same for the run directory: two daemons on a machine would both evict. -1 where it is of no use: the daemon
+    then has no socket either, and its side logs why. Raises InUseError.
+    """
     try:
-        check_alone(state_dir)
-        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-        directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return _lock(directory, "daemon.lock", "run directory", 0o700, "set OUTRACE_RUN_DIR for a daemon of a lab")
+    except InUseError:
+        raise
+    except MonitorError:
+        return -1
+
+
+def _lock(path: Path, name: str, what: str, mode: int, remedy: str) -> int:
+    try:
+        check_alone(path)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open("lock", flags, 0o640, dir_fd=directory)
+            fd = os.open(name, flags, 0o640, dir_fd=directory)
         finally:
             os.close(directory)
     except ChangeableError as error:
-        raise MonitorError(f"state directory {error.problem}", f"{mend(error.problem)}, or {remedy}") from None
+        raise MonitorError(f"{what} {error.problem}", f"{mend(error.problem)}, or {remedy}") from None
     except OSError as error:
-        if error.errno == errno.ELOOP and error.filename == "lock":
-            raise MonitorError(f"{state_dir / 'lock'} is a symbolic link", f"remove it, or {remedy}") from None
-        raise MonitorError(f"state directory {state_dir}: {error.strerror}", remedy) from None
+        if error.errno == errno.ELOOP and error.filename == name:
+            raise MonitorError(f"{path / name} is a symbolic link", f"remove it, or {remedy}") from None
+        raise MonitorError(f"{what} {path}: {error.strerror}", remedy) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise InUseError(
-            f"another outrace (pid {owner}) is running on state directory {state_dir}", f"stop it, or {remedy}"
+            f"another outrace (pid {owner}) is running on {what} {path}", f"stop it, or {remedy}"
         ) from None
     except OSError as error:
         os.close(fd)
-        raise MonitorError(f"state directory {state_dir} cannot be locked: {error.strerror}", remedy) from None
+        raise MonitorError(f"{what} {path} cannot be locked: {error.strerror}", remedy) from None
     # The pid only names the owner in the message above. A full disk must not keep the monitor from starting.
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)

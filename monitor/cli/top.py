@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from monitor.cli.daemons import choose_daemon, daemon_options, run_dir_option
+from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import with_default_threshold
 from monitor.cli.output import emit, output_option, print_json, print_lines
 from monitor.cli.spans import plain
@@ -32,18 +32,17 @@ _REFRESH_S = 1.0
 @click.option("--eviction-soft", metavar="MAP", help="Show the distance to these soft thresholds as well.")
 @click.option("--policy", type=click.Choice(ERAS), help="The release whose order of eviction is shown. [kubelet-1.36]")
 @click.option("--state-dir", metavar="DIR", help="That daemon's, for the pods it evicted. [/var/lib/outrace]")
-@daemon_options
-@run_dir_option
+@no_daemon_option
 @output_option
-def top(once: bool, output: str, run_dir: str, daemon: str | None, no_daemon: bool, **flags: Any) -> None:
+def top(once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
     """Show the node and its pods live, the next victim first; q or Ctrl-C ends, h shows the keys.
 
-    Without options: the node, pods and thresholds of the running daemon (several: --daemon NAME). With --no-daemon, or
-    an option that describes a node: that node, with figures from the cgroup files (memory.stat may lag by up to 2 s).
-    The frame says which. Limits and swap always come from the files, which are exact about them. Without a terminal, or
-    with -o json: a frame each second, until it is ended.
+    Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
+    a node: that node, with figures from the cgroup files (memory.stat may lag by up to 2 s). The frame says which.
+    Limits and swap always come from the files, which are exact about them. Without a terminal, or with -o json: a frame
+    each second, until it is ended.
     """
-    found = choose_daemon(flags, run_dir, daemon, no_daemon)
+    found = choose_daemon(flags, no_daemon)
     sampler = Sampler(_config(flags) if found is None else found.config, found, is_live=not once)
     try:
         if once:

@@ -123,7 +123,7 @@ class Sampler:
             return None
         daemon = self.node.daemon
         info = None if daemon is None else daemon.info
-        who = {"name": info and info.name, "pid": info and info.hot_pid, "version": info and info.version}
+        who = {"name": daemon and daemon.name, "pid": info and info.hot_pid, "version": info and info.version}
         return who | {key: status.get(key) for key in _STATUS}
 
     def _read_incidents(self) -> str:

@@ -97,7 +97,6 @@ class LabDaemon:
             *python.command("monitor.cli.main", "run"),
             *("--pods", f"manifests:{node.manifests}"),
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
-            *("--run-dir", str(self.state_dir)),  # commands without options ask the machine's own daemons
             *self.options,
         ]
         self.poll()  # of an earlier start, whose side may still have written
@@ -108,7 +107,8 @@ class LabDaemon:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": loader.package_path()},
+            # Its socket is its own: commands without options ask the machine's daemon.
+            env=os.environ | {"PYTHONPATH": loader.package_path(), "OUTRACE_RUN_DIR": str(self.state_dir)},
         )
         node.also_end(self.process.pid)
         threading.Thread(target=_read, args=(self.process, self._queue), daemon=True).start()

@@ -1,19 +1,14 @@
 """The socket of a daemon, under which its commands find it, and what it says of itself there: defined once, for the
 side that answers and the commands that ask.
 
-One socket file for each daemon in the run directory: `NAME.HASH.sock`, where the hash is that of the state directory.
-Two daemons never have the same one, because the state directory is locked, and a side that is started again replaces
-the socket of the one before. The protocol is HTTP/1.1, GET alone.
+One daemon runs on a machine: its run directory is locked, and a side that is started again replaces the socket of the
+one before. The protocol is HTTP/1.1, GET alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
-import socket
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +23,8 @@ SUMMARY_PATH = "/stats/summary"
 LIVE_PATH = "/stats/live"
 #: Counted up when a field changes its meaning; a command ignores fields that it does not know.
 PROTOCOL = 1
-#: Of our sockets: a run directory may hold others, which are neither asked nor removed. Hidden until they listen.
-_OURS = re.compile(r"\.?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.[0-9a-f]{8}\.sock")
+#: Its name in the run directory.
+SOCKET = "daemon.sock"
 #: Bytes of an answer that a command reads at most. The summary of 500 pods takes 0.6 MB.
 MAX_ANSWER = 16 << 20
 
@@ -38,7 +33,6 @@ class DaemonInfo(NamedTuple):
     """The answer to `INFO_PATH`."""
 
     protocol: int
-    name: str
     version: str  # of outrace
     hot_pid: int
     side_pid: int
@@ -66,42 +60,12 @@ class DaemonInfo(NamedTuple):
         return info
 
 
-def default_name(state_dir: str) -> str:
-    """The last part of the state directory, as far as it may be in a name."""
-    found = re.sub(r"[^A-Za-z0-9_.-]", "-", os.path.basename(os.path.normpath(state_dir))).lstrip("_.-")
-    return found[:64] or "outrace"
+def run_dir() -> str:
+    """Where the socket is. Another one is for daemons in a lab, which run beside that of the machine."""
+    return os.environ.get("OUTRACE_RUN_DIR") or "/run/outrace"
 
 
-def file_name(name: str, state_dir: str) -> str:
-    """Of the socket of a daemon with this name and state directory."""
-    return f"{name}.{hashlib.sha256(os.fsencode(os.path.realpath(state_dir))).hexdigest()[:8]}.sock"
-
-
-def sockets(directory: int) -> list[str]:
-    """The names of the sockets of daemons in an open directory, sorted. Raises OSError."""
-    return sorted(name for name in os.listdir(directory) if _OURS.fullmatch(name) and _is_socket(directory, name))
-
-
-def _is_socket(directory: int, name: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def is_dead(directory: int, name: str) -> bool:
-    """Whether no process listens on a socket (`sockets`). A full queue (EAGAIN) is a sign of life."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as client:
-        try:
-            client.connect(address(directory, name))
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-    return False
-
-
-def address(directory: int, name: str) -> str:
+def address(directory: int, name: str = SOCKET) -> str:
     """The address of a socket in an open directory: unix(7) takes 107 bytes, and the directory's path may be longer."""
     return f"/proc/self/fd/{directory}/{name}"
 

@@ -90,8 +90,7 @@ class RunConfig:
     listen_port: int = 9469
     expose_metrics: bool = False  # /metrics and /stats/summary for other hosts too
     state_dir: str = "/var/lib/outrace"
-    run_dir: str = "/run/outrace"  # of the socket on which commands ask the daemon
-    name: str = ""  # for `--daemon NAME`; "": the last part of the state dir
+    run_dir: str = "/run/outrace"  # of the socket on which commands ask the daemon; filled in at start
     log_format: str = "logfmt"
     record: str = ""  # file that every input is recorded in, for `outrace replay`
     alertmanagers: tuple[str, ...] = ()  # base URLs
@@ -145,6 +144,7 @@ class RunConfig:
     #: Directory of the pinned BPF objects, and the inherited descriptors; filled in just before the daemon starts.
     pin_dir: str = ""
     lock_fd: int = -1
+    run_lock_fd: int = -1  # -1 without a usable run directory
     pins_fd: int = -1  # holds the instance of pins (`monitor.kernel.instances`)
     listen_fd: int = -1
 
@@ -204,7 +204,7 @@ class RunConfig:
     @property
     def kept_fds(self) -> tuple[int, ...]:
         """The descriptors that the daemon keeps over an execv."""
-        return tuple(fd for fd in (self.lock_fd, self.listen_fd, self.pins_fd) if fd >= 0)
+        return tuple(fd for fd in (self.lock_fd, self.run_lock_fd, self.listen_fd, self.pins_fd) if fd >= 0)
 
     def parse_thresholds(self) -> tuple[Threshold, ...]:
         """The thresholds of the maps, with the copy for allocatable memory. Raises PolicyError."""

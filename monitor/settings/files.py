@@ -16,6 +16,7 @@ from monitor.documents import UnreadableError, one_line
 from monitor.errors import ConfigError
 from monitor.owner import ChangeableError, read_alone
 from monitor.policy.configuration import Source
+from monitor.settings.options import GONE_OPTIONS
 
 #: Real keys of a KubeletConfiguration that look like one of ours and are not.
 _NEIGHBOURS = ("systemReservedCgroup", "kubeReservedCgroup", "reservedSystemCPUs", "reservedMemory")
@@ -29,6 +30,8 @@ def read_own(path: str, known: Sequence[str]) -> dict[str, Any]:
     data = _read(path, toml=path.endswith(".toml"))
     for key in data:
         if key not in known:
+            if instead := GONE_OPTIONS.get(key):
+                raise ConfigError(f"{path}: {key} is gone: {instead}")
             raise ConfigError(f"{path}: unknown key {key!r}", _did_you_mean(key, known))
     return data
 

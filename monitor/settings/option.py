@@ -37,7 +37,6 @@ FILE_NAME = Value(values.text, "name of a file or directory")
 DIRECTORY = Value(values.path, "path of a directory")
 ABSOLUTE_PATH = Value(values.absolute_path, "absolute path", {"type": "string", "pattern": "^/"})
 NAME = Value(values.text, "text")
-DAEMON_NAME = Value(values.daemon_name, "name", {"type": "string", "pattern": values.NAME.pattern.join("^$")})
 OPTIONAL_PATH = Value(values.optional_text, 'path; may be ""', _STRING)
 RECORDING = Value(values.record, "path of a file")
 PODS = Value(values.pods, "source of pods")
@@ -111,7 +110,11 @@ class Option:
     @property
     def variable(self) -> str:
         """Its name in the environment."""
-        return "OUTRACE_" + self.name.upper().replace("-", "_")
+        return variable_of(self.name)
+
+
+def variable_of(name: str) -> str:
+    return "OUTRACE_" + name.upper().replace("-", "_")
 
 
 def setting(

@@ -13,7 +13,6 @@ from monitor.settings.crossing_options import CROSSING_OPTIONS, HOLD_BRAKES
 from monitor.settings.option import (
     ABSOLUTE_PATH,
     CONTAINER_PRUNE,
-    DAEMON_NAME,
     DIRECTORY,
     FILE_NAME,
     IMAGE_PRUNE,
@@ -289,28 +288,16 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 default="/var/lib/outrace",
                 why="Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.",
             ),
-            setting(
-                "run-dir",
-                DIRECTORY,
-                "Where the daemon puts the socket on which commands ask it.",
-                "DIR",
-                default="/run/outrace",
-                why="Empty after every boot, and only root may look into it.",
-            ),
-            setting(
-                "name",
-                DAEMON_NAME,
-                "The name of the daemon for commands with --daemon NAME.",
-                "NAME",
-                default="the last part of the state dir",
-                example="node-1",
-                why="Two daemons never share a state dir.",
-            ),
             choice("log-format", LOG_FORMATS, "How log lines look.", why="Readable without a tool; json for machines."),
         ),
     ),
 )
 OPTIONS = tuple(option for _, options in GROUPS for option in options)
+#: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.
+GONE_OPTIONS = {
+    **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
+    "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
+}
 #: Those that are a field of RunConfig.
 SETTINGS = tuple(option for option in OPTIONS if option.field)
 OWN_KEYS = tuple(option.name for option in OPTIONS if option.own_file)

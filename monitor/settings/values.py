@@ -6,7 +6,6 @@ All raise ValueError (a PolicyError is one) naming what is wrong with the value;
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,6 @@ _SLICES = ("system-reserved", "kube-reserved")
 ENFORCEABLE = ("none", "pods", *(name for whose in _SLICES for name in (whose, f"{whose}-compressible")))
 _LONGEST_NS = 24 * 3600 * 10**9
 _LARGEST_NANOS = 10**9 << 62
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def choice(*choices: str) -> Callable[[Any], str]:
@@ -78,13 +76,6 @@ def absolute_path(value: Any) -> str:
     if not absolute.startswith("/"):
         raise ValueError(f"{value!r} is not an absolute path such as /var/lib/kubelet")
     return os.path.normpath(absolute)
-
-
-def daemon_name(value: Any) -> str:
-    name = text(value)
-    if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not a name: a letter or digit, then at most 63 letters, digits, '.', '_' or '-'")
-    return name
 
 
 #: Words that stand for a command which removes what a runtime does not use. (The kubelet removes dead containers of

@@ -7,7 +7,6 @@ connections, bytes and seconds (`monitor.side.export.http`) and a bounded share 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -16,8 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monitor import __version__
-from monitor.link import daemon_socket
-from monitor.link.daemon_socket import INFO_PATH, LIVE_PATH, PROTOCOL, SUMMARY_PATH, DaemonInfo
+from monitor.link.daemon_socket import (
+    INFO_PATH,
+    LIVE_PATH,
+    PROTOCOL,
+    SOCKET,
+    SUMMARY_PATH,
+    DaemonInfo,
+    address,
+    check_directory,
+)
 from monitor.side.endpoints import live_response, summary_response
 from monitor.side.export import http
 from monitor.side.view import View
@@ -28,10 +35,6 @@ _BACKLOG = 16
 #: The part of a CPU that answers of one path may take. The summary of 500 pods takes some 10 ms, so that ten a second
 #: are answered; `outrace top` asks for one.
 CPU_SHARE = 0.1
-#: How long to wait for the lock of the run directory, which a command holds for less than a millisecond while it
-#: removes a dead socket. Then the socket is made without it: anybody who can open the directory can hold the lock.
-_LOCK_S = 0.25
-_LOCK_POLL_S = 0.01
 
 
 class DaemonSocket:
@@ -39,9 +42,7 @@ class DaemonSocket:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        config = view.config
-        self.name = config.name or daemon_socket.default_name(config.state_dir)
-        self.path = Path(config.run_dir, daemon_socket.file_name(self.name, config.state_dir))
+        self.path = Path(view.config.run_dir, SOCKET)
         self._inode = 0
         self._server: http.Server | None = None
 
@@ -52,7 +53,7 @@ class DaemonSocket:
         except OSError as error:
             problem = error.strerror or str(error)
             self._view.log.warning(
-                "commands cannot ask this daemon: no socket in the run directory; name another one with --run-dir",
+                "commands cannot ask this daemon: no socket in the run directory",
                 run_dir=str(self.path.parent),
                 problem=problem,
             )
@@ -89,12 +90,11 @@ class DaemonSocket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             with _directory(self.path.parent) as directory:
-                daemon_socket.check_directory(directory)
-                self._remove_dead(directory)
-                coming = f".{self.path.name}"  # the state directory is locked: nobody else makes one of this name
+                check_directory(directory)
+                coming = f".{SOCKET}"
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(coming, dir_fd=directory)
-                listener.bind(daemon_socket.address(directory, coming))
+                listener.bind(address(directory, coming))
                 try:
                     os.chmod(coming, 0o600, dir_fd=directory)
                     listener.listen(_BACKLOG)
@@ -108,19 +108,10 @@ class DaemonSocket:
             raise
         return listener
 
-    def _remove_dead(self, directory: int) -> None:
-        """Remove the sockets of daemons that were killed."""
-        for name in daemon_socket.sockets(directory):
-            if name != self.path.name and daemon_socket.is_dead(directory, name):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=directory)
-                    self._view.log.info("removed the socket of a dead daemon", socket=name)
-
     def _info(self, _accept: str) -> http.Response:
         view = self._view
         info = DaemonInfo(
             protocol=PROTOCOL,
-            name=self.name,
             version=__version__,
             hot_pid=view.hot_pid,
             side_pid=view.side_pid,
@@ -166,17 +157,9 @@ class Paced:
 
 @contextlib.contextmanager
 def _directory(path: Path) -> Iterator[int]:
-    """The run directory, open and, unless another process holds the lock, locked. Raises OSError."""
+    """The run directory, open. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        deadline = time.monotonic() + _LOCK_S
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_LOCK_POLL_S)
-            else:
-                break
         yield fd
     finally:
         os.close(fd)

@@ -183,7 +183,9 @@ def test_exact_figures_from_the_daemon() -> None:
             filled(node, pod, 16)
 
             def answer() -> dict[str, Any] | None:
-                done = called("explain", "hog", "--run-dir", str(running.state_dir), "-o", "json")
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setenv("OUTRACE_RUN_DIR", str(running.state_dir))
+                    done = called("explain", "hog", "-o", "json")
                 assert done.returncode == 0, done.stderr
                 found: dict[str, Any] = json.loads(done.stdout)
                 return found if found["node"]["held_conditions"] and found["order"][0]["usage"] else None

@@ -1,6 +1,6 @@
 """Commands without options ask the daemon that runs here: its node, its pods, its thresholds, its state directory.
 
-Real daemons on real cgroups: two of them at the same time, killed ones, and hostile clients.
+Real daemons on real cgroups: killed ones, a second one, and hostile clients.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from monitor.cli.main import main
+from monitor.errors import MonitorError
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.link import daemon_socket
@@ -36,7 +37,7 @@ POLLED = ("--hooks", "poll")
 
 @pytest.fixture
 def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Of the commands too. Its path is longer than that of a socket may be."""
+    """Of commands, and of daemons `within` it. Its path is longer than that of a socket may be."""
     base = Path(tempfile.mkdtemp())
     directory = base / ("r" * 60) / ("d" * 60)
     monkeypatch.setenv("OUTRACE_RUN_DIR", str(directory))
@@ -62,6 +63,11 @@ def shown(*arguments: str) -> dict[str, Any]:
     return found
 
 
+def within(run_dir: Path) -> tuple[str, str]:
+    """A daemon that is started by this has its socket there."""
+    return ("env", f"OUTRACE_RUN_DIR={run_dir}")
+
+
 def sockets(run_dir: Path) -> list[str]:
     return sorted(os.listdir(run_dir)) if run_dir.exists() else []
 
@@ -70,15 +76,16 @@ def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: 
     live.filled(node, node.add_pod("web", "Burstable", request=32 * MIB), 20)
     own = tmp_path / "outrace.yaml"
     own.write_text("eviction-soft: memory.available<64Mi\neviction-soft-grace-period: memory.available=30s\n")
-    options = ("--run-dir", str(run_dir), "--name", "lab.one", "--config", str(own))
-    with live.daemon(node, *hard(48), *options) as daemon:
-        [path] = run_dir.iterdir()
-        assert path.name.startswith("lab.one.")
-        assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(run_dir.stat().st_mode)) == (0o600, 0o700)
+    with live.daemon(node, *hard(48), "--config", str(own), wrapper=within(run_dir)) as daemon:
+        assert sockets(run_dir) == ["daemon.lock", "daemon.sock"]
+        modes = [
+            stat.S_IMODE(path.stat().st_mode) for path in (run_dir / "daemon.sock", run_dir / "daemon.lock", run_dir)
+        ]
+        assert modes == [0o600, 0o640, 0o700]
         own.write_text("eviction-soft: memory.available<99Mi\neviction-soft-grace-period: memory.available=30s\n")
 
         frame = shown("top", "--once")
-        assert frame["source"].startswith(f"daemon lab.one (pid {daemon.pid}")
+        assert frame["source"].startswith(f"daemon {daemon.state_dir.name} (pid {daemon.pid}")
         assert (frame["node"]["cgroup"], frame["node"]["capacity"]) == (str(node.cgroup), NODE_MIB * MIB)
         assert [one["name"] for one in frame["pods"]] == ["web"]
         assert {one["quantity"] for one in frame["thresholds"]} == {48 * MIB, 64 * MIB}
@@ -94,7 +101,6 @@ def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: 
         assert {one["name"]: one["value"] for one in configured["settings"]}["node-cgroup"] == str(node.cgroup)
 
         assert [one["pid"] for one in shown("doctor")["daemons"]] == [daemon.pid]
-        assert [one["name"] for one in shown("daemons")["daemons"]] == ["lab.one"]
         # (Tests share a state directory in a guest: incidents of earlier ones may be there.)
         assert shown("incidents", "list") == shown("incidents", "list", "--state-dir", str(daemon.state_dir))
 
@@ -102,62 +108,38 @@ def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: 
         other = shown("top", "--once", "--node-cgroup", node.cgroup.name)
         assert (other["source"], other["thresholds"][0]["quantity"]) == ("cgroup files", 100 * MIB)
         assert "daemons" not in shown("doctor", "--state-dir", str(daemon.state_dir))
-        one_line(command("top", "--daemon", "lab.one", "--pods", "cgroups"), 2, "--pods", "leave out")
-    assert sockets(run_dir) == []
+    assert sockets(run_dir) == ["daemon.lock"]
 
 
-def test_several_daemons_are_listed_and_chosen(node: LabNode, run_dir: Path) -> None:
-    common = ("--run-dir", str(run_dir), *POLLED)
-    with (
-        LabNode("socket-b", 2 * NODE_MIB * MIB) as second,
-        LabDaemon(node, *common, "--name", "a") as a,
-        LabDaemon(second, *common, "--name", "b") as b,
-    ):
-        one_line(command("top", "--once"), 2, "2 daemons", "--daemon", f"a (pid {a.pid}", f"b (pid {b.pid}")
-        for name in ("b", str(b.pid), str(b.state_dir)):
-            assert shown("top", "--once", "--daemon", name)["node"]["cgroup"] == str(second.cgroup)
-        assert shown("explain", "--daemon", "a")["node"]["cgroup"] == str(node.cgroup)
-        one_line(command("explain", "--daemon", "c"), 1, "no daemon 'c'", "a (pid", "b (pid")
-        assert len(shown("doctor")["daemons"]) == 2
-        # Both processes killed: the socket stays although its daemon is dead.
-        (side,) = live.children(b.pid)
+def test_a_second_daemon_is_refused_and_a_new_side_replaces_the_socket(node: LabNode, run_dir: Path) -> None:
+    """Two daemons on a machine would both evict. The socket of one that was killed keeps no other from starting."""
+    run_dir.mkdir(parents=True, mode=0o700)
+    with open_directory(run_dir) as directory, socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(daemon_socket.address(directory))
+    one_line(command("top", "--once"), 1, "no outrace daemon runs here")
+    with LabDaemon(node, *POLLED, wrapper=within(run_dir)) as daemon, open_directory(run_dir) as directory:
+        live.until(lambda: command("config", "show").stdout.startswith("daemon "), "its socket")
+        with pytest.raises(MonitorError, match=f"another outrace .pid {daemon.pid}. is running on run directory"):
+            LabDaemon(node, *POLLED, wrapper=within(run_dir)).start()
+        (first,) = live.children(daemon.pid)
+        os.kill(first, signal.SIGKILL)
+        live.until(lambda: answered_by_another(directory, first), "the next side")
+        (side,) = live.children(daemon.pid)
         os.kill(side, signal.SIGSTOP)  # or it would see the end of the hot process, and remove the socket
-        for pid in (b.pid, side):
+        for pid in (daemon.pid, side):
             os.kill(pid, signal.SIGKILL)
-        b.process.wait()
+        daemon.process.wait()
         live.ends(side)
-        assert len(sockets(run_dir)) == 2
-        assert [one["name"] for one in shown("daemons")["daemons"]] == ["a"]
-        assert len(sockets(run_dir)) == 1
+        assert sockets(run_dir) == ["daemon.lock", "daemon.sock"]
+        one_line(command("explain"), 1, "no outrace daemon runs here")
+        daemon.start()
         assert shown("top", "--once")["node"]["cgroup"] == str(node.cgroup)
 
 
-def test_a_start_removes_dead_sockets_and_a_new_side_replaces_its_own(node: LabNode, run_dir: Path) -> None:
-    run_dir.mkdir(parents=True, mode=0o700)
-    (run_dir / "file.0123abcd.sock").write_text("connecting to a file is refused too")
-    kept = ["file.0123abcd.sock", "foreign.sock", "lives.0123abcd.sock"]
-    with open_directory(run_dir) as directory, contextlib.ExitStack() as stack:
-        for name in ("dead.0123abcd.sock", ".dead.0123abcd.sock", "foreign.sock", "lives.0123abcd.sock"):
-            own = stack.enter_context(socket.socket(socket.AF_UNIX))
-            own.bind(daemon_socket.address(directory, name))
-            if name.startswith("lives"):
-                own.listen(8)
-        with LabDaemon(node, *POLLED, "--run-dir", str(run_dir), "--name", "one") as daemon:
-            live.message(daemon, "removed the socket of a dead daemon", socket="dead.0123abcd.sock")
-            live.until(lambda: len(sockets(run_dir)) == 4, "its socket")
-            before = sockets(run_dir)
-            assert set(kept) < set(before)
-            [name] = set(before) - set(kept)
-            (first,) = live.children(daemon.pid)
-            os.kill(first, signal.SIGKILL)
-            live.until(lambda: answered_by_another(directory, name, first), "the next side")
-            assert sockets(run_dir) == before
-
-
-def answered_by_another(directory: int, name: str, first: int) -> bool:
+def answered_by_another(directory: int, first: int) -> bool:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5.0)
-        client.connect(daemon_socket.address(directory, name))
+        client.connect(daemon_socket.address(directory))
         client.sendall(b"GET /daemon HTTP/1.0\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(65536), b""))
         return daemon_socket.DaemonInfo.from_json(answer.partition(b"\r\n\r\n")[2]).side_pid != first
@@ -178,15 +160,15 @@ def test_hostile_clients_cost_the_side_a_bounded_number_of_descriptors(node: Lab
     beside them.
     """
     hostile = [b"", b"GET /daemon HTTP/1.1\r\n\r\n" * 400, b"x" * 20_000, b"POST / HTTP/1.1\r\n\r\n"]
-    with live.daemon(node, *hard(48), "--run-dir", str(run_dir)) as daemon, open_directory(run_dir) as directory:
-        side = shown("daemons")["daemons"][0]["side_pid"]
+    with live.daemon(node, *hard(48), wrapper=within(run_dir)) as daemon, open_directory(run_dir) as directory:
+        side = shown("doctor")["daemons"][0]["side_pid"]
         before = len(os.listdir(f"/proc/{side}/fd"))
         with contextlib.ExitStack() as stack:
             for number in range(3 * MAX_COMMANDS):
                 client = stack.enter_context(socket.socket(socket.AF_UNIX))
                 client.settimeout(5.0)
                 with contextlib.suppress(OSError):  # closed to make room
-                    client.connect(daemon_socket.address(directory, sockets(run_dir)[0]))
+                    client.connect(daemon_socket.address(directory))
                     client.sendall(hostile[number % 4])
             assert shown("top", "--once")["node"]["cgroup"] == str(node.cgroup)
             assert len(os.listdir(f"/proc/{side}/fd")) <= before + MAX_COMMANDS + 2  # 2: the test's own /healthz
@@ -197,9 +179,8 @@ def test_a_run_directory_where_others_can_write_is_not_used(node: LabNode, run_d
     """Root's commands would believe the socket of anybody. The daemon goes on without one."""
     run_dir.mkdir(parents=True)
     run_dir.chmod(0o777)
-    with LabDaemon(node, *POLLED, "--run-dir", str(run_dir)) as daemon:
-        line = live.message(daemon, "commands cannot ask this daemon: no socket in the run directory; name another one "
-                            "with --run-dir")  # fmt: skip
+    with LabDaemon(node, *POLLED, wrapper=within(run_dir)) as daemon:
+        line = live.message(daemon, "commands cannot ask this daemon: no socket in the run directory")
         assert line["run_dir"] == str(run_dir)
         assert daemon.get("/readyz")[0] == 200
         one_line(command("top", "--once"), 1, "can be written by others", "--no-daemon")
@@ -217,6 +198,4 @@ def test_without_a_daemon_figures_need_no_daemon(run_dir: Path) -> None:
         assert "no daemon runs here" in done.stderr.splitlines()[0]
     assert set(shown("config", "show")) == {"thresholds", "settings", "warnings"}
     assert command("config", "show", "--no-daemon").stderr == ""
-    done = command("daemons")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "no outrace daemon" in done.stderr
+    assert "daemons" not in shown("doctor")

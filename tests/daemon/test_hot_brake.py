@@ -43,7 +43,7 @@ def small(node: LabNode, number: int = 5, mib: int = 3) -> list[Hog]:
 
 def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
     """What a command shows of the daemon's node."""
-    done = live.outrace(*command, "--run-dir", str(daemon.state_dir), "-o", "json")
+    done = live.outrace(*command, "-o", "json", asking=daemon)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

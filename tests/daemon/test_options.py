@@ -174,8 +174,6 @@ OPTIONS = {
         live=True,
     ),
     "state-dir": Row("/s", "/s", (("", "'' is not a text"),)),
-    "run-dir": Row("/r", "/r", (("", "'' is not a text"),)),
-    "name": Row("web.1", "web.1", (("-x", "is not a name"),)),
     "log-format": Row("json", "json", (("xml", "logfmt, json"),)),
 }
 

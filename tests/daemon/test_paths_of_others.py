@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli.daemons import find
+from monitor.cli.daemons import running
 from monitor.cli.run import lock, warn_of_code
 from monitor.errors import ConfigError, MonitorError
+from monitor.link.daemon_socket import SOCKET
 from monitor.settings.read import build
 from monitor.side.export.log import Log
 from monitor.side.incidents.reader import IncidentReader
@@ -91,14 +92,20 @@ def test_a_fifo_in_the_place_of_an_older_recording_is_not_waited_for(
         writer.flush()
 
 
-def test_a_run_directory_that_another_user_can_replace_is_not_asked(theirs: Path) -> None:
+def test_a_run_directory_that_another_user_can_replace_is_not_asked(
+    theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRACE_RUN_DIR", str(theirs / "roots"))
     with pytest.raises(MonitorError, match=f"{theirs} belongs to user {others.UID}"):
-        list(find(theirs / "roots"))
+        running()
 
 
-def test_a_daemon_of_another_user_is_not_believed(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_daemon_of_another_user_is_not_believed(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The socket is in root's directory, by a directory that was root's alone only later."""
-    path = shared / "web.0123abcd.sock"
+    monkeypatch.setenv("OUTRACE_RUN_DIR", str(tmp_path))
+    path = shared / SOCKET
     code = f"""
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("{path}")
@@ -109,7 +116,7 @@ time.sleep(60)
     with others.doing(code):
         path.rename(tmp_path / path.name)
         os.chown(tmp_path / path.name, 0, 0)
-        assert list(find(tmp_path)) == []
+        assert running() is None
     assert f"a process of user {others.UID} listens there" in capsys.readouterr().err
 
 

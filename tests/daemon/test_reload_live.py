@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli.daemons import find
+from monitor.cli.daemons import described
 from monitor.cli.main import main
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from monitor.link.daemon_socket import SOCKET
 from tests import live
 from tests.daemon.hot_node import evicted, hot_node
 
@@ -26,12 +27,13 @@ def own(tmp_path: Path) -> Path:
 
 
 def reload(daemon: LabDaemon) -> int:
-    return main(["reload", "--run-dir", str(daemon.state_dir)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRACE_RUN_DIR", str(daemon.state_dir))
+        return main(["reload"])
 
 
 def in_force(daemon: LabDaemon) -> dict[str, str]:
-    (found,) = find(daemon.state_dir)
-    return dict(found.config.eviction_hard)
+    return dict(described(daemon.state_dir / SOCKET).config.eviction_hard)
 
 
 @pytest.mark.parametrize("hooks", ["auto", "poll"])
@@ -90,8 +92,8 @@ def test_a_bad_file_changes_nothing_and_its_reason_is_logged_exported_and_printe
         assert live.metric(daemon, "config_last_reload_successful") == 1
 
 
-def test_without_a_daemon_there_is_nothing_to_reload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reload", "--run-dir", str(tmp_path)]) == 1
+def test_without_a_daemon_there_is_nothing_to_reload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reload"]) == 1
     assert capsys.readouterr().err.endswith("; start one: outrace run\n")
 
 

@@ -19,6 +19,8 @@ from monitor.cli.run import lock
 from monitor.errors import ConfigError, InUseError, MonitorError
 from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig
+from monitor.settings.option import variable_of
+from monitor.settings.options import GONE_OPTIONS
 from monitor.settings.read import build, check_enforced
 from tests.commands import run as run_command
 from tests.live import CLI, ROOT
@@ -278,3 +280,19 @@ def test_port_in_use() -> None:
 def test_bind_to_an_ipv6_address() -> None:
     with bind("::1", 0) as listener:
         assert listener.family is socket.AF_INET6
+
+
+@pytest.mark.parametrize("name", GONE_OPTIONS)
+def test_what_is_gone_names_its_replacement(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "outrace.yaml"
+    own.write_text(f"{name}: x\n")
+    for arguments in (["run", f"--{name}", "x"], ["explain", f"--no-{name}"], ["run", "--config", str(own)]):
+        if arguments[1] != "--no-daemon":  # that one stays
+            assert main(arguments) == 2
+            assert f"{name} is gone: {GONE_OPTIONS[name]}" in capsys.readouterr().err
+    if name != "run-dir":
+        monkeypatch.setenv(variable_of(name), "x")
+        assert main(["config", "check"]) == 2
+        assert f"{name} is gone: {GONE_OPTIONS[name]}" in capsys.readouterr().err

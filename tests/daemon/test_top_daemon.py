@@ -23,13 +23,16 @@ node = live.fixture(LabNode, "top", 256 * MIB)
 small = live.fixture(hot_node)
 
 
-def test_a_daemon_that_goes_away_and_comes_back_with_another_threshold(node: LabNode, tmp_path: Path) -> None:
+def test_a_daemon_that_goes_away_and_comes_back_with_another_threshold(
+    node: LabNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live.filled(node, node.add_pod("web", "Burstable", request=32 * MIB), 20)
-    run_dir, state = tmp_path / "run", tmp_path / "state"
-    common = ("--hooks", "poll", "--run-dir", str(run_dir), "--name", "one", "--mode", "hold")
+    state = tmp_path / "one"
+    monkeypatch.setenv("OUTRACE_RUN_DIR", str(state))
+    common = ("--hooks", "poll", "--mode", "hold")
     with (
         LabDaemon(node, *common, *hard(48), state_dir=state) as first,
-        seat(*TOP, "--run-dir", str(run_dir), columns=80, rows=24, cwd=live.ROOT) as made,
+        seat(*TOP, columns=80, rows=24, cwd=live.ROOT) as made,
     ):
         made.shows("outrace top  one hold poll", "memory.available<48Mi", "lab/web", "no record lost")
         first.stop()
@@ -49,7 +52,7 @@ def test_a_daemon_that_goes_away_and_comes_back_with_another_threshold(node: Lab
 # Limits.
 def top(daemon: LabDaemon) -> tuple[dict[str, Any], dict[str, Any]]:
     """The node of a frame, and its pods by name."""
-    done = live.outrace("top", "--once", "--run-dir", str(daemon.state_dir), "-o", "json")
+    done = live.outrace("top", "--once", "-o", "json", asking=daemon)
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
     return frame["node"], {pod["name"]: pod for pod in frame["pods"]}

@@ -42,12 +42,12 @@ class Service:
         relative = node.cgroup.relative_to(node.hierarchy.root)
         command = [sys.executable, "-P", "-m", "monitor.cli.main", "run", "--state-dir", self.state]
         command += ["--pods", f"manifests:{node.manifests}", "--node-cgroup", relative, "--listen", f"127.0.0.1:{port}"]
-        command += ["--eviction-hard", "memory.available<32Mi", "--enforce", "--run-dir", self.run]
+        command += ["--eviction-hard", "memory.available<32Mi", "--enforce"]
         self.command = " ".join(map(str, command))
         changed = [
             "[Service]",
             "EnvironmentFile=",
-            f"Environment=PYTHONPATH={loader.package_path()}",
+            f"Environment=PYTHONPATH={loader.package_path()} OUTRACE_RUN_DIR={self.run}",
             f"StateDirectory=\nStateDirectory={self.name}",
             f"RuntimeDirectory=\nRuntimeDirectory={self.name}",
             f"ExecStart=\nExecStart={self.command}",

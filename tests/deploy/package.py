@@ -56,7 +56,7 @@ def outrace(*words: str) -> Any:
 def ready(since: int = 0) -> int:
     """Wait until the service answers on its socket, with another main process than ``since``; its pid."""
     live.until(lambda: systemctl("is-active", "outrace") == "active" and main_pid("outrace") != since, "the service")
-    live.until(lambda: [one["pid"] for one in outrace("daemons")["daemons"]] == [main_pid("outrace")], "its socket")
+    live.until(lambda: outrace("config", "show").get("daemon", {}).get("pid") == main_pid("outrace"), "its socket")
     return main_pid("outrace")
 
 

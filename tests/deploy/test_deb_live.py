@@ -88,9 +88,9 @@ def test_its_runtime_directory_is_roots_and_a_stop_leaves_no_socket_in_it(instal
     assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, 0)
     assert [path.suffix for path in RUN_DIR.iterdir() if path.is_socket()] == [".sock"]
     run("systemctl", "stop", "outrace", check=True)
-    # The directory stays (RuntimeDirectoryPreserve=), because another daemon may have its socket there, until a purge.
+    # The directory stays (RuntimeDirectoryPreserve=), because a daemon started by hand may have its socket there.
     assert [path for path in RUN_DIR.iterdir() if path.is_socket()] == []
-    assert outrace("daemons")["daemons"] == []
+    assert "daemons" not in outrace("doctor")
     run("systemctl", "start", "outrace", check=True)
     package.ready()
     assert stat.S_IMODE(RUN_DIR.stat().st_mode) == 0o700

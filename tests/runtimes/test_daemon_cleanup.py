@@ -138,8 +138,8 @@ def test_while_observing_nothing_is_removed(node: LabNode, runtime: Podman, tmp_
     with live.daemon(node, *options(runtime, threshold), state_dir=tmp_path / "state") as daemon:
         wanted = live.message(daemon, "would evict", signal="nodefs.available")
         assert wanted["cleanup"] == [CONTAINERS, IMAGES]
-        command = (sys.executable, "-P", "-m", "monitor.cli.main", "explain", "--run-dir", str(daemon.state_dir))
-        done = run(*command, env={**os.environ, **live.PYTHONPATH})
+        command = (sys.executable, "-P", "-m", "monitor.cli.main", "explain")
+        done = run(*command, env={**os.environ, **live.PYTHONPATH, "OUTRACE_RUN_DIR": str(daemon.state_dir)})
         assert f"the node would first clean up: {CONTAINERS}, {IMAGES}" in done.stdout
         live.ended(daemon)
     assert live.alive(process.pid)
