@@ -21,7 +21,6 @@ from monitor.lab.node import MIB, LabNode
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
 from monitor.settings.config import ENFORCE, HOLD
-from monitor.settings.options import HOLD_BRAKES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,7 +75,6 @@ def options(command: F) -> F:
             "--node-memory", type=Size(), help="In mode hold: memory of the node. Less takes smaller margins. [512Mi]"
         ),
         click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]"),
-        click.option("--hold-brake", type=click.Choice(HOLD_BRAKES), help="In mode hold: as of `outrace run`. [auto]"),
     ):
         command = option(command)
     return command
@@ -97,7 +95,6 @@ def hold_races(
     margin: str | None,
     node_memory: int | None,
     watch: float | None,
-    hold_brake: str | None,
 ) -> Found:
     """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
     loads = _loads(load)
@@ -105,13 +102,12 @@ def hold_races(
     size = node_memory or NODE_BYTES
     words = [format_bytes(line) for line in (MARGINS[1:2] if quick else MARGINS)] if margin is None else _words(margin)
     margins = tuple(_margin(word, size) for word in words)
-    brake = ("--hold-brake", hold_brake or HOLD_BRAKES[0])
     rows, clean = [], True
     with LabNode("race", size, with_freezer=True) as node, state_dir(node) as directory:
         instance = loader.instance_directory(directory)
         for line in margins:
             stage = HoldStage(node, line)
-            given = ("--mode", HOLD, *brake, "--eviction-hard", f"memory.available<{line}")
+            given = ("--mode", HOLD, "--eviction-hard", f"memory.available<{line}")
             with LabDaemon(node, *given, state_dir=directory, keep_pins=True) as daemon:
                 for kind in loads:
                     for count in counts:

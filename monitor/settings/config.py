@@ -77,7 +77,6 @@ class RunConfig:
     hold: bool = False  # mode hold; with ``enforce``
     never_kill: bool = False  # in mode hold: nobody is signalled at the second line either
     hold_limit_ns: int = 120_000_000_000  # a hold is over after this
-    hold_brake: str = "auto"  # or ``limit``, ``freeze``: what brakes a pod on cgroup v1
     two_steps: bool = False  # in mode hold: a kubelet evicts at the same line; filled in at start
     hard_grace_ns: int = 0  # mode enforce: between SIGTERM and SIGKILL at a hard threshold; 0: SIGKILL at once
     guide_oom_killer: bool = True  # unless mode observe: the next victim has oom_score_adj 1000 near a threshold

@@ -8,7 +8,6 @@ from monitor.settings.option import DURATION, WHOLE_SECONDS, Option, choice, set
 TRIGGERS = ("user", "kernel")
 KILL, API = EVICT_BY = ("kill", "api")
 NODE_TAINTS = ("none", "own")
-HOLD_BRAKES = ("auto", "limit", "freeze")
 
 CROSSING_OPTIONS: tuple[Option, ...] = (
     choice(
@@ -32,12 +31,6 @@ CROSSING_OPTIONS: tuple[Option, ...] = (
         default="2m",
         field="hold_limit_ns",
         why="A pod that stands still for longer fails its probes; what would have made room has had time.",
-    ),
-    choice(
-        "hold-brake",
-        HOLD_BRAKES,
-        "How a pod is held: limit caps its memory, freeze stops its processes; auto is both.",
-        why="Freezing alone does not stop a large system call; a limit alone has system calls fail on cgroup v1.",
     ),
     setting(
         "hard-grace",

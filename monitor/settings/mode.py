@@ -9,7 +9,7 @@ from monitor.errors import ConfigError
 from monitor.settings.config import ENFORCE, HOLD, RunConfig
 
 #: Fields that mean something only in mode hold, or where `--hard-grace` brakes too.
-_OF_HOLD = {"hold_limit_ns": True, "hold_brake": True, "never_kill": False}
+_OF_HOLD = {"hold_limit_ns": True, "never_kill": False}
 
 
 def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, str]) -> None:
@@ -51,7 +51,6 @@ def _check_hard_grace(config: RunConfig, origins: Mapping[str, str]) -> None:
         (config.mode != ENFORCE, no_kill, "--mode enforce"),
         (not config.kills, "with --evict-by api the kubelet gives the grace", "--evict-by kill"),
         (config.trigger == "kernel", "--trigger kernel kills without any grace", "--trigger user"),
-        (config.hold_brake == "freeze", "a frozen pod cannot use its grace", "--hold-brake limit or auto"),
     ):
         if refused:
             raise ConfigError(f"{origins['hard_grace_ns']}: {why}", f"give {remedy}, or leave --hard-grace out")

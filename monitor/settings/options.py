@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from monitor.kernel.rungs import AUTO, NAMES
 from monitor.policy.configuration import MERGE_DEFAULTS
-from monitor.settings.crossing_options import CROSSING_OPTIONS, HOLD_BRAKES
+from monitor.settings.crossing_options import CROSSING_OPTIONS
 from monitor.settings.option import (
     ABSOLUTE_PATH,
     CONTAINER_PRUNE,
@@ -37,7 +37,7 @@ from monitor.settings.option import (
 )
 from monitor.settings.threshold_options import THRESHOLD_OPTIONS
 
-__all__ = ["HOLD_BRAKES", "KUBELET_SWITCH", "NUMBER", "SWITCH", "TABLE", "TEXT", "TEXTS", "Option"]
+__all__ = ["KUBELET_SWITCH", "NUMBER", "SWITCH", "TABLE", "TEXT", "TEXTS", "Option"]
 
 HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
@@ -296,6 +296,7 @@ OPTIONS = tuple(option for _, options in GROUPS for option in options)
 #: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.
 GONE_OPTIONS = {
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
+    "hold-brake": "leave it out: a held pod is capped and frozen",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
 }
 #: Those that are a field of RunConfig.

@@ -208,7 +208,7 @@ def test_where_what_is_left_does_not_last_there_is_no_soft_brake(held: Stand, so
 
 
 def test_the_cap_of_v2_alone_kills_in_the_pod(held: Stand) -> None:
-    """All of it at once (memory.oom.group), and nobody else: `--hold-brake limit` on cgroup v2."""
+    """All of it at once (memory.oom.group), and no other pod."""
     innocent = cgroupfs.make(held.node / "innocent")
     with held.puppet("c1") as first, held.puppet("c2") as second, live.Puppet(innocent) as other:
         brake = held.brake(LIMIT)

@@ -213,7 +213,7 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"mode": "enforce", "hard-grace": "5s"}, "enforce", True, True, False),
         ({"mode": "hold"}, "hold", True, True, False),
         ({"mode": "hold", "never-kill": True}, "hold", False, True, False),
-        ({"mode": "hold", "evict-by": "api", "hold-brake": "freeze"}, "hold", False, True, True),
+        ({"mode": "hold", "evict-by": "api"}, "hold", False, True, True),
     ],
 )
 def test_modes(flags: dict[str, Any], mode: str, kills: bool, holds: bool, asks_api: bool) -> None:
@@ -233,14 +233,12 @@ def test_modes(flags: dict[str, Any], mode: str, kills: bool, holds: bool, asks_
         ({"mode": "enforce", "enforce": False}, "--mode: enforce differs from --no-enforce (--enforce)"),
         ({"never-kill": True}, "--never-kill: nothing is held in mode observe; give --mode hold too"),
         ({"hold-limit": "1m", "enforce": True}, "--hold-limit: nothing is held in mode enforce"),
-        ({"hold-brake": "freeze"}, "--hold-brake: nothing is held in mode observe"),
         ({"never-kill": True, "enforce": True, "hard-grace": "5s"}, "--never-kill: nothing is held in mode enforce"),
         ({"mode": "hold", "trigger": "kernel"}, "--trigger: kernel kills at the crossing"),
         ({"mode": "hold", "hard-grace": "5s"}, "--hard-grace: no pod is killed at a hard threshold in mode hold"),
         ({"hard-grace": "5s"}, "--hard-grace: no pod is killed at a hard threshold in mode observe"),
         ({"enforce": True, "hard-grace": "5s", "evict-by": "api"}, "--hard-grace: with --evict-by api"),
         ({"enforce": True, "hard-grace": "5s", "trigger": "kernel"}, "--hard-grace: --trigger kernel kills without"),
-        ({"enforce": True, "hard-grace": "5s", "hold-brake": "freeze"}, "--hard-grace: a frozen pod cannot use its"),
     ],
 )
 def test_options_that_do_not_go_together(flags: dict[str, Any], expected: str) -> None:

@@ -78,7 +78,6 @@ OPTIONS = {
         (("0s", "'0s' is not a duration above 0"), ("25h", "'25h' is not a duration above 0")),
         beside=HOLD,
     ),
-    "hold-brake": Row("freeze", "freeze", (("stop", "auto, limit, freeze"),), beside=HOLD),
     "hard-grace": Row(
         "5s", 5 * S, (("1500ms", "'1500ms' is not a number of whole seconds"),), beside={"mode": "enforce"}
     ),
