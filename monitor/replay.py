@@ -36,6 +36,8 @@ _SHOWN = 20
 #: What a record or a header raises that is not what it should be, although its checksum is right. (A PolicyError and a
 #: RecordError are ValueErrors.)
 _UNUSABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+#: Fields of a recorded configuration that are gone, and their defaults.
+_GONE = {"never_kill": False}
 
 
 @dataclass(slots=True)
@@ -266,6 +268,14 @@ class Races:
                 self._found.incidents.append(incident.to_json())
 
 
+def _known(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier release recorded, without what is gone since. Raises ValueError where it decided something."""
+    for name, default in _GONE.items():
+        if recorded.get(name, default) != default:
+            raise ValueError(f"recorded with {name.replace('_', '-')}, which is gone; use the release that recorded it")
+    return {name: value for name, value in recorded.items() if name not in _GONE}
+
+
 def replay(readers: Sequence[Reader], change: Callable[[RunConfig], RunConfig] | None = None) -> Replayed:
     """Replay the files of one recording, in any order. ``change``: to another configuration than the recorded one.
 
@@ -282,7 +292,7 @@ def replay(readers: Sequence[Reader], change: Callable[[RunConfig], RunConfig] |
     if len({str((r.header or {}).get("session")) for r in ordered}) > 1:
         raise MonitorError("these files are of different runs of the monitor", "replay each run for itself")
     try:
-        config = RunConfig.from_json(json.dumps(head["config"]))
+        config = RunConfig.from_json(json.dumps(_known(head["config"])))
         if change is not None:
             config = change(config)
         passes, races = Passes(config, found, change is None), Races(config, head, found)

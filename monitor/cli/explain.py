@@ -31,7 +31,7 @@ from monitor.settings.read import Resolved, resolved_again
 _OF_RUN_ALONE = {
     *("enforce", "enforce_unknown_specs", "trigger", "hooks", "max_fill_rate"),
     *("step", "record", "log_format", "policy"),
-    *("mode", "never_kill", "hold_limit", "hard_grace", "listen", "expose_metrics"),
+    *("mode", "hold_limit", "hard_grace", "listen", "expose_metrics"),
 }
 
 

@@ -42,7 +42,7 @@ class Held(NamedTuple):
     domain: str  # `node` or `kubepods`
     quantity: int  # bytes: the threshold
     available: int  # bytes of the signal then
-    second_line: int  # bytes available at which the pod is killed after all; 0: it is not (`--never-kill`)
+    second_line: int  # bytes available at which the pod is killed after all; 0: it is not (`--evict-by api`)
     reason: str  # `victim` (the policy's) or `grows`
     until_ns: int  # its time limit
     step: str = ""  # beside a kubelet: `above`, its line is not reached, or `across`

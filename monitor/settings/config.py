@@ -75,7 +75,6 @@ class RunConfig:
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     enforce: bool = False  # not mode observe
     hold: bool = False  # mode hold; with ``enforce``
-    never_kill: bool = False  # in mode hold: nobody is signalled at the second line either
     hold_limit_ns: int = 120_000_000_000  # a hold is over after this
     two_steps: bool = False  # in mode hold: a kubelet evicts at the same line; filled in at start
     hard_grace_ns: int = 0  # mode enforce: between SIGTERM and SIGKILL at a hard threshold; 0: SIGKILL at once
@@ -171,7 +170,7 @@ class RunConfig:
     @property
     def kills(self) -> bool:
         """Whether outrace itself signals pods; in mode hold at the second line."""
-        return self.enforce and self.evict_by == "kill" and not self.never_kill
+        return self.enforce and self.evict_by == "kill"
 
     @property
     def holds(self) -> bool:

@@ -18,11 +18,6 @@ CROSSING_OPTIONS: tuple[Option, ...] = (
         why="Nobody is touched before somebody asks for it.",
     ),
     switch("enforce", "Short for --mode enforce.", why="As short as possible; mode says the same."),
-    switch(
-        "never-kill",
-        "With --mode hold: below the second line brake harder, and leave the kill to the kernel.",
-        why="Off: a brake that is not enough ends in a kill by the kernel, which chooses by other rules.",
-    ),
     setting(
         "hold-limit",
         DURATION,

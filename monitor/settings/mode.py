@@ -8,9 +8,6 @@ from typing import Any
 from monitor.errors import ConfigError
 from monitor.settings.config import ENFORCE, HOLD, RunConfig
 
-#: Fields that mean something only in mode hold, or where `--hard-grace` brakes too.
-_OF_HOLD = {"hold_limit_ns": True, "never_kill": False}
-
 
 def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, str]) -> None:
     """Make the fields `enforce` and `hold` of what `--mode` and its short form `--enforce` say. Raises ConfigError
@@ -32,10 +29,8 @@ def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, st
 def check_mode(config: RunConfig) -> None:
     """Raises ConfigError for an option that the mode has no use for."""
     origins = config.origins
-    given = [name for name in _OF_HOLD if origins.get(name, "default") != "default" and getattr(config, name)]
-    for name in given:
-        if not config.hold and not (_OF_HOLD[name] and config.hard_grace_ns):
-            raise ConfigError(f"{origins[name]}: nothing is held in mode {config.mode}", "give --mode hold too")
+    if origins.get("hold_limit_ns", "default") != "default" and not config.holds:
+        raise ConfigError(f"{origins['hold_limit_ns']}: nothing is held in mode {config.mode}", "give --mode hold too")
     if config.hard_grace_ns:
         _check_hard_grace(config, origins)
     if config.hold and config.trigger == "kernel":

@@ -297,6 +297,7 @@ OPTIONS = tuple(option for _, options in GROUPS for option in options)
 GONE_OPTIONS = {
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
     "hold-brake": "leave it out: a held pod is capped and frozen",
+    "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
 }
 #: Those that are a field of RunConfig.

@@ -33,7 +33,7 @@ _QUEUE = 8192
 FLUSH_NS = 1_000_000_000
 #: The fields of a RunConfig that decide anything. (Not those that may hold a secret, such as URLs of webhooks.)
 CONFIG_FIELDS = (
-    "node_cgroup", "pods", "enforce", "evict_by", "hold", "never_kill", "hold_limit_ns", "two_steps", "hard_grace_ns",
+    "node_cgroup", "pods", "enforce", "evict_by", "hold", "hold_limit_ns", "two_steps", "hard_grace_ns",
     "trigger", "policy", "compat", "eviction_hard", "eviction_soft",
     "eviction_soft_grace_period", "eviction_minimum_reclaim", "eviction_max_pod_grace_period_s",
     "eviction_pressure_transition_period_ns", "enforce_node_allocatable", "system_reserved", "kube_reserved",

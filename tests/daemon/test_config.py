@@ -212,7 +212,6 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"mode": "enforce", "enforce": True}, "enforce", True, False, False),
         ({"mode": "enforce", "hard-grace": "5s"}, "enforce", True, True, False),
         ({"mode": "hold"}, "hold", True, True, False),
-        ({"mode": "hold", "never-kill": True}, "hold", False, True, False),
         ({"mode": "hold", "evict-by": "api"}, "hold", False, True, True),
     ],
 )
@@ -231,9 +230,7 @@ def test_modes(flags: dict[str, Any], mode: str, kills: bool, holds: bool, asks_
         ({"policy": "kubelet-1.8", "eviction-hard": "pid.available<5%"}, "--eviction-hard: pid"),
         ({"mode": "hold", "enforce": True}, "--mode: hold differs from --enforce (--enforce); give one of them"),
         ({"mode": "enforce", "enforce": False}, "--mode: enforce differs from --no-enforce (--enforce)"),
-        ({"never-kill": True}, "--never-kill: nothing is held in mode observe; give --mode hold too"),
         ({"hold-limit": "1m", "enforce": True}, "--hold-limit: nothing is held in mode enforce"),
-        ({"never-kill": True, "enforce": True, "hard-grace": "5s"}, "--never-kill: nothing is held in mode enforce"),
         ({"mode": "hold", "trigger": "kernel"}, "--trigger: kernel kills at the crossing"),
         ({"mode": "hold", "hard-grace": "5s"}, "--hard-grace: no pod is killed at a hard threshold in mode hold"),
         ({"hard-grace": "5s"}, "--hard-grace: no pod is killed at a hard threshold in mode observe"),

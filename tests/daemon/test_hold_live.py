@@ -20,7 +20,6 @@ from tests.daemon.hold_node import (
     frozen_with,
     holding,
     in_use,
-    is_as_before,
     is_held,
     pattern,
     released,
@@ -96,19 +95,6 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
         assert bystander.process.poll() is None
         assert live.metric(running, "holds_total") >= 1
         released(pod)
-
-
-def test_with_never_kill_it_is_held_and_no_process_is_signalled(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with daemon(node, 32, "--never-kill") as running, live.Puppet(pod.containers["c0"]) as hog:
-        hog.tell(f"anon({up_to(node, SHORT)})")
-        holding(running, pod)
-        assert live.message(running, "would evict", pod="lab/hog")["observed"] is True
-        assert hog.process.poll() is None
-        live.ended(running)
-        assert is_as_before(pod)
-        assert hog.answer() == "done"
-        assert live.messages(running, "evicting") == []
 
 
 # Emulated, a process that obeys takes seconds to end.

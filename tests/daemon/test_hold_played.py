@@ -117,7 +117,7 @@ def pod_that_nothing_may_kill(node: Node) -> None:
         (pod_that_ends_while_it_is_held, 16, {}, [], [("hog", "gone")]),
         (critical_pod, 48, {}, [], []),
         (victim_that_stands_still, 32, {}, [], []),
-        (pod_that_nothing_may_kill, 16, {"never_kill": True}, [], []),
+        (pod_that_nothing_may_kill, 16, {"evict_by": "api"}, [], []),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -121,7 +121,7 @@ def test_the_limit_of_a_hold_does_not_cut_a_grace_short(world: World) -> None:
         assert len(hurried) == expected
 
 
-@pytest.mark.parametrize("world", [{"hold": True, "never_kill": True}], indirect=True)
+@pytest.mark.parametrize("world", [{"hold": True, "evict_by": "api"}], indirect=True)
 def test_who_grows_on_is_held_too(world: World) -> None:
     grown(world, 301, 99)
     world.wait(SECOND // 10)

@@ -71,7 +71,6 @@ OPTIONS = {
     "cgroup-root": Row("/kubelet", "/kubelet", ((5, "5 is not a text"),)),
     "mode": Row("hold", "hold", (("kill", "observe, hold, enforce"),)),
     "enforce": Row(True, True, (("yes", "not true or false"),)),
-    "never-kill": Row(True, True, (("yes", "not true or false"),), beside=HOLD),
     "hold-limit": Row(
         "1m",
         60 * S,

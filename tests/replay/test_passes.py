@@ -61,7 +61,7 @@ modes = st.sampled_from(
         *({"enforce": enforce, "trigger": trigger} for enforce in (False, True) for trigger in ("user", "kernel")),
         {"enforce": True, "hard_grace_ns": 5 * SECOND},
         *({"enforce": True, "hold": True, "two_steps": steps, "hold_limit_ns": 3 * SECOND} for steps in (False, True)),
-        {"enforce": True, "hold": True, "never_kill": True},
+        {"enforce": True, "hold": True, "evict_by": "api"},
     ]
 )
 configs = st.builds(
