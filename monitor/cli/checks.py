@@ -206,14 +206,6 @@ def _cgroups() -> Iterator[Check]:
     yield _tried("memory-cgroups", attempt, required=True)
 
 
-def _psi() -> Iterator[Check]:
-    path = Path("/proc/pressure/memory")
-    try:
-        yield Check("psi", True, path.read_text().splitlines()[0])
-    except OSError as error:  # EOPNOTSUPP when it is compiled in and switched off
-        yield Check("psi", False, f"{path}: {error.strerror}", "boot with psi=1 (for the psi rung only)")
-
-
 def _kernel_log() -> Iterator[Check]:
     from monitor.kernel.kmsg import Kmsg
 
@@ -282,7 +274,7 @@ def _swap() -> Iterator[Check]:
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
     _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups,
-    _psi, _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
+    _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
 )  # fmt: skip
 
 

@@ -42,13 +42,10 @@ def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
 
 
 def _bounds_on_a_cgroup(seen: rungs.Facts, rung: rungs.Rung) -> str:
-    """The bound with a cgroup as the node, and without page cache, where it is another than that of the machine."""
+    """The bound with a cgroup as the node."""
     if not rung.ok:
         return ""
     text = f"; with --node-cgroup {format_bytes(rungs.promise(seen, rung.name, machine=False).unseen_bytes)}"
-    if rung.name == rungs.EVENTFD:
-        least = rungs.promise(seen, rung.name, machine=False, hidden=0)
-        text += f", {format_bytes(least.unseen_bytes)} where no page cache is inactive"
     if rung.name != rungs.MEMCG:  # it looks
         text += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
     return text

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import python
 from monitor.kernel.kmsg import Kmsg
-from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_offers, choose, facts, rungs
+from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, POLL, Rung, bpf_offers, choose, facts, rungs
 from monitor.link.upgrade import is_replaced
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 
@@ -44,7 +44,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
     And whether they were loaded now. Raises CannotError (exit code 3) where there is none, with the remedy.
     """
     needs_bpf = config.kills and config.trigger == "kernel"
-    if needs_bpf and config.hooks in SOFT_RUNGS:
+    if needs_bpf and config.hooks == POLL:
         raise CannotError(
             f"--trigger kernel needs a BPF program, and --hooks {config.hooks} has none",
             f"use --trigger user, or --hooks {AUTO}",
@@ -124,11 +124,9 @@ def records(source: MemorySource, core: Core, decider: Decider) -> Records:
 
         return RingRecords(source.pins, gauge, registry, decider, stats, send, Path(config.state_dir))
     from monitor.hot.polled_records import PolledRecords
-    from monitor.sources.arming import PolledArming
     from monitor.sources.polled_table import PolledTable
 
     assert isinstance(source.table, PolledTable)
-    assert isinstance(source.arming, PolledArming)
     log_fd = int(os.environ.pop(_LOG_FD, "-1"))
     if log_fd >= 0:
         os.set_inheritable(log_fd, False)
@@ -185,7 +183,7 @@ def may_step_down(config: RunConfig) -> bool:
 
 def below(config: RunConfig, offered: Sequence[Rung] | None = None) -> Rung:
     """The best rung without BPF. Raises CannotError."""
-    return choose(rungs(facts(config.max_fill_rate, ())) if offered is None else offered, AUTO, SOFT_RUNGS)
+    return choose(rungs(facts(config.max_fill_rate, ())) if offered is None else offered, AUTO, (POLL,))
 
 
 def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side_pid: int) -> NoReturn:

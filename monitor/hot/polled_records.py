@@ -1,15 +1,13 @@
 """What is learnt without BPF, in the place of `Records`: crossings found by looking, steps, OOM kills from the log.
 
-A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: a timer
-for as long as the headroom lasts at the fastest growth (`kernel/bounds.py`), and the alarms of the rung. A crossing is
-dated right after the last look that found it below, so every time reported of it is an upper bound; but one that the
-kernel's comparison of usage announces happened just now.
+A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: when the
+headroom could be used up at the fastest growth (`kernel/bounds.py`). A crossing is dated right after the last look that
+found it below, so every time reported of it is an upper bound.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Mapping
 
@@ -18,14 +16,13 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.polled_kills import PolledKills
 from monitor.hot.records import Records
 from monitor.hot.registry import Registry
-from monitor.kernel import bounds, meminfo
-from monitor.kernel.alarms import Epoll, Timer
+from monitor.kernel import bounds
+from monitor.kernel.alarms import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Send
 from monitor.settings.config import RunConfig
-from monitor.sources.alarms import Alarms
-from monitor.sources.arming import PolledArming
+from monitor.sources.arming import Arming
 from monitor.sources.polled_entry import Entry
 from monitor.sources.polled_table import PolledTable
 from monitor.sources.watch import Watch
@@ -54,7 +51,7 @@ class PolledRecords(Records):
         self,
         config: RunConfig,
         table: PolledTable,
-        arming: PolledArming,
+        arming: Arming,
         gauge: Gauge,
         registry: Registry,
         decider: Decider,
@@ -67,47 +64,39 @@ class PolledRecords(Records):
         self._arming = arming
         self._gauge = gauge
         self._registry = registry
-        self._timer = Timer()
-        self._alarms = Alarms(config.rung, gauge.hierarchy.version, send)
         self._oom = PolledKills(gauge, registry, table, stats, send, log_fd)
-        self._huge_page = meminfo.huge_page()
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
-        self._due_ns = self._given_back_ns = 0  # when the timer is; when a pod that went is to be read, 0: none
+        self._due_ns = self._given_back_ns = 0  # when to look; when a pod that went is to be read, 0: none
+        self._was_armed = False  # at the last look
         self._cost_ns = float(bounds.TURN_NS)
         self._spent_ns, self._steps_then = 0, 0
         self._step = config.step
         self._cpus = os.cpu_count() or 1
-        arming.on_armed = self._wake
-
-    # the descriptors
 
     def open(self, epoll: Epoll) -> None:
-        """Have the descriptors in the epoll of the hot loop; report what cannot be had."""
-        epoll.register(self._timer.fileno(), select.EPOLLIN)
-        self._alarms.open(epoll)
+        """Have the kernel's log in the epoll of the hot loop; report where it may not be read."""
         self._oom.open(epoll)
-        self._wake()
 
     def consume(self, fd: int) -> bool:
-        """Look if this descriptor asks for it; False if it is not of this object."""
-        if fd == self._timer.fileno():
-            self._timer.acknowledge()
-            self._account()
-            self._look()
-        elif (passed := self._alarms.acknowledge(fd)) is not None:
-            self._look(passed)
-            self._oom.count()
-        elif self._oom.consume(fd):
-            self.eventful = self.eventful or self._oom.marked
-            self._oom.marked = False
-        else:
+        """Kills were logged, or a victim is gone; False if the descriptor is not of this object."""
+        if not self._oom.consume(fd):
             return False
+        self.eventful = self.eventful or self._oom.marked
+        self._oom.marked = False
         return True
+
+    def due_ns(self) -> int:
+        """When to look: at once after it was armed."""
+        return 0 if self._arming.armed and not self._was_armed else self._due_ns
+
+    def go_on(self, now_ns: int) -> None:
+        """A look is due."""
+        self._account()
+        self._look()
 
     def watch(self, watches: Mapping[int, Watch]) -> None:
         super().watch(watches)
-        self._alarms.watch([w for w in watches.values() if w.thresholds])
-        self._wake()
+        self._due_ns = 0
 
     def read_events(self) -> int:
         """Look now; how many crossings there were."""
@@ -119,12 +108,8 @@ class PolledRecords(Records):
 
     def pod_went(self) -> None:
         """Look what it has given back: against what it held before, whoever runs in it next would seem not to grow."""
-        now = time.monotonic_ns()
-        self._given_back_ns = now + GIVEN_BACK_NS
-        self._timer.set(min(self._due_ns, self._given_back_ns) - now)
-
-    def _wake(self) -> None:
-        self._timer.set(1)
+        self._given_back_ns = time.monotonic_ns() + GIVEN_BACK_NS
+        self._due_ns = min(self._due_ns, self._given_back_ns)
 
     def _account(self) -> None:
         """What a quiet turn from one look to the next costs in CPU time; waits are planned by that."""
@@ -135,14 +120,11 @@ class PolledRecords(Records):
 
     # looking
 
-    def _look(self, passed: int | None = None) -> int:
-        """Compare every watched domain with its ceilings; plan the next look.
-
-        ``passed``: an alarm asked for it; the cgroup id of the one that has just passed its usage threshold, or 0.
-        """
+    def _look(self) -> int:
+        """Compare every watched domain with its ceilings; plan the next look."""
         start = time.monotonic_ns()
         fresh: list[tuple[Watch, int]] = []
-        wait, moved, hidden = IDLE_NS, passed is not None, 0
+        wait, moved = IDLE_NS, False
         if self._given_back_ns:
             if start < self._given_back_ns:
                 wait = self._given_back_ns - start
@@ -158,25 +140,22 @@ class PolledRecords(Records):
                 fresh.append((watch, over))
             if abs(entry.usage - entry.noted) >= self._step:
                 moved = True
-            hidden = max(hidden, entry.cache)
-            self._alarms.aim(watch, entry)
             if headroom is None:
                 wait = min(wait, ABOVE_NS)
             elif self._arming.armed:
-                wait = min(wait, self._alarms.wait_ns(watch, entry, headroom, self._arming.rate, int(self._cost_ns)))
+                wait = min(wait, bounds.wait_ns(headroom, self._arming.rate, int(self._cost_ns)))
         if fresh:
-            self._cross(fresh, start, passed)
+            self._cross(fresh, start)
         elif moved and start >= self._pods_due_ns:
             self._pods(start)
             self._decider.steps += 1  # the busy poll goes on while somebody takes memory
-        self._looked_ns = start
-        if self._arming.armed:
-            self._bound(wait, hidden)
+        self._looked_ns, self._was_armed = start, self._arming.armed
+        if self._was_armed:
+            self._bound(wait)
         if start >= self._count_due_ns:
             self._count_due_ns = start + IDLE_NS
             self._oom.count()
-        self._timer.set(wait)
-        self._due_ns = start + wait
+        self._due_ns = time.monotonic_ns() + wait
         return len(fresh)
 
     def _compare(self, entry: Entry, now_ns: int) -> tuple[int, int | None]:
@@ -200,21 +179,20 @@ class PolledRecords(Records):
                 room = left if room is None else min(room, left)
         return over & ~entry.crossed, room
 
-    def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int, passed: int | None) -> None:
+    def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int) -> None:
         """Ceilings were crossed since the last look: rank by numbers of now, decide, then report."""
         looked_ns = max(self._looked_ns, now_ns - BACK_NS)
-        at = [now_ns if passed and watch.cgroup_id == passed else looked_ns for watch, _ in fresh]
         self.eventful = True
         self._pods(now_ns)
         seen_ns = time.monotonic_ns()
-        self._decider.run_pass(min(at))
-        for ts_ns, (watch, over) in zip(at, fresh, strict=True):
+        self._decider.run_pass(looked_ns)
+        for watch, over in fresh:
             reading = (self._table.other_reading if watch.formula else self._table.reading)(watch.index)
             for which in range(len(watch.thresholds)):
                 if over >> which & 1:
                     self._stats.add("records_cross")
                     self._stats.add("records")
-                    self._send_crossing(watch, which, reading, ts_ns, seen_ns)
+                    self._send_crossing(watch, which, reading, looked_ns, seen_ns)
 
     def _pods(self, now_ns: int) -> None:
         """Read the usage of everything; what moved by a step is noted, and ranked before the next decision."""
@@ -238,12 +216,9 @@ class PolledRecords(Records):
         ended = time.monotonic_ns()
         self._pods_due_ns = ended + max(RANK_NS, bounds.SHARE * (ended - began))
 
-    def _bound(self, wait_ns: int, hidden: int) -> None:
+    def _bound(self, wait_ns: int) -> None:
         """Report what can move unseen until the next look."""
-        rate, machine = self._arming.rate, any(watch.machine for watch in self.watches.values())
-        if self._alarms.are_aimed:
-            bound = bounds.announced(rate, self._cpus, self._huge_page, wait_ns, machine=machine, hidden=hidden)
-        else:
-            bound = bounds.looked(rate, self._cpus, wait_ns, machine=machine)
+        machine = any(watch.machine for watch in self.watches.values())
+        bound = bounds.looked(self._arming.rate, self._cpus, wait_ns, machine=machine)
         self._stats.set("bound_bytes", bound.unseen_bytes)
         self._stats.set("bound_ns", bound.unseen_ns)

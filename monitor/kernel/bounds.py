@@ -25,9 +25,6 @@ TURN_NS = 80_000
 #: Pages that a charge takes at once for a CPU (MEMCG_CHARGE_BATCH, mm/memcontrol.c): what passes before a program sees
 #: it, and what memory.stat may lack of each CPU, for up to 2 s.
 BATCH = 64
-#: A usage threshold of cgroup v1 is compared after every 128 pages charged on a CPU (THRESHOLDS_EVENTS_TARGET,
-#: mm/memcontrol-v1.c).
-EVENT_PAGES = 128
 #: Pages that a node counter may lack per CPU until they are folded in (at most 125, mm/vmstat.c), for each of the two
 #: summed.
 _REMAINDER = 125
@@ -37,9 +34,6 @@ MACHINE_LAG = 2 * _REMAINDER * PAGE
 REREAD_NS = 20_000_000
 #: Nor do they see page cache turn active: it becomes known this late at most, by a sweep (2.6 us per memory cgroup).
 PARTIAL_SWEEP_NS = 1_000_000_000
-#: A usage threshold of cgroup v1 is moved when page cache moved by this much. (Below that the crossing is announced so
-#: much too early or too late; too late is covered by looking.)
-REAIM_BYTES = 64 << 10
 
 
 def wait_ns(headroom: int, rate: int, cost_ns: int) -> int:
@@ -86,14 +80,6 @@ def reread_ns(ahead: int | None, rate: int, look_ns: int) -> int:
 def looked(rate: int, cpus: int, wait_ns: int, *, machine: bool) -> Bound:
     """Memory is read again after ``wait_ns``; memory.stat does not say all of it yet."""
     return Bound(rate * wait_ns // 1_000_000_000 + cpus * (BATCH * PAGE + _lag(machine)), wait_ns)
-
-
-def announced(rate: int, cpus: int, huge_page: int, wait_ns: int, *, machine: bool, hidden: int) -> Bound:
-    """The same, and a usage threshold is in place: whichever of the two comes first. Usage cannot pass it unannounced;
-    only page cache, of which ``hidden`` bytes are inactive, can hide growth.
-    """
-    notified = hidden + REAIM_BYTES + cpus * (max(huge_page, EVENT_PAGES * PAGE) + _lag(machine))
-    return Bound(min(notified, looked(rate, cpus, wait_ns, machine=machine).unseen_bytes), wait_ns)
 
 
 def _lag(machine: bool) -> int:

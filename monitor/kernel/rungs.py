@@ -20,13 +20,11 @@ from monitor.kernel.pins import FENTRY, KPROBE, TRACEPOINT
 
 AUTO = "auto"
 MEMCG = TRACEPOINT
-PSI, EVENTFD, POLL = "psi", "eventfd", "poll"
+POLL = "poll"
 BPF_RUNGS = (MEMCG, FENTRY, KPROBE)
-SOFT_RUNGS = (PSI, EVENTFD, POLL)
-NAMES = (*BPF_RUNGS, *SOFT_RUNGS)
+NAMES = (*BPF_RUNGS, POLL)
 #: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
 _PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 1.6 to 20 ms"
-_PRESSURE = Path("/proc/pressure/memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,7 @@ class Facts:
     """What decides the ladder. ``no_*``: why not, "" if it is there. Sizes in bytes, ``fill_rate`` bytes a second."""
 
     bpf: tuple[Offer, ...]
-    cgroup_version: int
     no_cgroups: str = ""
-    no_psi: str = ""
-    psi_remedy: str = "boot with psi=1"
-    no_event_control: str = ""
     cpus: int = 1
     huge_page: int = 0
     fill_rate: int = 6 << 30
@@ -100,74 +94,34 @@ def bpf_offers(
 
 def facts(fill_rate: int, bpf: Sequence[Offer] | None = None) -> Facts:
     """Look at this machine. ``fill_rate``: bytes a second that can be taken at most; ``bpf``: known already."""
-    version, no_cgroups, no_control = 0, "", "usage thresholds are of cgroup v1"
+    no_cgroups = ""
     try:
-        hierarchy = cgroupfs.detect()
-        version = hierarchy.version
-        if version == 1:
-            control = hierarchy.root / "cgroup.event_control"
-            no_control = "" if os.access(control, os.W_OK) else f"{control} cannot be written"
+        cgroupfs.detect()
     except MonitorError as error:
         no_cgroups = str(error)
-    no_psi, psi_remedy = _psi_problem()
     return Facts(
         bpf=tuple(bpf_offers() if bpf is None else bpf),
-        cgroup_version=version,
         no_cgroups=no_cgroups,
-        no_psi=no_psi,
-        psi_remedy=psi_remedy,
-        no_event_control=no_control,
         cpus=os.cpu_count() or 1,
         huge_page=meminfo.huge_page(),
         fill_rate=fill_rate,
     )
 
 
-def _psi_problem() -> tuple[str, str]:
-    """Why no PSI trigger can be had and what to do, found out by having one for a moment."""
-    from monitor.kernel.alarms import PsiTrigger
-
-    try:
-        PsiTrigger(_PRESSURE).close()
-    except CannotError as error:
-        return error.message, error.remedy
-    return "", ""
-
-
-def promise(seen: Facts, name: str, *, machine: bool = True, hidden: int | None = None) -> Bound:
+def promise(seen: Facts, name: str, *, machine: bool = True) -> Bound:
     """What a rung can promise near a threshold, as the metrics have it (monitor/hot: gauge.py, polled_records.py).
 
-    ``machine``: else a cgroup is the node. ``hidden``: bytes of inactive page cache; None: so much that it hides any
-    growth from the thresholds of `eventfd`.
+    ``machine``: else a cgroup is the node.
     """
     if name in BPF_RUNGS:
         only = name != MEMCG
         return bounds.compared(seen.fill_rate, seen.cpus, seen.huge_page, machine=machine, charges_only=only)
-    finest_ns = bounds.floor_ns(bounds.TURN_NS)
-    if name == EVENTFD and hidden is not None:
-        wait = bounds.COARSEST_NS if hidden < bounds.REAIM_BYTES else finest_ns
-        return bounds.announced(seen.fill_rate, seen.cpus, seen.huge_page, wait, machine=machine, hidden=hidden)
-    return bounds.looked(seen.fill_rate, seen.cpus, finest_ns, machine=machine)
+    return bounds.looked(seen.fill_rate, seen.cpus, bounds.floor_ns(bounds.TURN_NS), machine=machine)
 
 
 def rungs(seen: Facts) -> tuple[Rung, ...]:
     """Every rung, best first."""
-    no_psi, psi_remedy = seen.no_psi, seen.psi_remedy
-    if seen.cgroup_version != 2:
-        no_psi = "memory.events and memory.pressure are of cgroup v2"
-        psi_remedy = "boot with systemd.unified_cgroup_hierarchy=1"
-    control = "run as root, with cgroups mounted writable" if seen.cgroup_version == 1 else "needs cgroup v1 and root"
-    how = {
-        PSI: "PSI triggers and memory.events wake a poll at the fastest possible growth",
-        EVENTFD: "usage thresholds corrected by inactive_file, and a poll while page cache could hide growth",
-        POLL: "a poll at the fastest possible growth",
-    }
-    offers = (
-        *seen.bpf,
-        Offer(PSI, not no_psi, no_psi or how[PSI], psi_remedy),
-        Offer(EVENTFD, not seen.no_event_control, seen.no_event_control or how[EVENTFD], control),
-        Offer(POLL, True, how[POLL]),
-    )
+    offers = (*seen.bpf, Offer(POLL, True, "usage and memory.stat, read as often as the headroom asks for"))
     return tuple(_rung(seen, offer) for offer in offers)
 
 

@@ -136,8 +136,16 @@ def switch(name: str, help: str, **rest: Any) -> Option:  # noqa: A002
     return setting(name, BOOLEAN, help, **{"kind": SWITCH, "default": "false", **rest})
 
 
-def choice(name: str, choices: Sequence[str], help: str, metavar: str = "", **rest: Any) -> Option:  # noqa: A002
-    value = Value(values.choice(*choices), f"one of {', '.join(choices)}", {"enum": list(choices)})
+def choice(
+    name: str,
+    choices: Sequence[str],
+    help: str,  # noqa: A002
+    metavar: str = "",
+    gone: Mapping[str, str] | None = None,
+    **rest: Any,
+) -> Option:
+    """``gone``: a value of earlier versions -> what to write instead."""
+    value = Value(values.choice(choices, gone or {}), f"one of {', '.join(choices)}", {"enum": list(choices)})
     return setting(name, value, help, metavar or "|".join(choices), **{"default": choices[0], **rest})
 
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from monitor.kernel.rungs import AUTO, NAMES
+from monitor.kernel.rungs import AUTO, NAMES, POLL
 from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.settings.crossing_options import CROSSING_OPTIONS
 from monitor.settings.option import (
@@ -217,6 +217,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 HOOKS,
                 f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}.",
                 "NAME",
+                gone={"psi": POLL, "eventfd": POLL},
                 why="The best hook that this kernel and these privileges allow; a name makes its lack an error.",
             ),
             setting(

@@ -28,8 +28,15 @@ _LONGEST_NS = 24 * 3600 * 10**9
 _LARGEST_NANOS = 10**9 << 62
 
 
-def choice(*choices: str) -> Callable[[Any], str]:
-    return lambda value: str(_one_of(value, choices))
+def choice(choices: Sequence[str], gone: Mapping[str, str]) -> Callable[[Any], str]:
+    """``gone``: a value of earlier versions -> what to write instead."""
+
+    def parse(value: Any) -> str:
+        if value in gone:
+            raise ValueError(f"{value!r} is gone: write {gone[value]}")
+        return str(_one_of(value, choices))
+
+    return parse
 
 
 def _one_of(value: Any, choices: Sequence[str]) -> Any:

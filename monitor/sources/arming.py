@@ -9,8 +9,6 @@ the machine needs, at the fastest rate it can fault memory in, to eat the headro
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from monitor.errors import MonitorError
 from monitor.kernel.bounds import REREAD_NS
@@ -25,8 +23,8 @@ RESERVE_NS = 20_000_000
 _HYSTERESIS = 2
 
 
-class Arming(ABC):
-    """Attached or not, and until when that is safe."""
+class Arming:
+    """Attached or not, and until when that is safe. Without BPF nothing is attached: armed, files are read finely."""
 
     partial = False  # whether the hook sees charges only
 
@@ -49,9 +47,9 @@ class Arming(ABC):
         """Headroom (bytes) below which it is attached."""
         return self.rate * (MIN_LOOK_NS + RESERVE_NS + self.sweep_ns) // 1_000_000_000
 
-    @abstractmethod
     def attach(self) -> None:
         """Nothing if it is attached. Raises MonitorError."""
+        self.armed = True
 
     def detach(self) -> None:
         self.armed = False
@@ -106,14 +104,3 @@ class BpfArming(Arming):
         for link in self._links:
             os.close(link)
         self._links = []
-
-
-class PolledArming(Arming):
-    """Files, read finely or now and then: nothing is attached, everything is read."""
-
-    on_armed: Callable[[], None] = staticmethod(lambda: None)
-
-    def attach(self) -> None:
-        if not self.armed:
-            self.armed = True
-            self.on_armed()

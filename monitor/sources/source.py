@@ -16,7 +16,7 @@ from monitor.kernel.domains import NO_CEILING, Reading, ReclaimableReading
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.wire import EVICTION, VICTIM
 from monitor.settings.config import RunConfig
-from monitor.sources.arming import Arming, BpfArming, PolledArming
+from monitor.sources.arming import Arming, BpfArming
 
 if TYPE_CHECKING:
     from monitor.kernel.pins import Pins
@@ -116,7 +116,7 @@ def _open_soft(config: RunConfig) -> MemorySource:
         rung=config.rung,
         table=table,
         sweeper=PolledSweeper(table),
-        arming=PolledArming(config.max_fill_rate),
+        arming=Arming(config.max_fill_rate),
         victim=memoryview(bytearray(VICTIM.size)).cast("Q"),
         eviction=memoryview(bytearray(EVICTION.size)).cast("Q"),
         pins=None,

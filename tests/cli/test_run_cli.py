@@ -8,7 +8,7 @@ import pytest
 
 from monitor.kernel import loader
 from monitor.kernel.pins import TRACEPOINT, Pins
-from monitor.kernel.rungs import NAMES, SOFT_RUNGS
+from monitor.kernel.rungs import NAMES, POLL
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
@@ -77,7 +77,7 @@ def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: tuple[str
     ):
         logged = live.message(daemon, "better hooks cannot be used here")
         # Without the tracepoint a kernel may still have fentry or kprobes.
-        assert logged["hooks"] in (NAMES[1:] if "tracepoint" in why else SOFT_RUNGS)
+        assert logged["hooks"] in (NAMES[1:] if "tracepoint" in why else (POLL,))
         assert why in logged["problem"]
         assert logged["remedy"]
         assert live.metric(daemon, f'hook_rung{{rung="{logged["hooks"]}"}}') == 1

@@ -1,4 +1,4 @@
-"""The rungs without BPF on the live kernel: races won, kills reported, and how the daemon comes to stand on one."""
+"""The poller on the live kernel: races won, kills reported, and how the daemon comes to it."""
 
 import os
 import resource
@@ -9,19 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs, charging, loader
-from monitor.kernel.rungs import BPF_RUNGS
+from monitor.kernel import charging, loader
+from monitor.kernel.rungs import BPF_RUNGS, POLL
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
 from tests.daemon.hot_node import evicted, up_to
 
 pytestmark = pytest.mark.kernel
-#: The rungs without BPF that this kernel has, the best first.
-HERE = ("eventfd", "poll") if cgroupfs.detect().version == 1 else ("psi", "poll")
-#: What is alike on every kernel once there is no alarm to wait for.
-BEST_EVERYWHERE = (pytest.param(HERE[0], marks=pytest.mark.previous), pytest.param("poll", marks=pytest.mark.once))
-NOT_HERE = "psi" if HERE[0] == "eventfd" else "eventfd"
 HARD = ("--eviction-hard", "memory.available<32Mi")
 
 node = live.fixture(LabNode, "test-ladder", 160 * MIB)
@@ -35,8 +30,8 @@ def without(*capabilities: str) -> tuple[str, ...]:
     return (setpriv, f"--bounding-set={dropped}", f"--inh-caps={dropped}")
 
 
-def soft(node: LabNode, tmp_path: Path, rung: str, *options: str, **rest: object) -> LabDaemon:
-    return LabDaemon(node, "--hooks", rung, *HARD, *options, state_dir=tmp_path / "state", **rest)  # type: ignore[arg-type]
+def soft(node: LabNode, tmp_path: Path, hooks: str, *options: str, **rest: object) -> LabDaemon:
+    return LabDaemon(node, "--hooks", hooks, *HARD, *options, state_dir=tmp_path / "state", **rest)  # type: ignore[arg-type]
 
 
 def wins(node: LabNode, pod: LabPod, daemon: LabDaemon) -> Record:
@@ -51,12 +46,11 @@ def incident(daemon: LabDaemon, since: int = 0) -> Record:
     return live.message(daemon, "incident", since, final=True)
 
 
-@pytest.mark.parametrize("rung", HERE)
-def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung: str) -> None:
+def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path) -> None:
     pod, small = node.add_pod("hog"), node.add_pod("small")
     # A marked pod is found to have 1000 everywhere, and this looks for a process that has not.
-    with soft(node, tmp_path, rung, "--enforce", "--no-guide-oom-killer") as daemon:
-        assert live.rung(daemon) == rung
+    with soft(node, tmp_path, POLL, "--enforce", "--no-guide-oom-killer") as daemon:
+        assert live.rung(daemon) == POLL
         assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
         live.filled(node, small, 20)
         # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
@@ -78,10 +72,10 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
     assert not loader.instance_directory(tmp_path / "state").exists(), "nothing was pinned"
 
 
-@pytest.mark.parametrize("rung", BEST_EVERYWHERE)
-def test_a_kill_at_a_pods_own_limit_is_reported_in_full(node: LabNode, tmp_path: Path, rung: str) -> None:
+@pytest.mark.previous
+def test_a_kill_at_a_pods_own_limit_is_reported_in_full(node: LabNode, tmp_path: Path) -> None:
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
-    with soft(node, tmp_path, rung) as daemon:
+    with soft(node, tmp_path, POLL) as daemon:
         hog = node.start_hog(pod, mib=64)
         hog.go()
         assert hog.wait() == -9
@@ -118,7 +112,7 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
 @pytest.mark.once
 def test_a_rung_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path))
-    live.one_line(live.outrace("run", "--hooks", NOT_HERE, *state), 3, f"--hooks {NOT_HERE}", "cgroup v")
+    live.one_line(live.outrace("run", "--hooks", "psi", *state), 2, "--hooks: 'psi' is gone: write poll")
     live.one_line(
         live.outrace("run", "--hooks", "memcg-tracepoint", *state, wrapper=without("bpf", "perfmon", "sys_admin")),
         3,
@@ -138,7 +132,7 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
     with soft(node, tmp_path, "auto", "--enforce", wrapper=lesser) as daemon:
         logged = live.message(daemon, "better hooks cannot be used here")
         assert logged["level"] == "warning"
-        assert logged["hooks"] == live.rung(daemon) == HERE[0]
+        assert logged["hooks"] == live.rung(daemon) == POLL
         assert "memcg-tracepoint: " in logged["problem"]
         assert "may not load BPF programs" in logged["problem"]
         assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that nobody may load"
@@ -161,7 +155,7 @@ def test_a_loader_that_fails_is_a_rung_less(
         log = tmp_path / "state" / loader.LOG
         assert f"it needs 150 MB; details in {log}" in logged["remedy"]
         assert "the loader ended with status -9" in log.read_text()
-        assert live.rung(daemon) == HERE[0]
+        assert live.rung(daemon) == POLL
 
 
 @pytest.mark.once
@@ -193,7 +187,7 @@ def test_what_is_taken_away_costs_a_rung_and_nothing_else(
         logged = live.message(daemon, "better hooks cannot be used here")
         assert problem in logged["problem"]
         assert remedy in logged["remedy"]
-        assert live.rung(daemon) == HERE[0]
+        assert live.rung(daemon) == POLL
         wins(node, pod, daemon)
 
 
@@ -213,13 +207,13 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (second_free, hard_limit))  # one program of the two
         live.filled(node, pod, 110)
         logged = live.message(daemon, "stepped down the hook ladder while running")
-        assert (logged["from_rung"], logged["rung"]) == (best, HERE[0])
+        assert (logged["from_rung"], logged["rung"]) == (best, POLL)
         assert "cannot attach" in logged["problem"]
         live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
         again = daemon.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
         assert again["unwatched_ns"] > 0  # 0.6 to 1.0 s (docs/hooks.md), if nobody is in the way
         assert daemon.process.poll() is None, "the same process"
-        assert (live.rung(daemon), live.metric(daemon, "step_downs_total")) == (HERE[0], 1)
+        assert (live.rung(daemon), live.metric(daemon, "step_downs_total")) == (POLL, 1)
         wins(node, pod, daemon)
     assert node.oom_kills() == 0
 

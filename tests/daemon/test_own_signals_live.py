@@ -2,14 +2,12 @@
 
 import pytest
 
-from monitor.kernel import cgroupfs
-from monitor.kernel.rungs import EVENTFD, POLL, PSI
+from monitor.kernel.rungs import POLL
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from tests import live
 
 MIB = live.MIB
-SOFT = EVENTFD if cgroupfs.detect().version == 1 else PSI
 pytestmark = [pytest.mark.kernel, pytest.mark.previous]  # some minutes in an emulated guest
 
 
@@ -17,7 +15,7 @@ def available(daemon: LabDaemon, formula: str) -> float:
     return daemon.metrics()[f'outrace_signal_available_bytes{{signal="memory.{formula}"}}']
 
 
-@pytest.mark.parametrize("hooks", ["auto", pytest.param(SOFT, marks=pytest.mark.once), POLL])
+@pytest.mark.parametrize("hooks", ["auto", POLL])
 def test_page_cache_evicts_nobody_and_growth_does(hooks: str) -> None:
     """110 MiB of page cache in 160, read again and again, stay whatever the kubelet's line says; then a pod takes what
     there is, page cache included, and is evicted at the line.

@@ -63,18 +63,9 @@ def test_far_from_it_they_are_read_now_and_then() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed", "looked_ns", "at"),
-    [
-        (None, NOW - 50_000_000, NOW - 50_000_000),  # found by looking
-        (0, NOW - 50_000_000, NOW - 50_000_000),  # PSI, memory.events, a threshold that was just registered
-        (8, NOW - 50_000_000, NOW - 50_000_000),  # another cgroup's threshold
-        (7, NOW - 50_000_000, NOW),  # the kernel compared this cgroup's usage just now
-        (None, NOW - 2 * BACK_NS, NOW - BACK_NS),
-    ],
+    ("looked_ns", "at"), [(NOW - 50_000_000, NOW - 50_000_000), (NOW - 2 * BACK_NS, NOW - BACK_NS)]
 )
-def test_a_crossing_happened_after_the_last_poll_unless_the_kernel_dates_it(
-    passed: int | None, looked_ns: int, at: int
-) -> None:
+def test_a_crossing_happened_after_the_last_look(looked_ns: int, at: int) -> None:
     sent: list[Any] = []
     passes: list[int] = []
     threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
@@ -85,28 +76,35 @@ def test_a_crossing_happened_after_the_last_poll_unless_the_kernel_dates_it(
     soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), send=sent.append)
     soft._looked_ns = looked_ns
     soft._pods = lambda _: None  # type: ignore[method-assign]
-    soft._cross([(watch, 1)], NOW, passed)
+    soft._cross([(watch, 1)], NOW)
     assert (passes, [message.ts_ns for message in sent]) == ([at], [at])
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     soft = polled(arming=SimpleNamespace(armed=False), decider=SimpleNamespace(steps=0))
-    timer: list[int] = []
     read: list[int] = []
     now = NOW
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
-    soft._timer = SimpleNamespace(set=timer.append)  # type: ignore[assignment]
     soft._pods_due_ns, soft._count_due_ns = NOW + RANK_NS, NOW + IDLE_NS
     soft._pods = read.append  # type: ignore[assignment]
     soft._due_ns = NOW + 1_600_000
     soft.pod_went()
-    assert timer == [1_600_000], "a ceiling is near"
+    assert soft.due_ns() == NOW + 1_600_000, "a ceiling is near"
     now += 1_600_000
     soft._look()
-    assert (timer[-1], read) == (GIVEN_BACK_NS - 1_600_000, []), "not forgotten by a look in between"
+    assert (soft.due_ns(), read) == (NOW + GIVEN_BACK_NS, []), "not forgotten by a look in between"
     now = NOW + GIVEN_BACK_NS
     soft._look()
-    assert (timer[-1], read) == (IDLE_NS, [now])
-    soft._due_ns = now + IDLE_NS
+    assert (soft.due_ns(), read) == (now + IDLE_NS, [now])
     soft.pod_went()
-    assert timer[-1] == GIVEN_BACK_NS
+    assert soft.due_ns() == now + GIVEN_BACK_NS
+
+
+def test_it_looks_at_once_when_it_was_armed() -> None:
+    arming = SimpleNamespace(armed=False)
+    soft = polled(arming=arming)
+    soft._count_due_ns = time.monotonic_ns() + IDLE_NS
+    soft._look()
+    assert soft.due_ns() > time.monotonic_ns()
+    arming.armed = True
+    assert soft.due_ns() == 0

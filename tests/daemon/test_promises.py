@@ -9,7 +9,7 @@ import pytest
 
 from monitor.kernel import bounds, charging, loader, meminfo
 from monitor.kernel.cgroupfs import detect
-from monitor.kernel.rungs import BPF_RUNGS, EVENTFD, SOFT_RUNGS, Facts, promise
+from monitor.kernel.rungs import BPF_RUNGS, POLL, Facts, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -18,7 +18,6 @@ from tests import live
 from tests.daemon.stand_ins import polled
 
 pytestmark = pytest.mark.kernel
-HERE = "eventfd" if detect().version == 1 else "psi"
 
 node = live.fixture(LabNode, "test-promises", 64 * MIB)
 
@@ -42,9 +41,7 @@ def near() -> str:
     return f"memory.available<{max(available - left, available // 4)}"
 
 
-@pytest.mark.parametrize(
-    "rung", ["auto", pytest.param(HERE, marks=pytest.mark.once), pytest.param("poll", marks=pytest.mark.once)]
-)
+@pytest.mark.parametrize("rung", ["auto", pytest.param(POLL, marks=pytest.mark.once)])
 def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Path, rung: str) -> None:
     """With the machine as the node, which is the default, and a threshold that is near."""
     options = ("--hooks", rung, "--eviction-hard", near())
@@ -63,14 +60,13 @@ def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Pa
             assert metrics["outrace_step_downs_total"] == 0
             unseen = metrics["outrace_unseen_bytes_bound"]
             later_s = metrics["outrace_unseen_seconds_bound"] - row["unseen_ms"] / 1e3
-            if name not in SOFT_RUNGS:
+            if name != POLL:
                 # What hooks on charges do not see is read again as often as the CPU allows, and every 20 ms at least.
                 most = rate * bounds.REREAD_NS // 10**9 if name in BPF_RUNGS[1:] else 0
                 return -slack <= unseen - row["unseen_bytes"] <= most + slack and abs(later_s) < 1e-9
             # The next look is as near as the threshold, and as what a look costs, allow.
             allowed = row["unseen_bytes"] + rate * later_s
-            # What page cache cannot hide comes off; the metric for that is another moment's: see below.
-            return bool(unseen <= allowed + slack if name == EVENTFD else abs(unseen - allowed) <= slack)
+            return abs(unseen - allowed) <= slack
 
         live.until(alike, f"the metrics of {name} to be {row}")
 
@@ -100,19 +96,15 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("machine", [True, False])
-@pytest.mark.parametrize("hidden", [0, MIB, 1 << 40])
-def test_the_metric_of_a_usage_threshold_is_the_promise(machine: bool, hidden: int) -> None:
-    """Exactly, for what page cache is inactive; and by looking alone while none is in place."""
-    seen = Facts(bpf=(), cgroup_version=1, cpus=2, huge_page=2 * MIB, fill_rate=12 << 30)
+def test_the_metric_of_the_poller_is_the_promise(machine: bool) -> None:
+    seen = Facts(bpf=(), cpus=2, huge_page=2 * MIB, fill_rate=12 << 30)
     stats: dict[str, int] = {}
     soft = polled(arming=SimpleNamespace(rate=seen.fill_rate), stats=SimpleNamespace(set=stats.__setitem__))
     soft.watches = {0: SimpleNamespace(machine=machine)}  # type: ignore[dict-item]
-    soft._cpus, soft._huge_page = seen.cpus, seen.huge_page
-    for aimed, name in ((True, EVENTFD), (False, "poll")):
-        soft._alarms = SimpleNamespace(are_aimed=aimed)  # type: ignore[assignment]
-        row = promise(seen, name, machine=machine, hidden=hidden)
-        soft._bound(row.unseen_ns, hidden)
-        assert (stats["bound_bytes"], stats["bound_ns"]) == row
+    soft._cpus = seen.cpus
+    row = promise(seen, POLL, machine=machine)
+    soft._bound(row.unseen_ns)
+    assert (stats["bound_bytes"], stats["bound_ns"]) == row
 
 
 @pytest.mark.once  # in the guests: tests/lab/test_lockdown.py
@@ -133,7 +125,7 @@ def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) 
         charging.remember_refused(bare, mark, f"the verifier refused {hook}")
     with LabDaemon(node, state_dir=bare) as daemon:
         found = plan(bare)
-        assert found["rung"] == live.rung(daemon) == HERE
+        assert found["rung"] == live.rung(daemon) == POLL
         logged = live.message(daemon, "better hooks cannot be used here")
         for one in found["rungs"][: len(BPF_RUNGS)]:
             assert not one["ok"]

@@ -147,7 +147,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text("step: 2Mi\nhooks: psi\neviction-hard: {memory.available: 2Gi}\n")
+    own.write_text("step: 2Mi\nhooks: poll\neviction-hard: {memory.available: 2Gi}\n")
     for name, value in {
         "CONFIG": str(own),
         "ENFORCE": "true",
@@ -162,7 +162,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
     assert main(["run", "--step", "8Mi"]) == 0
     [config] = started
     assert (config.step, config.origins["step"]) == (8 << 20, "--step")
-    assert (config.hooks, config.origins["hooks"]) == ("psi", f"{own}: hooks")
+    assert (config.hooks, config.origins["hooks"]) == ("poll", f"{own}: hooks")
     assert (config.enforce, config.local_storage, config.eviction_max_pod_grace_period_s) == (True, False, 7)
     assert config.eviction_hard == {"memory.available": "1Gi"}
     assert config.origins["eviction_hard"] == "OUTRACE_EVICTION_HARD"

@@ -64,7 +64,7 @@ def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.
     assert rungs.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
     assert doctor.hook_plan([], tmp_path / "another")["rung"] == "memcg-tracepoint"
     refuse(tmp_path, "fentry", "kprobe")
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) in rungs.SOFT_RUNGS
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == rungs.POLL
     # After a boot it is tried again.
     kept = json.loads((tmp_path / charging.REFUSED).read_text())
     (tmp_path / charging.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
@@ -83,19 +83,19 @@ def test_what_was_pinned_before_a_lockdown_is_used(
     locked = checks.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
     plan = doctor.hook_plan([locked], tmp_path)["rung"]
     assert plan == taken(tmp_path, kernel)
-    assert plan == rung or (rung is None and plan in rungs.SOFT_RUNGS)
+    assert plan == rung or (rung is None and plan == rungs.POLL)
     for name, found in planned(tmp_path, locked).items():
         if name in HOOKS and name != rung:
             assert (found.ok, found.detail, found.remedy) == (False, *LOCKDOWN)
-    assert doctor.hook_plan([locked], tmp_path / "another")["rung"] in rungs.SOFT_RUNGS
+    assert doctor.hook_plan([locked], tmp_path / "another")["rung"] == rungs.POLL
     # Nothing that is pinned helps somebody who may not use it.
     bare = checks.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
-    assert doctor.hook_plan([locked, bare], tmp_path)["rung"] in rungs.SOFT_RUNGS
+    assert doctor.hook_plan([locked, bare], tmp_path)["rung"] == rungs.POLL
 
 
 def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
     missing = checks.Check("bcc", False, "not installed", "apt-get install it", bpf=True)
-    assert doctor.hook_plan([missing], tmp_path)["rung"] in rungs.SOFT_RUNGS
+    assert doctor.hook_plan([missing], tmp_path)["rung"] == rungs.POLL
     assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install it"
     kernel.setattr(loader, "pinned", lambda _: frozenset(["fentry"]))
     assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
@@ -119,7 +119,7 @@ def test_a_kernel_before_5_8_has_no_bpf_rung_and_the_error_names_it(
         assert offer.remedy == "run Linux 5.8 or newer"
     plan = doctor.hook_plan([], tmp_path)["rung"]
     assert plan == taken(tmp_path, monkeypatch)
-    assert plan in rungs.SOFT_RUNGS
+    assert plan == rungs.POLL
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.Mon
     assert not found.ok
     assert "struct cgroup has no member no_such_member" in found.detail
     assert "5.8 or newer" in found.remedy
-    assert doctor.hook_plan([found], tmp_path)["rung"] in rungs.SOFT_RUNGS
+    assert doctor.hook_plan([found], tmp_path)["rung"] == rungs.POLL
 
 
 def test_trigger_kernel_is_refused_with_what_can_be_mended(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,15 +8,14 @@ import pytest
 
 from monitor.errors import CannotError
 from monitor.kernel import bounds
-from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Facts, Offer, choose, facts, promise, rungs
+from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, POLL, Facts, Offer, choose, facts, promise, rungs
 from monitor.kernel.wire import PAGE
 from tests import live
 
 GIB = 1 << 30
 BPF = tuple(Offer(name, True, "there") for name in BPF_RUNGS)
 NO_BPF = tuple(Offer(name, False, "bpf(2) is refused", "give it CAP_BPF") for name in BPF_RUNGS)
-V1 = Facts(bpf=BPF, cgroup_version=1, cpus=2, fill_rate=12 * GIB)
-V2 = dataclasses.replace(V1, cgroup_version=2, no_event_control="usage thresholds are of cgroup v1")
+HERE = Facts(bpf=BPF, cpus=2, fill_rate=12 * GIB)
 
 
 def offered(seen: Facts) -> list[str]:
@@ -26,13 +25,9 @@ def offered(seen: Facts) -> list[str]:
 @pytest.mark.parametrize(
     ("seen", "names"),
     [
-        (V1, [*BPF_RUNGS, "eventfd", "poll"]),
-        (V2, [*BPF_RUNGS, "psi", "poll"]),
-        (dataclasses.replace(V1, bpf=NO_BPF), ["eventfd", "poll"]),
-        (dataclasses.replace(V2, bpf=NO_BPF), ["psi", "poll"]),
-        (dataclasses.replace(V2, bpf=NO_BPF, no_psi="no /proc/pressure"), ["poll"]),
-        (dataclasses.replace(V1, bpf=NO_BPF, no_event_control="not writable"), ["poll"]),
-        (dataclasses.replace(V2, cgroup_version=0, no_cgroups="no memory controller"), []),
+        (HERE, [*BPF_RUNGS, "poll"]),
+        (dataclasses.replace(HERE, bpf=NO_BPF), ["poll"]),
+        (dataclasses.replace(HERE, no_cgroups="no memory controller"), []),
     ],
 )
 def test_what_is_offered_and_best_first(seen: Facts, names: list[str]) -> None:
@@ -44,54 +39,43 @@ def test_what_is_offered_and_best_first(seen: Facts, names: list[str]) -> None:
 
 
 def test_the_best_is_taken_or_the_one_asked_for() -> None:
-    assert choose(rungs(V1)).name == "memcg-tracepoint"
-    assert choose(rungs(V1), AUTO, SOFT_RUNGS).name == "eventfd"
-    assert (choose(rungs(V2), AUTO, SOFT_RUNGS).name, choose(rungs(V2), "poll").name) == ("psi", "poll")
+    assert choose(rungs(HERE)).name == "memcg-tracepoint"
+    assert choose(rungs(HERE), AUTO, (POLL,)).name == choose(rungs(HERE), "poll").name == "poll"
 
 
 def test_one_that_is_not_offered_is_refused_with_the_remedy() -> None:
-    with pytest.raises(CannotError, match=r"--hooks psi: memory\.events") as caught:
-        choose(rungs(V1), "psi")
+    with pytest.raises(CannotError, match=r"--hooks fentry: bpf\(2\) is refused") as caught:
+        choose(rungs(dataclasses.replace(HERE, bpf=NO_BPF)), "fentry")
     assert caught.value.exit_code == 3
     assert caught.value.remedy
     with pytest.raises(CannotError, match="no memory controller"):
-        choose(rungs(dataclasses.replace(V1, no_cgroups="no memory controller")))
+        choose(rungs(dataclasses.replace(HERE, no_cgroups="no memory controller")))
 
 
-#: What a hook on charges promises less of than any rung without BPF: things that are never charged, by docs/hooks.md.
+#: What a hook on charges promises less of than `poll`: things that are never charged, by docs/hooks.md.
 ON_CHARGES = BPF_RUNGS[1:]
 
 
-@pytest.mark.parametrize("machine", [V1, V2], ids=["v1", "v2"])
 @pytest.mark.parametrize("whole", [True, False], ids=["machine", "cgroup"])
-@pytest.mark.parametrize("hidden", [None, 0, 1 << 20, 1 << 40])
 @pytest.mark.parametrize("huge_page", [0, 2 << 20])
 @pytest.mark.parametrize("cpus", [1, 2, 8, 64])
-def test_a_lower_rung_never_promises_more(
-    cpus: int, huge_page: int, hidden: int | None, whole: bool, machine: Facts
-) -> None:
+def test_a_lower_rung_never_promises_more(cpus: int, huge_page: int, whole: bool) -> None:
     """Every pair that one machine can have, in bytes and in time."""
     rate = min(6 * cpus, 96) * GIB  # monitor.settings.config.fastest_fill
-    seen = dataclasses.replace(machine, cpus=cpus, huge_page=huge_page, fill_rate=rate)
-    assert len(offered(seen)) == 5
+    seen = dataclasses.replace(HERE, cpus=cpus, huge_page=huge_page, fill_rate=rate)
     for better, worse in itertools.combinations(offered(seen), 2):
-        unseen, unseen_ns = promise(seen, better, machine=whole, hidden=hidden)
-        less = promise(seen, worse, machine=whole, hidden=hidden)
-        if better in ON_CHARGES and worse in SOFT_RUNGS:
+        unseen, unseen_ns = promise(seen, better, machine=whole)
+        less = promise(seen, worse, machine=whole)
+        if better in ON_CHARGES and worse == POLL:
             assert unseen_ns == bounds.PARTIAL_SWEEP_NS, "page cache that turns active, and nothing else"
             unseen_ns = 0
             unseen -= rate * bounds.SHARE * bounds.TURN_NS // 10**9 if whole else 0  # processes of the root cgroup
         assert unseen <= less.unseen_bytes, (better, worse)
-        if better == "eventfd" and less.unseen_ns < unseen_ns:
-            assert hidden == 0, "nobody looks sooner where nothing can pass unannounced"
-            assert unseen_ns == bounds.COARSEST_NS
-            continue
         assert unseen_ns <= less.unseen_ns, (better, worse)
 
 
 def test_what_is_promised() -> None:
-    two = dataclasses.replace(V1, cpus=2, fill_rate=12 * GIB)
-    wait = bounds.SHARE * bounds.TURN_NS
+    two, wait = HERE, bounds.SHARE * bounds.TURN_NS
     batches, lag = 2 * 64 * PAGE, 2 * 2 * 125 * PAGE  # the machine's counters lag by 125 pages, and two are summed
     assert promise(two, "memcg-tracepoint", machine=False) == (batches, 0)
     assert promise(dataclasses.replace(two, huge_page=2 << 20), "memcg-tracepoint", machine=False) == (4 << 20, 0)
@@ -100,11 +84,7 @@ def test_what_is_promised() -> None:
         assert promise(two, name, machine=False) == (batches, 10**9)
         assert promise(two, name) == (batches + lag + 12 * GIB * wait // 10**9, 10**9)
     read = 12 * GIB * wait // 10**9 + batches
-    for name in SOFT_RUNGS:
-        assert (promise(two, name, machine=False), promise(two, name)) == ((read, wait), (read + lag, wait))
-    promised = 2 * 128 * PAGE + (64 << 10)
-    assert promise(two, "eventfd", machine=False, hidden=0) == (promised, bounds.COARSEST_NS)
-    assert promise(two, "eventfd", machine=False, hidden=1 << 20) == (promised + (1 << 20), wait)
+    assert (promise(two, POLL, machine=False), promise(two, POLL)) == ((read, wait), (read + lag, wait))
     for rung in rungs(two):
         assert (rung.unseen_bytes, rung.unseen_ms * 1e6) == promise(two, rung.name), "of the machine"
 
