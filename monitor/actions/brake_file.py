@@ -110,12 +110,7 @@ def slow_at(usage: int, room: int) -> int:
     meanwhile. Where a value below the usage would reclaim it is ``room`` above it: the sleep is as long when the pod
     has grown by a fifth, and a quarter of that after a tenth.
     """
-    return (usage // 2 if may_set_low() else usage + room) // PAGE * PAGE
-
-
-def may_set_low() -> bool:
-    """Whether a limit below the usage may be set without reclaim in the writer."""
-    return _linux() >= _NO_RECLAIM
+    return (usage // 2 if _linux() >= _NO_RECLAIM else usage + room) // PAGE * PAGE
 
 
 def joined(*parts: tuple[str, object]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,10 +26,8 @@ class BrakeLedger:
         self.files: dict[str, BrakeFile] = {}
         #: By file: in force, or about to be.
         self.changes: dict[str, Change] = {}
-        #: Put back, but not over: cgroups below have it still, or somebody else may write it (`until`).
+        #: Put back, but not over: cgroups below have it still.
         self.rest: dict[str, Change] = {}
-        #: By file: whether somebody else who may still write it is done. What is put back is written down until then.
-        self.until: dict[str, Callable[[], bool]] = {}
         self.since_ns = 0
 
     @property
@@ -58,16 +56,8 @@ class BrakeLedger:
     def change(self, file: BrakeFile, value: str) -> Change | None:
         """What writing ``value`` would change; None where it is there already, and somebody else's. Raises OSError."""
         before = self.changes.get(file.file) or self.rest.get(file.file)
-        change = self._with_own_value(file, value, before)
-        if change is not None and before is not None and file.file in self.until:
-            earlier = tuple(one for one in before.written if one not in change.written)
-            change = replace(change, written=(*earlier, *change.written))
-        return change
-
-    def _with_own_value(self, file: BrakeFile, value: str, before: Change | None) -> Change | None:
-        """Another process of outrace notes before it writes, and puts back before its note goes: its value, if it is
-        read here, has a note before or after the read, unless the file changes again.
-        """
+        # Another process of outrace notes before it writes, and puts back before its note goes: its value, if it is
+        # read here, has a note before or after the read, unless the file changes again.
         change, others = None, self._journal.others(self.directory)
         for _ in range(_TRIES):
             now = file.read()
@@ -98,16 +88,6 @@ class BrakeLedger:
             if change is not None:
                 file.write(change.written[-1])
 
-    def ends(self, name: str) -> None:
-        """Write down that a change is to be put back, for who else writes that file (`monitor.actions.slow_down`)."""
-        change = self.changes.get(name)
-        if change is not None:
-            self.changes[name] = replace(change, why=OVER)
-            try:
-                self.note()
-            except OSError as error:
-                TROUBLES.note("cgroup", error, self._uid)
-
     def put_back(self, *names: str) -> list[tuple[str, str]]:
         """(file, what became of it). What the kernel refuses stays written down, and what is not over."""
         fates = []
@@ -120,7 +100,7 @@ class BrakeLedger:
                     TROUBLES.note("cgroup", error, self._uid)
                 else:
                     del self.changes[name]
-                    if fates[-1][1] in (RESTORED, UNCHANGED) or name in self.until:
+                    if fates[-1][1] in (RESTORED, UNCHANGED):
                         self.rest[name] = replace(change, why=OVER)
         if fates:
             self.finish()
@@ -130,13 +110,7 @@ class BrakeLedger:
         """Go on with what is put back, a part in each call; whether there is more to do at once."""
         more = False
         for name, change in list(self.rest.items()):
-            done = self.until.get(name)
-            if done is not None and not done():
-                continue
             try:
-                if done is not None:  # it may have been refused to take its own back
-                    self.files[name].put_back(change)
-                    del self.until[name]
                 if self.files[name].finish(change):
                     del self.rest[name]
                 else:
@@ -163,5 +137,5 @@ class BrakeLedger:
             file.close()
         with suppress(OSError):
             os.close(self.directory)
-        self.files, self.changes, self.rest, self.until = {}, {}, {}, {}
+        self.files, self.changes, self.rest = {}, {}, {}
         self.directory, self.since_ns = -1, 0

@@ -37,7 +37,7 @@ HOT, SIDE, MARKS, SCORES = "", "-side", "-marks", "-scores"
 ROLES = (HOT, SIDE, MARKS, SCORES)
 #: Of processes, not of files of the cgroup.
 OF_PROCESSES = (MARKS, SCORES)
-#: Why something is changed: it is in force, or put back and not over (cgroups below have it, or a thread is late).
+#: Why something is changed: it is in force, or put back and not over (cgroups below have it).
 HELD, OVER, SOFT = "hold", "hold that is over", "soft brake"
 #: What a note that says something else raises.
 WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError)

@@ -23,28 +23,22 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from monitor.actions.brake_file import Braked, BrakeFile, Planned, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, move_limit, plan_limit, write_limit
-from monitor.actions.changes import Change
 from monitor.actions.inherited import any_disabled, counts_below
 from monitor.actions.ledger import Ledger
-from monitor.actions.slow_down import HIGH as _HIGH_FILE
-from monitor.actions.slow_down import SlowDowns
 from monitor.actions.thaw_reasons import ThawReasons
 from monitor.actions.victim import has_spared
 from monitor.kernel import cgroupfs
 from monitor.kernel.troubles import TROUBLES
-from monitor.kernel.wire import PAGE
 
 #: What may be chosen, and what is in force.
 AUTO, LIMIT, FREEZE = "auto", "limit", "freeze"
 #: Of `AUTO` on v2, besides.
-HIGH = "high"
+HIGH, _HIGH_FILE = "high", "memory.high"
 _FROZEN = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
 _FREEZE_FILES = tuple(_FROZEN)
 #: What is undone first. A pod that is thawed, or has its OOM killer back, below its cap would be killed at it.
@@ -55,26 +49,18 @@ class PodBrake:
     """The brake of one pod, with everything open. One thread uses it; nothing raises."""
 
     def __init__(
-        self,
-        uid: str,
-        cgroup: Path,
-        hierarchy: cgroupfs.Hierarchy,
-        journal: Ledger,
-        kind: str = AUTO,
-        slow_downs: SlowDowns | None = None,
+        self, uid: str, cgroup: Path, hierarchy: cgroupfs.Hierarchy, journal: Ledger, kind: str = AUTO
     ) -> None:
         self.uid, self.cgroup = uid, cgroup
         #: Why it cannot be braked; "" if it can.
         self.problem = ""
         self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
-        self._hierarchy, self._journal, self._chosen, self._slow_downs = hierarchy, journal, kind, slow_downs
+        self._hierarchy, self._journal, self._chosen = hierarchy, journal, kind
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._thaw_reasons = ThawReasons(cgroup)
         #: From now on the side sets memory.high, until the release (a soft brake).
         self.high_is_left = False
-        self._low = self._asked = 0  # bytes: what the thread of `SlowDowns` is to set; not 0: it is asked
-        self._late = -1  # descriptor of memory.high for it alone
         self.refresh()
 
     def refresh(self) -> None:
@@ -130,17 +116,17 @@ class PodBrake:
         parts = ((LIMIT, LIMIT_FILES), (HIGH, (_HIGH_FILE,)), (FREEZE, _FREEZE_FILES))
         return joined(*((name, self._ledger.file(files)) for name, files in parts))
 
-    def apply(self, cap: int, *, reclaims: bool = True) -> Braked | None:
+    def apply(self, cap: int) -> Braked | None:
         """Stop the growth at ``cap`` bytes, or `ROOM` above its usage if that is more; None where nothing is in force.
-        While it is held: another cap, and what was taken away. ``reclaims``: its page cache may go (`slow_down`).
+        While it is held: another cap, and what was taken away.
         """
-        return self._brake(cap, freeze=True, reclaims=reclaims)
+        return self._brake(cap, freeze=True)
 
     def loosen(self, cap: int) -> Braked | None:
         """Let it go on up to ``cap`` bytes; None where it has no cap then. v2 kills at the cap: `apply` before."""
-        return self._brake(cap, freeze=False, reclaims=False)
+        return self._brake(cap, freeze=False)
 
-    def _brake(self, cap: int, freeze: bool, reclaims: bool) -> Braked | None:
+    def _brake(self, cap: int, freeze: bool) -> Braked | None:
         began = time.monotonic_ns()
         usage = None if self.problem else self.usage()
         if usage is None:
@@ -149,7 +135,7 @@ class PodBrake:
         self._ledger.since_ns = self.since_ns or began
         capped, slowed, frozen = 0, False, False
         try:
-            high, freezer = (self._plan_high(usage, reclaims), self._plan_freeze()) if freeze else ({}, {})
+            high, freezer = (self._plan_high(usage), self._plan_freeze()) if freeze else ({}, {})
             wanted, limit = plan_limit(self._ledger, cap, usage, again=bool(freezer))
             self._ledger.expect({**limit, **(high or {}), **freezer})
             capped = write_limit(self._ledger, limit, cap, wanted, self.usage)
@@ -158,8 +144,7 @@ class PodBrake:
                 # The last, because it may wait for the lock of all cgroups.
                 frozen = bool(freezer) and self._write(freezer)
             else:
-                self._put_high_back()
-                self._ledger.put_back(*_FREEZE_FILES)
+                self._ledger.put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
         except OSError as error:
             self._trouble(error)
         self.is_held, self.is_capped = bool(capped or frozen), bool(capped)
@@ -178,33 +163,24 @@ class PodBrake:
             self._trouble(error)
             return {}
 
-    def _plan_high(self, usage: int, reclaims: bool) -> Planned | None:
-        """Have whoever takes memory in a system call sleep in it; None where he will not. `slow_down` may go on."""
+    def _plan_high(self, usage: int) -> Planned | None:
+        """Have whoever takes memory in a system call sleep in it; None where he will not."""
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
         if file is None or self.high_is_left:
             return None
         try:
             now, change = file.read(), ledger.changes.get(_HIGH_FILE)
-            late = reclaims and self._slow_downs is not None
-            if change is not None and now in change.written:
-                if late and not self._low and now == change.written[-1]:
-                    ledger.changes[_HIGH_FILE] = self._with_low(change, usage)
+            if change is not None and now == change.written[-1]:  # written again it might reclaim in the writer
                 return {}
-            self._let_go()
             wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
             if own is not None and own <= wanted:
                 ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
                 return {}
-            change = ledger.change(file, str(wanted))
-            return {file: self._with_low(change, usage) if late and change is not None else change}
+            return {file: ledger.change(file, str(wanted))}
         except OSError as error:
             self._trouble(error)
             return None
-
-    def _with_low(self, change: Change, usage: int) -> Change:
-        self._low = usage // 2 // PAGE * PAGE
-        return replace(change, written=(str(self._low), *change.written))
 
     def _write(self, planned: Planned) -> bool:
         try:
@@ -214,39 +190,11 @@ class PodBrake:
             return False
         return True
 
-    def slow_down(self) -> None:
-        """After `apply`, and after that of others: set memory.high far below its usage, by a thread."""
-        ledger, change = self._ledger, self._ledger.changes.get(_HIGH_FILE)
-        if self._slow_downs is None or change is None or not self._low or self._asked:
-            return
-        try:
-            file = ledger.files[_HIGH_FILE]
-            self._asked = self._slow_downs.begin(self.uid, file, self._late, ledger.directory, change, self._low)
-        except OSError as error:
-            self._trouble(error)
-
-    def _put_high_back(self) -> None:
-        if not self.high_is_left:
-            self._end_slow_down()
-            self._ledger.put_back(_HIGH_FILE)
-
-    def _end_slow_down(self) -> None:
-        """Before memory.high is put back."""
-        if self._low:
-            self._ledger.ends(_HIGH_FILE)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Of what the thread was asked: it may come to it still."""
-        if self._slow_downs is not None and self._asked:
-            self._ledger.until[_HIGH_FILE] = partial(self._slow_downs.is_done, self._asked)
-        self._low = self._asked = 0
-
     def in_force(self) -> bool:
         """Whether all that was written is there still: a runtime that thaws, or a limit that was changed, ends it."""
         try:
             return self.is_held and all(
-                self._ledger.files[name].read() in (change.written if name == _HIGH_FILE else change.written[-1:])
+                self._ledger.files[name].read() == change.written[-1]
                 for name, change in self._ledger.changes.items()
                 if not (name == _HIGH_FILE and self.high_is_left)
             )
@@ -282,7 +230,6 @@ class PodBrake:
         """Everything as it was: (file, what became of it). What the kernel refuses to take back stays written down, and
         is tried again by `go_on`; so is what more cgroups have inherited than one look may read.
         """
-        self._end_slow_down()
         self.is_held, self.high_is_left, self._ledger.since_ns = False, False, 0
         return self._ledger.put_back(*_UNDONE)
 
@@ -314,8 +261,6 @@ class PodBrake:
             names = [LIMIT_FILES[at], COMPANIONS[at], *([_HIGH_FILE] if v2 and self._chosen == AUTO else [])]
             for name in names:
                 ledger.files[name] = BrakeFile(self.cgroup, name)
-            if self._slow_downs is not None and _HIGH_FILE in ledger.files:
-                self._late = os.open(self.cgroup / _HIGH_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if self._chosen != LIMIT:
             try:
                 self._open_freezer(v2)
@@ -338,7 +283,6 @@ class PodBrake:
 
     def _close(self) -> None:
         self._ledger.close()
-        for descriptor in (self._usage, self._late):
-            with suppress(OSError):
-                os.close(descriptor)
-        self._usage = self._late = -1
+        with suppress(OSError):
+            os.close(self._usage)
+        self._usage = -1

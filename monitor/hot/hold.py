@@ -193,7 +193,6 @@ class HoldControl:
         self._gone = []
         answers.forget()
         self._advance(look, crossed_ns)
-        self._brakes.slow_down()  # whom it has not been done for
         for held in [one for one in self._holds.values() if one.is_unreported]:
             self._report(held, resent=False)
         if (first := self._holds.get(look.first)) is not None and self._brakes.may_start(look.first):
@@ -280,7 +279,6 @@ class HoldControl:
             self._hold(pod, look, crossed_ns)
         for pod in steps.recap:
             self._put_in_force(self._holds[pod.uid], pod)
-        self._brakes.slow_down()
         for uid, why in steps.end:
             self._end(uid, why)
         for pod in (*steps.hold, *steps.recap):
@@ -310,7 +308,7 @@ class HoldControl:
     def _put_in_force(self, held: Hold, pod: Pod) -> bool:
         state, evicted = self.state, pod.uid in self._evicted
         runs = pod.crosses or (held.soft and not state.tight)
-        is_held = self._applier.apply(held, pod, runs=runs, parts=len(state.pods), above=bool(state.step))
+        is_held = self._applier.apply(held, pod, runs=runs, parts=len(state.pods))
         self._changed_ns, self._next_ns = held.braked_ns, 0
         self._figures.braked()
         if is_held and evicted and not (runs or state.tight or held.asked):  # it was asked to end before it was stopped

@@ -24,16 +24,14 @@ class HoldApplier:
         self._brakes, self._version, self._evictor = brakes, version, evictor
         self._send = outbox.send
 
-    def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int, above: bool) -> bool:
-        """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many.
-        ``above``: a kubelet's line is to be crossed first, for which page cache of the pod is not to go.
-        """
+    def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int) -> bool:
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many."""
         brake, cap = self._brakes.of(held.entry), pod.cap
         if pod is not held.pod:
             held.allowed = 0
         if held.soft and runs and self._version == 1:
             cap = self._part(held, held.allowed or cap, parts)
-        in_force = brake.loosen(cap) if runs else brake.apply(cap, reclaims=not above)
+        in_force = brake.loosen(cap) if runs else brake.apply(cap)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
         if in_force is None:
             self._brakes.release(pod.uid)  # it has released itself; what it could not take back is tried again

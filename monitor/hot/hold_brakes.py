@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from monitor.actions.brake_file import may_set_low
 from monitor.actions.ledger import Ledger
-from monitor.actions.pod_brake import AUTO, PodBrake
-from monitor.actions.slow_down import SlowDowns
+from monitor.actions.pod_brake import PodBrake
 from monitor.actions.thaw_reasons import CGROUPS, KILL
 from monitor.hot.registry import PodEntry
 from monitor.hot.thaws import Thaws
@@ -17,7 +15,7 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
 
-#: Kept at most, besides those in force: the first of the order, and who moved last. 7 descriptors each.
+#: Kept at most, besides those in force: the first of the order, and who moved last. 6 descriptors each.
 MOST = 8
 #: What was opened is looked at again after this long: containers come and go, and so may a pod.
 REFRESH_NS = 5_000_000_000
@@ -34,8 +32,6 @@ class HoldBrakes:
 
     def __init__(self, hierarchy: Hierarchy, journal: Ledger, kind: str) -> None:
         self._hierarchy, self._journal, self._kind = hierarchy, journal, kind
-        late = hierarchy.version == 2 and kind == AUTO and not may_set_low()
-        self._slow_downs = SlowDowns(journal) if late else None
         self._brakes: dict[str, PodBrake] = {}
         self._used_ns: dict[str, int] = {}  # when it was last wanted, the longest ago first
         self._looked_ns: dict[str, int] = {}
@@ -73,7 +69,7 @@ class HoldBrakes:
             self.drop(entry.uid)
             brake = None
         if brake is None:
-            brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal, self._kind, self._slow_downs)
+            brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal, self._kind)
             self._brakes[entry.uid] = brake
             self._looked_ns[entry.uid] = now
         self._used_ns.pop(entry.uid, None)
@@ -112,12 +108,6 @@ class HoldBrakes:
         brake = self._brakes[uid]
         brake.thaw(cap)
         self.thaws.begin(uid, why, time.monotonic_ns(), is_capped=brake.is_capped)
-
-    def slow_down(self) -> None:
-        """All that are held, once they are stopped: to wait for the thread takes up to 3 ms."""
-        for brake in self._brakes.values():
-            if brake.is_held:
-                brake.slow_down()
 
     def get(self, uid: str) -> PodBrake | None:
         return self._brakes.get(uid)
@@ -170,7 +160,5 @@ class HoldBrakes:
 
     def finish(self, until_ns: int) -> None:
         """This process ends: go on until then with what can be done. The next start takes back what is left."""
-        if self._slow_downs is not None:
-            self._slow_downs.finish((time.monotonic_ns() + until_ns) // 2)  # the other half is for what is left
         while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
             pass

@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from monitor.actions.brake_file import may_set_low
 from monitor.actions.changes import Change, opened
 from monitor.actions.ledger import Ledger, attributes_of
 from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
-from monitor.actions.slow_down import SlowDowns
 from monitor.actions.undo import Undone, undo
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
@@ -58,8 +56,7 @@ class Stand:
 
     def any_brake(self, kind: str = AUTO, cgroup: Path | None = None) -> PodBrake:
         """Also one that cannot, or of another cgroup. Closed at the end, as of a daemon that was killed before."""
-        slow_downs = SlowDowns(self.journal) if V2 and not may_set_low() else None
-        brake = PodBrake("uid", cgroup or self.pod, HIERARCHY, self.journal, kind, slow_downs)
+        brake = PodBrake("uid", cgroup or self.pod, HIERARCHY, self.journal, kind)
         self._brakes.callback(brake.close)
         return brake
 

@@ -16,7 +16,6 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from tests import live
 from tests.actions.braked import HIERARCHY, MIB, Stand, stand
-from tests.actions.plain import stop
 
 pytestmark = pytest.mark.kernel
 
@@ -79,7 +78,7 @@ def braked_at_the_line(held: Stand, brake: PodBrake) -> int:
         while cgroupfs.usage(HIERARCHY, held.node) < line and time.monotonic() < deadline:
             time.sleep(0.0002)
         left = NODE * MIB - cgroupfs.usage(HIERARCHY, held.node)
-        braked = stop(brake, (brake.usage() or 0) + left // 2)
+        braked = brake.apply((brake.usage() or 0) + left // 2)
     assert braked is not None
     return braked.cap
 

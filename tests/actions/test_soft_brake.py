@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.brake_file import Braked, may_set_low
 from monitor.actions.changes import RESTORED, opened
 from monitor.actions.ledger import SIDE, Ledger
 from monitor.actions.pod_brake import AUTO, LIMIT
@@ -17,16 +16,11 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
-from tests.actions.plain import stop
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(not V2, reason="cgroup v1 has no memory.high: the guests of make test-vm have v2"),
 ]
-
-late = pytest.mark.skipif(
-    may_set_low(), reason="from Linux 6.16 on nothing is reclaimed for it, and no thread is needed"
-)
 
 #: Takes memory until it gets SIGTERM, which it answers.
 _ANSWERS = """
@@ -59,16 +53,6 @@ def softened(held: Stand) -> list[str]:
 
 def number(path: Path) -> int:
     return int(path.read_text())
-
-
-def becomes_low(held: Stand, braked: Braked | None) -> int:
-    """The memory.high of a pod that was braked, bytes, once the thread has come to it."""
-    assert braked is not None
-    deadline = time.monotonic() + 30
-    while (high := number(held.pod / HIGH)) > braked.usage:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    return high
 
 
 def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, soft: SoftBrake) -> None:
@@ -162,23 +146,6 @@ def test_a_lower_memory_high_of_its_own_stays(held: Stand, soft: SoftBrake) -> N
         assert soft.high == MIB == number(held.pod / HIGH)
         assert softened(held) == [TASKS]
         soft.harden()
-        assert held.files() == before
-
-
-@late
-def test_a_thread_slows_a_held_pod_down(held: Stand, soft: SoftBrake) -> None:
-    """What comes back is what was there before the hold, and a soft brake after it changes less."""
-    with held.puppet() as puppet:
-        puppet.do("anon(32)")
-        before, brake = held.files(), held.brake()
-        low = becomes_low(held, stop(brake, 96 * MIB))
-        assert brake.in_force()
-        brake.high_is_left = True
-        soft.soften(0, 5.0)
-        assert softened(held) == [TASKS]
-        assert number(held.pod / HIGH) == low
-        brake.release()
-        assert {fate for _, fate in soft.harden()} == {RESTORED}
         assert held.files() == before
 
 

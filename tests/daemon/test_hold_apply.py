@@ -1,30 +1,12 @@
 """A pod that is asked to end while it is held, and memory.high of the side's: the hot process without a kernel."""
 
-import time
-from pathlib import Path
-from unittest.mock import MagicMock
-
 import pytest
 
-from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.kubelet_answers import KubeletAnswers
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.hold_messages import Held, KubeletEviction, KubeletFigures, Soften, Softened
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, look_later, reported
 from tests.daemon.hold_world import world as world
-from tests.replay.world import CAPACITY, MIB, SECOND, World
-
-
-def test_page_cache_of_a_held_pod_may_go_below_the_kubelets_line_alone(world: World) -> None:
-    """Before Linux 6.16 what slows a system call down reclaims. Above the line the pod would be away from it then."""
-    both_grow(world, ABOVE)
-    assert [world.brakes[uid].reclaims for uid in (HOG, DB)] == [[False], [False]]
-    look_later(world, 16 * SECOND)
-    assert [world.brakes[uid].log[-1][0] for uid in (HOG, DB)] == ["loosen", "loosen"]
-    world.working_set = CAPACITY - 90 * MIB
-    look_later(world, SECOND // 100)
-    assert [world.brakes[uid].log[-1][0] for uid in (HOG, DB)] == ["apply", "apply"]
-    assert [world.brakes[uid].reclaims[-1] for uid in (HOG, DB)] == [True, True]
+from tests.replay.world import MIB, SECOND, World
 
 
 def test_memory_high_stays_for_who_is_asked_to_end(world: World) -> None:
@@ -119,13 +101,3 @@ def test_figures_of_the_kubelet_are_those_of_who_is_held(world: World) -> None:
     both_grow(world, ABOVE)
     world.tell(KubeletFigures({HOG: (200 * MIB, world.now_ns + 1), "another": (1, 1)}))
     assert list(world.holds._figures.shown) == [HOG]
-
-
-def test_at_an_orderly_end_the_late_thread_has_half_of_the_time(tmp_path: Path) -> None:
-    """The other half is for what else is to be put back."""
-    asked: list[int] = []
-    brakes = HoldBrakes(Hierarchy(1, tmp_path), MagicMock(), "auto")
-    brakes._slow_downs = MagicMock(finish=asked.append)
-    began_ns = time.monotonic_ns()
-    brakes.finish(began_ns + 3600 * SECOND)
-    assert began_ns + 1800 * SECOND <= asked[0] < began_ns + 2700 * SECOND

@@ -5,7 +5,6 @@ The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py
 
 import pytest
 
-from monitor.actions.brake_file import Braked
 from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, KubeletFigures, Soften, Softened
 from monitor.policy.hold import BEYOND
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported
@@ -238,23 +237,3 @@ def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, 
     world.run(96, True)
     assert world.brakes[HOG].log[-1][0] == "apply"
     assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 30 * SECOND)]
-
-
-def test_all_pods_are_stopped_before_the_first_is_slowed_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To slow one down takes up to 3 ms, in which a pod that is not stopped yet takes memory."""
-    done: list[tuple[str, str]] = []
-    brake = StandInBrake._brake
-
-    def noted(self: StandInBrake, how: str, cap: int) -> Braked:
-        done.append((how, self.uid))
-        return brake(self, how, cap)
-
-    monkeypatch.setattr(StandInBrake, "_brake", noted)
-    monkeypatch.setattr(StandInBrake, "slow_down", lambda self: done.append(("slow", self.uid)))
-    world.wait(SECOND // 10)
-    world.put(1, 1000, 300, "Burstable", False, 301)
-    grown(world, 200, 99)
-    stopped = [uid for how, uid in done if how == "apply"]
-    assert sorted(stopped) == sorted([HOG, DB])
-    assert [how for how, _ in done][:2] == ["apply", "apply"]
-    assert {uid for how, uid in done if how == "slow"} == {HOG, DB}

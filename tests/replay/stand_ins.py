@@ -48,13 +48,11 @@ class StandInBrake:
     def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
         self._table, self.uid, self.cgroup = table, uid, cgroup
         self.log: list[tuple[str, int]] = []
-        self.reclaims: list[bool] = []
 
     def usage(self) -> int:
         return self._table.working_set(self.cgroup.stat().st_ino)
 
-    def apply(self, cap: int, *, reclaims: bool = True) -> Braked:
-        self.reclaims.append(reclaims)
+    def apply(self, cap: int) -> Braked:
         return self._brake("apply", cap)
 
     def loosen(self, cap: int) -> Braked:
@@ -67,9 +65,6 @@ class StandInBrake:
 
     def thaw(self, cap: int = 0) -> None:
         self.log.append(("thaw", cap))
-
-    def slow_down(self) -> None:
-        pass
 
     def release(self) -> None:
         if self.is_held:
