@@ -21,7 +21,7 @@ from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.kubelet_answers import KubeletAnswers
 from monitor.hot.registry import PodEntry
 from monitor.hot.thaws import THAWED_NS
-from monitor.link.hold_messages import KubeletEviction, KubeletFigures, Softened
+from monitor.link.hold_messages import KubeletEviction, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
 from monitor.policy.hold import FREE, Look, Pod, State
@@ -206,11 +206,6 @@ class HoldControl:
         next_ns = ended_ns + (0 if thaws.is_late(ended_ns) else wait)
         self._next_ns = min(self._next_ns, next_ns) if crossed_ns else next_ns  # crossings put off no look
         return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
-
-    def take_figures(self, message: KubeletFigures) -> None:
-        """What the kubelet itself has of those that are held."""
-        found = {uid: (int(size), int(ns)) for uid, (size, ns) in message.pods.items() if uid in self._holds}
-        self._figures.shown |= found
 
     def take_eviction(self, message: KubeletEviction) -> None:
         """Somebody evicts a pod."""

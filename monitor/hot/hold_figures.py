@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: The growth under a hold is measured over the last so long, and over at least that.
 WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
-#: A figure of the kubelet's shows what a pod holds if it has this part of it.
-_SHOWS = 0.9
 #: As much is taken until the next look: 5 ms at 3 GiB/s, and the look itself (1.5 ms for 64 processes, 4.3 at most).
 UNTIL_NEXT_LOOK = 24 << 20
 
@@ -57,7 +55,6 @@ class HoldFigures:
             set(),
         )  # uids of those with a cap whose usage is known; who runs
         self.refused: set[str] = set()  # uids of pods that cannot be held, reported
-        self.shown: dict[str, tuple[int, int]] = {}  # uid -> the kubelet's own figure, and of when
 
     def domains(self) -> dict[str, Domain]:
         """How much there is, of each domain with a hard threshold."""
@@ -193,13 +190,6 @@ class HoldFigures:
     ) -> Look:
         """What the policy is asked with. ``gone``, ``evicted``, ``other``, ``answered``: as in `Look`."""
         usages = {uid: has for uid in state.uids if (has := self.usage(uid)) is not None}
-        shown = [
-            pod.uid
-            for pod in state.pods
-            if pod.uid in self.shown
-            and self.shown[pod.uid][1] > pod.since_ns
-            and self.shown[pod.uid][0] >= _SHOWS * usages.get(pod.uid, 0)
-        ]
         first = self._registry.first()
         held = None if victim is None else self._may_hold(victim.uid)
         wanted = [(uid, has) for uid in growers if (has := self._may_hold(uid)) is not None]
@@ -215,7 +205,6 @@ class HoldFigures:
             evicted=list(evicted),
             other=other,
             answered=answered,
-            shown=shown,
             freezes=all("freeze" in brake.kind for uid in whose if (brake := self._brakes.get(uid)) is not None),
             slow=[uid for uid in usages if (brake := self._brakes.get(uid)) is not None and "high" in brake.kind],
         )
@@ -227,7 +216,6 @@ class HoldFigures:
 
     def forget(self, uid: str) -> None:
         self.refused.discard(uid)
-        self.shown.pop(uid, None)
 
     def up_to(self, uid: str) -> list[str]:
         """A pod, and who comes before it in the policy's order."""

@@ -24,10 +24,12 @@ def look_json(look: Look) -> dict[str, Any]:
 
 
 def look_of(data: Mapping[str, Any]) -> Look:
-    """The look that `look_json` wrote. Raises TypeError or ValueError for anything else."""
+    """The look that `look_json` wrote. Raises TypeError or ValueError for anything else. Recordings of earlier releases
+    have `shown` too: those of whom the kubelet's own figures showed what they hold.
+    """
     return Look(
         **{
-            **data,
+            **{key: value for key, value in data.items() if key != "shown"},
             "domains": {signal: Domain(*domain) for signal, domain in data["domains"].items()},
             "growers": [(str(uid), int(usage)) for uid, usage in data["growers"]],
             "victim": (str(data["victim"][0]), int(data["victim"][1])),

@@ -62,7 +62,6 @@ class PodSync:
         holds = parts.decider.holds
         if holds is not None:
             self._handlers |= {
-                hold_messages.KubeletFigures: holds.take_figures,
                 hold_messages.KubeletEviction: holds.take_eviction,
                 hold_messages.Softened: holds.take_softened,
             }

@@ -40,9 +40,6 @@ SERVING = ("kubelet-server-current.pem", "kubelet.crt")
 TIMEOUT_S = 10.0
 #: Bytes of configz; of healthz no more is looked at.
 _MAX_ANSWER = 1 << 20
-#: Of a Summary: some 3 KB for a container.
-_MAX_SUMMARY = 16 << 20
-_STATS = '{apiGroups: [""], resources: ["nodes/stats"], verbs: ["get"]}'
 
 
 @dataclass(frozen=True)
@@ -139,12 +136,6 @@ class KubeletClient:
         if not isinstance(found, dict):
             raise KubeError(f"{what}: the answer has no kubeletconfig")
         return found
-
-    def summary(self) -> Object:
-        """The Summary of the node and its pods: cpu and memory."""
-        what, path = "get the kubelet's /stats/summary", "/stats/summary?only_cpu_and_memory=true"
-        with self.transport.ask(Request("GET", path), what, _STATS, self._timeout_s) as answer:
-            return parse_object(answer.read(_MAX_SUMMARY), what)
 
     def healthz(self) -> None:
         """Raises the error where it is not healthy, or not there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.link.record_messages import Rows
@@ -85,12 +84,6 @@ class Softened(NamedTuple):
     problem: str = ""  # why not
 
 
-class KubeletFigures(NamedTuple):
-    """What the kubelet itself has of the pods that are held; once a second while there are any."""
-
-    pods: Mapping[str, Sequence[int]]  # {uid: [working set, ns at which that was measured]}
-
-
 class KubeletEviction(NamedTuple):
     """The kubelet, the API server or a person evicts a pod."""
 
@@ -100,14 +93,13 @@ class KubeletEviction(NamedTuple):
 
 #: What is sent of holds, and to them.
 FromHolds = Held | HoldEnded | Soften
-ToHolds = KubeletFigures | KubeletEviction | Softened
+ToHolds = KubeletEviction | Softened
 FROM_HOLDS: dict[str, type[FromHolds]] = {
     "held": Held,
     "hold_ended": HoldEnded,
     "soften": Soften,
 }
 TO_HOLDS: dict[str, type[ToHolds]] = {
-    "kubelet_figures": KubeletFigures,
     "kubelet_eviction": KubeletEviction,
     "softened": Softened,
 }

@@ -16,10 +16,10 @@ braked, and the line at which somebody is killed moves down:
 6. Who is in the midst of one system call that takes everything sleeps in it (`Look.slow`, cgroup v2), but is killed at
    his cap. So he has a little more room whenever he comes near it, never a huge page, for which nobody sleeps.
 
-Beside a kubelet with the same line a hold has two steps, because the kubelet ranks by figures of pods that are up to
-15 s older than the shortage it sees (measured: 1 of 11 ended with the wrong pod evicted). It is held *above* the line
-until its figures show what it holds, or are new enough; then it goes *across*, a few MiB and again where the line is
-clear once more. v2 kills who comes to his cap on the way, so it is raised before.
+Beside a kubelet with the same line a hold has two steps, because the kubelet ranks by figures of pods that are up to 15
+s older than the shortage it sees (measured: 1 of 11 ended with the wrong pod evicted). It is held *above* the line
+until they are new enough; then it goes *across*, a few MiB and again where the line is clear once more. v2 kills who
+comes to his cap on the way, so it is raised before.
 
 Pure: what was seen comes in, what is to be done comes out. Sizes are bytes, times ns of one clock.
 """
@@ -91,12 +91,12 @@ class Pod(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What is seen at a moment. ``growers``, in the policy's order, and ``victim`` ("": none is to be evicted now): uid
-    and bytes charged of who may be held. ``first``: the first of the policy's order. ``usages``: bytes charged to those
-    who are held. ``other``: a pod, none of those, that the kubelet has evicted for memory and that the policy would not
-    have evicted before them; ``answered``: it has evicted one that the policy would have. ``shown``: those of whom the
-    kubelet's own figures show what they hold. ``freezes``: the brakes of all of them stop processes too. ``slow``: of
-    those who are held, who sleeps for what he takes. ``since``: who was held by an earlier daemon, and since when.
+    """What is seen at a moment. ``growers``, in the policy's order, and ``victim`` ("": none is to be evicted now):
+    uid and bytes charged of who may be held. ``first``: the first of the policy's order. ``usages``: bytes charged
+    to those who are held. ``other``: a pod, none of those, that the kubelet has evicted for memory and that the
+    policy would not have evicted before them; ``answered``: it has evicted one that the policy would have.
+    ``freezes``: the brakes of all of them stop processes too. ``slow``: of those who are held, who sleeps for what
+    he takes. ``since``: who was held by an earlier daemon, and since when.
     """
 
     now_ns: int
@@ -108,7 +108,6 @@ class Look(NamedTuple):
     gone: Sequence[str] = ()
     evicted: Sequence[str] = ()
     other: str = ""
-    shown: Sequence[str] = ()
     freezes: bool = False
     slow: Sequence[str] = ()
     answered: bool = False
@@ -292,7 +291,7 @@ def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
         rooms, deep = _rooms(state, look), _beyond(look, DEPTH, 8)
         least = max(each // 2, deep if deep <= 3 * each // 4 else 0)
         least = min(least, DEPTH) if state.clear_ns else least  # they are about to be released
-        whose = tuple(p for p in _shown(state, look) if rooms.get(p.uid, 0) < least)
+        whose = tuple(p for p in _may_cross(state, look) if rooms.get(p.uid, 0) < least)
         if (state.clear_ns and state.step != ACROSS) or not each or not whose:
             return state, ()
     caps = tuple(p._replace(cap=look.usages.get(p.uid, p.usage) + each, crosses=bool(step)) for p in whose)
@@ -335,13 +334,9 @@ def _each(share: int, look: Look, number: int) -> int:
     return share if look.freezes else share // number
 
 
-def _shown(state: State, look: Look) -> tuple[Pod, ...]:
-    """Who may go across: of whom the kubelet's figures show what they hold, or are new enough. Nobody, before they are
-    of the first that was held, or show all.
-    """
-    old = {p.uid for p in state.pods if look.now_ns - p.since_ns >= FIGURES_NS}
-    shown = tuple(p for p in state.pods if p.crosses or p.uid in old or p.uid in look.shown)
-    return shown if old or state.step == ACROSS or len(shown) == len(state.pods) else ()
+def _may_cross(state: State, look: Look) -> tuple[Pod, ...]:
+    """Who may go across: of whom the kubelet's figures are new enough."""
+    return tuple(p for p in state.pods if p.crosses or look.now_ns - p.since_ns >= FIGURES_NS)
 
 
 def _with_caps(state: State, caps: Iterable[Pod]) -> State:

@@ -21,8 +21,8 @@ from monitor.race.joining import PRESSURE
 from monitor.side import hold_events
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.hold_ration import HoldRation
+from monitor.side.holds import FOR_MEMORY
 from monitor.side.kill_confirmation import KillConfirmation
-from monitor.side.kubelet_holds import FOR_MEMORY
 from monitor.side.oom_events import OomEvents, ranked
 from monitor.side.pod_figures import PodFigures
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
@@ -128,8 +128,7 @@ class EventBuilder:
         if pod in self._evicted:
             return
         self._reported.append((pod, name))
-        if self._view.kubelet_holds is not None:
-            self._view.kubelet_holds.evicted(pod, message)
+        self._view.holds.evicted(pod, message)
         self._view.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
         if message.startswith(FOR_MEMORY):
             now = self._now()

@@ -1,4 +1,6 @@
-"""Which pods are held: in the log and the metrics, and for who shows, reports and judges it."""
+"""Which pods are held: in the log and the metrics, and for who shows, reports and judges it. And which pods others
+evict, for the hot process.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from monitor.link.hold_messages import Held, HoldEnded
+from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction
 from monitor.side.hold_ration import HoldRation
 
 if TYPE_CHECKING:
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 #: A hold that is over is resent only while its end is not stored: of far fewer.
 _MOST_OVER = 4096
+#: Pods that somebody evicts, kept.
+_MOST_EVICTED = 256
+#: How the kubelet's message about an eviction for memory begins.
+FOR_MEMORY = "The node was low on resource: memory."
 
 
 class Holds:
@@ -34,9 +40,13 @@ class Holds:
         #: When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out.
         self.due_ns = self._ration.due_ns
         self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
+        self._evicted: dict[str, int] = {}  # uid of a pod that somebody evicts -> its hold that was told so
 
     def held(self, message: Held) -> None:
         before = self.now.get(message.pod)
+        if self._evicted.get(message.pod, message.id) != message.id:  # asked to end before, it may use its grace
+            self._evicted[message.pod] = message.id
+            self._view.send(KubeletEviction(message.pod, for_memory=False))
         if message.id in self._over or (message.resent and before is not None and before.id == message.id):
             return  # sent to a side before, or again although this one has it
         new = before is None or before.id != message.id
@@ -87,6 +97,18 @@ class Holds:
         fields |= {"uid": message.pod, "pod": message.name, "ended_ns": message.ts_ns}
         fields |= {"left_out": left_out} if left_out else {}
         self._view.log.warning("hold ended", **fields)
+
+    def evicted(self, uid: str, message: str = "") -> None:
+        """The API server reports a pod as Evicted, or as about to go. From any thread. It may be held only later: one
+        that flushes at SIGTERM grows, and a hot process that was started again holds it when it knows it.
+        """
+        if not self._view.config.holds:
+            return
+        held = self.now.get(uid)
+        self._evicted[uid] = held.id if held is not None else 0
+        for old in list(self._evicted)[:-_MOST_EVICTED]:
+            self._evicted.pop(old, None)
+        self._view.send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
 
     def flush(self, *, at_once: bool = False) -> None:
         """Log how much was left out in each minute that is over, or, ``at_once``, in all of them."""

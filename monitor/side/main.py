@@ -126,7 +126,7 @@ class Side:
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
         source.notify_evicted(self.view.pod_evicted)
-        source.notify_ending(self.view.pod_ending)
+        source.notify_ending(self.view.holds.evicted)
         self.watch = PodWatch(source, self.wake, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self.view.look_at_pods = self.watch.look_soon
         self.view.reloader = self.reloader = Reloader(self.view)

@@ -122,8 +122,6 @@ class MessageHandler:
 
     def _on_held(self, message: Held) -> None:
         self.view.holds.held(message)
-        if self.view.kubelet_holds is not None:
-            self.view.kubelet_holds.held(message.pod, message.id)
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         self.soft_brakes.ended(message)

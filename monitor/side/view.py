@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from monitor.kernel.pins import Map, Pins
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.disk_watch import DiskWatch
-    from monitor.side.kubelet_holds import KubeletHolds
     from monitor.side.pod_figures import PodFigures
     from monitor.side.races import Races
     from monitor.side.reload import Reloader
@@ -49,8 +48,6 @@ _REFRESH_POLL_S = 0.005
 #: A hot loop that has not published for this long is asked for a sign of life.
 _QUIET_NS = 5_000_000_000
 _PROBE_TIMEOUT_S = 2.0
-#: Pods that were asked to end, kept.
-_MOST_ENDING = 256
 
 
 @dataclass
@@ -91,9 +88,6 @@ class View:
     api_evictions: SimpleQueue[Decision | Refused | tuple[str, str, int]] = field(default_factory=SimpleQueue)
     side_turns: int = 0  # of the side's main loop
     pod_source: PodSource | None = None
-    kubelet_holds: KubeletHolds | None = None
-    #: Uids of pods that were asked to end before `kubelet_holds` was there.
-    ending_early: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_ENDING))
     #: Have a look at the pods begun at once, from any thread; how many are over.
     look_at_pods: Callable[[], int] = lambda: 0
     reloader: Reloader | None = None
@@ -138,13 +132,6 @@ class View:
         """The API server reports a pod as Evicted. From any thread."""
         self.kubelet_evictions.put((uid, name, message))
         self.wake_side()
-
-    def pod_ending(self, uid: str) -> None:
-        """The API server reports that a pod was asked to end. From any thread."""
-        if self.kubelet_holds is not None:
-            self.kubelet_holds.evicted(uid, "")
-        else:  # the pods are known before there is a cluster to speak of
-            self.ending_early.append(uid)
 
     def api_evicted(self, about: Decision | Refused | tuple[str, str, int]) -> None:
         """Of an eviction by the API server: that it was accepted or refused, or its pod ended. From any thread."""

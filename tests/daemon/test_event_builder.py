@@ -36,7 +36,7 @@ from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
-from monitor.side.kubelet_holds import FOR_MEMORY
+from monitor.side.holds import FOR_MEMORY
 from tests.daemon import harness
 from tests.race.builders import pod as candidate
 from tests.side.test_holds import HELD
@@ -81,8 +81,7 @@ class Heard:
             table=None,
             counted=dict,
             mem_total=1 << 30,
-            holds=SimpleNamespace(is_at_cap=lambda *_: False),
-            kubelet_holds=SimpleNamespace(evicted=lambda *what: self.passed_on.append(what)),
+            holds=SimpleNamespace(is_at_cap=lambda *_: False, evicted=lambda *what: self.passed_on.append(what)),
             log=SimpleNamespace(info=lambda *_, **__: None),
         )
         self.event_builder = EventBuilder(

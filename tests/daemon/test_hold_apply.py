@@ -3,7 +3,7 @@
 import pytest
 
 from monitor.hot.kubelet_answers import KubeletAnswers
-from monitor.link.hold_messages import Held, KubeletEviction, KubeletFigures, Soften, Softened
+from monitor.link.hold_messages import Held, KubeletEviction, Soften, Softened
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, look_later, reported
 from tests.daemon.hold_world import world as world
 from tests.replay.world import MIB, SECOND, World
@@ -95,9 +95,3 @@ def test_the_end_of_one_that_comes_before_counts_once() -> None:
         found.append(answers.answered)
         answers.forget()
     assert found == [True, False, False, True]
-
-
-def test_figures_of_the_kubelet_are_those_of_who_is_held(world: World) -> None:
-    both_grow(world, ABOVE)
-    world.tell(KubeletFigures({HOG: (200 * MIB, world.now_ns + 1), "another": (1, 1)}))
-    assert list(world.holds._figures.shown) == [HOG]

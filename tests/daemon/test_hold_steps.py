@@ -5,25 +5,23 @@ The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py
 
 import pytest
 
-from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, KubeletFigures, Soften, Softened
-from monitor.policy.hold import BEYOND
+from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, Soften, Softened
+from monitor.policy.hold import BEYOND, FIGURES_NS
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported
 from tests.daemon.hold_world import world as world
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
 
 
-def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures_show_it(world: World) -> None:
+def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures_are_new_enough(world: World) -> None:
     grown(world, 286, ABOVE)
     [held] = reported(world, Held)
     assert (held.pod, held.step, held.reason, held.decision) == (HOG, "above", "victim", 0)
     assert held.cap == 286 * MIB + (ABOVE - 100) * MIB // 2
     assert world.sent == []
-    world.tell(KubeletFigures({HOG: (100 * MIB, world.now_ns + 1)}))
-    look_later(world)
+    look_later(world, FIGURES_NS - 1)
     assert len(reported(world, Held)) == 1, "they are of before it grew"
-    world.tell(KubeletFigures({HOG: (285 * MIB, world.now_ns)}))
-    look_later(world)
+    look_later(world, 1)
     held = reported(world, Held)[-1]
     assert (held.id, held.step) == (1, "across")
     assert world.brakes[HOG].log[-1] == ("loosen", 286 * MIB + (ABOVE - 100) * MIB + BEYOND)
@@ -213,8 +211,7 @@ def test_a_kubelet_that_works_through_those_before_is_waited_for_however_long(wo
 def test_who_joins_a_pod_on_its_way_across_is_stopped(world: World) -> None:
     """Below a cap 1 MiB above its usage it would be killed by v2, running."""
     grown(world, 286, ABOVE)
-    world.tell(KubeletFigures({HOG: (286 * MIB, world.now_ns + 1)}))
-    look_later(world)
+    look_later(world, FIGURES_NS)
     world.put(1, 1000, 300, "Burstable", False, 212)
     world.working_set = CAPACITY - 101 * MIB
     look_later(world, SECOND // 100)
@@ -226,9 +223,7 @@ def test_who_joins_a_pod_on_its_way_across_is_stopped(world: World) -> None:
 def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, asked: str) -> None:
     if asked == "across":
         grown(world, 286, ABOVE)
-        world.tell(KubeletFigures({HOG: (286 * MIB, world.now_ns + 1)}))
-        world.wait(SECOND)
-        world.look()
+        look_later(world, FIGURES_NS)
     world.tell(KubeletEviction(HOG, for_memory=False))
     assert reported(world, Soften) == []
     world.wait(SECOND // 10)

@@ -298,10 +298,10 @@ def test_nothing_of_the_node_is_writable_without_a_reason() -> None:
 
 
 def test_the_node_may_not_run_commands_in_pods() -> None:
-    """nodes/proxy would allow it; nodes/pods, nodes/configz and nodes/stats do."""
+    """nodes/proxy would allow it; nodes/pods and nodes/configz do."""
     assert rights(base()) == {
         *(("pods", verb) for verb in ("get", "list", "watch")),
-        *((name, "get") for name in ("nodes/pods", "nodes/configz", "nodes/stats", "nodes")),
+        *((name, "get") for name in ("nodes/pods", "nodes/configz", "nodes")),
         *(("nodes/status", "patch"), ("events", "create")),
     }
     for objects in (base(), enforce(), chart("--set", EVERYTHING)):

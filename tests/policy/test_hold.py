@@ -12,6 +12,7 @@ from monitor.policy.hold import FREE, Domain, Look, Pod, Rules, State, Steps, ad
 MIB = 1 << 20
 MS = 1_000_000
 S = 1_000_000_000
+NEW = hold.FIGURES_NS  # so long after a hold began the kubelet has figures of its pod
 LINE = 32 * MIB
 ALONE = Rules(120 * S, kills=True)
 BESIDE = Rules(120 * S, kills=True, kubelet=True)
@@ -140,20 +141,20 @@ def test_where_nobody_is_killed_the_brake_is_tightened_and_who_grows_next_is_hel
 # beside a kubelet
 
 
-def test_beside_a_kubelet_a_pod_is_held_above_its_line_until_its_figures_show_it() -> None:
+def test_beside_a_kubelet_a_pod_is_held_above_its_line_until_its_figures_are_new_enough() -> None:
     state, [steps] = run(BESIDE, Look(1, node(LINE + 15 * MIB), (A,)))
     assert steps.hold[0].cap == A[1] + 15 * MIB // 2, "half of what is left to the line"
     assert (state.step, state.met_ns) == ("above", 0)
     usages = {"a": A[1] + 7 * MIB}
     state, [steps] = run(BESIDE, Look(2, node(LINE + 8 * MIB), usages=usages), state=state)
     assert steps == Steps()
-    state, [steps] = run(BESIDE, Look(3, node(LINE + 8 * MIB), usages=usages, shown=["a"]), state=state)
+    state, [steps] = run(BESIDE, Look(1 + NEW, node(LINE + 8 * MIB), usages=usages), state=state)
     assert state.step == "across"
     assert steps.recap[0].cap == usages["a"] + 8 * MIB + hold.BEYOND
-    state, [steps] = run(BESIDE, Look(4, node(LINE - MIB), usages={"a": A[1] + 16 * MIB}), state=state)
+    state, [steps] = run(BESIDE, Look(2 + NEW, node(LINE - MIB), usages={"a": A[1] + 16 * MIB}), state=state)
     assert (state.step, steps) == ("across", Steps()), "what others give back would make it clear again"
-    deep = Look(5, node(LINE - hold.DEPTH), usages={"a": A[1] + 19 * MIB})
-    for look in (deep, deep._replace(now_ns=4 + hold.CROSSING_NS, domains=node(LINE - MIB))):
+    deep = Look(3 + NEW, node(LINE - hold.DEPTH), usages={"a": A[1] + 19 * MIB})
+    for look in (deep, deep._replace(now_ns=2 + NEW + hold.CROSSING_NS, domains=node(LINE - MIB))):
         stopped, [steps] = run(BESIDE, look, state=state)
         assert (stopped.step, len(steps.recap)) == ("", 1), "stopped again, beyond the line"
         assert steps.recap[0].cap <= A[1] + 19 * MIB + 16 * MIB
@@ -163,17 +164,17 @@ def test_a_line_that_is_clear_again_without_room_is_crossed_again() -> None:
     """Else the kubelet, which looks every 10 s, would not see it, and the hold would last until its time limit."""
     state, _ = run(BESIDE, Look(2, node(LINE - hold.DEPTH)), Look(3, node(LINE)), state=held(BESIDE))
     assert state.step == "", "its figures are not new enough"
-    again, [steps] = run(BESIDE, Look(4, node(LINE), usages={"a": A[1]}, shown=["a"]), state=state)
+    again, [steps] = run(BESIDE, Look(NEW + 4, node(LINE), usages={"a": A[1]}), state=state)
     assert (again.step, steps.recap[0].cap) == ("across", A[1] + hold.BEYOND)
-    assert run(BESIDE, Look(5, node(LINE + 12 * MIB), usages={"a": A[1]}), state=again)[1] == [Steps()], (
+    assert run(BESIDE, Look(NEW + 5, node(LINE + 12 * MIB), usages={"a": A[1]}), state=again)[1] == [Steps()], (
         "it comes there"
     )
-    further, [steps] = run(BESIDE, Look(5, node(LINE + 13 * MIB), usages={"a": A[1]}), state=again)
+    further, [steps] = run(BESIDE, Look(NEW + 5, node(LINE + 13 * MIB), usages={"a": A[1]}), state=again)
     assert (further.step, steps.recap[0].cap) == ("across", A[1] + 13 * MIB + hold.BEYOND), "others gave memory back"
     roomy = LINE + hold.MARGIN + hold.room(LINE)
-    state, [steps, _] = run(BESIDE, *(Look(4 + n * S, node(roomy), shown=["a"]) for n in (0, 1)), state=state)
+    state, [steps, _] = run(BESIDE, *(Look(NEW + 4 + n * S, node(roomy)) for n in (0, 1)), state=state)
     assert (steps, state) == (Steps(), FREE), "it is released instead"
-    assert run(ALONE, Look(4, node(LINE), shown=["a"]), state=held())[1] == [Steps()], "there is no kubelet to see it"
+    assert run(ALONE, Look(NEW + 4, node(LINE)), state=held())[1] == [Steps()], "there is no kubelet to see it"
 
 
 def test_a_kubelet_that_does_not_answer_within_two_loops() -> None:

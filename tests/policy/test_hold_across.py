@@ -25,8 +25,8 @@ def let_across(domains: Mapping[str, Domain], number: int) -> State:
     """The state when so many pods, each of 100 MiB, have been let across the line of a kubelet."""
     above = {signal: d._replace(available=d.line + 15 * MIB) for signal, d in domains.items()}
     usages = usages_of(number)
-    shown = Look(2, domains, usages=usages, shown=tuple(usages))
-    return run(BESIDE, Look(1, above, tuple(usages.items())), shown, state=FREE)[0]
+    began = Look(2 - hold.FIGURES_NS, above, tuple(usages.items()))
+    return run(BESIDE, began, Look(2, domains, usages=usages), state=FREE)[0]
 
 
 @given(st.lists(st.tuples(_LINES, _ABOVE), min_size=1, max_size=2), st.integers(1, 8))
@@ -99,7 +99,7 @@ def test_who_joins_those_on_their_way_is_stopped_and_goes_on_when_the_kubelet_ha
     usages["new"] = 50 * MIB
     unseen = Look(4, node(LINE + 8 * MIB), usages=usages)
     assert run(BESIDE, unseen, state=state) == (state, [Steps()])
-    state, [steps] = run(BESIDE, unseen._replace(shown=["new"]), state=state)
+    state, [steps] = run(BESIDE, unseen._replace(now_ns=3 + hold.FIGURES_NS), state=state)
     assert all(pod.crosses for pod in state.pods)
     assert state.step == hold.ACROSS
 
@@ -111,7 +111,7 @@ def test_one_after_another_who_joins_does_not_keep_the_first_above_the_line() ->
     young = Look(hold.FIGURES_NS, node(LINE + 10 * MIB), [("b", MIB)], usages=usages)
     state, _ = run(BESIDE, young, state=state)
     usages["b"] = MIB
-    assert run(BESIDE, young._replace(growers=(), shown=["a"], usages=usages), state=state)[0].step == hold.ABOVE
+    assert run(BESIDE, young._replace(growers=(), usages=usages), state=state)[0].step == hold.ABOVE
     old = Look(hold.FIGURES_NS + 1, node(LINE + 10 * MIB), usages=usages)
     state, _ = run(BESIDE, old, state=state)
     assert [(pod.uid, pod.crosses) for pod in state.pods] == [("a", True), ("b", False)]

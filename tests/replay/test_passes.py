@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.hot.pass_record import SNAPSHOT_NS
-from monitor.link.hold_messages import KubeletEviction, KubeletFigures, Softened
+from monitor.link.hold_messages import KubeletEviction, Softened
 from monitor.link.messages import PodSeen
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
@@ -48,7 +48,6 @@ steps = {
     "tell": st.tuples(
         st.one_of(
             st.builds(KubeletEviction, st.sampled_from(PODS), st.booleans()),
-            st.builds(KubeletFigures, st.dictionaries(st.sampled_from(PODS), st.just((300 * MIB, 200 * SECOND)))),
             st.builds(Softened, st.integers(1, 3), st.sampled_from(PODS), st.sampled_from([0, 100 * MIB])),
         )
     ),

@@ -30,7 +30,7 @@ from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
 from monitor.link import codec
 from monitor.link.counters import SharedStats
-from monitor.link.hold_messages import FromHolds, KubeletEviction, KubeletFigures, Softened, ToHolds
+from monitor.link.hold_messages import FromHolds, KubeletEviction, Softened, ToHolds
 from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
 from monitor.policy.patience import Coming
 from monitor.policy.releases import era
@@ -203,9 +203,7 @@ class World:
     def tell(self, message: ToHolds) -> None:
         """The side has seen something of the kubelet."""
         holds = self.decider.holds
-        if isinstance(message, KubeletFigures) and holds is not None:
-            holds.take_figures(message)
-        elif isinstance(message, KubeletEviction) and holds is not None:
+        if isinstance(message, KubeletEviction) and holds is not None:
             holds.take_eviction(message)
         elif isinstance(message, Softened) and holds is not None:
             holds.take_softened(message)

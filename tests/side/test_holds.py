@@ -2,15 +2,15 @@
 
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from monitor.link.hold_messages import Held, HoldEnded
+from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction
 from monitor.race.events import Event, Hold, HoldEnd
 from monitor.side.event_builder import EventBuilder
 from monitor.side.hold_ration import CHANGES, MINUTE_NS, HoldRation
-from monitor.side.holds import Holds
+from monitor.side.holds import FOR_MEMORY, Holds
 
 MIB = 1 << 20
 HELD = Held(
@@ -29,9 +29,14 @@ def lines() -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.fixture
-def holds(lines: list[tuple[str, dict[str, Any]]]) -> Holds:
+def sent() -> list[KubeletEviction]:
+    return []
+
+
+@pytest.fixture
+def holds(lines: list[tuple[str, dict[str, Any]]], sent: list[KubeletEviction]) -> Holds:
     log = SimpleNamespace(warning=lambda text, **fields: lines.append((text, fields)))
-    view: Any = SimpleNamespace(log=log, cluster=None)
+    view: Any = SimpleNamespace(log=log, cluster=None, config=SimpleNamespace(holds=True), send=sent.append)
     return Holds(view)
 
 
@@ -49,6 +54,31 @@ def test_a_hold_is_logged_counted_and_over(holds: Holds, lines: list[tuple[str, 
     assert (begin, fields["pod"], fields["uid"], fields["held_ns"]) == ("pod held", "ns/hog", "u", held.ts_ns)
     assert fields["threshold"] == 32 * MIB
     assert (end, ended["why"], ended["grew"], ended["ended_ns"]) == ("hold ended", "clear", MIB, 5)
+
+
+def test_evictions_are_passed_on_also_before_the_pod_is_held(holds: Holds, sent: list[KubeletEviction]) -> None:
+    """One that flushes as it is asked to end grows."""
+    holds.evicted("u", f"{FOR_MEMORY} Threshold quantity: 100Mi")
+    holds.evicted("other")
+    assert sent == [KubeletEviction("u", True), KubeletEviction("other", False)]
+    cast(Any, holds._view).config.holds = False
+    holds.evicted("u")
+    assert len(sent) == 2, "the hot process holds nobody"
+
+
+def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_hold(
+    holds: Holds, sent: list[KubeletEviction]
+) -> None:
+    """A hot process that was started again learns of its pods later than the side of who is asked to end."""
+    holds.evicted("u", FOR_MEMORY)
+    sent.clear()
+    for number in (1, 1, 2, 2):
+        holds.held(HELD._replace(pod="other", id=number))
+        holds.held(HELD._replace(id=number))
+    assert sent == [KubeletEviction("u", False)] * 2
+    holds.evicted("u")
+    holds.held(HELD._replace(id=2))  # its brake changed
+    assert sent == [KubeletEviction("u", False)] * 3
 
 
 def test_another_brake_is_the_same_hold(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:

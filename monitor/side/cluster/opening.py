@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.pods.spec import CLUSTER, check_spec
-from monitor.side.kubelet_holds import kubelet_holds
 
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 def cluster_for(view: View, files: Worker, messages: MessageHandler) -> Cluster | None:
     """The cluster that the pods come from, if any. Taints that an instance before left are removed without one too."""
-    view.kubelet_holds = kubelet_holds(view)
     found, state_dir = None, Path(view.config.state_dir)
     if check_spec(view.config.pods)[0] in CLUSTER:
         from monitor.side.cluster.cluster import open_cluster
