@@ -131,6 +131,8 @@ BOOLEAN_FLAGS = {flag for flag, (_, read) in FIELDS.items() if read is _boolean}
 }
 
 
+#: Of arguments: the kubelet has 150 flags, and places of a flag that is repeated are joined, which takes n^2 time.
+_MOST = 2000
 #: What to write, by how a value is read.
 _REMEDIES: dict[Callable[[str], Any], str] = {
     parse_flag_map: "write SIGNAL<VALUE,... in quotes (a shell redirects at <), as in 'memory.available<100Mi'",
@@ -149,6 +151,8 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     As in the kubelet, a map or list given twice is added to, anything else replaced. Flags that are none of eviction,
     clean-up or reservation are noted. ``where``: the place of each argument. Raises PolicyError naming place and flag.
     """
+    if len(arguments) > _MOST:
+        raise PolicyError(f"{len(arguments)} flags and values, where {_MOST} are the most; give a kubelet's own")
     given: dict[str, Any] = {}
     notes: list[str] = []
     others: list[str] = []

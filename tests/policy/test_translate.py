@@ -200,6 +200,11 @@ TEXTS = st.one_of(
 )
 
 
+def test_a_file_of_endless_flags_is_refused_before_it_costs_time() -> None:
+    with pytest.raises(PolicyError, match="60000 flags and values, where 2000 are the most"):
+        translate(["--cgroups-per-qos"] * 60_000, [f"args:{line}" for line in range(60_000)])
+
+
 @given(st.lists(st.tuples(FLAGS, TEXTS), max_size=4))
 def test_any_value_is_translated_or_refused(flags: list[tuple[str, str]]) -> None:
     """Written with = or apart is the same, but for booleans, which may stand alone; a refusal names a flag."""
