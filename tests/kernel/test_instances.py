@@ -16,7 +16,7 @@ from monitor.cli import checks
 from monitor.errors import MonitorError
 from monitor.kernel import instances, loader, mounts, pins
 from monitor.lab.node import MIB, LabNode
-from tests import live, others
+from tests import live, others, waiting
 from tests.commands import run
 from tests.pin_instances import new_instance, state_directory
 from tests.pin_instances import root as root
@@ -143,16 +143,15 @@ def test_a_daemon_that_starts_removes_strays_and_keeps_what_is_in_use(tmp_path: 
             live.lend_pins(gone)
             shutil.rmtree(gone)
             with live.daemon(node) as other:
-                pins_check = live.message(other, "removed the pins of a state dir that is gone")
-                assert (pins_check["of"], pins_check["pins"]) == (str(gone), pins_check["pins"])
-                assert pins_check["pins"] > 20
-            assert not instances.instance_directory(gone).exists()
+                # Another worker's daemon may start in this instant, and come first.
+                waiting.until(lambda: not instances.instance_directory(gone).exists(), "the stray stays")
+                removed = live.messages(other, "removed the pins of a state dir that is gone")
+                assert all(line["pins"] > 20 for line in removed if line["of"] == str(gone))
             assert instances.instance_directory(used).is_dir()
             assert daemon.get("/readyz")[0] == 200
             live.ended(daemon)
-        with live.daemon(node) as other:
-            assert live.message(other, "removed the pins of a state dir that is gone")["of"] == str(used)
-    assert not instances.instance_directory(used).exists()
+        with live.daemon(node):
+            waiting.until(lambda: not instances.instance_directory(used).exists(), "the stray stays")
 
 
 def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:

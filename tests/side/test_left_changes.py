@@ -103,7 +103,8 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
         assert held.files() != before
         assert undo_left([held.state], lambda *_, **__: None)
         return
-    assert {line.partition(" {")[0] for line in lines} == {"info a change of an earlier daemon is undone"}
+    # Another worker's daemon that starts in this instant may undo it first, and then this one says nothing.
+    assert {line.partition(" {")[0] for line in lines} <= {"info a change of an earlier daemon is undone"}
     assert held.files() == before
     assert not held.noted()
 
