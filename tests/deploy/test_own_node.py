@@ -103,11 +103,26 @@ def test_a_pod_that_is_on_no_node_is_not_written(objects: Any) -> None:
 
 
 @EACH
-def test_labels_of_a_node_stay_and_events_are_about_it(objects: Any) -> None:
-    made, labels = objects(), {"a": "b"}
-    taints: Object = {"metadata": {"name": "a", "labels": labels}, "spec": {"taints": []}}
-    assert denied(made, asked("nodes", "a"), oldObject={"metadata": {"labels": labels}}, object=taints) == []
-    assert denied(made, asked("nodes", "a"), oldObject={"metadata": {}}, object=taints)
+@pytest.mark.parametrize("resource", ["nodes", "nodes/status", "pods/status"])
+def test_what_draws_pods_or_traffic_stays(resource: str, objects: Any) -> None:
+    made, request = objects(), asked(resource, "a")
+    before = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["e"], "ownerReferences": [{"name": "f"}]}
+
+    def found(metadata: Object) -> list[str]:
+        spec = {"nodeName": "a", "taints": []}
+        old, new = ({"metadata": {"name": "a", **one}, "spec": spec} for one in (before, metadata))
+        return denied(made, request, oldObject=old, object=new)
+
+    assert found(before) == []
+    for key, value in before.items():
+        for other in ({k: v for k, v in before.items() if k != key}, {**before, key: type(value)()}):
+            assert "changes no labels" in found(other)[0]
+    assert found({**before, "labels": {"a": "b", "app": "payments"}})
+
+
+@EACH
+def test_events_are_about_the_node(objects: Any) -> None:
+    made = objects()
     for name, allowed in (("a", True), ("b", False)):
         event = {"source": {"host": "a"}, "involvedObject": {"kind": "Node", "name": name}}
         assert (denied(made, asked("events", "web.1"), object=event) == []) == allowed
