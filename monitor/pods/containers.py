@@ -6,9 +6,11 @@ oom_score_adj (CAP_SYS_RESOURCE), a cgroup of its own, and a parent outside the 
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +103,9 @@ def request_from_adj(adj: int, capacity: int) -> int:
 
 #: Processes of a container that may end one after the other while its root is looked for.
 _TRIES = 8
+#: Characters of a container's mountinfo: a runtime makes some 50 mounts. A user in a namespace of its own makes 100,000
+#: (fs.mount-max) with paths of 4 KiB, of which each byte may be written as four: as a list they took 2 GB.
+_MOST_MOUNTS = 1 << 20
 
 
 def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
@@ -112,9 +117,9 @@ def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
     """
     own = _root_mount(proc / "self" / "mountinfo")
     for pid in cgroup_procs.processes(cgroup)[:_TRIES]:
-        found = _root_mount(proc / str(pid) / "mountinfo")
+        found = _root_mount(proc / str(pid) / "mountinfo", _MOST_MOUNTS)
         if found is None:
-            continue  # it ended
+            continue  # it ended, or made a namespace of its own
         device, kind, options = found
         # Processes outside any container have the root of this one, which may be an overlay itself.
         if kind != "overlay" or own is None or device == own[0]:
@@ -138,29 +143,44 @@ def _is_the_runtimes(device: str, proc: Path, pid: int) -> bool:
         except OSError:
             return ""
 
-    return users(str(pid)) == users("self") or any(row[1] == device for row in _mounts(proc / "self" / "mountinfo"))
+    return users(str(pid)) == users("self") or any(
+        _fields(line)[1] == device for line in _lines(proc / "self" / "mountinfo")
+    )
 
 
-def _root_mount(path: Path) -> tuple[str, str, str] | None:
-    """(device, type, options of the file system) mounted on / according to a mountinfo; None if its process is gone."""
-    return next((row[1:] for row in reversed(_mounts(path)) if row[0] == "/"), None)  # the last one lies on top
+def _root_mount(path: Path, most: float = math.inf) -> tuple[str, str, str] | None:
+    """(device, type, options of the file system) mounted on / according to a mountinfo; None if its process is gone, or
+    if the file has more than ``most`` characters. Raises MonitorError.
+    """
+    found, size = None, 0
+    for line in _lines(path):
+        size += len(line)
+        if size > most:
+            return None
+        where, *rest = _fields(line)
+        if where == "/":
+            found = rest  # the last one lies on top
+    return (found[0], found[1], found[2]) if found else None
 
 
-def _mounts(path: Path) -> list[tuple[str, str, str, str]]:
-    """(mount point, device, type, options) of a mountinfo's lines; none if its process is gone. Raises MonitorError."""
-    found = []
+def _lines(path: Path) -> Iterator[str]:
+    """Of a mountinfo; none if its process is gone. Raises MonitorError."""
     try:
         with open(path, errors="surrogateescape") as file:
-            for line in file:
-                # 36 35 98:0 /mnt1 / rw,noatime master:1 - ext3 /dev/root rw,errors=continue (proc(5))
-                before, _, after = line.rstrip("\n").partition(" - ")
-                where, what = before.split(" "), after.split(" ")
-                found.append((where[4], where[2], what[0], what[2]))
+            yield from file
     except (FileNotFoundError, ProcessLookupError):
-        return []
+        return
     except PermissionError as e:
         raise CannotError(f"cannot read {path}: {e.strerror}", "give outrace CAP_SYS_PTRACE") from e
-    return found
+
+
+def _fields(line: str) -> tuple[str, str, str, str]:
+    """Mount point, device, type and options in a line of a mountinfo, such as this of proc(5):
+    ``36 35 98:0 /mnt1 / rw,noatime master:1 - ext3 /dev/root rw,errors=continue``.
+    """
+    before, _, after = line.rstrip("\n").partition(" - ")
+    where, what = before.split(" "), after.split(" ")
+    return where[4], where[2], what[0], what[2]
 
 
 def _is_directory(path: Path) -> bool:

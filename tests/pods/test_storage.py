@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import time
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,26 @@ def test_which_layers_count(tmp_path: Path, device: str, rest: str, found: bool)
             OVERLAY.format(device=device, rest=rest.format(upper=upper)) + "31 30 0:5 / /proc rw - proc proc rw\n"
         )
         assert upper_directory(parent, tmp_path) == (upper if found else None)
+
+
+def test_a_process_with_endless_mounts_is_passed_over_and_costs_little(tmp_path: Path) -> None:
+    """Any user makes 100,000 with paths of 4 KiB: as a list they took the memory of the daemon's own cgroup."""
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text("1 0 8:1 / / rw - ext4 /dev/vda rw\n")
+    row = OVERLAY.format(device="0:41", rest=f",upperdir={upper},workdir=/w")
+    many = f"31 30 0:5 / /{'x' * 4000} rw - tmpfs none rw\n" * 10_000
+    with live.cgroup("storage") as parent, live.Puppet(parent) as one, live.Puppet(parent) as other:
+        for pid, more in ((one.pid, many), (other.pid, "")):
+            (tmp_path / str(pid)).mkdir()
+            (tmp_path / str(pid) / "mountinfo").write_text(row + more)
+        tracemalloc.start()
+        found = upper_directory(parent, tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert found == upper
+    assert peak < 2 << 20
 
 
 def test_a_layer_of_a_user_namespace_counts_only_if_it_is_mounted_here_too(tmp_path: Path) -> None:
