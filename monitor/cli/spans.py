@@ -20,7 +20,7 @@ class Span(NamedTuple):
 Line = Sequence[Span]
 
 #: What `monitor.cli.terminal` has an attribute for.
-STYLES = ("title", "dim", "good", "warn", "bad", "selected", "anon", "kernel", "other", "active", "inactive")
+STYLES = ("title", "dim", "good", "warn", "bad", "anon", "kernel", "other", "active", "inactive")
 #: In the place of what was cut out.
 CUT = "~"
 
@@ -69,11 +69,3 @@ def shorten(text: str, width: int) -> str:
         return CUT[:width]
     head = (width - len(CUT)) // 2
     return text[:head] + CUT + text[len(text) - (width - len(CUT) - head) :]
-
-
-def wrap(text: str, width: int, indent: str = "  ") -> list[str]:
-    """Lines of at most ``width`` columns, those after the first one indented."""
-    import textwrap
-
-    found = textwrap.wrap(text, max(20, width), subsequent_indent=indent)
-    return found or [""]

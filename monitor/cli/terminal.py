@@ -27,15 +27,6 @@ _NAMED = {
     curses.KEY_DOWN: "down",
     curses.KEY_PPAGE: "pgup",
     curses.KEY_NPAGE: "pgdn",
-    curses.KEY_HOME: "home",
-    curses.KEY_END: "end",
-    curses.KEY_ENTER: "enter",
-    curses.KEY_BACKSPACE: "backspace",
-    10: "enter",
-    13: "enter",
-    27: "esc",
-    8: "backspace",
-    127: "backspace",
 }
 #: Style -> colour of the text, and what a terminal without colours can do.
 _COLOURS = {
@@ -48,7 +39,7 @@ _COLOURS = {
     "active": curses.COLOR_CYAN,
     "inactive": curses.COLOR_GREEN,
 }
-_PLAIN = {"title": curses.A_BOLD, "selected": curses.A_REVERSE, "bad": curses.A_BOLD, "dim": curses.A_DIM}
+_PLAIN = {"title": curses.A_BOLD, "bad": curses.A_BOLD, "dim": curses.A_DIM}
 
 
 def unusable() -> str | None:

@@ -12,18 +12,20 @@ import click
 
 from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import with_default_threshold
-from monitor.cli.output import emit, output_option, print_json, print_lines
+from monitor.cli.output import output_option, print_json, print_lines
 from monitor.cli.spans import plain
 from monitor.cli.top_sample import Sample, Sampler
-from monitor.cli.top_text import lines
+from monitor.cli.top_screen import once
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
 
 _REFRESH_S = 1.0
+#: Columns where there is no terminal.
+_PIPE = 140
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--once", "is_once", is_flag=True, help="Print one frame and end.")
 @click.option("--node-cgroup", metavar="PATH", help="Treat this cgroup as the node; its limit is the capacity.")
 @click.option("--pods", metavar="SOURCE", help="As for outrace run. [auto]")
 @click.option("--kubeconfig", metavar="FILE", envvar="OUTRACE_KUBECONFIG", help="As for outrace run.")
@@ -34,8 +36,8 @@ _REFRESH_S = 1.0
 @click.option("--state-dir", metavar="DIR", help="That daemon's, for the pods it evicted. [/var/lib/outrace]")
 @no_daemon_option
 @output_option
-def top(once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
-    """Show the node and its pods live, the next victim first; q or Ctrl-C ends, h shows the keys.
+def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
+    """Show the node and its pods live, the next victim first. Keys: q quit, s sort, up, down, page up, page down.
 
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
     a node: that node, with figures from the cgroup files (memory.stat may lag by up to 2 s). The frame says which.
@@ -43,9 +45,9 @@ def top(once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
     each second, until it is ended.
     """
     found = choose_daemon(flags, no_daemon)
-    sampler = Sampler(_config(flags) if found is None else found.config, found, is_live=not once)
+    sampler = Sampler(_config(flags) if found is None else found.config, found, is_live=not is_once)
     try:
-        if once:
+        if is_once:
             _print_once(sampler.sample(), output)
         elif output == "table" and sys.stdout.isatty() and sys.stdin.isatty():
             _live(sampler)
@@ -58,17 +60,12 @@ def top(once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
 
 
 def _print_once(sample: Sample, output: str) -> None:
-    """Tables as wide as they are, for a pipe; on a terminal laid out for its width."""
-    frame = sample.frame
-    if output == "table" and sys.stdout.isatty():
-        from monitor.cli.top_screen import once
-
-        print_lines(once(sample, shutil.get_terminal_size().columns))
+    if output == "json":
+        print_json(sample.frame)
         return
-    emit(output, frame, lambda: lines(frame))
-    if output == "table":
-        for problem in frame["problems"]:
-            click.echo(f"outrace: {plain(problem)}", err=True)
+    print_lines(once(sample, shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE))
+    for problem in sample.frame["problems"]:
+        click.echo(f"outrace: {plain(problem)}", err=True)
 
 
 def _live(sampler: Sampler) -> None:
@@ -91,11 +88,8 @@ def _live(sampler: Sampler) -> None:
 def _follow(sampler: Sampler, output: str) -> None:
     """Frame after frame, each below the last."""
     while True:
-        frame = sampler.sample().frame
-        if output == "json":
-            print_json(frame)
-        else:
-            print_lines([*lines(frame), *map(plain, frame["problems"]), ""])
+        _print_once(sampler.sample(), output)
+        sys.stdout.write("" if output == "json" else "\n")
         sys.stdout.flush()
         time.sleep(_REFRESH_S)
 

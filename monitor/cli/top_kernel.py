@@ -5,7 +5,7 @@ killer would take. None of it asks anything of the daemon.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,11 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
-from monitor.race.badness import Process, badness, likely_victim
+from monitor.race.badness import likely_victim
 
 #: A look at all processes (some 60 us each) is repeated after this long, or after so many times what it took: at most
 #: 2 % of a CPU on a node that is short of memory.
 _LOOK_S, _SHARE = 5.0, 50
-#: Processes of a pod that are kept, those the kernel would take first.
-MOST = 10
 #: What the kernel has for itself on the machine; none of it is in the usage of the root cgroup.
 _MACHINE = ("Slab", "KernelStack", "PageTables", "SecPageTables", "Percpu")
 #: The same of a cgroup on kernels before 5.18, which have no line `kernel` (Documentation/admin-guide/cgroup-v2.rst).
@@ -53,13 +51,11 @@ def _kernel_v1(path: Path) -> int | None:
 
 @dataclass(frozen=True)
 class Looked:
-    """A look at every process of the node: ``victim`` as it is shown, ``processes`` of each pod by uid, those that the
-    kernel would take first in front, with their badness in pages (None: never), ``scores`` the lowest and highest
-    oom_score_adj of each pod.
+    """A look at every process of the node: ``victim`` as it is shown, and by the uid of a pod its lowest and highest
+    oom_score_adj.
     """
 
     victim: Mapping[str, Any] | None = None
-    processes: Mapping[str, Sequence[tuple[int | None, Process]]] = field(default_factory=dict)
     scores: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     problem: str = ""
 
@@ -89,10 +85,10 @@ def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | No
     total = total_pages(hierarchy, node)
     found = candidates(hierarchy, node, owner)
     taken = likely_victim(found, total, None if node == hierarchy.root else str(node), groups(node), PAGE)
-    by_pod: dict[str, list[tuple[int | None, Process]]] = {}
+    values: dict[str, list[int]] = {}
     for process in found:
         if process.pod is not None:
-            by_pod.setdefault(process.pod, []).append((badness(process, total, PAGE), process))
+            values.setdefault(process.pod, []).append(process.oom_score_adj)
     victim = None
     if taken is not None:
         who = taken.process
@@ -106,8 +102,4 @@ def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | No
             "oom_score_adj": who.oom_score_adj,
             "waits": taken.waits,
         }
-    for rows in by_pod.values():
-        rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0), row[1].pid))
-    values = {uid: [process.oom_score_adj for _, process in rows] for uid, rows in by_pod.items()}
-    scores = {uid: (min(each), max(each)) for uid, each in values.items()}
-    return Looked(victim, {uid: rows[:MOST] for uid, rows in by_pod.items()}, scores)
+    return Looked(victim, {uid: (min(each), max(each)) for uid, each in values.items()})

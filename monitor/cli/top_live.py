@@ -8,9 +8,8 @@ import threading
 import time
 
 from monitor.cli.terminal import Terminal
-from monitor.cli.top_keys import View
 from monitor.cli.top_sample import Sample, Sampler
-from monitor.cli.top_screen import problem, screen, shown_rows
+from monitor.cli.top_screen import View, problem, screen
 from monitor.errors import MonitorError
 
 #: Between two looks.
@@ -87,20 +86,19 @@ def _run(looker: Looker, terminal: Terminal) -> None:
     due = 0.0
     while not view.ended and not terminal.ended:
         now = time.monotonic()
-        if now >= due and not view.paused:
+        if now >= due:
             looker.ask()
             due = now + REFRESH_S
         if looker.failure is not None:
             raise looker.failure
         _draw(looker, view, terminal)
         try:
-            keys = terminal.wait(REFRESH_S if view.paused else due - now)
+            keys = terminal.wait(due - now)
         except EOFError:
             return
         looker.taken()
         for key in keys:
-            uids = [] if looker.sample is None else [row.pod["uid"] for row in shown_rows(looker.sample, view)]
-            view.press(key, uids)
+            view.press(key)
 
 
 def _draw(looker: Looker, view: View, terminal: Terminal) -> None:
@@ -111,5 +109,5 @@ def _draw(looker: Looker, view: View, terminal: Terminal) -> None:
     sample = looker.sample
     if looker.problem:
         frame = {**sample.frame, "problems": [looker.problem, *sample.frame["problems"]]}
-        sample = Sample(frame, sample.history, sample.processes, sample.asked)
+        sample = sample._replace(frame=frame)
     terminal.draw(screen(sample, view, width, height))

@@ -6,10 +6,9 @@ In the live view a thread of its own looks (`monitor.cli.top_live`), because a d
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from monitor.cli.daemons import Daemon
 from monitor.cli.top_frame import Node
@@ -17,7 +16,6 @@ from monitor.cli.top_kernel import ProcessLooks, composition
 from monitor.cli.top_trends import Trends
 from monitor.errors import MonitorError
 from monitor.pods.source import open_for
-from monitor.race.badness import Process
 from monitor.settings.config import RunConfig
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from monitor.side.view import pod_owners
@@ -35,15 +33,8 @@ _WAIT_S = 0.2
 _STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "conditions", "lost")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """``history`` and ``processes`` are by the uid of a pod: its working sets (bytes), and its processes with their
-    badness (pages; None: never taken), those that the kernel would take first in front.
-    """
-
+class Sample(NamedTuple):
     frame: Mapping[str, Any]
-    history: Mapping[str, Sequence[int]]
-    processes: Mapping[str, Sequence[tuple[int | None, Process]]]
     asked: str = ""  # the daemon that was asked, whether or not it answered; "" for none
 
 
@@ -92,9 +83,7 @@ class Sampler:
         problems = [text for text in (looked.problem, self._read_incidents()) if text]
         frame |= {"kernel_victim": looked.victim, "incidents": self._incidents, "daemon": self._daemon()}
         frame["problems"] = [*frame["problems"], *problems]
-        history = {uid: self._trends.history(uid) for uid in pods}
-        asked = "" if node.daemon is None else node.daemon.name
-        return Sample(frame, history, looked.processes, asked)
+        return Sample(frame, "" if node.daemon is None else node.daemon.name)
 
     def _growth(self, key: str) -> int | None:
         found = self._trends.growth(key)

@@ -1,29 +1,63 @@
-"""The live view of `outrace top` as lines that fit a screen: what is shown, and what goes first where room is short."""
+"""The screen of `outrace top` as lines: what is shown, and what is left out first where room is short."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from monitor.cli.brake_text import brake_lines, held_lines
+from monitor.cli.incident_text import format_margin, local_time
 from monitor.cli.output import format_bytes
 from monitor.cli.spans import Line, Span, clip, line, plain, shorten, text_of, width_of
 from monitor.cli.top_bars import Json, bar_lines, legend, marks, threshold_line
-from monitor.cli.top_keys import HELP, INCIDENTS, POD, PODS, View
-from monitor.cli.top_pages import help_page, incident_lines, incident_page, pod_page
-from monitor.cli.top_pods import SORTS, Row, rows, table
 from monitor.cli.top_sample import Sample
+from monitor.policy.signals import DOMAIN_OF
 
 #: Pods that are shown before anything else is left out for them.
 _PODS = 4
 #: Of what is held or wrong, as many lines.
 _NOTICES = 3
-_KEYS = {
-    PODS: "q quit  space pause  s sort  r reverse  / filter  enter pod  i incidents  h keys",
-    POD: "esc back  up down scroll  space pause  q quit",
-    INCIDENTS: "esc back  up down scroll  q quit",
-    HELP: "esc back  up down scroll  q quit",
-}
+_PAGE = 10
+#: At least so much of a name is shown before columns are left out.
+_NAME = 22
+#: Left out in this order where the screen is narrow.
+_SPARE = ("REQUEST", "QOS", "USED", "PRIORITY", "ADJ", "GROWTH")
+_SHORT_QOS = {"Guaranteed": "Guar", "Burstable": "Burst", "BestEffort": "BestE"}
+#: What pods are sorted by; the first one is the policy's order.
+SORTS: tuple[tuple[str, Callable[[Json], Any] | None], ...] = (
+    ("eviction order", None),
+    ("used", lambda pod: pod["working_set"]),
+    ("growth", lambda pod: float("-inf") if (found := pod.get("growth_bytes_per_s")) is None else found),
+)
+
+
+@dataclass
+class View:
+    """``offset``: the first pod in the window."""
+
+    sort: int = 0
+    offset: int = 0
+    ended: bool = False
+
+    def press(self, key: str) -> None:
+        """``key`` as `monitor.cli.terminal` names it."""
+        if key == "q":
+            self.ended = True
+        elif key == "s":
+            self.sort, self.offset = (self.sort + 1) % len(SORTS), 0
+        elif key in _MOVES:
+            self.offset = max(0, self.offset + _MOVES[key])
+
+
+_MOVES = {"up": -1, "down": 1, "pgup": -_PAGE, "pgdn": _PAGE}
+
+
+class Row(NamedTuple):
+    """A pod with its place in the order of eviction, from 1; None: it is never evicted."""
+
+    rank: int | None
+    pod: Json
 
 
 class _Block(NamedTuple):
@@ -33,80 +67,53 @@ class _Block(NamedTuple):
     lines: Sequence[Line]
 
 
-def shown_rows(sample: Sample, view: View) -> list[Row]:
-    return rows(sample.frame, view.sort, view.backwards, view.filter)
-
-
-def screen(sample: Sample, view: View, width: int, height: int | None) -> list[list[Span]]:
-    """At most ``height`` lines (None: as many as there are) of at most ``width`` columns."""
-    found = shown_rows(sample, view)
-    if view.page == PODS:
-        made = _pods(sample, view, found, width, height)
-    else:
-        made = _page(sample, view, found, width, height)
-    return [clip(one, width) for one in (made if height is None else made[:height])]
-
-
-def _page(sample: Sample, view: View, found: Sequence[Row], width: int, height: int | None) -> list[Line]:
-    """A page that may be longer than the screen: its lines from ``view.offset`` on, which is kept within them."""
-    body = list(_body(sample, view, found, width))
-    if height is None:
-        return body
-    room = max(1, height - 2)
-    view.offset = min(view.offset, max(0, len(body) - room))
-    seen = body[view.offset : view.offset + room]
-    return [_title(sample, view, width), *seen, *[line("")] * (room - len(seen)), _keys(view, width)]
-
-
-def _body(sample: Sample, view: View, found: Sequence[Row], width: int) -> Iterator[Line]:
-    if view.page == HELP:
-        yield from help_page(width)
-    elif view.page == INCIDENTS:
-        yield from incident_page(sample.frame, width)
-    else:
-        # Of all pods: a filter does not hide the one that is looked at.
-        row = next((row for row in rows(sample.frame) if row.pod["uid"] == view.selected), None)
-        if row is None:
-            yield line("this pod is gone")
-        else:
-            yield from pod_page(sample, row, width)
-
-
-def _pods(sample: Sample, view: View, found: Sequence[Row], width: int, height: int | None) -> list[Line]:
+def screen(sample: Sample, view: View, width: int, height: int) -> list[list[Span]]:
+    """At most ``height`` lines of at most ``width`` columns."""
     frame = sample.frame
     above = [_Block(0, [_title(sample, view, width)]), *_memory(frame, width), *_notices(sample)]
-    below = list(_below(sample, width))
-    last: list[_Block] = []
-    if height is not None:
-        last = [_Block(0, [_keys(view, width)])]
-    blocks = [*above, *below, *last]
+    keys = "q quit  s sort  up down page up page down"
+    below = [*_below(sample, width), _Block(0, [line(Span(keys if len(keys) < width else "q quit", "dim"))])]
+    blocks = [*above, *below]
+    found = rows(frame, view.sort)
     wanted = 1 + min(len(found) or 1, _PODS)
-    while height is not None and sum(len(block.lines) for block in blocks) + wanted > height:
+    while sum(len(block.lines) for block in blocks) + wanted > height:
         spare = max(blocks, key=lambda block: block.spare)  # the first of those
         if spare.spare == 0:
             break
         blocks.remove(spare)
     used = sum(len(block.lines) for block in blocks)
-    count = len(found) if height is None else max(1, height - used - 1)
-    start = _first(found, view.selected, count)
-    window = table(frame, found[start : start + count], view.selected, width, sample.history)
-    if not found:
-        window.append(line("no pods" if not frame["pods"] else f"no pod has '{plain(view.filter)}' in its name"))
-    filled = [] if height is None else [line("")] * (height - used - len(window))
-    kept = [block for block in above if block in blocks]
-    rest = [block for block in (*below, *last) if block in blocks]
-    whole = [*_lines(kept), *window, *filled, *_lines(rest)]
-    return whole if height is None or len(whole) <= height else [*whole[: height - 1], whole[-1]]
+    count = max(1, height - used - 1)
+    view.offset = max(0, min(view.offset, len(found) - count))
+    window = table(frame, found[view.offset : view.offset + count], width)
+    whole = [
+        *(one for block in above if block in blocks for one in block.lines),
+        *window,
+        *[line("")] * (height - used - len(window)),
+        *(one for block in below if block in blocks for one in block.lines),
+    ]
+    return [clip(one, width) for one in (whole if len(whole) <= height else [*whole[: height - 1], whole[-1]])]
 
 
-def _lines(blocks: Sequence[_Block]) -> list[Line]:
-    return [one for block in blocks for one in block.lines]
+def once(sample: Sample, width: int) -> Iterator[str]:
+    """Everything, for a pipe, a file, and a terminal that places no text. Only bars and pods go by ``width``."""
+    frame = sample.frame
+    blocks = [*_memory(frame, width), *_notices(sample, most=None)]
+    above = [_title(sample, View(), width), *(one for block in blocks for one in block.lines)]
+    below = [one for block in _below(sample, width) for one in block.lines]
+    for spans in (*above, *table(frame, rows(frame), width), *below):
+        yield text_of(spans).rstrip()
+    for name, value in frame.items():
+        if name.startswith("memory_"):
+            # As the scripts of the Kubernetes documentation print them: memory.available_in_kb 123
+            yield f"{name.replace('_', '.', 1)} {value}"
+    for pod in frame["evicted"]:
+        yield plain(f"evicted {pod['namespace']}/{pod['name']}: {pod['message']}")
 
 
-def _first(found: Sequence[Row], selected: str | None, count: int) -> int:
-    """Of the window: the chosen pod is in it."""
-    at = next((i for i, row in enumerate(found) if row.pod["uid"] == selected), 0)
-    return max(0, min(at - count // 2, len(found) - count))
+def problem(text: Any, width: int, height: int) -> list[list[Span]]:
+    """Before the first look is over."""
+    made = [line(Span("outrace top", "title")), line(plain(text)), line(""), line(Span("q quit", "dim"))]
+    return [clip(one, width) for one in made[:height]]
 
 
 def _title(sample: Sample, view: View, width: int) -> Line:
@@ -117,12 +124,8 @@ def _title(sample: Sample, view: View, width: int) -> Line:
     else:
         facts = (daemon["name"], daemon["mode"], daemon["rung"], "armed" if daemon["armed"] else "")
         who = " ".join(plain(fact) for fact in facts if fact)
-    state = [Span("  PAUSED", "warn")] if view.paused else []
-    sort = [] if view.sort == 0 and not view.backwards else [f"  by {SORTS[view.sort][0]}"]
-    if view.backwards:
-        sort.append(" reversed")
-    filtered = [f"  /{plain(view.filter)}"] if view.filter or view.editing else []
-    left = line(Span("outrace top", "title"), "  ", Span(who, "" if daemon else "warn"), *sort, *filtered, *state)
+    sort = f"  by {SORTS[view.sort][0]}" if view.sort else ""
+    left = line(Span("outrace top", "title"), "  ", Span(who, "" if daemon else "warn"), sort)
     clock = frame["time"][11:]
     room = width - width_of(left) - len(clock)
     return [*left, Span(" " * room + clock)] if room > 0 else left
@@ -141,18 +144,29 @@ def _memory(frame: Json, width: int) -> Iterator[_Block]:
         yield _Block(1 + min(3, near.index(mark)), [threshold_line(mark, frame["forecasts"])])
 
 
-def _notices(sample: Sample) -> Iterator[_Block]:
+def _notices(sample: Sample, most: int | None = _NOTICES) -> Iterator[_Block]:
+    """What is held or wrong. Without ``most`` all of it but for what `outrace top --once` prints to stderr."""
     frame = sample.frame
     daemon = frame.get("daemon") or {}
     texts = [] if frame.get("daemon") is not None or not sample.asked else [frame["source"]]
     texts += [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
     texts += [f"node conditions: {', '.join(daemon['conditions'])}"] if daemon.get("conditions") else []
-    texts += [*brake_lines(frame["braked"]), *held_lines(frame["held"]), *frame["problems"]]
+    texts += [*brake_lines(frame["braked"]), *held_lines(frame["held"]), *_compared(frame["thresholds"])]
+    texts += [] if most is None else frame["problems"]
     texts += [frame["unlisted"]] if frame["unlisted"] else []
-    for text in texts[:_NOTICES]:
+    for text in texts[:most]:
         yield _Block(3, [line(Span(plain(text), "warn"))])
-    if len(texts) > _NOTICES:
-        yield _Block(7, [line(Span(f"and {len(texts) - _NOTICES} lines more: outrace top --once | cat", "dim"))])
+    if most is not None and len(texts) > most:
+        yield _Block(7, [line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))])
+
+
+def _compared(thresholds: Sequence[Json]) -> Iterator[str]:
+    """Whether a kubelet would evict where the formulas in force see nothing short."""
+    for one in (t for t in thresholds if t["compared"] and t["met"]):
+        ours = [t for t in thresholds if not t["compared"] and DOMAIN_OF[t["signal"]] == DOMAIN_OF[one["signal"]]]
+        if ours and not any(t["met"] for t in ours):
+            left = ", ".join(f"{format_bytes(t['available'])} by {t['signal']}" for t in ours)
+            yield f"a kubelet would evict now ({one['signal']}); nothing is wrong: available are {left}"
 
 
 def _below(sample: Sample, width: int) -> Iterator[_Block]:
@@ -160,8 +174,8 @@ def _below(sample: Sample, width: int) -> Iterator[_Block]:
     victim = frame.get("kernel_victim")
     if victim is not None:
         yield _Block(2, [line("the kernel kills next: ", Span(_victim(victim, width - 23), "bad"))])
-    for i, one in enumerate(incident_lines((frame.get("incidents") or ())[:3], width)):
-        yield _Block(4 + i, [one])
+    for i, one in enumerate((frame.get("incidents") or ())[:3]):
+        yield _Block(4 + i, [_incident(one, width)])
     daemon = frame.get("daemon")
     if daemon is not None:
         yield _Block(3, [_losses(daemon)])
@@ -173,6 +187,20 @@ def _victim(victim: Json, room: int) -> str:
     what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}" + (", dying" if victim["waits"] else "")
     name = plain(victim["pod"]) if victim["pod"] else ""
     return who + (f" of {shorten(name, max(8, room - len(who) - len(what) - 4))}" if name else ", in no pod") + what
+
+
+def _incident(one: Json, width: int) -> Line:
+    """When, the verdict, of which pod, by how much."""
+    verdict = plain(one["verdict"])
+    style = "bad" if verdict.startswith("oom_") else "good" if verdict in ("eviction_won", "relieved") else "warn"
+    victims = [*(one.get("evicted") or ()), *(one.get("oom_victims") or ())]
+    names = [plain(each.get("pod") or each.get("comm") or "?") for each in victims]
+    who = "" if not names else f" {names[0]}" + (f" +{len(names) - 1}" if len(names) > 1 else "")
+    observed = " (observed)" if one.get("observed") else ""
+    margin = "" if format_margin(one) == "-" else f", margin {format_margin(one)}"
+    clock = local_time(one["start"])[:19].replace("T", " ")
+    room = max(8, width - len(clock) - len(verdict) - len(observed) - len(margin) - 2)
+    return line(f"{clock} ", Span(verdict, style), f"{observed}{shorten(who, room)}{margin}")
 
 
 def _losses(daemon: Json) -> Line:
@@ -190,19 +218,71 @@ def _losses(daemon: Json) -> Line:
     return line(records, unseen, trigger)
 
 
-def _keys(view: View, width: int) -> Line:
-    if view.editing:
-        return line(Span(f"filter: {plain(view.filter)}_  enter keeps it, esc takes it away", "good"))
-    text = _KEYS[view.page]
-    return line(Span(text if len(text) < width else text[: max(0, width - 9)].rsplit("  ", 1)[0] + "  h keys", "dim"))
+# the pods
 
 
-def once(sample: Sample, width: int) -> list[str]:
-    """Everything in one go, for `--once` on a terminal."""
-    return [text_of(one).rstrip() for one in screen(sample, View(), width, None)]
+def rows(frame: Json, sort: int = 0) -> list[Row]:
+    """The pods, sorted by one of `SORTS`, the largest first."""
+    found, place = [], 0
+    for pod in frame["pods"]:
+        place += not pod["critical"]
+        found.append(Row(None if pod["critical"] else place, pod))
+    key = SORTS[sort][1]
+    return found if key is None else sorted(found, key=lambda row: key(row.pod), reverse=True)
 
 
-def problem(text: Any, width: int, height: int) -> list[list[Span]]:
-    """Before the first look is over."""
-    made = [line(Span("outrace top", "title")), line(plain(text)), line(""), line(Span("q quit", "dim"))]
-    return [clip(one, width) for one in made[:height]]
+def table(frame: Json, shown: Sequence[Row], width: int) -> list[list[Span]]:
+    """The header and a line for each of these pods. Before the name stand `P` (the policy evicts it next), `K` (the
+    kernel kills it next) and `H` (it is held).
+    """
+    header = ("", "#", "POD", "OVER", "USED", "REQUEST", "PRIORITY", "QOS", "ADJ", "GROWTH")
+    cells = [_cells(frame, row) for row in shown]
+    widths = [max(len(header[i]), *(len(each[i]) for each in cells), 0) for i in range(len(header))]
+    widths[0] = 3
+    name = header.index("POD")
+    kept = list(range(len(header)))
+
+    def room() -> int:
+        return width - sum(widths[i] for i in kept if i != name) - (len(kept) - 1)
+
+    for spare in _SPARE:
+        if room() >= min(widths[name], _NAME):
+            break
+        kept.remove(header.index(spare))
+    widths[name] = max(1, min(widths[name], room()))
+
+    def laid(each: Sequence[str]) -> str:
+        texts = [shorten(each[i], widths[i]) for i in kept]
+        left = {0, name, header.index("QOS")}
+        padded = (t.ljust(widths[i]) if i in left else t.rjust(widths[i]) for i, t in zip(kept, texts, strict=True))
+        return " ".join(padded).rstrip()
+
+    lines = [line(Span(laid(header), "dim"))]
+    lines += [line(Span(laid(each), "bad" if "K" in each[0] else "")) for each in cells]
+    return lines if frame["pods"] else [*lines, line("no pods")]
+
+
+def _cells(frame: Json, row: Row) -> tuple[str, ...]:
+    pod, adj, victim = row.pod, row.pod.get("oom_score_adj"), frame.get("kernel_victim")
+    flags = ("P" if row.rank == 1 else "") + ("K" if victim is not None and victim["uid"] == pod["uid"] else "")
+    return (
+        flags + ("H" if any(one["uid"] == pod["uid"] for one in frame["held"]) else ""),
+        "-" if row.rank is None else str(row.rank),
+        plain(f"{pod['namespace']}/{pod['name']}".lstrip("/")),
+        format_bytes(pod["over_request"]),
+        format_bytes(pod["working_set"]),
+        format_bytes(pod["request"]),
+        "?" if pod["priority"] is None else str(pod["priority"]),
+        _SHORT_QOS.get(pod["qos"], "?"),
+        "?" if adj is None else str(adj["highest"]),
+        growth_text(pod.get("growth_bytes_per_s")),
+    )
+
+
+def growth_text(count: float | None) -> str:
+    """Bytes a second: `+1.5Mi/s`; `=` for none worth a digit, `?` while it is not known."""
+    if count is None:
+        return "?"
+    if abs(count) < 1024:
+        return "="
+    return f"{'+' if count > 0 else ''}{format_bytes(round(count))}/s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 #: Growth is over this long: the daemon's own rate (`monitor.race.forecast`) is of the last seconds too, and shorter
@@ -11,7 +11,7 @@ from typing import Any
 SPAN_S = 10.0
 #: Two looks closer than this say nothing about a rate.
 _LEAST_S = 0.5
-#: Looks kept: two minutes of a frame each second, for the chart of a pod.
+#: Looks kept: of a frame each second, more than the span, whenever the last one before it was.
 _KEPT = 120
 
 
@@ -54,7 +54,3 @@ class Trends:
         before = [point for point in seen if point[0] <= end_s - SPAN_S]
         start_s, start = (end_s - SPAN_S, before[-1][1]) if before else seen[0]
         return None if end_s - start_s < _LEAST_S else (end - start) / (end_s - start_s)
-
-    def history(self, key: str) -> Sequence[int]:
-        """The figures that are known, the oldest first."""
-        return [size for _, size in self._seen.get(key, ())]

@@ -76,9 +76,9 @@ def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path,
     values = {row[0]: row[1] for row in rows if row and row[0].startswith("memory.") and len(row) == 2}
     assert len(values) == 7
     assert int(values["memory.capacity_in_bytes"]) == 128 * MI
-    (soft,) = (row for row in rows if "soft" in row)
-    assert (soft[0], soft[-1]) == ("memory.available", "yes"), "100Gi of a node of 128 MiB"
-    assert any(row[:1] == ["default/busy"] for row in rows)
+    (soft,) = (line for line in done.stdout.splitlines() if "soft" in line)
+    assert soft.startswith("B memory.available<100Gi soft: met, 99.9Gi short"), "of a node of 128 MiB"
+    assert any("default/busy" in row for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,9 @@ def test_growth_is_over_the_last_ten_seconds() -> None:
         trends.note(100.0 + second, {"a": 50 * MI + second * 2 * MI, "b": 5 * MI})
     assert trends.growth("a") == pytest.approx(2 * MI)
     assert trends.growth("b") == 0
-    assert trends.history("a")[-1] == 110 * MI
     for second in range(31, 42):
         trends.note(100.0 + second, {"a": 110 * MI})
-    assert (trends.growth("a"), trends.growth("b"), list(trends.history("b"))) == (0, None, []), "b is gone"
+    assert (trends.growth("a"), trends.growth("b")) == (0, None), "b is gone"
 
 
 def test_growth_before_the_first_look_is_what_the_daemon_remembers() -> None:
@@ -261,7 +260,6 @@ def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
         assert found.victim is not None
         assert (found.victim["pid"], found.victim["oom_score_adj"]) == (small.pid, 1000)
         assert found.scores == {"uid-busy": (0, 0), "uid-quiet": (1000, 1000)}
-        assert [process.pid for _, process in found.processes["uid-busy"]] == [large.pid]
 
 
 def test_a_look_that_takes_long_is_repeated_later(node: Path) -> None:
@@ -292,8 +290,8 @@ def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
     assert [one["id"] for one in frame["incidents"]] == [f"incident-{n:05d}" for n in range(INCIDENTS + 1, 1, -1)]
     assert "steps" not in frame["incidents"][0]
     text = top(*common(folder, tmp_path, node)).stdout
-    assert "the kernel would kill next: " in text
-    assert "incident incident-00006 at 2026-01-31T" in text
+    assert "the kernel kills next: " in text
+    assert text.count("\n2026-01-31 ") == 3, "the last incidents"
 
 
 def test_incidents_are_read_when_there_are_new_ones_and_their_damage_is_shown(

@@ -78,23 +78,10 @@ def test_live_until_q_or_ctrl_c(
 def test_keys_and_sizes(options: list[str]) -> None:
     with top(options) as made:
         made.press("s")
-        made.shows("by over request")
-        made.press("/qui\r")
-        made.until(lambda screen: "/qui" in screen.text and not any(" default/busy " in one for one in screen.lines))
-        made.press("\x1b")
-        made.shows("default/busy")
-        made.press("j\r")
-        made.shows("uid ", "default/busy", "LIMITS OF", "BADNESS")
-        made.press("\x1b[A\x1b[B\x1b")  # keys of several bytes, and an Esc alone
-        made.shows("OVER")
-        for key, shown in (("i", "none is stored"), ("?", "quit (also Ctrl-C)"), ("\x7f", "OVER"), (" ", "PAUSED")):
-            made.press(key)
-            made.shows(shown)
-        while made.read(1.5):
-            pass  # paused, it draws no more: else it does each second, and this never ends
-        frozen = made.screen.lines
-        made.press(" ")
-        made.until(lambda screen: "PAUSED" not in screen.text and screen.lines[0] != frozen[0])
+        made.shows("by used")
+        made.press("\x1b[A\x1b[B\x1b[6~\x1b")  # keys of several bytes, and an Esc alone
+        made.press("ss")
+        made.until(lambda screen: " by " not in screen.lines[0])
         for columns, rows in ((120, 40), (40, 10), (20, 4), (80, 24)):
             made.resize(columns, rows)
             made.until(lambda screen: screen.lines[-1].startswith("q quit") and screen.lines[0].startswith("outrace"))
@@ -130,14 +117,8 @@ def test_keys_are_answered_while_a_look_hangs(options: list[str]) -> None:
         made.before = made.modes()
         first = made.shows("default/busy").lines[0][-9:]
         second = made.until(lambda screen: screen.lines[0][-9:] != first).lines[0][-9:]
-        for key, shown in (
-            ("s", "by over request"),
-            ("h", "quit (also Ctrl-C)"),
-            ("\x1b", "OVER"),
-            ("j\r", "LIMITS OF"),
-        ):
-            made.press(key)
-            made.shows(shown)
+        made.press("s")
+        made.shows("by used")
         assert made.screen.lines[0].endswith(second), "it does hang"
         made.press("q")
         assert made.end() == 0
@@ -211,7 +192,7 @@ def test_a_terminal_that_cannot_place_text_gets_frame_after_frame(
 ) -> None:
     with seat(*TOP, *options, columns=200, cwd=REPOSITORY, TERM=term) as made:
         made.screen.feed = lambda _: None
-        while made.raw.count(b"SIGNAL ") < frames:
+        while made.raw.count(b"outrace top  no daemon") < frames:
             made.read(1.0)
         assert b"no live view: TERM=" in made.raw
         assert b"\x1b" not in made.raw
@@ -245,8 +226,6 @@ def test_names_cannot_reach_the_terminal(tmp_path: Path, node: Path) -> None:
             options = [*common(folder, tmp_path, node)[1:]]
             with seat(*TOP, *options, cwd=REPOSITORY, columns=240) as made:
                 made.shows("default/evil", SHOWN, r"the kernel kills next: \x1b[2Jevil\x0d (")
-                made.press("j\r")
-                made.shows(f"{node.name}/{SHOWN}", "BADNESS", r"\x1b[2Jevil\x0d")
                 made.press("q")
                 assert made.end() == 0
             done = run(*TOP, "--once", *options, cwd=REPOSITORY)
@@ -254,7 +233,7 @@ def test_names_cannot_reach_the_terminal(tmp_path: Path, node: Path) -> None:
             for text in (done.stdout, done.stderr):
                 assert text.replace("\n", "").isprintable()
             assert SHOWN in done.stderr
-            assert r"\x1b[2Jevil\x0d (pid" in done.stdout
+            assert r"the kernel kills next: \x1b[2Jevil\x0d (" in done.stdout
         finally:
             process.kill()
 

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from monitor.cli.spans import clip, line, plain, shorten, text_of, width_of
 from monitor.cli.top_bars import bar_lines, legend, marks
-from monitor.cli.top_keys import HELP, INCIDENTS, POD, PODS, View
-from monitor.cli.top_pods import SORTS, growth_text, name_of, rows
 from monitor.cli.top_sample import Sample
-from monitor.cli.top_screen import once, problem, screen, shown_rows
+from monitor.cli.top_screen import SORTS, View, growth_text, once, problem, rows, screen
 from tests.pods import top_frames as frames
 from tests.pods.top_example import shown
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, incident, pod, sample
@@ -23,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]\ud800"
 
 
-def text(shown: Sample, view: View | None = None, width: int = 80, height: int | None = 24) -> list[str]:
+def text(shown: Sample, view: View | None = None, width: int = 80, height: int = 24) -> list[str]:
     return [text_of(one).rstrip() for one in screen(shown, view or View(), width, height)]
 
 
@@ -71,16 +69,16 @@ def test_at_80_by_24_everything_has_its_place() -> None:
     assert "the kernel kills next: hog (4711) of ns/a, 300.0Mi, adj 900" in lines
     assert "no record lost; 128.0Ki may move unseen; trigger user" in lines
     assert "eviction_won ns/a, margin 12.0Mi, 3.250 ms" in found
-    assert lines[-1].startswith("q quit  space pause")
+    assert lines[-1].startswith("q quit  s sort")
 
 
 names = st.text(max_size=40) | st.just(HOSTILE)
 
 
 @settings(max_examples=60, deadline=None)
-@given(names, names, st.integers(1, 130), st.integers(1, 45), st.sampled_from([PODS, POD, INCIDENTS, HELP]))
+@given(names, names, st.integers(1, 130), st.integers(1, 45))
 def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
-    name: str, comm: str, width: int, height: int, page: str
+    name: str, comm: str, width: int, height: int
 ) -> None:
     made = full()
     made["pods"][0] |= {"name": name, "namespace": comm, "cgroup": name, "qos": name, "containers": {name: pod("c")}}
@@ -88,7 +86,7 @@ def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
     made["incidents"] = [incident(verdict=name, summary=comm, evicted=[{"pod": name}])]
     made |= {"problems": [name, comm], "unlisted": name}
     made["daemon"] = daemon(name=name, mode=comm, rung=name, conditions=[name], not_ready=comm, lost={name: 1})
-    lines = screen(sample(made, asked=name), View(page=page, selected="uid-a", filter=""), width, height)
+    lines = screen(sample(made, asked=name), View(), width, height)
     assert len(lines) <= height
     for one in lines:
         assert width_of(one) <= width
@@ -156,89 +154,37 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert [growth_text(n) for n in (None, 0, -5 * MI, 2048)] == ["?", "=", "-5.0Mi/s", "+2.0Ki/s"]
 
 
-def test_pods_are_sorted_and_filtered() -> None:
+def test_pods_are_sorted() -> None:
     made = full()
-    by = {name: [row.pod["name"] for row in rows(made, i)][:3] for i, (name, _, _) in enumerate(SORTS)}
+    by = {name: [row.pod["name"] for row in rows(made, i)][:3] for i, (name, _) in enumerate(SORTS)}
     assert by["eviction order"] == ["a", "b", "critical"]
-    assert by["over request"] == ["a", "web-00", "web-01"]
     assert by["used"] == ["a", "b", "critical"]
     assert by["growth"][0] == "a"
-    assert by["priority"][0] == "b", "what is not known is the lowest"
-    assert by["oom_score_adj"][0] == "a"
-    assert by["name"] == ["a", "b", "critical"]
-    assert [row.rank for row in rows(made, wanted="WEB-0")] == list(range(3, 13)), "places are those of the whole order"
-    assert [row.pod["name"] for row in rows(made, backwards=True)][-1] == "a"
+    last = rows(made, 2)[-1]
+    assert (last.pod["name"], last.rank) == ("b", 2), "unknown growth is last, and its place that of the whole order"
 
 
-def test_keys_sort_filter_pause_and_open_a_pod() -> None:
+def test_keys_sort_scroll_and_end() -> None:
     shown, view = sample(full()), View()
 
     def press(*keys: str) -> list[str]:
         for key in keys:
-            view.press(key, [row.pod["uid"] for row in shown_rows(shown, view)])
+            view.press(key)
         return text(shown, view)
 
-    assert "by over request" in press("s")[0]
-    assert "reversed" in press("r")[0]
-    assert "by eviction order reversed" in press("S")[0]
-    press("r")
-    assert "filter: web-1_" in press("/", *"web-1")[-1]
-    assert "/web-1" in press("enter")[0]
-    assert sum("ns/web" in one for one in press()) >= 4
-    assert view.selected is None
-    press("down", "down")
-    assert name_of(shown_rows(shown, view)[1].pod) == "ns/web-11"
-    assert view.selected == "uid-web-11"
-    assert press("enter")[1:3] == ["ns/web-11", "number 14 of the order"]
-    assert view.page == POD
-    press("esc")
-    assert (view.page, view.filter) == (PODS, "web-1")
-    press("esc")
-    assert (view.filter, view.selected) == ("", None)
-    assert "PAUSED" in press(" ")[0]
-    assert "PAUSED" not in press(" ")[0]
-    press("G")
-    assert view.selected == "uid-web-19"
-    assert any("web-19" in one for one in press()), "the chosen pod is in the window"
-    assert any("no pod has 'zzz'" in one for one in press("/", *"zzz", "enter"))
-    press("up", "enter", "G")  # nobody to choose
-    assert view.page == PODS
-    assert "the last incidents" in press("esc", "i")[1]
-    assert press("h")[1] == "keys"
-    assert not view.ended
-    press("h", "q")
+    assert "by used" in press("s")[0]
+    assert "by growth" in press("s")[0]
+    assert "by" not in press("s")[0].split()
+    assert any(" ns/a " in one for one in press())
+    assert not any(" ns/a " in one for one in press("down"))
+    assert any("ns/web-19" in one for one in press(*["pgdn"] * 9)), "the last one, and no further"
+    at = view.offset
+    press("down")
+    assert view.offset == at
+    assert any(" ns/a " in one for one in press("pgup", "pgup", "pgup", "up"))
+    assert view.offset == 0
+    press("x", "q")
     assert view.ended
-
-
-def test_a_letter_of_a_filter_is_no_command() -> None:
-    view = View()
-    for key in ["/", *"quit", "backspace", "pgup"]:
-        view.press(key, [])
-    assert (view.filter, view.editing, view.ended) == ("qui", True, False)
-    view.press("esc", [])
-    assert (view.filter, view.editing) == ("", False)
-
-
-def test_the_page_of_a_pod_scrolls_to_its_end_and_no_further() -> None:
-    view = View(page=POD, selected="uid-a")
-    whole = text(sample(full()), view, height=60)
-    for _ in range(99):
-        view.press("down", [])
-    last = text(sample(full()), view, height=12)
-    assert [one for one in whole if one][-2] in last
-    view.press("home", [])
-    assert text(sample(full()), view, height=12)[1].startswith("ns/a")
-
-
-def test_the_page_of_a_pod() -> None:
-    lines = text(sample(full()), View(page=POD, selected="uid-a"), height=40)
-    assert lines[1:3] == ["ns/a", "number 1 of the order, the policy's next victim, the kernel's next victim"]
-    assert "Burstable, priority 0, oom_score_adj -998 to 900" in lines
-    assert "working set 300.0Mi of 50.0Mi requested, 250.0Mi over its request" in lines
-    assert "50.0Mi  .-@ 100.0Mi" in lines
-    assert any(one.split() == ["4711", "hog", "300.0Mi", "0", "900", "512"] for one in lines)
-    assert any("eviction_won ns/a" in one for one in lines)
-    assert text(sample(full()), View(page=POD, selected="uid-gone"))[1] == "this pod is gone"
 
 
 def test_a_daemon_that_does_not_answer_is_in_the_title_and_below() -> None:
@@ -263,10 +209,24 @@ def test_losses_and_what_is_wrong_are_shown() -> None:
 
 
 def test_once_shows_every_pod_and_no_keys() -> None:
-    lines = once(sample(full()), 80)
+    made = full() | {"problems": ["one"], "evicted": [{"namespace": "ns", "name": "gone", "message": "low"}]}
+    lines = list(once(sample(made), 80))
     assert sum("ns/web" in one for one in lines) == 20
     assert not any("quit" in one for one in lines)
     assert all(len(one) <= 80 for one in lines)
+    assert "evicted ns/gone: low" in lines
+    assert "one" not in lines, "it is printed to stderr"
+
+
+def test_what_a_kubelet_would_do_by_its_own_formula() -> None:
+    made = frame([pod("a")])
+    ours = frames.threshold("memory.reclaimable", 100 * MI, 155 * MI)
+    made["signals"]["memory.reclaimable"] = {"available": 155 * MI, "capacity": 8 * GI}
+    made["thresholds"] = [frames.threshold(MEMORY, 100 * MI, 50 * MI, compared=True), ours]
+    said = "a kubelet would evict now (memory.available); nothing is wrong: available are 155.0Mi by memory.reclaimable"
+    assert said in list(once(sample(made), 80))
+    ours |= {"met": True}
+    assert said not in list(once(sample(made), 80))
 
 
 def test_the_screens_of_the_documentation_are_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +235,7 @@ def test_the_screens_of_the_documentation_are_what_is_shown(monkeypatch: pytest.
     time.tzset()
     try:
         screens = re.findall(r"```text\n(.*?)```", (ROOT / "docs/top.md").read_text(), re.S)
-        assert [one.rstrip("\n") for one in screens] == [shown(), shown(page=POD, height=17)]
+        assert [one.rstrip("\n") for one in screens] == [shown()]
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -3,10 +3,8 @@
 from typing import Any
 
 from monitor.cli.spans import text_of
-from monitor.cli.top_keys import POD, View
 from monitor.cli.top_sample import Sample
-from monitor.cli.top_screen import screen
-from monitor.race.badness import Process
+from monitor.cli.top_screen import View, screen
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, incident, pod, threshold, victim
 
 
@@ -52,19 +50,12 @@ def example() -> Sample:
         incident(start="2026-11-25T09:12:44Z", margin_bytes=61 * MI, margin_ms=8.73, **won),
         incident("relieved", start="2026-11-24T22:40:03Z", evicted=[], margin_bytes=None, margin_ms=None),
     ]
-    history = {each["uid"]: [each["working_set"]] * 12 for each in pods}
-    history[job["uid"]] = [(5300 - 131 * n) * MI for n in range(40, -1, -1)]
-    worker = Process(20417, "python3", 5200 * MI, 0, 10 * MI, 968, ("/sys/fs/cgroup/kubepods",), job["uid"])
-    pause = Process(20391, "pause", MI, 0, 0, -998, ("/sys/fs/cgroup/kubepods",), job["uid"])
-    total = 16 * GI // 4096 // 1000
-    found = [((5210 * MI) // 4096 + 968 * total, worker), (MI // 4096 - 998 * total, pause)]
-    return Sample(made, history, {job["uid"]: found}, "node-7")
+    return Sample(made, "node-7")
 
 
-def shown(width: int = 80, height: int = 24, page: str = "") -> str:
-    view = View(page=POD, selected="uid-reindex-x7k2p") if page else View()
-    return "\n".join(text_of(one).rstrip() for one in screen(example(), view, width, height))
+def shown(width: int = 80, height: int = 24) -> str:
+    return "\n".join(text_of(one).rstrip() for one in screen(example(), View(), width, height))
 
 
 if __name__ == "__main__":
-    print(shown(), shown(page=POD, height=17), shown(120, 30), sep="\n\n")
+    print(shown(), shown(120, 30), sep="\n\n")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from monitor.cli.top_sample import Sample
-from monitor.race.badness import Process
 
 MI = 1 << 20
 GI = 1 << 30
@@ -134,7 +133,5 @@ def incident(verdict: str = "eviction_won", **more: Any) -> dict[str, Any]:
     return given | more
 
 
-def sample(made: dict[str, Any], asked: str = "", **more: Any) -> Sample:
-    process = Process(4711, "hog", 300 * MI, 0, 4096, 900, ("/sys/fs/cgroup/kubepods/a",), "uid-a", "ns/a")
-    history = {"uid-a": [MI * n for n in (50, 60, 70, 100)]}
-    return Sample(made, **{"history": history, "processes": {"uid-a": [(512, process)]}, "asked": asked, **more})
+def sample(made: dict[str, Any], asked: str = "") -> Sample:
+    return Sample(made, asked)
