@@ -1,16 +1,14 @@
-"""The charts of an incident's page: memory against its thresholds, the events on one axis, the growth of one pod."""
+"""The charts of an incident's page: memory against its thresholds, and the growth of one pod."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle, pairwise
-from math import log10
+from itertools import cycle
 from typing import Any
 
 from monitor.cli import svg
-from monitor.cli.incident_steps import BEFORE, of_kernel
-from monitor.cli.incident_text import Row, format_ms
-from monitor.cli.markup import Markup, element, joined
+from monitor.cli.incident_text import format_ms
+from monitor.cli.markup import Markup, joined
 from monitor.cli.output import format_bytes
 
 Json = Mapping[str, Any]
@@ -28,16 +26,6 @@ _MOMENTS = (
     ("oom", "OOM killer", svg.RED),
     ("gone", "evicted pod is gone", svg.GREEN),
 )
-_COLOURS = {
-    **dict.fromkeys(("crossed", "reclaim", "held"), svg.AMBER),
-    **dict.fromkeys(("oom", "exited", "lost"), svg.RED),
-    **dict.fromkeys(("clear", "gone", "pod_released"), svg.GREEN),
-}
-#: Pauses below this (ms) are no pause in the chart of events.
-_FINE_MS = 0.01
-#: In pixels: the radius of an event's mark, the room for a time on the axis. Marks that stand above each other before
-#: they overlap.
-_MARK, _CLOCK, _HIGH = 9.0, 64.0, 8
 
 
 def domains(incident: Json) -> list[str]:
@@ -130,77 +118,6 @@ def _moments(steps: Sequence[Json], x: svg.Scale, above: float, bottom: float) -
         row = above + 18 + 17 * shown
         yield svg.text(x(at) - 5 if left else x(at) + 5, row, words, colour, 12, "end" if left else "start")
         shown += 1
-
-
-# the events
-
-
-def numbered(rows: Sequence[Row]) -> dict[int, int]:
-    """Place of a row of the timeline -> its number in the chart of events."""
-    events = [i for i, row in enumerate(rows) if row.step is not None and row.step["what"] not in BEFORE]
-    return {place: number for number, place in enumerate(events, 1)}
-
-
-def events_chart(rows: Sequence[Row]) -> Markup | None:
-    """The kernel's events above one axis, those of user space below it, with the numbers of the timeline; None if there
-    are none. A pause counts by its logarithm: a race has microseconds and seconds in it.
-    """
-    numbers = numbered(rows)
-    if not numbers:
-        return None
-    events = [(place, step) for place in numbers if (step := rows[place].step) is not None]
-    moments = _spread([float(step["t_ms"]) for _, step in events])
-    x = svg.Scale(0, max(1.0, moments[-1]), LEFT + 40, WIDTH - RIGHT - 30)
-    lanes = {
-        kernel: _stack([(p, x(at)) for (p, step), at in zip(events, moments, strict=True) if of_kernel(step) == kernel])
-        for kernel in (True, False)
-    }
-    heights = {lane: 22 + 20 * max((row for _, _, row in lanes[lane]), default=0) for lane in lanes}
-    axis = 16.0 + heights[True]
-    out = [svg.line(LEFT + 10, axis, WIDTH - RIGHT, axis, svg.GREY)]
-    for lane, name, y in ((True, "kernel", axis - 10), (False, "user space", axis + 38)):
-        out.append(svg.text(8, y, name, svg.GREY, 12))
-        for place, at, row in lanes[lane]:
-            out.append(_mark(rows[place], numbers[place], at, axis - 14 - 20 * row if lane else axis + 34 + 20 * row))
-    named = -1e9  # where the last name of a time stands
-    for (place, _), at in zip(events, moments, strict=True):
-        if x(at) - named >= _CLOCK:
-            named = x(at)
-            out.append(svg.line(named, axis, named, axis + 4, svg.GREY))
-            out.append(svg.text(named, axis + 17, rows[place].clock, svg.GREY, 11, "middle"))
-    return svg.picture(WIDTH, axis + 34 + heights[False], "Events of the kernel and of user space", *out)
-
-
-def _spread(times_ms: Sequence[float]) -> list[float]:
-    """Places on the axis, of times in order: each pause is its logarithm, and one below 10 us is nearly none."""
-    places = [0.0]
-    for before, after in pairwise(times_ms):
-        places.append(places[-1] + log10(1 + max(0.0, after - before) / _FINE_MS))
-    return places
-
-
-def _stack(marks: Sequence[tuple[int, float]]) -> list[tuple[int, float, int]]:
-    """(place, x, row away from the axis) of the events of one lane: the nearest row with room for the mark."""
-    ends = [-1e9] * _HIGH
-    found = []
-    for place, x in marks:
-        row = next((i for i, end in enumerate(ends) if x - end >= 2 * _MARK), min(range(_HIGH), key=ends.__getitem__))
-        ends[row] = x
-        found.append((place, x, row))
-    return found
-
-
-def _mark(row: Row, number: int, x: float, y: float) -> Markup:
-    step = row.step or {}
-    colour = _COLOURS.get(step["what"], svg.BLUE)
-    if step["what"] == "sigkill":
-        colour = svg.RED if of_kernel(step) else svg.BLUE
-    return element(
-        "g",
-        element("title", f"{row.clock}: {row.text}"),
-        element("circle", cx=x, cy=y, r=_MARK, fill=colour),
-        svg.text(x, y + 4, str(number), "#ffffff", 10, "middle"),
-    )
 
 
 # pods

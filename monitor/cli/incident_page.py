@@ -11,7 +11,6 @@ from typing import Any
 
 from monitor import __version__
 from monitor.cli import incident_charts as charts
-from monitor.cli.incident_steps import BEFORE, of_kernel
 from monitor.cli.incident_text import facts, kubelet_sentences, timeline_rows, tone
 from monitor.cli.markup import Markup, element, joined
 from monitor.cli.output import format_bytes
@@ -21,7 +20,6 @@ from monitor.race.memory import stored
 Json = Mapping[str, Any]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_EVENTS = "Numbers are those of the timeline. The longer a pause, the more it is shortened."
 _STYLE = Markup("""
 body { font: 15px/1.5 sans-serif; color: #1f2328; background: #fff; max-width: 920px; margin: 24px auto;
   overflow-wrap: anywhere }
@@ -33,7 +31,6 @@ table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: 3px 10px 3px 0; overflow-wrap: anywhere }
 th { font-weight: normal; color: #656d76; white-space: nowrap }
 tr + tr > * { border-top: 1px solid #eaeef2 }
-td.w { white-space: nowrap }
 td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 p.note, footer { color: #656d76; font-size: 13px; margin: 2px 0 }
 svg { width: 100%; height: auto; display: block }
@@ -73,11 +70,6 @@ def _body(incident: Json, without_curves: str) -> Iterator[Markup]:
     )
     yield from _memory(incident, without_curves)
     rows = list(timeline_rows(incident.get("steps") or ()))
-    events = charts.events_chart(rows)
-    if events is not None:
-        yield element("h2", "Events")
-        yield element("p", f"{_EVENTS} Red: killed; green: memory comes back.", class_="note")
-        yield events
     yield from _pods(incident)
     if rows:
         yield element("h2", "Timeline")
@@ -127,20 +119,14 @@ def _pods(incident: Json) -> Iterator[Markup]:
 
 
 def _timeline(rows: list[Any]) -> Markup:
-    numbers = charts.numbered(rows)
-    made = [element("tr", *(element("th", name) for name in ("", "t", "available", "by", "what happened")))]
-    for place, row in enumerate(rows):
-        by = ""
-        if row.step is not None and row.step["what"] not in BEFORE:
-            by = "kernel" if of_kernel(row.step) else "user space"
-        made.append(
-            element(
-                "tr",
-                element("td", str(numbers.get(place, "")), class_="n"),
-                element("td", row.clock, class_="n"),
-                element("td", row.available, class_="n"),
-                element("td", by, class_="w"),
-                element("td", joined(row.text)),
-            )
+    head = element("tr", *(element("th", name) for name in ("t", "available", "what happened")))
+    made = [
+        element(
+            "tr",
+            element("td", row.clock, class_="n"),
+            element("td", row.available, class_="n"),
+            element("td", joined(row.text)),
         )
-    return element("table", *made)
+        for row in rows
+    ]
+    return element("table", head, *made)

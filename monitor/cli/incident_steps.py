@@ -27,17 +27,6 @@ def clean(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
-#: Kinds of step that the kernel's own records are; `sigkill` says by itself who sent it. All else is of user space.
-_KERNEL = frozenset({"crossed", "clear", "reclaim", "oom", "exiting", "exited", "checked"})
-#: What memory had done before the episode began: no event of it.
-BEFORE = frozenset({"grew", "cache_activated"})
-
-
-def of_kernel(step: Json) -> bool:
-    """Whether the kernel did it, or said so; else a process of user space."""
-    return step["what"] in _KERNEL or (step["what"] == "sigkill" and step.get("from") == "kernel")
-
-
 def describe(step: Json) -> str:
     """What happened in a step; a kind that is not known as its name and its fields."""
     text = _TEXTS.get(step["what"])

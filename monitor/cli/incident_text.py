@@ -217,12 +217,11 @@ def timeline(steps: Sequence[Json], width: int) -> Iterator[str]:
 
 
 class Row(NamedTuple):
-    """A line of the timeline. `step`: what it is about, or the first of those it stands for; None for a pause."""
+    """A line of the timeline."""
 
     clock: str
     available: str
     text: str
-    step: Json | None
 
 
 def timeline_rows(steps: Sequence[Json]) -> Iterator[Row]:
@@ -231,12 +230,12 @@ def timeline_rows(steps: Sequence[Json]) -> Iterator[Row]:
     for step, folded in _fold(steps):
         t_ms = step["t_ms"]
         if before is not None and t_ms - before >= _PAUSE_MS:
-            yield Row("", "", f"... {format_ms(t_ms - before)} later", None)
+            yield Row("", "", f"... {format_ms(t_ms - before)} later")
         before = t_ms
         if folded:
-            yield Row(_clock(t_ms), "", f"... {folded} more: {clean(step['what'])}", step)
+            yield Row(_clock(t_ms), "", f"... {folded} more: {clean(step['what'])}")
         else:
-            yield Row(_clock(t_ms), _available(step), describe(step), step)
+            yield Row(_clock(t_ms), _available(step), describe(step))
 
 
 def _clock(t_ms: float) -> str:

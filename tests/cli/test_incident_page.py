@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.cli import svg
-from monitor.cli.incident_charts import domains, events_chart, memory_chart, numbered
+from monitor.cli.incident_charts import domains, memory_chart
 from monitor.cli.incident_page import page
-from monitor.cli.incident_text import format_ms, timeline_rows, tone
+from monitor.cli.incident_text import format_ms, tone
 from monitor.cli.main import cli
 from monitor.cli.markup import Markup, element
 from monitor.race.report import report
@@ -168,35 +168,6 @@ def test_the_curve_meets_the_threshold_where_it_was_crossed() -> None:
     drops_to = max(y for _, y in points)
     assert drops_to == pytest.approx(hard, abs=1), "it was evicted as soon as the hard threshold was crossed"
     assert crossed["available"] < crossed["quantity"]
-
-
-def test_numbers_of_the_chart_are_those_of_the_timeline() -> None:
-    rows = list(timeline_rows(WON["steps"]))
-    chart = Skeleton(str(events_chart(rows)))
-    numbers = numbered(rows)
-    assert [text for text in chart.texts if text.isdigit() and text != "0"] == sorted(
-        map(str, numbers.values()), key=chart.texts.index
-    )
-    titles = [text for text in chart.texts if ": " in text]
-    assert len(titles) == len(numbers) == 10
-    assert {rows[place].step["what"] for place in numbers} == {step["what"] for step in WON["steps"]} - {"grew"}
-    html = page(WON)
-    for place, number in numbers.items():
-        assert f'<tr><td class="n">{number}</td><td class="n">{rows[place].clock}</td>' in html
-
-
-def test_events_of_the_kernel_are_above_the_axis_in_order_of_time() -> None:
-    incident = RACES["observe"]["incident"]
-    rows = list(timeline_rows(incident["steps"]))
-    html = str(events_chart(rows))
-    marks = re.findall(r'<title>([^<]+)</title><circle cx="([\d.]+)" cy="([\d.]+)"', html)
-    placed = {words: (float(x), float(y)) for words, x, y in marks}
-    oom = next(at for words, at in placed.items() if "OOM KILLER" in words)
-    seen = next(at for words, at in placed.items() if words.endswith("outrace sees it"))
-    decided = next(at for words, at in placed.items() if "would evict" in words)
-    axis = float(re.search(r'<line x1="88" y1="([\d.]+)"', html)[1])
-    assert oom[1] < axis < seen[1]
-    assert seen[0] < decided[0] < oom[0]
 
 
 def test_growth_of_each_pod_is_shown_the_fastest_first() -> None:

@@ -120,6 +120,6 @@ def test_the_truth(scenario: Scenario, played: dict[str, Future[Played]], capsys
             assert f"lab/{name}-0" in shown
         assert main(["incidents", "show", incident["id"], "--html", "--state-dir", str(state_dir)]) == 0
         page = capsys.readouterr().out
-        assert "Events of the kernel and of user space" in page
+        assert "Timeline" in page
         if incident["verdict"] == EVICTION_WON:
             assert "Memory left in" in page, "the curves of a daemon's own samples"
