@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from monitor.cli.daemons import choose_daemon, no_daemon_option
-from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_pod import about, label
 from monitor.cli.explain_text import lines
@@ -19,18 +18,16 @@ from monitor.cli.output import emit, output_option
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.pods.source import open_for
-from monitor.policy.errors import PolicyError
-from monitor.policy.explain import comparisons, contrast, first_disagreement
-from monitor.policy.releases import ERAS, Era, era
-from monitor.policy.signals import ALL_SIGNALS, IN_BYTES, MEMORY_SIGNALS, OWN_SIGNALS, RESOURCE
+from monitor.policy.explain import comparisons
+from monitor.policy.signals import ALL_SIGNALS, IN_BYTES, OWN_SIGNALS, RESOURCE
 from monitor.policy.synchronize import Outcome
 from monitor.policy.victims import Ranked
 from monitor.settings.read import Resolved, resolved_again
 
-#: Options of `run` that change nothing about what is explained; `--policy` takes several here.
+#: Options of `run` that change nothing about what is explained.
 _OF_RUN_ALONE = {
     *("enforce", "enforce_unknown_specs", "trigger", "hooks", "max_fill_rate"),
-    *("step", "record", "log_format", "policy"),
+    *("step", "record", "log_format"),
     *("mode", "hold_limit", "hard_grace", "listen", "expose_metrics"),
 }
 
@@ -38,20 +35,12 @@ _OF_RUN_ALONE = {
 @click.command()
 @click.argument("pod", required=False, metavar="[NS/POD]")
 @click.option("--signal", metavar="SIGNAL", help="Rank pods for this signal. [the starved one, else memory.available]")
-@click.option(
-    "--policy",
-    "policies",
-    metavar="NAMES",
-    envvar="OUTRACE_POLICY",
-    help=f"Rank as these releases do: {', '.join(ERAS)}; several with commas, or all.",
-)
 @configuration_options
 @no_daemon_option
 @output_option
 def explain(
     pod: str | None,
     signal: str | None,
-    policies: str | None,
     no_daemon: bool,
     output: str,
     **settings: Any,
@@ -59,24 +48,18 @@ def explain(
     """Show who would be evicted next and why; with NS/POD (a uid, or a name that is unique), why this one or why not.
 
     Nothing is changed. Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an
-    option that describes a node: that node, with figures from the cgroup files. The output says which. With several
-    policies the orders are shown side by side, with where they first part.
+    option that describes a node: that node, with figures from the cgroup files. The output says which.
     """
     if signal is not None and signal not in ALL_SIGNALS:
         raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(ALL_SIGNALS)}")
-    names = _names(policies)
+    if (policy := settings["policy"]) == "all" or "," in (policy or ""):
+        raise ConfigError("--policy: several releases side by side are gone", "run explain once for each")
     found = choose_daemon(settings, no_daemon)
-    if found is not None:
-        resolved = resolved_again(found.config)
-    else:
-        # `all` begins with the one in force, which the files may name.
-        in_force = names[0] if names and not (policies or "").strip().startswith("all") else None
-        resolved = resolve_here({**settings, "policy": in_force})
+    resolved = resolved_again(found.config) if found is not None else resolve_here(settings)
     config = as_settled(resolved.config)
-    names = list(dict.fromkeys((config.policy, *names)))
-    eras = [era(name) for name in names]
-    if signal is not None and signal not in (*eras[0].signals, *OWN_SIGNALS):
-        raise ConfigError(f"--signal: {eras[0].name} does not know {signal}", f"it knows {', '.join(eras[0].signals)}")
+    rules = config.pass_config().era
+    if signal is not None and signal not in (*rules.signals, *OWN_SIGNALS):
+        raise ConfigError(f"--signal: {rules.name} does not know {signal}", f"it knows {', '.join(rules.signals)}")
     hierarchy = cgroupfs.detect()
     node = None if config.node_cgroup is None else cgroupfs.resolve(hierarchy, config.node_cgroup)
     source = open_for(config, hierarchy, meminfo.mem_total(), node)
@@ -90,14 +73,11 @@ def explain(
         "source": seen.origin,
         "node": _node(seen, resolved),
         "signal": seen.signal,
-        "policy": names,
-        "order": _order(seen, order, seen.era),
-        "figures": _figures(seen, order),
+        "policy": [config.policy],
+        "order": _order(seen, order),
     }
     if pod is not None:
         answer["pod"] = about(seen, order, _find(order, pod))
-    if len(eras) > 1:
-        answer |= _side_by_side(seen, eras)
     answer["problems"] = list(seen.problems)
     emit(output, answer, lambda: lines(answer))
     for problem in seen.problems if output == "table" else ():
@@ -105,21 +85,6 @@ def explain(
 
 
 explain.params = [param for param in explain.params if param.name not in _OF_RUN_ALONE]
-
-
-def _names(policy: str | None) -> list[str]:
-    """The policies named, without repetitions; [] if none are. Raises ConfigError."""
-    if policy is None:
-        return []
-    names = list(dict.fromkeys(part.strip() for part in policy.split(",")))
-    if "all" in names:
-        names = list(dict.fromkeys([*(name for name in names if name != "all"), *ERAS]))
-    for name in names:
-        try:
-            era(name)
-        except PolicyError as error:
-            raise ConfigError(f"--{error}", "or all") from None
-    return names
 
 
 def _find(order: Sequence[Ranked], text: str) -> Ranked:
@@ -213,75 +178,19 @@ def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) ->
         yield row
 
 
-def _order(seen: Situation, order: Sequence[Ranked], rules: Era) -> list[dict[str, Any]]:
+def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
             "pod": label(one.pod),
             "uid": one.candidate.uid,
-            "qos": rules.qos_class(one.pod),
+            "qos": seen.era.qos_class(one.pod),
             "priority": one.candidate.priority,
             "spec_known": one.pod.spec_known,
             "critical": one.candidate.critical,
             "usage": one.candidate.usage,
             "request": one.candidate.request,
-            "comparisons": [p._asdict() for p in comparisons(one, seen.signal, seen.layout, rules)],
+            "comparisons": [p._asdict() for p in comparisons(one, seen.signal, seen.layout, seen.era)],
         }
         for rank, one in enumerate(order, 1)
     ]
-
-
-def _figures(seen: Situation, order: Sequence[Ranked]) -> dict[str, Any] | None:
-    """Whom a kubelet would take by figures of pods that are some seconds old; None without a daemon that has them."""
-    if seen.signal not in MEMORY_SIGNALS:
-        return None
-    found = kubelets_choice(seen.node.working_sets, [one.candidate for one in order], seen.era)
-    return None if found is None else found.to_json()
-
-
-def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:
-    """Every era's order, defaults and scores, and where each of the others first parts from the first."""
-    capacity = seen.node.capacity
-    rows, orders = [], {}
-    for rules in eras:
-        known = seen.signal in (*rules.signals, *OWN_SIGNALS)
-        orders[rules.name] = order = seen.order(rules) if known else []
-        scores = {
-            label(found.pod): {
-                c.name: rules.oom_score_adj(found.pod, c.name, capacity)
-                for c in (*found.pod.containers, *found.pod.init_containers)
-            }
-            for found in seen.found.values()
-        }
-        rows.append(
-            {
-                "policy": rules.name,
-                "signal_known": known,
-                "order": _order(seen, order, rules),
-                "default_hard": dict(rules.default_hard),
-                "oom_score_adj": scores,
-            }
-        )
-    first, *others = (rules for rules in eras if seen.signal in (*rules.signals, *OWN_SIGNALS))
-    parted = [_parting(seen, first, other, orders) for other in others]
-    return {"eras": rows, "disagreements": [row for row in parted if row is not None]}
-
-
-def _parting(seen: Situation, one: Era, other: Era, orders: Mapping[str, Sequence[Ranked]]) -> dict[str, Any] | None:
-    """The first rank at which two eras have different pods, and what each of them decides that by."""
-    at = first_disagreement(orders[one.name], orders[other.name])
-    if at is None:
-        return None
-    first, second = orders[one.name][at], orders[other.name][at]
-    why = []
-    for rules, before, after in ((one, first, second), (other, second, first)):
-        ranked = {r.pod.uid: r for r in orders[rules.name]}
-        pair = (ranked[before.pod.uid], ranked[after.pod.uid])
-        decisive = next(c for c in contrast(*pair, seen.signal, seen.layout, rules) if c.decides)
-        why.append({"policy": rules.name, "first": label(before.pod), "then": label(after.pod), **decisive._asdict()})
-    return {
-        "between": [one.name, other.name],
-        "rank": at + 1,
-        "pods": [label(first.pod), label(second.pod)],
-        "why": why,
-    }

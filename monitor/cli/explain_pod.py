@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from monitor.actions.oomadj import OomScores, pod_scores
-from monitor.cli.explain_limits import limits_of
 from monitor.cli.explain_node import Situation
 from monitor.kernel import cgroup_procs
 from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
@@ -61,7 +60,6 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "against": _against(seen, order, at, victim),
         "oom_score_adj": _scores(seen, found),
         "badness": _badness(seen, pod.uid),
-        "memory_limits": limits_of(seen.node.hierarchy, found),
         "local_storage": _storage(seen, one),
         "admission": {"conditions": list(seen.conditions), **admit(pod, seen.conditions)._asdict()},
         "eviction": _eviction(seen, one),

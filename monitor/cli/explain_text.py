@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from monitor.cli.brake_text import brake_lines, held_lines
-from monitor.cli.explain_limits import limit_text
-from monitor.cli.incident_text import figures_text
 from monitor.cli.output import format_bytes, table_lines
 from monitor.kernel.oom_candidates import PAGE
 
@@ -26,15 +24,9 @@ def lines(answer: Data) -> Iterator[str]:
     yield ""
     yield f"order of eviction for {signal} ({answer['policy'][0]}):"
     yield from _order(answer["order"])
-    if answer["figures"] is not None:
-        yield ""
-        yield figures_text(answer["figures"], "A kubelet would take")
     if "pod" in answer:
         yield ""
         yield from _pod(answer["pod"], signal)
-    if "eras" in answer:
-        yield ""
-        yield from _eras(answer["eras"], answer["disagreements"], signal)
 
 
 def _node(node: Data) -> Iterator[str]:
@@ -99,7 +91,6 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
         facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
         facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
     facts += [("OOM killer", text) for text in _badness(pod["badness"])]
-    facts += [(fact["name"], limit_text(fact)) for fact in pod["memory_limits"]]
     if not service:
         facts.append(("local storage", _storage(pod["local_storage"])))
         facts.append(("admission", _admission(pod["admission"])))
@@ -186,40 +177,3 @@ def _admission(admission: Data) -> str:
     conditions = ", ".join(admission["conditions"])
     under = f"a node with {conditions}" if conditions else "a node without any condition, as now,"
     return f"{under} takes it" if admission["admitted"] else f"{under} refuses it: {admission['message'].strip()}"
-
-
-def _eras(eras: Sequence[Data], disagreements: Sequence[Data], signal: str) -> Iterator[str]:
-    names = [row["policy"] for row in eras]
-    yield f"rank for {signal} by policy:"
-    ranks = {row["policy"]: {one["pod"]: one["rank"] for one in row["order"]} for row in eras}
-    pods = list(dict.fromkeys(one["pod"] for row in eras for one in row["order"]))
-    yield from table_lines(["pod", *names], [[pod, *(ranks[name].get(pod) for name in names)] for pod in pods])
-    for row in eras:
-        if not row["signal_known"]:
-            yield f"{row['policy']} does not know {signal}"
-    for parting in disagreements:
-        yield from _parting(parting)
-    known = [row["policy"] for row in eras if row["signal_known"]]
-    parted = {name for parting in disagreements for name in parting["between"]}
-    for name in known[1:]:
-        if name not in parted:
-            yield f"{name} has the same order as {known[0]}"
-    yield ""
-    yield "oom_score_adj by policy:"
-    rows: list[list[object]] = [
-        [pod, container, *(row["oom_score_adj"][pod][container] for row in eras)]
-        for pod, containers in eras[0]["oom_score_adj"].items()
-        for container in containers
-    ]
-    yield from table_lines(["pod", "container", *names], rows)
-    yield ""
-    yield "default hard thresholds by policy:"
-    signals = list(dict.fromkeys(signal for row in eras for signal in row["default_hard"]))
-    yield from table_lines(["signal", *names], [[s, *(row["default_hard"].get(s) for row in eras)] for s in signals])
-
-
-def _parting(parting: Data) -> Iterator[str]:
-    one, other = parting["between"]
-    yield f"{one} and {other} first part at rank {parting['rank']}:"
-    for why in parting["why"]:
-        yield f"  {why['policy']}: {why['first']} before {why['then']} by {why['name']}: {why['one']} | {why['other']}"

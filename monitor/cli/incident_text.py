@@ -301,7 +301,7 @@ def _kubelets(evicted: Json) -> str:
     return f"The kubelet took {pod}. {why[0].upper()}{why[1:]}."
 
 
-def figures_text(figures: Json, takes: str = "It would have taken") -> str:
+def figures_text(figures: Json) -> str:
     """Whom a kubelet takes by the age of its figures of pods, and which of them are the wrong pod."""
     fresh, spans = clean(figures["fresh"]), [s for s in figures["by_age"] if s["to_s"] > s["from_s"]]
     known = seconds(figures["known_s"])
@@ -312,7 +312,7 @@ def figures_text(figures: Json, takes: str = "It would have taken") -> str:
         f" Each pod's figure has an age of its own: {', '.join(others[:_NAMED])} could be taken too." if others else ""
     )
     if not spans:
-        return f"{takes} {fresh} on fresh figures of pods; what they had before is not known."
+        return f"It would have taken {fresh} on fresh figures of pods; what they had before is not known."
     if figures["known_s"] < OLDEST_NS / 1e9:
         also = f" What they had before is not known.{also}"
     if all(clean(span["pod"]) == fresh for span in spans):
@@ -326,7 +326,7 @@ def figures_text(figures: Json, takes: str = "It would have taken") -> str:
         wrong = "" if clean(span["pod"]) == fresh else ", the wrong pod"
         parts.append(f"{clean(span['pod'])} {old} ({span['share']:.0%} of the ages up to {known}{wrong})")
     more = f"; {len(spans) - _SPANS} more changes" if len(spans) > _SPANS else ""
-    return f"{takes} {', '.join(parts)}{more}.{also}"
+    return f"It would have taken {', '.join(parts)}{more}.{also}"
 
 
 def _wrap(text: str, width: int, indent: str, first: str | None = None) -> list[str]:

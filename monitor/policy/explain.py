@@ -6,7 +6,7 @@ same ranker again for the changed pod.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -99,11 +99,6 @@ def _deciding(signal: str, era: Era) -> tuple[str, str, str, str]:
     if signal == PID:
         return ("priority", "processes", "processes", "processes")
     return ("usage", "priority", "excess", "excess")
-
-
-def first_disagreement(one: Sequence[Ranked], other: Sequence[Ranked]) -> int | None:
-    """The first place (from 0) at which two orders of the same pods have different pods; None if they agree."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a.pod.uid != b.pod.uid), None)
 
 
 # ---- what would move a pod

@@ -1,4 +1,4 @@
-"""`outrace incidents advise`, and what `incidents show` and `explain` say of old figures of pods."""
+"""`outrace incidents advise`, and what `incidents show` says of old figures of pods."""
 
 import dataclasses
 import json
@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 from click import unstyle
 
-from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.incident_text import figures_text, show_lines
-from monitor.policy.releases import era
-from monitor.race.events import WorkingSets
-from monitor.race.figure_age import FigureAge, OfAge, PodPoints
+from monitor.race.figure_age import FigureAge, OfAge
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
 from tests.cli.test_incidents_cli import incidents
-from tests.race.builders import MI, ms, pod
 from tests.side.incident_samples import EVICTION_WON, NOW, OWN_LIMIT
 
 BATCH_THEN_DB = FigureAge(
@@ -57,25 +53,6 @@ def test_old_figures_of_pods_in_words(more: dict[str, Any], expected: str) -> No
 
 def shown(incident: dict[str, Any]) -> str:
     return unstyle(" ".join(" ".join(show_lines(incident, 1000)).split()))
-
-
-def test_explain_ranks_the_pods_of_this_moment_by_what_they_had() -> None:
-    pods = (pod("hog", 500 * MI), pod("cart", 200 * MI), pod("still", 90 * MI))
-    hog = PodPoints("uid-hog", False, ((ms(-20_000), 10 * MI), (ms(-4000), 300 * MI)))
-    gone = PodPoints("uid-gone", False, ((ms(-20_000), 900 * MI), (ms(-1000), 800 * MI)))
-    sets = WorkingSets(ms(500), ms(-20_000), (hog, gone)).to_json()
-    found = kubelets_choice(sets, pods, era("kubelet-1.36"))
-    assert found is not None
-    assert (found.fresh, [(span.pod, span.to_s) for span in found.by_age]) == (
-        "shop/hog",
-        [("shop/hog", 4.5), ("shop/cart", 15.0)],
-    )
-    assert figures_text(found.to_json(), "A kubelet would take").startswith("A kubelet would take shop/hog on figures")
-
-
-@pytest.mark.parametrize("data", [None, {}, {"event": "workingsets", "ts_ns": 1, "of": "another version"}])
-def test_explain_shows_nothing_where_the_daemon_does_not(data: dict[str, Any] | None) -> None:
-    assert kubelets_choice(data, (pod("hog", MI),), era("kubelet-1.36")) is None
 
 
 def test_show_has_it_below_the_kubelets_chances() -> None:

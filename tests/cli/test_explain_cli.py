@@ -165,7 +165,8 @@ def test_pods_known_by_their_cgroups_alone() -> None:
         (["lab/burstible"], 1, ("no pod 'lab/burstible'", "did you mean lab/burstable")),
         (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
         (["--signal", "memory"], 2, ("--signal: 'memory'", "memory.available")),
-        (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9' is not known", "kubelet-1.17")),
+        (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9'", "kubelet-1.17")),
+        (["--policy", "all"], 2, ("several releases", "run explain once for each")),
         (["--policy", "kubelet-1.8", "--signal", "pid.available"], 2, ("kubelet-1.8 does not know pid.available",)),
         (["--nodefs", "/nowhere"], 2, ("--nodefs /nowhere",)),
         (["--enforce"], 2, ("No such option",)),
@@ -266,36 +267,14 @@ def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
         pod.manifest.write_text(before)
 
 
-def test_eras_side_by_side(node: LabNode) -> None:
-    answer = explain(node, "--policy", "all")
-    assert answer["policy"] == list(ERAS)
-    orders = {row["policy"]: [one["pod"] for one in row["order"]] for row in answer["eras"]}
-    today, blog, old = (orders[name] for name in ERAS)
-    assert today == blog == names(answer)
-    # By class first: what a Burstable pod takes counts only among its like; priority protects no pod.
-    assert old == ["lab/besteffort", "lab/critical", "lab/burstable", "lab/guaranteed"]
-    (parting,) = answer["disagreements"]
-    assert (parting["between"], parting["rank"]) == ([ERAS[0], ERAS[2]], 1)
-    assert parting["pods"] == ["lab/burstable", "lab/besteffort"]
-    assert [(why["policy"], why["name"]) for why in parting["why"]] == [(ERAS[0], "excess"), (ERAS[2], "QoS class")]
-    scores = [row["oom_score_adj"]["lab/guaranteed"]["c0"] for row in answer["eras"]]
-    assert scores == [-997, -998, -998]
-    assert [len(row["default_hard"]) for row in answer["eras"]] == [5, 4, 1]
-    shown = text(node, "--policy", "all")
-    assert "kubelet-1.17 has the same order as kubelet-1.36\n" in shown
-    assert "kubelet-1.36 and kubelet-1.8 first part at rank 1:\n" in shown
-
-
-def test_an_era_alone_decides_everything(node: LabNode) -> None:
+def test_another_release_decides_everything(node: LabNode) -> None:
+    assert names(explain(node, "--policy", ERAS[1])) == names(explain(node))
     answer = explain(node, "critical", "--policy", "kubelet-1.8")
     assert (answer["policy"], "eras" in answer) == (["kubelet-1.8"], False)
     assert [row["signal"] for row in answer["node"]["thresholds"]] == [MEMORY, "allocatableMemory.available"]
-    assert names(answer)[:2] == ["lab/besteffort", "lab/critical"]
+    # By class first: what a Burstable pod takes counts only among its like; priority protects no pod.
+    assert names(answer) == ["lab/besteffort", "lab/critical", "lab/burstable", "lab/guaranteed"]
     assert (answer["pod"]["critical"]["critical"], answer["pod"]["eviction"]["grace_s"]) == (False, 0)
-    both = ("--policy", "kubelet-1.36,kubelet-1.8", "--signal", "pid.available")
-    answer = explain(node, *both)
-    assert [(row["signal_known"], bool(row["order"])) for row in answer["eras"]] == [(True, True), (False, False)]
-    assert "kubelet-1.8 does not know pid.available\n" in text(node, *both)
 
 
 def test_why_it_would_be_next(node: LabNode) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.policy.explain import comparisons, contrast, first_disagreement
+from monitor.policy.explain import comparisons, contrast
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
@@ -117,14 +117,3 @@ def test_what_decides_between_two_pods_for_memory(
     assert decided(first, second) == [expected]
     swapped = " | ".join(reversed(expected.partition(": ")[2].split(" | ")))
     assert decided(second, first) == [f"{expected.partition(': ')[0]}: {swapped}"]
-
-
-def test_where_orders_part() -> None:
-    pods = [pod("a", container(memory="1")), pod("b"), pod("c")]
-    figures = [stats("a", 9), stats("b", 5), stats("c", 2)]
-    today, old = ranked(pods, figures), ranked(pods, figures, name="kubelet-1.8")
-    assert [[one.pod.name for one in order] for order in (today, old)] == [["a", "b", "c"], ["b", "c", "a"]]
-    assert first_disagreement(today, old) == 0
-    assert first_disagreement(today, ranked(pods, figures, name="kubelet-1.17")) is None
-    assert first_disagreement(today[:1] + today[:0:-1], today) == 1
-    assert first_disagreement([], []) is None
