@@ -12,7 +12,6 @@ import click
 from monitor.cli.incident_steps import clean
 from monitor.cli.incident_store import (
     complain,
-    evidence_of,
     incident_reader,
     moment_option,
     none_yet,
@@ -23,7 +22,6 @@ from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import ConfigError
 from monitor.race.report import OfPod, OfVerdict, Report
 from monitor.race.report import report as summed_up
-from monitor.race.threshold_advice import Advised, Reservation, advise, reservation
 
 #: Pods and pieces of advice in the text; `-o json` has all.
 _PODS, _ADVICE = 10, 5
@@ -37,27 +35,19 @@ _PODS, _ADVICE = 10, 5
 def report(state_dir: str, output: str, since: float, until: float | None) -> None:
     """Sum up the stored races: by verdict, by how much they were won or lost, which pods are behind them, what to do.
 
-    Of the incidents in the database (`outrace incidents list`); the thresholds it advises are those of
-    `outrace incidents advise`.
+    Of the incidents in the database (`outrace incidents list`). `outrace incidents advise` works out thresholds.
     """
     if until is not None and until < since:
         raise ConfigError("--until: nothing lies between it and --since", "give an earlier --since")
     reader = incident_reader(state_dir)
     with reading(state_dir):
         found = reader.list(since=since, until=until)
-    evidence = evidence_of(reversed(found), reader)
-    made, advised, reserved = summed_up(found), advise(evidence), reservation(evidence)
+    made = summed_up(found)
     span = (since, time.time() if until is None else until)
-    data: dict[str, Any] = {
-        "since": _written(since),
-        "until": _written(span[1]),
-        **made.to_json(),
-        "thresholds": [each.to_json() for each in advised],
-        "reservation": None if reserved is None else reserved.to_json(),
-    }
+    data: dict[str, Any] = {"since": _written(since), "until": _written(span[1]), **made.to_json()}
     if not found and not reader.path.exists():
         click.echo(none_yet(state_dir), err=True)
-    emit(output, data, lambda: report_lines(made, span, advised, reserved))
+    emit(output, data, lambda: report_lines(made, span))
     complain(reader)
 
 
@@ -69,12 +59,8 @@ def _written(unix_s: float) -> str:
         return datetime.datetime.min.isoformat(timespec="seconds")
 
 
-def report_lines(
-    made: Report, span: tuple[float, float], advised: list[Advised], reserved: Reservation | None
-) -> Iterator[str]:
+def report_lines(made: Report, span: tuple[float, float]) -> Iterator[str]:
     """The report as text."""
-    from monitor.cli.advice_text import advice_lines
-
     yield f"{_written(span[0])} to {_written(span[1])}: {_incidents(made.incidents)}"
     if not made.incidents:
         return
@@ -103,9 +89,6 @@ def report_lines(
             yield f"  {which}: {clean(one.advice)}"
         if len(made.advice) > _ADVICE:
             yield f"  and {len(made.advice) - _ADVICE} more (-o json)"
-    if advised:
-        yield ""
-        yield from advice_lines(advised, reserved)
 
 
 def _incidents(count: int) -> str:

@@ -34,7 +34,7 @@ def report(state: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["report", *arguments, "--state-dir", str(state)])
 
 
-def test_the_text_has_verdicts_margins_pods_advice_and_thresholds(state: Path) -> None:
+def test_the_text_has_verdicts_margins_pods_and_advice(state: Path) -> None:
     done = report(state, "--since", "2026-01-01T00:00")
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
@@ -48,7 +48,6 @@ def test_the_text_has_verdicts_margins_pods_advice_and_thresholds(state: Path) -
     assert "73.8Mi/s (63.0Mi in 0.854 s)" in rows["lab/hog"]
     assert "growth is not known of 3 incidents" in lines
     assert any(DURING_GRACE["advice"] in line for line in lines)
-    assert any("outrace --mode enforce" in line and "memory.available<" in line for line in lines)
 
 
 def test_json_is_the_same_figures(state: Path) -> None:
@@ -57,7 +56,6 @@ def test_json_is_the_same_figures(state: Path) -> None:
     assert (found["incidents"], found["races"], found["won"], found["lost"]) == (4, 3, 2, 1)
     assert {(one["grew_most"], one["own_limit"]) for one in found["pods"][:2]} == {(1, 0), (0, 1)}
     assert all((one["grew_most"], one["own_limit"]) == (0, 0) for one in found["pods"][2:])
-    assert {one["reaction"] for one in found["thresholds"]} >= {"kubelet", "observe", "hold", "enforce"}
     assert found["since"] < found["until"]
 
 
