@@ -11,30 +11,20 @@ from monitor.race import incident as i
 
 #: The OOM killer comes before anybody is evicted, however fast the monitor is.
 _LOST = soft(64, "10m")
-_UNGUIDED = ("--no-guide-oom-killer",)
 
 
 @scenario(_LOST, i.OOM_BEFORE_DECISION, killed=("small",), enforce=True, node_mib=256)
 def guided(stage: Stage) -> None:
-    """The kernel is guided to the policy's next victim, the smaller pod."""
-    _lose(stage, "small", 1000)
-
-
-@scenario((*_LOST, *_UNGUIDED), i.OOM_BEFORE_DECISION, i.WRONG_VICTIM, killed=("database",), enforce=True, node_mib=256)
-def unguided(stage: Stage) -> None:
-    """Left alone, the kernel takes the largest pod, of the highest priority."""
-    _lose(stage, "database", 610)
-
-
-def _lose(stage: Stage, dies: str, adj: int) -> None:
-    """Both pods are below their requests, so their priorities decide; a service in no pod takes what is left."""
+    """The kernel is guided to the policy's next victim, the smaller pod. Both are below their requests, so their
+    priorities decide; a service in no pod takes what is left. Left alone, the kernel would take the larger one.
+    """
     pods = {
         "database": stage.filled(stage.pod("database", qos="Burstable", request=160 * MIB, priority=1_000_000), 130),
         "small": stage.filled(stage.pod("small", qos="Burstable", request=100 * MIB, priority=-10), 60),
     }
     score = Path(f"/proc/{pods['small'].pid}/oom_score_adj")
-    stage.until(lambda: int(score.read_text()) == adj, f"oom_score_adj {adj} of the policy's victim")
+    stage.until(lambda: int(score.read_text()) == 1000, "oom_score_adj 1000 of the policy's victim")
     service = stage.hog_outside_pods(90, rate=STEADY)
     service.go()
-    stage.dies(pods[dies])
+    stage.dies(pods["small"])
     service.expect("grown")

@@ -78,7 +78,6 @@ class RunConfig:
     hold_limit_ns: int = 120_000_000_000  # a hold is over after this
     two_steps: bool = False  # in mode hold: a kubelet evicts at the same line; filled in at start
     hard_grace_ns: int = 0  # mode enforce: between SIGTERM and SIGKILL at a hard threshold; 0: SIGKILL at once
-    guide_oom_killer: bool = True  # unless mode observe: the next victim has oom_score_adj 1000 near a threshold
     enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then
     evict_by: str = "kill"  # or ``api``: under ``enforce`` by pods/eviction, and nobody is signalled
     node_taints: str = "none"  # or ``own``: outrace.io/memory-pressure:NoSchedule and so on, while a condition holds
@@ -176,11 +175,6 @@ class RunConfig:
     def holds(self) -> bool:
         """Whether a pod is braked at a crossing before anybody is killed."""
         return self.hold or self.hard_grace_ns > 0
-
-    @property
-    def guides(self) -> bool:
-        """Whether the kernel's OOM killer is guided to the policy's next victim."""
-        return self.enforce and self.guide_oom_killer
 
     @property
     def asks_api(self) -> bool:

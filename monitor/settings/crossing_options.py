@@ -38,13 +38,6 @@ CROSSING_OPTIONS: tuple[Option, ...] = (
         why="None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.",
     ),
     switch(
-        "guide-oom-killer",
-        "Near a threshold, have the kernel take the pod that would be evicted next if it must kill "
-        "(oom_score_adj 1000); not with --mode observe.",
-        default="true",
-        why="A race that is lost then kills the pod that the policy would have evicted.",
-    ),
-    switch(
         "enforce-unknown-specs",
         "Evict although --pods cgroups knows neither priorities nor all critical pods.",
         why="Off: a guess must not kill.",

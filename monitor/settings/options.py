@@ -297,6 +297,7 @@ OPTIONS = tuple(option for _, options in GROUPS for option in options)
 #: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.
 GONE_OPTIONS = {
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
+    "guide-oom-killer": "leave it out: modes hold and enforce guide the OOM killer to the next victim",
     "hold-brake": "leave it out: a held pod is capped and frozen",
     "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",

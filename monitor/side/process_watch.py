@@ -34,7 +34,7 @@ class ProcessWatch:
         self.scores = OomScores(view.hierarchy, view.capacity, self._notes, view.log_budget, era(config.policy))
         self.over = OverBudget(view, self.scores.look_around)
         self.marks: VictimMarks | None = None
-        if config.guides:
+        if config.enforce:
             journal = MarkJournal(Path(config.state_dir))
             self.marks = VictimMarks(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log, view.wake_side)
             self.scores.on_raised = self.marks.appeared

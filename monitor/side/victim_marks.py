@@ -1,9 +1,9 @@
 """Guides the kernel's OOM killer: near a threshold every process of the pod that the policy would evict next has
 oom_score_adj 1000, so that a race that is lost costs whom the policy would have taken.
 
-Under --mode hold and --mode enforce, unless --no-guide-oom-killer. A pod that is being evicted keeps its mark until it
-is gone. While evictions are held, because they would not help, nobody is marked. The values are set back as soon as
-another pod is first or no threshold is near (`monitor.actions.oom_marks`).
+Under --mode hold and --mode enforce. A pod that is being evicted keeps its mark until it is gone. While evictions are
+suspended, because they would not help, no pod is marked. The values are set back as soon as another pod is first or no
+threshold is near (`monitor.actions.oom_marks`).
 A thread of its own does it: of a pod with thousands of processes it takes a part of a second.
 """
 

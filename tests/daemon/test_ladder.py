@@ -48,10 +48,11 @@ def incident(daemon: LabDaemon, since: int = 0) -> Record:
 
 def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path) -> None:
     pod, small = node.add_pod("hog"), node.add_pod("small")
-    # A marked pod is found to have 1000 everywhere, and this looks for a process that has not.
-    with soft(node, tmp_path, POLL, "--enforce", "--no-guide-oom-killer") as daemon:
+    with soft(node, tmp_path, POLL, "--enforce") as daemon:
         assert live.rung(daemon) == POLL
         assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
+        # The next victim has 1000 everywhere, and this looks for a process that has not: another pod is next.
+        live.filled(node, node.add_pod("next"), 30)
         live.filled(node, small, 20)
         # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
         # cgroup and then executes; it reports nobody who joins later). A pod is also looked at a second after it was

@@ -9,7 +9,7 @@ import pytest
 
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.guided_scenarios import guided, unguided
+from monitor.lab.guided_scenarios import guided
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.scenario import SCENARIOS
 from monitor.lab.stage import play
@@ -48,9 +48,8 @@ def become(hogs: list[Hog], *wanted: int) -> None:
     live.until(lambda: values(hogs) == list(wanted), f"oom_score_adj of {wanted}")
 
 
-@pytest.mark.parametrize("play_it", [guided, unguided])
-def test_a_lost_race_costs_whom_the_policy_would_have_taken(play_it: object, tmp_path: Path) -> None:
-    (scenario,) = [one for one in SCENARIOS if one.play is play_it]
+def test_a_lost_race_costs_whom_the_policy_would_have_taken() -> None:
+    (scenario,) = [one for one in SCENARIOS if one.play is guided]
     (outcome,) = play(scenario)
     assert outcome.right, outcome.wrong
 
@@ -73,9 +72,8 @@ def test_another_pod_takes_the_first_place(node: LabNode, hogs: list[Hog]) -> No
         become(hogs, FIRST, 1000)
 
 
-@pytest.mark.parametrize("options", [("--mode", "observe"), ("--enforce", "--no-guide-oom-killer")])
-def test_nobody_is_marked(node: LabNode, hogs: list[Hog], options: tuple[str, ...]) -> None:
-    with live.daemon(node, *options, *hard(8)) as daemon:
+def test_in_mode_observe_no_pod_is_marked(node: LabNode, hogs: list[Hog]) -> None:
+    with live.daemon(node, "--mode", "observe", *hard(8)) as daemon:
         live.until(lambda: live.metric(daemon, "armed") == 1, "the threshold to be near")
         live.ended(daemon)
         assert 1000 not in values(hogs)
