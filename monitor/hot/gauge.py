@@ -21,7 +21,7 @@ from monitor.link.messages import LogLine, Send
 from monitor.pods.kubepods import kubepods_of, of_pod
 from monitor.policy.hold import MARGIN
 from monitor.policy.thresholds import Threshold
-from monitor.settings.config import RunConfig
+from monitor.settings.config import STEP, RunConfig
 from monitor.sources.source import MemorySource
 from monitor.sources.watch import Watch, arm_thresholds, make_watches
 
@@ -75,7 +75,7 @@ class Gauge:
         self._cpus = os.cpu_count() or 1
         self._huge_page = meminfo.huge_page()
         version = self.hierarchy.version
-        self._step = _STEPS * config.step
+        self._step = _STEPS * STEP
         self.watches = make_watches(self.table, "node", self._node, self._capacity, thresholds, version, self._step)
         self.find_kubepods()
         self.sweep_due_ns = 0

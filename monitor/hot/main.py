@@ -46,7 +46,7 @@ from monitor.kernel.sched import may_kill, protect
 from monitor.link.counters import SharedStats
 from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import Era, era
-from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
+from monitor.settings.config import CONFIG_FD, STATS_FD, STEP, RunConfig
 from monitor.sources.source import open_memory_source
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Hot:
         gauge = Gauge(source, config, pass_config.thresholds, stats, outbox.send)
         policy = era(config.policy)
         eviction_order, recorder = self._eviction_order(config, policy, outbox)
-        registry = Registry(gauge.table, config.step, eviction_order)
+        registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
         patience = Patience(gauge, registry, stats, outbox.send)

@@ -21,7 +21,7 @@ from monitor.kernel.alarms import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Send
-from monitor.settings.config import RunConfig
+from monitor.settings.config import STEP, RunConfig
 from monitor.sources.arming import Arming
 from monitor.sources.polled_entry import Entry
 from monitor.sources.polled_table import PolledTable
@@ -70,7 +70,6 @@ class PolledRecords(Records):
         self._was_armed = False  # at the last look
         self._cost_ns = float(bounds.TURN_NS)
         self._spent_ns, self._steps_then = 0, 0
-        self._step = config.step
         self._cpus = os.cpu_count() or 1
 
     def open(self, epoll: Epoll) -> None:
@@ -138,7 +137,7 @@ class PolledRecords(Records):
             if over:
                 entry.crossed |= over
                 fresh.append((watch, over))
-            if abs(entry.usage - entry.noted) >= self._step:
+            if abs(entry.usage - entry.noted) >= STEP:
                 moved = True
             if headroom is None:
                 wait = min(wait, ABOVE_NS)

@@ -35,6 +35,8 @@ SIDE = "OUTRACE_SIDE"
 
 #: `monitor.policy.releases.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
 CURRENT_POLICY = "kubelet-1.36"
+#: Bytes that a pod moves before it is ranked again: small against any threshold, few records at full speed.
+STEP = 1 << 20
 #: What is done about a pod at a crossing: logged, braked, killed.
 OBSERVE, HOLD, ENFORCE = MODES = ("observe", "hold", "enforce")
 _TUPLES = (
@@ -125,7 +127,6 @@ class RunConfig:
     reclaim_images: tuple[str, ...] = ()
 
     max_fill_rate: int = field(default_factory=fastest_fill)  # bytes a second: how early the programs are armed
-    step: int = 1 << 20  # bytes a pod moves before it is ranked anew
 
     #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
     layout_image_fs: bool = False

@@ -230,14 +230,6 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 why="Decides how early every charge is compared. A CPU was measured at 5.8 GiB/s; too low a value "
                 "misses a crossing, a higher one costs time while memory is plenty.",
             ),
-            setting(
-                "step",
-                SIZE,
-                "Rank a pod again after it moved by this much.",
-                "BYTES",
-                default="1Mi",
-                why="Small against any threshold, and still few records from a pod at full speed.",
-            ),
         ),
     ),
     (
@@ -301,6 +293,7 @@ GONE_OPTIONS = {
     "hold-brake": "leave it out: a held pod is capped and frozen",
     "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
+    "step": "leave it out: a pod is ranked again after it moved by 1 MiB",
 }
 #: Those that are a field of RunConfig.
 SETTINGS = tuple(option for option in OPTIONS if option.field)

@@ -14,7 +14,7 @@ from monitor.policy.thresholds import Threshold
 def polled(**parts: Any) -> PolledRecords:
     """``parts``: arguments of the constructor, by name; nothing comes of the others."""
     given = {
-        "config": SimpleNamespace(rung="poll", step=1 << 20),
+        "config": SimpleNamespace(rung="poll"),
         "gauge": SimpleNamespace(hierarchy=Hierarchy(1, Path("/"))),
         **{name: MagicMock() for name in ("table", "arming", "registry", "decider", "stats")},
         "send": lambda _: None,

@@ -60,9 +60,9 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
 
 
 def test_own_file_in_toml(tmp_path: Path) -> None:
-    own = write(tmp_path, "own.toml", 'step = "2Mi"\n[eviction-hard]\n"memory.available" = "7%"\n')
+    own = write(tmp_path, "own.toml", 'listen = "0.0.0.0:1"\n[eviction-hard]\n"memory.available" = "7%"\n')
     config = build({}, own)
-    assert (config.step, config.eviction_hard) == (2 << 20, {"memory.available": "7%"})
+    assert (config.listen_port, config.eviction_hard) == (1, {"memory.available": "7%"})
 
 
 def test_an_older_policy_has_its_own_defaults(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_cleans_up() -> None:
     ("content", "problem"),
     [
         (b"evction-hard: {}\n", "unknown key 'evction-hard'; did you mean 'eviction-hard'"),
-        (b"step: true\n", "step: True is not a quantity"),
+        (b"max-fill-rate: true\n", "max-fill-rate: True is not a quantity"),
         (b"kubelet-config-dir: 5\n", "kubelet-config-dir: 5 is not the name"),
         (b"\xff\xfe\x00", ""),
         (None, "cannot be read: No such file"),

@@ -149,9 +149,12 @@ OPTIONS = {
         (("crictl 'rmi", "No closing quotation"), ("cri:unix:///run/x.sock", "write crictl instead")),
     ),
     "hooks": Row("poll", "poll", (("uprobe", "memcg-tracepoint"), ("psi", "is gone: write poll"), ("eventfd", "poll"))),
-    "max-fill-rate": Row("1.5Gi", 3 << 29, (("fast", "quantity"),)),
     # The whole value of 20E wraps round to a positive number.
-    "step": Row("2Mi", 2 << 20, (("0", "1 to 4Ei"), ("20E", "1 to 4Ei"), (True, "True is not a quantity"))),
+    "max-fill-rate": Row(
+        "1.5Gi",
+        3 << 29,
+        (("0", "1 to 4Ei"), ("20E", "1 to 4Ei"), (True, "True is not a quantity"), ("fast", "quantity")),
+    ),
     "listen": Row(
         "[::1]:0",
         "::1:0",

@@ -164,10 +164,10 @@ def test_a_link_of_another_user_to_a_file_of_roots_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("how", ["file", "pipe"])
 def test_what_the_caller_hands_over_is_the_callers_word(tmp_path: Path, how: str) -> None:
     """`sudo outrace run --config /dev/stdin < mine.yaml`: no other user can change which file that is."""
-    path = write(tmp_path, "own.yaml", "step: 2Mi\n")
+    path = write(tmp_path, "own.yaml", "listen: 0.0.0.0:1\n")
     os.chown(path, others.UID, -1)
-    code = "from monitor.settings.read import build; print(build({}, '/dev/stdin').step)"
+    code = "from monitor.settings.read import build; print(build({}, '/dev/stdin').listen_port)"
     with open(path) as file:
         where = {"stdin": file} if how == "file" else {"input": file.read()}
         done = subprocess.run([sys.executable, "-c", code], **where, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{2 << 20}\n"
+    assert done.stdout == "1\n"

@@ -105,7 +105,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         (("run", "--eviction-hard", "memory.available<1\nx"), "--eviction-hard: memory.available: 1 x: "),
         (("run", "--config", "/no/such/file"), "/no/such/file: cannot be read"),
         (("run", "--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
-        (("run", "--step", "\udcff"), "--step: "),
+        (("run", "--listen", "\udcff"), "--listen: "),
         (("nope",), "No such command 'nope'; see `outrace --help`"),
         (("bench", "nope"), "No such command 'nope'; see `outrace bench --help`"),
     ],
@@ -147,7 +147,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text("step: 2Mi\nhooks: poll\neviction-hard: {memory.available: 2Gi}\n")
+    own.write_text("node-name: of-the-file\nhooks: poll\neviction-hard: {memory.available: 2Gi}\n")
     for name, value in {
         "CONFIG": str(own),
         "ENFORCE": "true",
@@ -155,13 +155,13 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
         "EVICTION_MAX_POD_GRACE_PERIOD": "7",
         "LOCAL_STORAGE_CAPACITY_ISOLATION": "false",
         "WEBHOOK": "http://a/ http://b/",
-        "STEP": "4Mi",
+        "NODE_NAME": "of-the-environment",
         "STATE_DIR": "",
     }.items():
         monkeypatch.setenv(f"OUTRACE_{name}", value)
-    assert main(["run", "--step", "8Mi"]) == 0
+    assert main(["run", "--node-name", "of-the-flag"]) == 0
     [config] = started
-    assert (config.step, config.origins["step"]) == (8 << 20, "--step")
+    assert (config.node_name, config.origins["node_name"]) == ("of-the-flag", "--node-name")
     assert (config.hooks, config.origins["hooks"]) == ("poll", f"{own}: hooks")
     assert (config.enforce, config.local_storage, config.eviction_max_pod_grace_period_s) == (True, False, 7)
     assert config.eviction_hard == {"memory.available": "1Gi"}
