@@ -5,15 +5,13 @@ A kubelet's serving certificate is often signed by nobody: it makes its own. Way
 * `pinned`: it shows the very certificate that lies in its directory on this node (`PKI`), where only root can write.
   The default on the node; names and dates in the certificate do not matter.
 * `ca`: a CA file; the cluster's with `serverTLSBootstrap` and approved requests. The name is the node's.
-* `insecure`: only on loopback, and only when asked for.
 
 The port is above 1023: while the kubelet is down any local user can listen there. So a connection within this machine
-is used only if a root process has accepted it (`monitor.kube.peer`); with http and `insecure` there is no other one.
+is used only if a root process has accepted it (`monitor.kube.peer`); with http there is no other one.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import threading
 from collections.abc import Callable
@@ -23,11 +21,10 @@ from typing import TypeVar
 
 from monitor.errors import ConfigError
 from monitor.kube.auth import Credentials, Fixed
-from monitor.kube.cluster import ClusterConfig, Server, parse_server
+from monitor.kube.cluster import ClusterConfig, parse_server
 from monitor.kube.decode import ItemDecoder, Object, parse_object
 from monitor.kube.errors import KubeError
 from monitor.kube.peer import Peer
-from monitor.kube.stream import is_address
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.kube.transport import Request, Transport
 
@@ -50,14 +47,13 @@ class KubeletTrust:
 
     certificates: tuple[Path, ...] = ()
     ca: Path | None = None
-    insecure: bool = False
     node_name: str = ""
     pki: Path = PKI
 
     def paths(self) -> tuple[Path, ...]:
         """Where what is known of it may be on this node."""
-        if self.insecure or self.ca is not None:
-            return (self.ca,) if self.ca is not None else ()
+        if self.ca is not None:
+            return (self.ca,)
         return (*self.certificates, self.pki, *(self.pki / name for name in SERVING))
 
 
@@ -69,17 +65,10 @@ def kubelet_config(
     if not server.https:
         # A token in plain text is everybody's.
         return ClusterConfig(server, peer=Peer.ROOT)
-    peer = Peer.ROOT if trust.insecure else Peer.ROOT_IF_HERE
-    return ClusterConfig(server, _tls(server, trust, where), credentials or Fixed(), peer=peer)
+    return ClusterConfig(server, _tls(trust, where), credentials or Fixed(), peer=Peer.ROOT_IF_HERE)
 
 
-def _tls(server: Server, trust: KubeletTrust, where: str) -> TlsSettings:
-    if trust.insecure:
-        if not _loopback(server.host):
-            raise ConfigError(
-                f"{where}: {server} is not on this node: its certificate has to be verified", "give its CA"
-            )
-        return TlsSettings(insecure=True)
+def _tls(trust: KubeletTrust, where: str) -> TlsSettings:
     if trust.ca is not None:
         tls = TlsSettings(ca=Pem(f"{where}: CA", trust.ca), server_name=trust.node_name)
     else:
@@ -96,10 +85,6 @@ def _tls(server: Server, trust: KubeletTrust, where: str) -> TlsSettings:
         tls.check_readable()
     tls.context()
     return tls
-
-
-def _loopback(host: str) -> bool:
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 class KubeletClient:

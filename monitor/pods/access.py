@@ -32,7 +32,6 @@ class Access:
     kubeconfig: str = ""
     node_name: str = ""
     kubelet_ca: str = ""
-    kubelet_insecure: bool = False
     kubelet: NodeKubelet = field(default_factory=NodeKubelet)
 
     @classmethod
@@ -40,7 +39,7 @@ class Access:
         """With the options of a configuration, on this machine. What `outrace run` found at its start is in the
         configuration (`settled`), and not looked for again: the kubelet may be away by then, and its flags with it.
         """
-        given = {name: getattr(config, name) for name in ("kubeconfig", "node_name", "kubelet_ca", "kubelet_insecure")}
+        given = {name: getattr(config, name) for name in ("kubeconfig", "node_name", "kubelet_ca")}
         if kubelet is None and (flags := dict(config.kubelet_flags)):  # type: ignore[attr-defined]
             found = Path(flags["kubeconfig"]) if "kubeconfig" in flags else None
             kubelet = NodeKubelet(flags=flags, kubeconfig=found)
@@ -107,8 +106,8 @@ class Access:
     def kubelet_server(self, url: str = "", credentials: Credentials | None = None) -> ClusterConfig:
         """The kubelet at ``url`` ("": of this node). ConfigError."""
         ca = Path(self.kubelet_ca) if self.kubelet_ca else None
-        if ca is not None or self.kubelet_insecure:
-            trust = KubeletTrust(ca=ca, insecure=self.kubelet_insecure, node_name=self.node if ca else "")
+        if ca is not None:
+            trust = KubeletTrust(ca=ca, node_name=self.node)
         elif self.kubelet.refused and not url.startswith("http://"):
             raise ConfigError(self.kubelet.refused)
         else:

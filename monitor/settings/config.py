@@ -63,10 +63,9 @@ class RunConfig:
 
     node_cgroup: str | None = None  # absolute directory; None: the whole machine
     pods: str = "auto"  # until `outrace run` starts: then what was chosen
-    kubeconfig: str = ""  # absolute; "": as found (`monitor.pods.access`), like the next three
+    kubeconfig: str = ""  # absolute; "": as found (`monitor.pods.access`), like the next two
     node_name: str = ""
     kubelet_ca: str = ""
-    kubelet_insecure: bool = False
     #: Flags of the kubelet that `outrace run` found: its name for the node, where its certificates are.
     kubelet_flags: Mapping[str, str] = field(default_factory=dict)
     kubelet_differs: tuple[str, ...] = ()  # where an option differs from the kubelet, a line each

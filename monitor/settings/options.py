@@ -137,11 +137,6 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 example="/etc/kubernetes/pki/kubelet-ca.crt",
                 why="Who answers on the kubelet's port decides who is evicted: it has to show who it is.",
             ),
-            switch(
-                "kubelet-insecure",
-                "Take any certificate of a kubelet on this machine's own address 127.0.0.1.",
-                why="Off: while the kubelet restarts, any root process, also in a pod, may serve its port.",
-            ),
             setting(
                 "cgroup-root",
                 OPTIONAL_PATH,
@@ -291,6 +286,7 @@ GONE_OPTIONS = {
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
     "guide-oom-killer": "leave it out: modes hold and enforce guide the OOM killer to the next victim",
     "hold-brake": "leave it out: a held pod is capped and frozen",
+    "kubelet-insecure": "give --kubelet-ca FILE, or mount the kubelet's own certificates",
     "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
     "step": "leave it out: a pod is ranked again after it moved by 1 MiB",

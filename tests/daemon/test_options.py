@@ -67,7 +67,6 @@ OPTIONS = {
     "kubeconfig": Row("/k", "/k", (("k", "not an absolute path"),)),
     "node-name": Row("node-1", "node-1", ((5, "5 is not a text"),)),
     "kubelet-ca": Row("/ca.crt", "/ca.crt", (("ca.crt", "not an absolute path"),)),
-    "kubelet-insecure": Row(True, True, (("yes", "not true or false"),)),
     "cgroup-root": Row("/kubelet", "/kubelet", ((5, "5 is not a text"),)),
     "mode": Row("hold", "hold", (("kill", "observe, hold, enforce"),)),
     "enforce": Row(True, True, (("yes", "not true or false"),)),

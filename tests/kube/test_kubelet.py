@@ -108,17 +108,6 @@ def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Pat
     server.close()
 
 
-def test_insecure_is_for_loopback_only(kubelet: FakeKubelet) -> None:
-    client = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(insecure=True), Fixed("good")))
-    client.healthz()
-    client.close()
-    for url in ("https://10.0.0.1:10250", "https://node-1:10250"):
-        with pytest.raises(ConfigError, match="not on this node"):
-            kubelet_config(url, KubeletTrust(insecure=True))
-    for url in ("https://localhost:10250", "https://[::1]:10250", "https://127.0.0.2"):
-        assert kubelet_config(url, KubeletTrust(insecure=True)).server.port == 10250
-
-
 def test_without_any_way_to_know_it_nothing_is_sent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no certificate of a kubelet in .*; mount that directory, or give the CA"):
         kubelet_config("https://127.0.0.1:10250", KubeletTrust(pki=tmp_path))

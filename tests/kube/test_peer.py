@@ -69,11 +69,10 @@ def users_listener(whose: str, port: int = 0) -> Iterator[tuple[int, subprocess.
 
 @root_only
 @pytest.mark.parametrize("whose", ["own", "root's"])
-@pytest.mark.parametrize("how", ["http", "insecure", "pinned", "ca"])
+@pytest.mark.parametrize("how", ["http", "pinned", "ca"])
 def test_a_listener_of_a_user_gets_no_request(how: str, whose: str, serving: Pair) -> None:
     """Not the token, not even the first message of TLS; also where root made the socket (systemd's sockets)."""
     trust = {
-        "insecure": KubeletTrust(insecure=True),
         "pinned": KubeletTrust(certificates=(serving.certificate,)),
         "ca": KubeletTrust(ca=serving.certificate, node_name="n"),
     }.get(how, KubeletTrust())
