@@ -1,7 +1,8 @@
 """Errors a user can act on, and the exit code each one ends with.
 
 Exit codes of every command: 0 ok, 1 failure, 2 usage (bad option, configuration, manifest), 3 this kernel or machine
-cannot do it (with the remedy), 4 pressure or findings present where a check was asked.
+cannot do it (with the remedy), 4 pressure or findings present where a check was asked, 5 a hook of the daemon failed
+while it ran: started again, it polls.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_CANNOT = 3
 EXIT_FINDINGS = 4
+EXIT_HOOK = 5
 
 
 #: What helps against errors of system calls that are the machine's rather than the call's.

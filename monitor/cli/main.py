@@ -142,7 +142,8 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
     cls=LazyGroup,
     table=COMMANDS,
     context_settings=_HELP,
-    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 this machine cannot, 4 findings where a check was asked.",
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 this machine cannot, 4 findings where a check was asked, "
+    "5 a hook of the daemon failed: started again, it polls.",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def cli() -> None:

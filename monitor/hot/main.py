@@ -17,10 +17,10 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monitor.errors import EXIT_FAILURE, MonitorError, remedy_of
-from monitor.hot import ladder
+from monitor.errors import EXIT_FAILURE, EXIT_HOOK, MonitorError, remedy_of
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.eviction_note import EvictionNote
@@ -42,15 +42,18 @@ from monitor.hot.side_restarts import SideRestarts
 from monitor.hot.supervise import Side
 from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
+from monitor.kernel.pins import HOOKS
 from monitor.kernel.sched import may_kill, protect
 from monitor.link.counters import SharedStats
+from monitor.link.upgrade import is_replaced
 from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import Era, era
 from monitor.settings.config import CONFIG_FD, STATS_FD, STEP, RunConfig
-from monitor.sources.source import open_memory_source
+from monitor.sources.source import MemorySource, open_memory_source
 
 if TYPE_CHECKING:
     from monitor.hot.pass_record import PassRecorder
+    from monitor.hot.records import Records
 
 
 class Hot:
@@ -91,7 +94,7 @@ class Hot:
             recorder,
         )
         decider = Decider(core, pass_config)
-        records = ladder.records(source, core, decider)
+        records = _records(source, core, decider)
         sweeps = Sweeps(gauge, registry, stats, records.read_events, outbox.log)
         self.life = LifeCycle(gauge.arming, decider, evictor)
         self.parts = parts = Parts(**vars(core), decider=decider, records=records, sweeps=sweeps, life=self.life)
@@ -138,7 +141,6 @@ class Hot:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
 
-        ladder.log_step_down(parts.config, log)
         parts.records.open(parts.loop.listener(parts.records.consume))
         parts.loop.listener(self._take_wakeup).register(wake_fd, select.EPOLLIN)
 
@@ -181,20 +183,26 @@ class Hot:
         self.parts.gauge.arming.detach()
         self.parts.side.stop()
 
-    def abandon(self) -> int:
-        """Let go of everything because a program in the kernel failed; the pid of the side, which ends by itself."""
-        parts = self.parts
-        if parts.decider.holds is not None:
-            parts.decider.holds.release_all()
-        parts.patience.flush()
-        with suppress(MonitorError, OSError):
-            parts.trigger.disarm()
-            parts.gauge.arming.detach()
-        with suppress(MonitorError, OSError):
-            parts.records.drain()
-        if parts.side.sock is not None:
-            parts.side.sock.close()
-        return parts.side.pid
+
+def _records(source: MemorySource, core: Core, decider: Decider) -> Records:
+    """What reads the events of this hook."""
+    config, gauge, registry, stats, send = core.config, core.gauge, core.registry, core.stats, core.outbox.send
+    if source.pins is not None:
+        from monitor.hot.ring_records import RingRecords
+
+        return RingRecords(source.pins, gauge, registry, decider, stats, send, Path(config.state_dir))
+    from monitor.hot.polled_records import PolledRecords
+    from monitor.sources.polled_table import PolledTable
+
+    assert isinstance(source.table, PolledTable)
+    return PolledRecords(config, source.table, source.arming, gauge, registry, decider, stats, send)
+
+
+def _is_left_alone(config: RunConfig) -> bool:
+    """Whether the next start leaves BPF alone after a program failed: not where it was asked for by name, nor after an
+    upgrade, which may have mended it (and whose modules are not to be imported here).
+    """
+    return config.rung in HOOKS and config.hooks == "auto" and not is_replaced()
 
 
 def main() -> int:
@@ -203,6 +211,7 @@ def main() -> int:
     for fd in (config_fd, *config.kept_fds):
         os.set_inheritable(fd, False)
     hot: Hot | None = None
+    failed: MonitorError | None = None
     try:
         hot = Hot(config, config_fd)
         hot.run()
@@ -211,16 +220,20 @@ def main() -> int:
         os.write(2, f"outrace: error: cannot start: {where}{error.strerror}; {remedy_of(error.errno, '')}\n".encode())
         return EXIT_FAILURE
     except MonitorError as error:
-        if hot is not None and not isinstance(error, NodeGone) and ladder.may_step_down(config):
-            failed, hot = hot, None
-            ladder.step_down(failed.configuration.config, failed.parts.stats, error, failed.abandon())
         os.write(2, f"outrace: error: {error}\n".encode())
-        # What had been working may work again; a service manager does not try again after 2 and 3.
-        return error.exit_code if hot is None or not hot.life.is_ready else EXIT_FAILURE
+        if hot is None or isinstance(error, NodeGone) or not _is_left_alone(config):
+            # What had been working may work again; a service manager does not try again after 2 and 3.
+            return error.exit_code if hot is None or not hot.life.is_ready else EXIT_FAILURE
+        failed = error
     finally:
         if hot is not None:
             hot.finish()
-    return 0
+    if failed is None:
+        return 0
+    from monitor.kernel import charging
+
+    charging.remember_failed(Path(config.state_dir), f"{config.rung} failed while it ran: {failed.message}")
+    return EXIT_HOOK
 
 
 if __name__ == "__main__":

@@ -25,10 +25,6 @@ from monitor.link.messages import LogLine, Oom, Send
 from monitor.sources.oomlog import NEVER_LOGGED, LoggedKill, OomLog, kmsg_records, stamp
 from monitor.sources.source import Table
 
-#: After a step down the pods are waited for so long before the log is read; they come within a second.
-PATIENCE_NS = 5_000_000_000
-#: Most records that are read of what was written meanwhile; the log itself has room for some thousands.
-_WAITING = 20_000
 #: Lines read in one turn of the hot loop (10 us each): whatever floods the log, the next look at memory does not wait.
 _TURN = 50
 
@@ -36,9 +32,6 @@ _TURN = 50
 class PolledKills:
     """``reported`` in its `oom` messages is the span in which every kill was reported, for the next daemon with BPF
     (`monitor.link.reported_kills`): the OOM programs, where they are loaded, have written of the same kills.
-
-    ``log_fd``: the kernel's log, open since the daemon stepped down; -1: it did not. It is read when the pods are known
-    again, because a kill in a cgroup that nobody knows is nobody's; what was killed until then nobody saw coming.
     """
 
     def __init__(
@@ -48,7 +41,6 @@ class PolledKills:
         table: Table,
         stats: SharedStats,
         send: Send,
-        log_fd: int = -1,
     ) -> None:
         self._gauge = gauge
         self._registry = registry
@@ -59,7 +51,6 @@ class PolledKills:
         self._log = OomLog(gauge.hierarchy, table.index)
         self.marked = False  # somebody was killed since this was cleared
         self._fd = -1
-        self._kept_fd, self._listen_ns = log_fd, 0
         self._epoll: Epoll | None = None
         self._dying: dict[int, Oom] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
@@ -67,12 +58,7 @@ class PolledKills:
     def open(self, epoll: Epoll) -> None:
         """Read the log from now on, where it may be read."""
         self._epoll = epoll
-        now = time.monotonic_ns()
-        if self._kept_fd >= 0:
-            self._listen_ns = now + PATIENCE_NS
-            self._since_ns = self._stats.get("stepped_ns")
-            return
-        self._since_ns = now
+        self._since_ns = time.monotonic_ns()
         try:
             self._fd = Kmsg().fileno()
         except MonitorError as error:
@@ -85,18 +71,6 @@ class PolledKills:
             )
             return
         epoll.register(self._fd, select.EPOLLIN)
-
-    def pods_came(self) -> None:
-        """The pods are known."""
-        if self._kept_fd >= 0:
-            self._listen_to_kept()
-        self.count()
-
-    def _listen_to_kept(self) -> None:
-        assert self._epoll is not None
-        self._fd, self._kept_fd = self._kept_fd, -1
-        self._epoll.register(self._fd, select.EPOLLIN)
-        self._read(while_away=True)
 
     def consume(self, fd: int) -> bool:
         """The log has lines, or somebody marked is gone; False if the descriptor is of neither."""
@@ -111,9 +85,9 @@ class PolledKills:
         self._report("records_exit", message._replace(event=event, missing=()))
         return True
 
-    def _read(self, while_away: bool = False) -> None:
+    def _read(self) -> None:
         try:
-            records, gap = kmsg_records(self._fd, _WAITING if while_away else _TURN)
+            records, gap = kmsg_records(self._fd, _TURN)
         except OSError as error:
             assert self._epoll is not None
             self._epoll.unregister(self._fd)
@@ -129,7 +103,7 @@ class PolledKills:
                 self._lost(self._log.date(stamp(record) or 0))
             found = self._log.feed(record)
             if found is not None:
-                self._mark(found, while_away)
+                self._mark(found)
         if gap == len(records):
             self._lost(time.monotonic_ns())
 
@@ -139,10 +113,10 @@ class PolledKills:
         self._log.forget()
         self._since_ns = until_ns
 
-    def _mark(self, found: LoggedKill, while_away: bool) -> None:
+    def _mark(self, found: LoggedKill) -> None:
         pod = self._owner(found.event.victim_cgroup, found.victim_path)
         uid, title = (pod.uid, pod.title) if pod else (None, None)
-        message = Oom(found.event, uid, title, while_away, missing=found.missing)
+        message = Oom(found.event, uid, title, while_away=False, missing=found.missing)
         try:
             fd = os.pidfd_open(message.event.victim_pid)
             assert self._epoll is not None
@@ -172,9 +146,7 @@ class PolledKills:
 
     def count(self) -> None:
         """Where the log cannot be read: kills by what the cgroups of the pods count."""
-        if self._kept_fd >= 0 and time.monotonic_ns() >= self._listen_ns:
-            self._listen_to_kept()
-        if self._fd >= 0 or self._kept_fd >= 0:
+        if self._fd >= 0:
             return
         version = self._gauge.hierarchy.version
         name = "memory.oom_control" if version == 1 else "memory.events.local"

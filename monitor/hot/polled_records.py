@@ -45,7 +45,7 @@ _MOST_NS = 10_000_000
 
 
 class PolledRecords(Records):
-    """Looks, and hands on what it finds. ``log_fd``: see `PolledKills`."""
+    """Looks, and hands on what it finds."""
 
     def __init__(
         self,
@@ -57,14 +57,13 @@ class PolledRecords(Records):
         decider: Decider,
         stats: SharedStats,
         send: Send,
-        log_fd: int = -1,
     ) -> None:
         super().__init__(decider, stats, send)
         self._table = table
         self._arming = arming
         self._gauge = gauge
         self._registry = registry
-        self._oom = PolledKills(gauge, registry, table, stats, send, log_fd)
+        self._oom = PolledKills(gauge, registry, table, stats, send)
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
         self._due_ns = self._given_back_ns = 0  # when to look; when a pod that went is to be read, 0: none
         self._was_armed = False  # at the last look
@@ -103,7 +102,7 @@ class PolledRecords(Records):
 
     def pods_came(self) -> None:
         """What they have counted before is no kill of now."""
-        self._oom.pods_came()
+        self._oom.count()
 
     def pod_went(self) -> None:
         """Look what it has given back: against what it held before, whoever runs in it next would seem not to grow."""

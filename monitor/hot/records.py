@@ -62,9 +62,6 @@ class Records(ABC):
     def look_after(self) -> None:  # noqa: B027 - polling keeps nothing that ages
         """Once a second."""
 
-    def drain(self) -> None:  # noqa: B027 - without rings nothing waits
-        """Read what is there about kills: nobody will for a while, and others report what comes now."""
-
     def pods_came(self) -> None:  # noqa: B027 - rings announce crossings by themselves
         """A sweep has been over new pods."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 from typing import Any
 
-from monitor.hot import ladder
 from monitor.hot.gauge import Gauge
 from monitor.hot.life_cycle import State
 from monitor.hot.parts import Parts
@@ -67,7 +66,6 @@ class Report:
             ready_ns=now_ns,
             pods=len(parts.registry),
             armed=parts.gauge.arming.armed,
-            **ladder.unwatched(parts.stats, now_ns),
             **self._protected(),
         )
 

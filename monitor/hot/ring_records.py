@@ -101,7 +101,6 @@ class RingRecords(Records):
         self._known: set[int] = set()  # pids of the victims that were reported then
         self._ration = Ration()
         self._unpinned = False
-        self._of_kills: tuple[Ring, ...] = ()
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
     def open(self, epoll: Epoll) -> None:
@@ -113,7 +112,6 @@ class RingRecords(Records):
         self._ooms = Ring(pins, "ooms", self._on_oom)
         self._kills = Ring(pins, "kills", self._on_oom)
         self._reclaims = Ring(pins, "reclaims", self._on_oom)
-        self._of_kills = (self._kills, self._ooms)
         self._budgets = {self._steps: _STEPS, self._ooms: _OOMS, self._kills: _KILLS, self._reclaims: _RECLAIMS}
         self._by_fd = {ring.fileno(): ring for ring in (self._events, *self._budgets)}
         self._take_over(pins)
@@ -192,10 +190,6 @@ class RingRecords(Records):
                     },
                 )
             )
-
-    def drain(self) -> None:
-        for ring in self._of_kills:
-            ring.consume()
 
     def _take_over(self, pins: Pins) -> None:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""

@@ -15,7 +15,7 @@ class Service:
     """The socket of the service manager. Never waits: what its queue cannot take is sent again at the next turn."""
 
     def __init__(self) -> None:
-        # Left where they are: stepping down the hook ladder is an execv, and what follows has to go on sending.
+        # Left where they are: what this process becomes by an execv has to go on sending.
         path = os.environ.get("NOTIFY_SOCKET", "")
         usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
         self._sock: socket.socket | None = None

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from monitor.kernel import libbpf
 from monitor.kernel.btf import Btf, BtfError
@@ -30,8 +33,11 @@ _SYMBOLS = Path("/proc/kallsyms")
 _DIRECT = ("register_ftrace_direct", "modify_ftrace_direct")
 _UPDATE = "run Linux 6.13 or newer"
 #: Hooks that the kernel offered and then refused, in the state dir: trying one again costs a compilation. That is done
-#: after a boot, or when their stamp (`monitor.kernel.loader.stamp`) changes.
+#: after a boot, or when their stamp (`monitor.kernel.loader.stamp`) changes. And what failed while a daemon ran.
 REFUSED = "refused-hooks.json"
+#: After a hook failed while the daemon ran, BPF is left alone for so long: hooks have all but two programs in common,
+#: and to fail again and again is worse than to poll.
+FAILED_NS = 600_000_000_000
 #: What each hook is attached to.
 EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", FENTRY: CHARGE, KPROBE: CHARGE}
 #: The one of the kernel's lockdown modes under which BPF may not read kernel memory.
@@ -193,17 +199,42 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def refused_stamps(state_dir: Path) -> dict[str, str]:
-    """{stamp: why} of this boot."""
+def _noted(state_dir: Path) -> dict[str, Any]:
+    """What was noted since the machine was booted."""
     try:
         found = json.loads((state_dir / REFUSED).read_text())
-        return {str(mark): str(why) for mark, why in found["stamps"].items()} if found["boot"] == _boot() else {}
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return found if found["boot"] == _boot() else {}
+    except (OSError, ValueError, KeyError, TypeError):
         return {}  # tried again then
 
 
+def _note(state_dir: Path, **more: Any) -> None:
+    """A state dir that cannot be written loses it."""
+    text = json.dumps({"boot": _boot(), **_noted(state_dir), **more})
+    with suppress(OSError), open(state_dir / REFUSED, "w", opener=partial(os.open, mode=0o600)) as file:
+        file.write(text)
+
+
+def refused_stamps(state_dir: Path) -> dict[str, str]:
+    """{stamp: why} of this boot."""
+    found = _noted(state_dir).get("stamps", {})
+    return {str(mark): str(why) for mark, why in found.items()} if isinstance(found, dict) else {}
+
+
 def remember_refused(state_dir: Path, mark: str, why: str) -> None:
-    """Note why the programs of this stamp were refused; a state dir that cannot be written loses it."""
-    found = {"boot": _boot(), "stamps": refused_stamps(state_dir) | {mark: why}}
-    with suppress(OSError):
-        (state_dir / REFUSED).write_text(json.dumps(found))
+    """Note why the programs of this stamp were refused."""
+    _note(state_dir, stamps=refused_stamps(state_dir) | {mark: why})
+
+
+def failed(state_dir: Path) -> str:
+    """Why a hook failed in the last ten minutes, while a daemon ran; "" if none did."""
+    found = _noted(state_dir).get("failed")
+    match found:
+        case [int(at_ns), str(why)] if 0 <= time.monotonic_ns() - at_ns < FAILED_NS:
+            return why
+    return ""
+
+
+def remember_failed(state_dir: Path, why: str) -> None:
+    """Note why a hook failed while the daemon ran."""
+    _note(state_dir, failed=[time.monotonic_ns(), why])

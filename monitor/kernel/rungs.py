@@ -63,7 +63,8 @@ def bpf_offers(
     """The rungs that need BPF, for `outrace run` and `outrace doctor` alike.
 
     Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
-    attach kprobes, too. What the kernel refused since it was booted is tried again only where it is ``wanted`` by name.
+    attach kprobes, too. What the kernel refused since it was booted, or what failed while a daemon ran, is tried again
+    only where it is ``wanted`` by name.
     ``signals``: what the programs compare (`monitor.kernel.loader`).
     ``lacking``: what is known to keep programs from being loaded, and the remedy; ``barred``: from being attached.
     `outrace run` finds out by doing both; `doctor` must not attach: a program of fentry is attached once.
@@ -72,6 +73,7 @@ def bpf_offers(
 
     pinned = loader.pinned(state_dir) if state_dir else frozenset()
     refused = loader.refused(state_dir, signals) if state_dir else {}
+    failed = charging.failed(state_dir) if state_dir else ""
     obstacle, remedy = charging.obstacle()
     if obstacle:
         lacking = obstacle, remedy
@@ -86,6 +88,8 @@ def bpf_offers(
             against = offer.why, offer.remedy
         elif not lacking[0] and name in refused and wanted != name:
             against = refused[name], f"`outrace run --hooks {name}` tries it again"
+        if failed and not against[0] and wanted != name:
+            against = failed, f"a start 10 minutes later, or `outrace run --hooks {name}`, tries it again"
         since = ", by programs that are pinned already" if ready else ""
         why = against[0] or f"{charging.EVENTS[name]}, compared in the kernel{since}{seen[name]}"
         found.append(Offer(name, not against[0], why, against[1]))
@@ -134,17 +138,9 @@ def _rung(seen: Facts, offer: Offer) -> Rung:
     return Rung(offer.name, ok, why, "" if ok else remedy, unseen_bytes, unseen_ns / 1e6)
 
 
-def choose(offered: Sequence[Rung], wanted: str = AUTO, among: Sequence[str] = NAMES) -> Rung:
-    """The rung called ``wanted``, or with ``auto`` the best of ``among`` that is offered. Raises CannotError."""
-    if wanted != AUTO:
-        rung = next(rung for rung in offered if rung.name == wanted)
-        if not rung.ok:
-            raise CannotError(f"--hooks {wanted}: {rung.detail}", rung.remedy)
-        return rung
-    left = [rung for rung in offered if rung.name in among]
-    if not left:
-        raise CannotError("no hooks are left to choose from", "see `outrace doctor`")
-    found = next((rung for rung in left if rung.ok), None)
-    if found is None:
-        raise CannotError(f"no hooks can be used here: {left[-1].detail}", left[-1].remedy)
-    return found
+def choose(offered: Sequence[Rung], wanted: str) -> Rung:
+    """The rung called ``wanted``. Raises CannotError."""
+    rung = next(rung for rung in offered if rung.name == wanted)
+    if not rung.ok:
+        raise CannotError(f"--hooks {wanted}: {rung.detail}", rung.remedy)
+    return rung

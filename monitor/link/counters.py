@@ -70,8 +70,6 @@ COUNTERS = (
     "sweep_ns",  # time of the last complete sweep (CLOCK_MONOTONIC)
     "bound_bytes",  # bytes that can move unseen right now
     "bound_ns",  # for how long, where they are looked at now and then
-    "step_downs",  # rungs of the hook ladder left while running
-    "stepped_ns",  # since when nobody watches because of that; 0 once somebody does
     "return_bound_ns",  # so long memory of the dead is waited for
     "memory_kept",  # pods that went and kept something, which was asked for in vain or not at all
     "eviction_waits",  # times the next victim was not chosen yet because memory was coming back

@@ -1,7 +1,7 @@
 """When OOM kills were reported without BPF, so that the next daemon with BPF does not report them again.
 
-The OOM programs stay attached when a daemon steps down the hook ladder, and go on to write; nobody reads what they
-write before a daemon takes a BPF rung again. What a rung without BPF reported meanwhile is a span of time in a file of
+The OOM programs stay attached when a daemon ends, and go on to write; nobody reads what they write before a daemon
+takes a BPF hook again. What a rung without BPF reported meanwhile is a span of time in a file of
 the state dir: one line for each daemon, of a fixed length, written again at each kill.
 """
 

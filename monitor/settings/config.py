@@ -134,10 +134,9 @@ class RunConfig:
     #: filled in at start, 0 where it is not.
     kernels_share: int = 0
     #: The rung of the hook ladder that was taken, and the better ones that could not be: {name, why, remedy} each;
-    #: filled in at start, and again when it steps down. `stepped_from`: the rung left while running, "" for none.
+    #: filled in at start.
     rung: str = "memcg-tracepoint"
     missed: tuple[Mapping[str, str], ...] = ()
-    stepped_from: str = ""
     #: Directory of the pinned BPF objects, and the inherited descriptors; filled in just before the daemon starts.
     pin_dir: str = ""
     lock_fd: int = -1

@@ -46,9 +46,8 @@ class LeftChanges:
         undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS, SCORES))
 
     def at_end(self, listener: socket.socket) -> None:
-        """Pods that the hot process held, if it has ended and no next one goes on with them. One that has become
-        another (`hot.ladder.step_down`) is the same process, and has released them; one that runs goes on holding them,
-        and both go on listening: only where it has ended is ``listener`` let go of for the next daemon.
+        """Pods that the hot process held, if it has ended and no next one goes on with them. One that runs goes on
+        holding them, and listening: only where it has ended is ``listener`` let go of for the next daemon.
         """
         if not self._config.holds or not readable(self._hot, _HOT_ENDS_S):
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from monitor.kernel.domains import NO_CEILING, Reading, ReclaimableReading
-from monitor.kernel.rungs import BPF_RUNGS
+from monitor.kernel.pins import HOOKS
 from monitor.kernel.wire import EVICTION, VICTIM
 from monitor.settings.config import RunConfig
 from monitor.sources.arming import Arming, BpfArming
@@ -84,7 +84,7 @@ class MemorySource:
 
 def open_memory_source(config: RunConfig) -> MemorySource:
     """The instruments of ``config.rung``. Raises MonitorError."""
-    return _open_bpf(config) if config.rung in BPF_RUNGS else _open_soft(config)
+    return _open_bpf(config) if config.rung in HOOKS else _open_soft(config)
 
 
 def _open_bpf(config: RunConfig) -> MemorySource:

@@ -1,5 +1,6 @@
 """The poller on the live kernel: races won, kills reported, and how the daemon comes to it."""
 
+import json
 import os
 import resource
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from monitor.errors import EXIT_HOOK
 from monitor.kernel import charging, loader
 from monitor.kernel.rungs import BPF_RUNGS, POLL
 from monitor.lab.daemon import LabDaemon, Record
@@ -192,13 +194,15 @@ def test_what_is_taken_away_costs_a_rung_and_nothing_else(
         wins(node, pod, daemon)
 
 
-def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_path: Path) -> None:
+def test_a_daemon_whose_hook_fails_ends_and_the_next_one_polls(node: LabNode, tmp_path: Path) -> None:
+    """Started again by its service manager: it polls, until BPF is tried again."""
     if charging.missing_tracepoints():
         pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
-    pod = node.add_pod("hog")
-    live.lend_pins(tmp_path / "state")
+    pod, state = node.add_pod("hog"), tmp_path / "state"
+    live.lend_pins(state)
     # At this rate the node is far from its threshold at first.
-    with soft(node, tmp_path, "auto", "--enforce", "--max-fill-rate", "256Mi") as daemon:
+    options = ("--enforce", "--enforce-unknown-specs", "--trigger", "kernel", "--max-fill-rate", "256Mi")
+    with soft(node, tmp_path, "auto", *options) as daemon:
         best = live.rung(daemon)
         assert best in BPF_RUNGS
         assert live.metric(daemon, "armed") == 0
@@ -206,16 +210,23 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         second_free = [fd for fd in range(1024) if fd not in used][1]
         hard_limit = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (second_free, hard_limit))  # one program of the two
-        live.filled(node, pod, 110)
-        logged = live.message(daemon, "stepped down the hook ladder while running")
-        assert (logged["from_rung"], logged["rung"]) == (best, POLL)
-        assert "cannot attach" in logged["problem"]
-        live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
-        again = daemon.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
-        assert again["unwatched_ns"] > 0  # 0.6 to 1.0 s (docs/hooks.md), if nobody is in the way
-        assert daemon.process.poll() is None, "the same process"
-        assert (live.rung(daemon), live.metric(daemon, "step_downs_total")) == (POLL, 1)
+        hog = live.filled(node, pod, 110)
+        assert daemon.process is not None
+        assert daemon.process.wait(live.TIMEOUT_S) == EXIT_HOOK
+        assert "cannot attach" in daemon.complaint()
+        hog.close()
+        daemon.start()
+        logged = live.message(daemon, "better hooks cannot be used here")
+        assert logged["hooks"] == live.rung(daemon) == POLL
+        assert f"{best}: {best} failed while it ran: cannot attach" in logged["problem"]
+        assert "a start 10 minutes later" in logged["remedy"]
         wins(node, pod, daemon)
+        daemon.stop()
+        note = json.loads((state / charging.REFUSED).read_text())
+        note["failed"][0] -= charging.FAILED_NS
+        (state / charging.REFUSED).write_text(json.dumps(note))
+        daemon.start()
+        assert live.rung(daemon) == best
     assert node.oom_kills() == 0
 
 

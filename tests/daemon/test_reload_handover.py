@@ -11,7 +11,6 @@ import pytest
 
 from monitor.cli.reload import _answer
 from monitor.errors import MonitorError
-from monitor.hot import ladder
 from monitor.hot.reconfigure import Configuration
 from monitor.hot.supervise import Side
 from monitor.kernel import meminfo
@@ -154,10 +153,6 @@ def test_after_an_upgrade_nothing_is_read_by_the_new_modules(monkeypatch: pytest
     log = Lines()
     view: Any = SimpleNamespace(config=started("{}\n", tmp_path), stats=Counters(), log=log)
     assert "outrace was upgraded while it runs; restart it" in asked(view).state.problem
-    bpf = RunConfig(rung="kprobe")
-    assert not ladder.may_step_down(bpf)
-    monkeypatch.undo()
-    assert ladder.may_step_down(bpf)
 
 
 def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

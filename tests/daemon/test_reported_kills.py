@@ -1,10 +1,6 @@
-"""Of every OOM kill once: through a step down the hook ladder, without BPF, while nobody runs, and with BPF again."""
+"""Of every OOM kill once: without BPF, while nobody runs, and with BPF again."""
 
-import os
-import resource
-import signal
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +9,8 @@ from typing import Any, cast
 import pytest
 
 from monitor.hot.ring_records import RingRecords
-from monitor.kernel import charging, loader
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link import reported_kills
-from tests import live
 
 KILLED = "the kernel's OOM killer killed a process"
 HARD = ("--eviction-hard", "memory.available<32Mi")
@@ -83,7 +75,7 @@ def test_what_was_reported_is_passed_over_step_by_step(tmp_path: Path) -> None:
         event: Any = SimpleNamespace(kind=kind, ts_ns=ts_ns, victim_pid=pid)
         return records._was_reported(event)
 
-    assert not was_reported("mark", 90, 7), "before the step down"
+    assert not was_reported("mark", 90, 7), "before there was none"
     assert [was_reported(kind, 150) for kind in ("kill", "mark", "reclaim", "exit")] == [True] * 4
     assert not was_reported("exit", 160, 7), "its mark was reported by the daemon before"
     assert [was_reported(kind, 9000) for kind in ("kill", "mark", "reclaim", "exit")] == [False] * 4
@@ -106,67 +98,3 @@ def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pyt
     # The last line is of now, the first one after the gap half a second before it.
     expected = now if last else now - 500_000_000
     assert expected <= soft._since_ns <= expected + 400_000_000
-
-
-node = live.fixture(LabNode, "test-reported", 160 * MIB)
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
-    """A state dir whose pins go in the end, also where one daemon left them for a next one that never came."""
-    yield tmp_path / "state"
-    loader.unload(loader.instance_directory(tmp_path / "state"))
-
-
-def killed(node: LabNode, pod: LabPod) -> int:
-    """The pid of a process that the kernel has killed at its pod's limit."""
-    hog = node.start_hog(pod, mib=48)
-    hog.go()
-    assert hog.wait() == -signal.SIGKILL
-    hog.close()
-    return hog.pid
-
-
-def victims(daemon: LabDaemon) -> list[int]:
-    return [record["victim_pid"] for record in live.messages(daemon, KILLED)]
-
-
-@pytest.mark.kernel
-@pytest.mark.once
-def test_every_kill_is_reported_once_through_a_step_down_and_back(node: LabNode, state: Path) -> None:
-    if charging.missing_tracepoints():
-        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
-    filler, pod = node.add_pod("filler"), node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB)
-    options = (*HARD, "--max-fill-rate", "256Mi")
-    with live.daemon(node, *options, state_dir=state, keep_pins=True) as first:
-        used = {int(fd) for fd in os.listdir(f"/proc/{first.pid}/fd")}
-        meanwhile = node.start_hog(pod, mib=48)
-        pids = [killed(node, pod)]
-        live.message(first, KILLED, victim_pid=pids[0])
-        second_free = [fd for fd in range(1024) if fd not in used][1]
-        hard_limit = resource.prlimit(first.pid, resource.RLIMIT_NOFILE)[1]
-        # One program of the two can be attached.
-        resource.prlimit(first.pid, resource.RLIMIT_NOFILE, (second_free, hard_limit))
-        hog = node.start_hog(filler, mib=110, rate=50)
-        hog.go()
-        environment = Path(f"/proc/{first.pid}/environ")
-        live.until(lambda: b"OUTRACE_LEFT=" in environment.read_bytes(), "it became itself again, and is not ready yet")
-        os.kill(first.pid, signal.SIGSTOP)
-        meanwhile.go()
-        assert meanwhile.wait() == -signal.SIGKILL
-        os.kill(first.pid, signal.SIGCONT)
-        again = first.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
-        assert again is not None
-        pids += [meanwhile.pid, killed(node, pod)]
-        live.until(lambda: len(victims(first)) >= len(pids), "every kill reported")
-        live.ended(first)
-        assert victims(first) == pids
-        # Whoever was killed while it stepped down, nobody saw coming.
-        assert [record["while_away"] for record in live.messages(first, KILLED)] == [False, True, False]
-    assert (state / reported_kills.FILE_NAME).exists()
-    alone = killed(node, pod)
-    with live.daemon(node, *options, state_dir=state) as second:
-        assert live.message(second, KILLED, victim_pid=alone)["while_away"] is True
-        live.ended(second)
-        assert victims(second) == [alone]
-    assert not (state / reported_kills.FILE_NAME).exists()

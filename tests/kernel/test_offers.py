@@ -71,6 +71,31 @@ def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
 
 
+def test_after_a_hook_failed_while_it_ran_the_poller_is_taken_for_a_while(
+    kernel: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Pinned or not; and what the kernel refused stays refused."""
+    refuse(tmp_path, "fentry")
+    charging.remember_failed(tmp_path, "memcg-tracepoint failed while it ran: cannot attach")
+    kernel.setattr(loader, "pinned", lambda _: frozenset(["memcg-tracepoint"]))
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == rungs.POLL
+    found = planned(tmp_path)
+    assert found["memcg-tracepoint"].detail == "memcg-tracepoint failed while it ran: cannot attach"
+    assert "a start 10 minutes later, or `outrace run --hooks memcg-tracepoint`" in found["memcg-tracepoint"].remedy
+    assert found["fentry"].detail == "the verifier refused fentry"
+    assert rungs.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
+    kernel.setattr(charging, "FAILED_NS", 0)
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"boot": 1}', '{"failed": [1, "x"]}'])
+def test_a_note_of_hooks_that_is_none_is_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / charging.REFUSED).write_text(text)
+    assert (charging.failed(tmp_path), charging.refused_stamps(tmp_path)) == ("", {})
+    charging.remember_failed(tmp_path, "it failed")
+    assert charging.failed(tmp_path) == "it failed"
+
+
 @pytest.mark.parametrize(
     ("hook", "rung"), [("memcg-tracepoint", "memcg-tracepoint"), ("fentry", "fentry"), ("kprobe", None)]
 )

@@ -61,7 +61,6 @@ _COUNTERS = {
     "memory_kept": "Pods that went and kept some of their memory: page cache, tmpfs, slab.",
     "eviction_waits": "Times the next pod was not evicted yet because memory of the last was coming back.",
     "eviction_waits_cut": "Times the wait for memory of the last pod was cut short because other pods grew.",
-    "step_downs": "Rungs of the hook ladder left while running.",
     "side_starts": "Starts of the side process.",
     "side_hangs": "Side processes that were killed because they hung.",
     "arms": "Times the fine-grained program was attached.",
