@@ -60,7 +60,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
                 if rung.name in BPF_RUNGS:
                     taken, loaded = _load(config, rung.name)
                 else:
-                    taken, loaded = dataclasses.replace(config, rung=rung.name, pin_dir=""), False
+                    taken, loaded = _polling(config), False
                 return dataclasses.replace(taken, missed=tuple(missed)), loaded
             except MonitorError as error:
                 problem = error
@@ -97,6 +97,21 @@ def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
         instances.release(held, instance)
         raise
     return dataclasses.replace(config, rung=rung, pin_dir=str(directory), pins_fd=held), loaded
+
+
+def _polling(config: RunConfig) -> RunConfig:
+    """Where programs of an earlier start are pinned and can be used, they record OOM kills: no kill is lost between two
+    daemons, whatever their hooks, and none is reported by both.
+    """
+    from monitor.kernel import instances, loader
+    from monitor.kernel.pins import Pins
+
+    polling = dataclasses.replace(config, rung=POLL, pin_dir="")
+    for directory in loader.pinned(Path(config.state_dir)).values():
+        with suppress(MonitorError):
+            os.close(Pins.open(directory).fd("map_ooms"))
+            return dataclasses.replace(polling, pin_dir=str(directory), pins_fd=instances.hold(directory.parent))
+    return polling
 
 
 def announcement(config: RunConfig) -> dict[str, str]:

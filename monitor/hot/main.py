@@ -186,16 +186,24 @@ class Hot:
 
 def _records(source: MemorySource, core: Core, decider: Decider) -> Records:
     """What reads the events of this hook."""
-    config, gauge, registry, stats, send = core.config, core.gauge, core.registry, core.stats, core.outbox.send
+    gauge, registry, stats, send = core.gauge, core.registry, core.stats, core.outbox.send
+    kills: Records | None = None
     if source.pins is not None:
         from monitor.hot.ring_records import RingRecords
+        from monitor.kernel.domains import DomainTable
 
-        return RingRecords(source.pins, gauge, registry, decider, stats, send, Path(config.state_dir))
+        table = source.table if source.is_exact else DomainTable(source.pins)
+        kills = RingRecords(source.pins, table, registry, decider, stats, send)
+        if source.is_exact:
+            return kills
+        table.reset()  # of the daemon before: nothing brings it up to date
+    from monitor.hot.polled_kills import PolledKills
     from monitor.hot.polled_records import PolledRecords
     from monitor.sources.polled_table import PolledTable
 
     assert isinstance(source.table, PolledTable)
-    return PolledRecords(config, source.table, source.arming, gauge, registry, decider, stats, send)
+    kills = kills or PolledKills(gauge, registry, decider, stats, send)
+    return PolledRecords(core.config, source.table, source.arming, gauge, registry, decider, stats, send, kills)
 
 
 def _is_left_alone(config: RunConfig) -> bool:

@@ -14,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from monitor.errors import MonitorError, remedy_of
+from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
+from monitor.hot.records import Records
 from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
 from monitor.kernel.alarms import Epoll
@@ -22,43 +24,40 @@ from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
-from monitor.sources.oomlog import NEVER_LOGGED, LoggedKill, OomLog, kmsg_records, stamp
-from monitor.sources.source import Table
+from monitor.sources.oomlog import NEVER_LOGGED, LoggedKill, OomLog, kmsg_records
 
+#: Kills are counted so often where the log cannot be read.
+COUNT_NS = 1_000_000_000
 #: Lines read in one turn of the hot loop (10 us each): whatever floods the log, the next look at memory does not wait.
 _TURN = 50
 
 
-class PolledKills:
-    """``reported`` in its `oom` messages is the span in which every kill was reported, for the next daemon with BPF
-    (`monitor.link.reported_kills`): the OOM programs, where they are loaded, have written of the same kills.
+class PolledKills(Records):
+    """Reads the log, or the counts where it may not be read. Where programs are pinned that record kills, `RingRecords`
+    takes its place.
     """
 
     def __init__(
         self,
         gauge: Gauge,
         registry: Registry,
-        table: Table,
+        decider: Decider,
         stats: SharedStats,
         send: Send,
     ) -> None:
+        super().__init__(decider, stats, send)
         self._gauge = gauge
         self._registry = registry
-        self._table = table
-        self._stats = stats
-        self._send = send
-        self._since_ns = 0
-        self._log = OomLog(gauge.hierarchy, table.index)
-        self.marked = False  # somebody was killed since this was cleared
+        self._log = OomLog(gauge.hierarchy, gauge.table.index)
         self._fd = -1
         self._epoll: Epoll | None = None
         self._dying: dict[int, Oom] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
+        self._count_due_ns = 0
 
     def open(self, epoll: Epoll) -> None:
         """Read the log from now on, where it may be read."""
         self._epoll = epoll
-        self._since_ns = time.monotonic_ns()
         try:
             self._fd = Kmsg().fileno()
         except MonitorError as error:
@@ -85,6 +84,10 @@ class PolledKills:
         self._report("records_exit", message._replace(event=event, missing=()))
         return True
 
+    def read_events(self) -> int:
+        """Crossings are not the log's."""
+        return 0
+
     def _read(self) -> None:
         try:
             records, gap = kmsg_records(self._fd, _TURN)
@@ -100,18 +103,17 @@ class PolledKills:
         self._log.calibrate(records)
         for i, record in enumerate(records):
             if i == gap:
-                self._lost(self._log.date(stamp(record) or 0))
+                self._lost()
             found = self._log.feed(record)
             if found is not None:
                 self._mark(found)
         if gap == len(records):
-            self._lost(time.monotonic_ns())
+            self._lost()
 
-    def _lost(self, until_ns: int) -> None:
+    def _lost(self) -> None:
         """Lines written before this were overwritten: the kills in them are not reported."""
         self._send(LogLine("warning", "lines of the kernel's log were lost", {}))
         self._log.forget()
-        self._since_ns = until_ns
 
     def _mark(self, found: LoggedKill) -> None:
         pod = self._owner(found.event.victim_cgroup, found.victim_path)
@@ -135,19 +137,25 @@ class PolledKills:
         return found
 
     def _report(self, counter: str, message: Oom) -> None:
-        self.marked = self.marked or message.event.kind == "mark"
+        self.eventful = self.eventful or message.event.kind == "mark"
         self._stats.add("records")
         self._stats.add(counter)
-        if not message.source:  # counts name nobody: who can reports those kills in full
-            message = message._replace(reported=(self._since_ns, time.monotonic_ns()))
         self._send(message)
 
     # counters
 
-    def count(self) -> None:
-        """Where the log cannot be read: kills by what the cgroups of the pods count."""
-        if self._fd >= 0:
-            return
+    def due_ns(self) -> int | None:
+        """When to count again, where the log cannot be read."""
+        return self._count_due_ns if self._fd < 0 else None
+
+    def pods_came(self) -> None:
+        """What they have counted before is no kill of now."""
+        if self._fd < 0:
+            self.go_on(time.monotonic_ns())
+
+    def go_on(self, now_ns: int) -> None:
+        """Report the kills that the cgroups of the pods have counted since."""
+        self._count_due_ns = now_ns + COUNT_NS
         version = self._gauge.hierarchy.version
         name = "memory.oom_control" if version == 1 else "memory.events.local"
         watched = [(w.path, None) for w in self._gauge.watches if w.path is not None]

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
-from monitor.hot.polled_kills import PolledKills
 from monitor.hot.records import Records
 from monitor.hot.registry import Registry
 from monitor.kernel import bounds
@@ -27,7 +26,7 @@ from monitor.sources.polled_entry import Entry
 from monitor.sources.polled_table import PolledTable
 from monitor.sources.watch import Watch
 
-#: Far from every threshold the looks of `Housekeeping.look` do; this only counts kills where the log cannot be read.
+#: Far from every threshold the looks of `Housekeeping.look` do.
 IDLE_NS = 1_000_000_000
 #: The pods are read again so often at most while the node moves: 110 of them take 0.3 ms.
 RANK_NS = 25_000_000
@@ -45,7 +44,7 @@ _MOST_NS = 10_000_000
 
 
 class PolledRecords(Records):
-    """Looks, and hands on what it finds."""
+    """Looks, and hands on what it finds. ``kills`` reports OOM kills."""
 
     def __init__(
         self,
@@ -57,14 +56,15 @@ class PolledRecords(Records):
         decider: Decider,
         stats: SharedStats,
         send: Send,
+        kills: Records,
     ) -> None:
         super().__init__(decider, stats, send)
         self._table = table
         self._arming = arming
         self._gauge = gauge
         self._registry = registry
-        self._oom = PolledKills(gauge, registry, table, stats, send)
-        self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
+        self._kills = kills
+        self._looked_ns = self._pods_due_ns = 0
         self._due_ns = self._given_back_ns = 0  # when to look; when a pod that went is to be read, 0: none
         self._was_armed = False  # at the last look
         self._cost_ns = float(bounds.TURN_NS)
@@ -72,25 +72,35 @@ class PolledRecords(Records):
         self._cpus = os.cpu_count() or 1
 
     def open(self, epoll: Epoll) -> None:
-        """Have the kernel's log in the epoll of the hot loop; report where it may not be read."""
-        self._oom.open(epoll)
+        """Have what reports kills in the epoll of the hot loop."""
+        self._kills.open(epoll)
 
     def consume(self, fd: int) -> bool:
-        """Kills were logged, or a victim is gone; False if the descriptor is not of this object."""
-        if not self._oom.consume(fd):
-            return False
-        self.eventful = self.eventful or self._oom.marked
-        self._oom.marked = False
-        return True
+        """Kills are reported; False if the descriptor is not of this object."""
+        found = self._kills.consume(fd)
+        self._note_kills()
+        return found
+
+    def _note_kills(self) -> None:
+        self.eventful, self._kills.eventful = self.eventful or self._kills.eventful, False
 
     def due_ns(self) -> int:
-        """When to look: at once after it was armed."""
-        return 0 if self._arming.armed and not self._was_armed else self._due_ns
+        """When to look, at once after it was armed; or what reports kills goes on."""
+        look_ns = 0 if self._arming.armed and not self._was_armed else self._due_ns
+        kills_ns = self._kills.due_ns()
+        return look_ns if kills_ns is None else min(look_ns, kills_ns)
 
     def go_on(self, now_ns: int) -> None:
-        """A look is due."""
-        self._account()
-        self._look()
+        kills_ns = self._kills.due_ns()
+        if kills_ns is not None and kills_ns <= now_ns:
+            self._kills.go_on(now_ns)
+            self._note_kills()
+        else:
+            self._account()
+            self._look()
+
+    def look_after(self) -> None:
+        self._kills.look_after()
 
     def watch(self, watches: Mapping[int, Watch]) -> None:
         super().watch(watches)
@@ -101,8 +111,7 @@ class PolledRecords(Records):
         return self._look()
 
     def pods_came(self) -> None:
-        """What they have counted before is no kill of now."""
-        self._oom.count()
+        self._kills.pods_came()
 
     def pod_went(self) -> None:
         """Look what it has given back: against what it held before, whoever runs in it next would seem not to grow."""
@@ -150,9 +159,6 @@ class PolledRecords(Records):
         self._looked_ns, self._was_armed = start, self._arming.armed
         if self._was_armed:
             self._bound(wait)
-        if start >= self._count_due_ns:
-            self._count_due_ns = start + IDLE_NS
-            self._oom.count()
         self._due_ns = time.monotonic_ns() + wait
         return len(fresh)
 

@@ -11,10 +11,8 @@ import os
 import select
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from monitor.hot.decide import Decider
-from monitor.hot.gauge import Gauge
 from monitor.hot.records import Records
 from monitor.hot.registry import Registry
 from monitor.kernel.alarms import Epoll
@@ -23,7 +21,7 @@ from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
-from monitor.link.reported_kills import forget, holds, spans
+from monitor.sources.source import Table
 
 _OOM_RECORDS = {
     "mark": "records_oom",
@@ -77,28 +75,21 @@ class Ration:
 
 
 class RingRecords(Records):
-    """Reads the rings.
-
-    ``state_dir``: where it notes when a daemon without BPF reported kills (`monitor.link.reported_kills`).
-    """
+    """Reads the rings."""
 
     def __init__(
         self,
         pins: Pins,
-        gauge: Gauge,
+        table: Table,
         registry: Registry,
         decider: Decider,
         stats: SharedStats,
         send: Send,
-        state_dir: Path | None = None,
     ) -> None:
         super().__init__(decider, stats, send)
         self._pins = pins
-        self._gauge = gauge
+        self._table = table
         self._registry = registry
-        self._state_dir = state_dir
-        self._spans = spans(state_dir) if state_dir is not None else []
-        self._known: set[int] = set()  # pids of the victims that were reported then
         self._ration = Ration()
         self._unpinned = False
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
@@ -203,8 +194,6 @@ class RingRecords(Records):
             if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
                 break
         self._away = False
-        if self._state_dir is not None:
-            forget(self._state_dir)
         self._decider.moved.clear()
         for kind in _KINDS:
             self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
@@ -213,7 +202,7 @@ class RingRecords(Records):
         """One record of the rings of crossings and of steps."""
         ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
         if kind == STEP:
-            if self._gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
+            if self._table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
                 self._keep_step((ts, cgroup_id, usage, inactive, active))
                 if index in self.watches:
                     self._decider.stirred = True
@@ -240,25 +229,14 @@ class RingRecords(Records):
             self._stats.add("records_bad")
         self._stats.add("records")
 
-    def _was_reported(self, event: OomEvent) -> bool:
-        """Whether this step of a kill was reported without BPF. An end is, where what led to it was."""
-        if event.kind == "exit":
-            return event.victim_pid in self._known
-        reported = holds(self._spans, event.ts_ns)
-        if event.kind != "reclaim":
-            (self._known.add if reported else self._known.discard)(event.victim_pid)  # a pid may be used again
-        return reported
-
     def _on_oom(self, data: bytes) -> None:
         """One record of the OOM chain."""
         event = OomEvent.decode(data)
         self._stats.add("records")
         self._stats.add(_OOM_RECORDS[event.kind])
-        if self._away and self._was_reported(event):
-            return
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)
         if pod is None and event.domain is not None:  # deeper in a pod than its containers
-            pod = self._registry.owner_of_cgroup(self._gauge.table.cgroup_id(event.domain))
+            pod = self._registry.owner_of_cgroup(self._table.cgroup_id(event.domain))
         if event.kind == "left":
             if pod is not None and not self._away:
                 self._decider.left(pod, event.pgtables)

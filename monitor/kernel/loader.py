@@ -164,16 +164,16 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO, signals: int = KUBELETS) ->
     raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
 
 
-def pinned(state_dir: Path) -> frozenset[str]:
-    """The hooks whose programs are pinned, as they are now and for this kernel."""
+def pinned(state_dir: Path) -> dict[str, Path]:
+    """The hooks whose programs are pinned, as they are now and for this kernel, and where."""
     instance = instance_directory(state_dir)
     try:
         if not instance.is_dir():
-            return frozenset()
+            return {}
         marks = _stamps(KUBELETS, RECLAIMABLE)
-        return frozenset(hook for hook, mark in marks if (instance / mark).is_dir())
+        return {hook: instance / mark for hook, mark in marks if (instance / mark).is_dir()}
     except (OSError, MonitorError):
-        return frozenset()  # this user may not see them; or there are no memory cgroups, which `detect` reports
+        return {}  # this user may not see them; or there are no memory cgroups, which `detect` reports
 
 
 class HookRefusedError(CannotError):

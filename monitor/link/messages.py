@@ -210,7 +210,6 @@ class Oom(NamedTuple):
     order: Rows = ()  # of a mark: as in `decision`
     missing: Sequence[str] = ()  # without BPF: what could not be known of it
     source: str = ""  # without BPF and without the log: the file of the counter that counted it
-    reported: Sequence[int] = ()  # without BPF: [from ns, until ns] in which every kill is reported
     resent: bool = False  # as in `decision`
 
 

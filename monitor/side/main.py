@@ -32,7 +32,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.alarms import Timer
 from monitor.kernel.disks import find_disks
-from monitor.kernel.rungs import BPF_RUNGS
+from monitor.kernel.rungs import POLL
 from monitor.kernel.sched import hurry, started
 from monitor.link import channel
 from monitor.link.counters import SharedStats
@@ -283,9 +283,7 @@ class Side:
 
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""
-        if not self.config.pin_dir:
-            if self.config.rung in BPF_RUNGS:
-                self.log.warning("no BPF objects: memory figures come from the cgroup files")
+        if self.config.rung == POLL:
             return
         from monitor.kernel.domains import DomainTable
         from monitor.kernel.pins import Pins

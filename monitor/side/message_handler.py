@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from monitor.link import messages
 from monitor.link.codec import event_fields, present
 from monitor.link.config_messages import Reread
 from monitor.link.hold_messages import Held, HoldEnded, Soften
-from monitor.link.reported_kills import ReportedKills
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.messages import eviction_message
@@ -73,7 +71,6 @@ class MessageHandler:
         self.on_ended: Callable[[str, int], object] = lambda *_: None
         #: With --evict-by api: a decision that the API server is asked to carry out.
         self.on_asked: Callable[[messages.Decision], object] | None = None
-        self._noted = ReportedKills(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
         self.soft_brakes = SoftBrakes(view)
@@ -267,8 +264,6 @@ class MessageHandler:
         event = message.event
         if event.kind == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
-        if message.reported:
-            self.files.submit(partial(self._noted.note, *message.reported))
         if is_outside_node(message, self.view.config.node_cgroup):
             self.machine_kills.take(message)
             return
@@ -290,7 +285,7 @@ class MessageHandler:
                 known += ["invoker_pid", "invoker_comm", "si_code"]
             self.log_budget("info", text, pod=pod, about=about, **{key: getattr(event, key) for key in known})
             return
-        more = {k: v for k, v in present(message).items() if k not in ("event", "pod", "pod_name", "reported")}
+        more = {k: v for k, v in present(message).items() if k not in ("event", "pod", "pod_name")}
         fields = event_fields(event) | more
         del fields["kind"]
         scope = "memcg" if event.oom_cgroup or "oom" in message.missing else "global"

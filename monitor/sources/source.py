@@ -66,6 +66,7 @@ class Sweeps(Protocol):
 @dataclass(frozen=True, slots=True)
 class MemorySource:
     """The instruments of one rung. ``victim``, ``eviction``: these structs as 64-bit words, in BPF's maps or here.
+    ``pins``: of BPF; of the poller those that record OOM kills, None where there are none.
 
     ``is_exact``: the kernel keeps the table exact. ``reread_lists(index)``: else, brings a domain's file lists up to
     date.
@@ -108,6 +109,7 @@ def _open_bpf(config: RunConfig) -> MemorySource:
 
 def _open_soft(config: RunConfig) -> MemorySource:
     from monitor.kernel import cgroupfs
+    from monitor.kernel.pins import Pins
     from monitor.sources.polled_sweeper import PolledSweeper
     from monitor.sources.polled_table import PolledTable
 
@@ -119,7 +121,7 @@ def _open_soft(config: RunConfig) -> MemorySource:
         arming=Arming(config.max_fill_rate),
         victim=memoryview(bytearray(VICTIM.size)).cast("Q"),
         eviction=memoryview(bytearray(EVICTION.size)).cast("Q"),
-        pins=None,
+        pins=Pins.open(config.pin_dir) if config.pin_dir else None,
         is_exact=False,
         reread_lists=lambda index: table.read_stat(table.entry(index)),
     )

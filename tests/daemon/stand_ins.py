@@ -16,7 +16,7 @@ def polled(**parts: Any) -> PolledRecords:
     given = {
         "config": SimpleNamespace(rung="poll"),
         "gauge": SimpleNamespace(hierarchy=Hierarchy(1, Path("/"))),
-        **{name: MagicMock() for name in ("table", "arming", "registry", "decider", "stats")},
+        **{name: MagicMock() for name in ("table", "arming", "registry", "decider", "stats", "kills")},
         "send": lambda _: None,
         **parts,
     }

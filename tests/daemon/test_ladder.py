@@ -231,6 +231,45 @@ def test_a_daemon_whose_hook_fails_ends_and_the_next_one_polls(node: LabNode, tm
 
 
 @pytest.mark.once
+def test_every_kill_is_reported_once_whatever_the_hooks_of_the_daemon_before(
+    node: LabNode, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A daemon with BPF, none, one that polls, none, one with BPF again."""
+    if charging.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
+    pod, text = (
+        node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB),
+        "the kernel's OOM killer killed a process",
+    )
+    state = tmp_path / "state"
+    live.lend_pins(state)
+    request.addfinalizer(lambda: loader.unload(loader.instance_directory(state)))
+
+    def killed() -> int:
+        hog = node.start_hog(pod, mib=48)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        hog.close()
+        return hog.pid
+
+    alone: list[int] = []
+    for hooks in ("auto", POLL, "auto"):
+        with LabDaemon(node, "--hooks", hooks, *HARD, state_dir=state, keep_pins=True) as daemon:
+            assert (live.rung(daemon) == POLL) == (hooks == POLL)
+            mine = [killed()]
+            found = live.message(daemon, text, victim_pid=mine[0])
+            assert (found["while_away"], found.get("missing", [])) == (False, []), "by the programs, also without BPF"
+            assert found["pod"] == "lab/own"
+            live.ended(daemon)
+            ours = [one for one in live.messages(daemon, text) if one["victim_pid"] in {*alone, *mine}]
+            assert [(one["victim_pid"], one["while_away"]) for one in ours] == [
+                *((pid, True) for pid in alone[-1:]),
+                (mine[0], False),
+            ]
+        alone += [*mine, killed()]
+
+
+@pytest.mark.once
 @pytest.mark.parametrize("how", ["unloaded", "unmounted"])
 def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: Path, how: str) -> None:
     if charging.missing_tracepoints():

@@ -16,6 +16,8 @@ from tests.daemon.stand_ins import polled
 MIB = 1 << 20
 RATE = 12 << 30
 NOW = 10_000_000_000
+#: Nothing that reports kills is due.
+SILENT = SimpleNamespace(due_ns=lambda: None)
 
 
 class Table:
@@ -81,11 +83,11 @@ def test_a_crossing_happened_after_the_last_look(looked_ns: int, at: int) -> Non
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    soft = polled(arming=SimpleNamespace(armed=False), decider=SimpleNamespace(steps=0))
+    soft = polled(arming=SimpleNamespace(armed=False), decider=SimpleNamespace(steps=0), kills=SILENT)
     read: list[int] = []
     now = NOW
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
-    soft._pods_due_ns, soft._count_due_ns = NOW + RANK_NS, NOW + IDLE_NS
+    soft._pods_due_ns = NOW + RANK_NS
     soft._pods = read.append  # type: ignore[assignment]
     soft._due_ns = NOW + 1_600_000
     soft.pod_went()
@@ -102,9 +104,22 @@ def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monk
 
 def test_it_looks_at_once_when_it_was_armed() -> None:
     arming = SimpleNamespace(armed=False)
-    soft = polled(arming=arming)
-    soft._count_due_ns = time.monotonic_ns() + IDLE_NS
+    soft = polled(arming=arming, kills=SILENT)
     soft._look()
     assert soft.due_ns() > time.monotonic_ns()
     arming.armed = True
     assert soft.due_ns() == 0
+
+
+@pytest.mark.parametrize(("kills_ns", "due_ns"), [(None, 50), (60, 50), (40, 40)])
+def test_what_reports_kills_goes_on_when_it_is_due_and_does_not_put_a_look_off(
+    kills_ns: int | None, due_ns: int
+) -> None:
+    went_on: list[int] = []
+    kills = SimpleNamespace(due_ns=lambda: kills_ns, go_on=went_on.append, eventful=True)
+    soft = polled(arming=SimpleNamespace(armed=False), kills=kills)
+    soft._due_ns, looked = 50, list[bool]()
+    soft._look = lambda: looked.append(True) or 0  # type: ignore[method-assign]
+    assert soft.due_ns() == due_ns
+    soft.go_on(due_ns)
+    assert (went_on, looked, soft.eventful) == (([40], [], True) if kills_ns == 40 else ([], [True], False))

@@ -77,7 +77,7 @@ def test_after_a_hook_failed_while_it_ran_the_poller_is_taken_for_a_while(
     """Pinned or not; and what the kernel refused stays refused."""
     refuse(tmp_path, "fentry")
     charging.remember_failed(tmp_path, "memcg-tracepoint failed while it ran: cannot attach")
-    kernel.setattr(loader, "pinned", lambda _: frozenset(["memcg-tracepoint"]))
+    kernel.setattr(loader, "pinned", lambda _: {"memcg-tracepoint": tmp_path})
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == rungs.POLL
     found = planned(tmp_path)
     assert found["memcg-tracepoint"].detail == "memcg-tracepoint failed while it ran: cannot attach"
@@ -104,7 +104,7 @@ def test_what_was_pinned_before_a_lockdown_is_used(
 ) -> None:
     """A kprobe is not: the kernel refuses to attach it then."""
     kernel.setattr(charging, "obstacle", lambda: LOCKDOWN)
-    kernel.setattr(loader, "pinned", lambda state: frozenset([hook] if state == tmp_path else []))
+    kernel.setattr(loader, "pinned", lambda state: {hook: state} if state == tmp_path else {})
     locked = checks.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
     plan = doctor.hook_plan([locked], tmp_path)["rung"]
     assert plan == taken(tmp_path, kernel)
@@ -122,7 +122,7 @@ def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch,
     missing = checks.Check("bcc", False, "not installed", "apt-get install it", bpf=True)
     assert doctor.hook_plan([missing], tmp_path)["rung"] == rungs.POLL
     assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install it"
-    kernel.setattr(loader, "pinned", lambda _: frozenset(["fentry"]))
+    kernel.setattr(loader, "pinned", lambda _: {"fentry": tmp_path})
     assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
     assert "pinned already" in planned(tmp_path, missing)["fentry"].detail
     refuse(tmp_path, "fentry")  # before somebody asked for it by name, and it could be loaded

@@ -37,6 +37,18 @@ def test_of_pins_and_of_kprobes(number: int, of_pins: str, of_kprobes: str) -> N
         assert isinstance(error, CannotError) == (number == errno.EPERM)
 
 
+@pytest.mark.parametrize("gap", [None, 1, 3])
+def test_lines_of_the_log_that_were_lost_are_logged(monkeypatch: pytest.MonkeyPatch, gap: int | None) -> None:
+    lines = [b"6,1,%d,-;line\n" % (us,) for us in (1_000_000, 1_500_000, 2_000_000)]
+    monkeypatch.setattr(polled_kills, "kmsg_records", lambda *_: (lines, gap))
+    sent: list[Any] = []
+    other: Any = MagicMock()
+    soft = PolledKills(other, other, other, other, sent.append)
+    soft._fd = 0
+    assert soft.consume(0)
+    assert [line.msg for line in sent] == ([] if gap is None else ["lines of the kernel's log were lost"])
+
+
 def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe2(os.O_NONBLOCK)
 
