@@ -186,7 +186,7 @@ class HoldControl:
         if not crossed_ns and (due := thaws.due(self._holds, now_ns)):
             self._look_after(due, now_ns)
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
-        domains = figures.with_rates(figures.domains(), now_ns, caps, before, thaws.bounded)
+        domains = figures.with_rates(figures.domains(), now_ns, caps, before, self._brakes.bounded)
         evicted, answers = [uid for uid in before.uids if uid in self._evicted], self._answers
         growers = figures.who_grows_on(domains, before)
         look = figures.look(domains, before, growers, None, self._gone, evicted, answers.other, answers.answered)
@@ -247,7 +247,7 @@ class HoldControl:
         """Look at a pod, and stop it or let it run where that is to be done."""
         held, is_evicted = self._holds[uid], uid in self._evicted
         self._answers.hold(self._figures.up_to(uid), now_ns)
-        found = self._brakes.look_after(held.entry, ends=is_evicted)
+        found = self._brakes.look_after(held.entry)
         if found == GONE:
             self._gone.append(uid)
         elif found == ENDED or (found == LOST and not is_evicted):

@@ -51,9 +51,11 @@ class HoldApplier:
         cache = max(0, usage - headroom.has)
         share = (headroom.available - cache) // (headroom.pods + 1)
         if share < ROOM or not held.cap:
-            # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked.
+            # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked: so one
+            # that kills children of its own runs until the next look, and then it is another pod's turn.
             is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < headroom.available
-            if not ((ends and held.cap) or is_bounded or headroom.soon >= UNTIL_NEXT_LOOK):
+            may_run = (is_bounded or headroom.soon >= UNTIL_NEXT_LOOK) and uid not in thaws.running
+            if not ((ends and held.cap) or may_run):
                 return thaws.end(uid)
         held.allowed = held.allowed or held.pod.cap
         held.pod = held.pod._replace(cap=min(held.allowed, usage + (share if share >= ROOM else 0)))

@@ -76,10 +76,8 @@ class HoldBrakes:
         self._used_ns[entry.uid] = now
         return brake
 
-    def look_after(self, entry: PodEntry, *, ends: bool = False) -> str:
-        """Whether it is still held: `GONE`, `LOST`, `DYING`, `ENDED`, "" where there is nothing to do. ``ends``: the
-        pod is evicted, so it may run as often as a SIGKILL waits.
-        """
+    def look_after(self, entry: PodEntry) -> str:
+        """Whether it is still held: `GONE`, `LOST`, `DYING`, `ENDED`, "" where there is nothing to do."""
         try:
             if cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return GONE
@@ -90,24 +88,28 @@ class HoldBrakes:
             return ""
         if brake.usage() is None:  # made anew under its path: nothing of this one is in force there
             return GONE
-        now_ns, waits = time.monotonic_ns(), brake.waits_for_thaw()
+        waits = brake.waits_for_thaw()
         self.thaws.found(entry.uid, waits)
-        if waits == KILL and self.thaws.may_die(entry.uid, now_ns, is_capped=brake.is_capped, ends=ends):
+        if waits == KILL:
             return DYING
         if self.thaws.end(entry.uid):  # a probe's process, perhaps: the pod lives on
             return ENDED
         return "" if brake.in_force() else LOST
 
     def may_start(self, uid: str) -> bool:
-        """Whether runc starts a process in a held pod, and no pod runs. Not often."""
+        """Whether runc starts a process in a held pod, and no pod runs."""
         brake = self._brakes.get(uid)
-        return brake is not None and brake.is_held and self.thaws.may_start(uid, time.monotonic_ns())
+        return brake is not None and brake.is_held and self.thaws.may_start(uid)
 
     def let_run(self, uid: str, why: str, cap: int) -> None:
         """Let a held pod run until the next look, for `KILL` or `START`. ``cap``: meanwhile, in bytes; 0: as it is."""
-        brake = self._brakes[uid]
-        brake.thaw(cap)
-        self.thaws.begin(uid, why, time.monotonic_ns(), is_capped=brake.is_capped)
+        self._brakes[uid].thaw(cap)
+        self.thaws.begin(uid, why, time.monotonic_ns())
+
+    @property
+    def bounded(self) -> set[str]:
+        """Those that run for a moment with a cap."""
+        return {uid for uid in self.thaws.running if self._brakes[uid].is_capped}
 
     def get(self, uid: str) -> PodBrake | None:
         return self._brakes.get(uid)
@@ -125,7 +127,7 @@ class HoldBrakes:
         brake = self._brakes.pop(uid, None)
         self._used_ns.pop(uid, None)
         self._looked_ns.pop(uid, None)
-        self.thaws.forget(uid)
+        self.thaws.released(uid)
         if brake is not None:
             brake.release()
             self._follow(brake)
