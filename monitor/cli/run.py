@@ -98,14 +98,16 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     """Take what the daemon needs and become it; ``locks`` gets the descriptor of the state dir's lock. Raises
     MonitorError with one line and its exit code.
     """
-    from monitor.kernel import meminfo
+    from monitor.kernel import cgroupfs, meminfo
     from monitor.settings import kernels_share
+    from monitor.settings.mode import check_kernel
     from monitor.settings.read import check_enforced
 
     if os.geteuid() != 0:
         check_enforced(config)
         raise CannotError("outrace run must be root", "use sudo")
     join_machine_cgroups()
+    check_kernel(config, cgroupfs.detect().version)
     config, choice = _with_pods(config)
     check_enforced(config, choice)
     if kernels_share.applies(config):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.ledger import Ledger
-from monitor.actions.pod_brake import AUTO, LIMIT
+from monitor.actions.pod_brake import AUTO
 from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_apply import HoldApplier
 from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, HoldBrakes
@@ -57,8 +57,7 @@ class HoldControl:
         self._stats = core.stats
         self._send, self._log = core.outbox.send, core.outbox.log
         self._version = core.gauge.hierarchy.version
-        kind = LIMIT if self.graceful and self._version == 1 else AUTO
-        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), kind)
+        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), AUTO)
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
         self._applier = HoldApplier(self._brakes, core.outbox, self._version, self._evictor)
         self._holds: dict[str, Hold] = {}

@@ -30,7 +30,7 @@ CROSSING_OPTIONS: tuple[Option, ...] = (
     setting(
         "hard-grace",
         WHOLE_SECONDS,
-        "With --mode enforce: brake, then SIGTERM, and SIGKILL after this or below the second line.",
+        "With --mode enforce on cgroup v2: brake, then SIGTERM, and SIGKILL after this or below the second line.",
         "DURATION",
         default="none",
         example="5s",

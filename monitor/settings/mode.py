@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from monitor.errors import ConfigError
+from monitor.errors import CannotError, ConfigError
 from monitor.settings.config import ENFORCE, HOLD, RunConfig
 
 
@@ -49,3 +49,11 @@ def _check_hard_grace(config: RunConfig, origins: Mapping[str, str]) -> None:
     ):
         if refused:
             raise ConfigError(f"{origins['hard_grace_ns']}: {why}", f"give {remedy}, or leave --hard-grace out")
+
+
+def check_kernel(config: RunConfig, cgroup_version: int) -> None:
+    """Raises CannotError for an option that this version of cgroups has no brake for."""
+    if config.hard_grace_ns and cgroup_version == 1:
+        why = "a braked pod cannot answer SIGTERM on cgroup v1, which has no memory.high"
+        remedy = "leave --hard-grace out, or boot with systemd.unified_cgroup_hierarchy=1"
+        raise CannotError(f"{config.origins['hard_grace_ns']}: {why}", remedy)

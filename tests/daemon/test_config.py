@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitor.errors import ConfigError
+from monitor.errors import CannotError, ConfigError
 from monitor.kernel import loader
 from monitor.policy.old_releases import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
+from monitor.settings.mode import check_kernel
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS
 from monitor.settings.read import build, read
 from tests.daemon.config_files import KUBELET, write
@@ -242,6 +243,14 @@ def test_options_that_do_not_go_together(flags: dict[str, Any], expected: str) -
     with pytest.raises(ConfigError) as caught:
         build(flags)
     assert str(caught.value).startswith(expected)
+
+
+def test_a_hard_grace_needs_cgroup_v2() -> None:
+    config = build({"mode": "enforce", "hard-grace": "5s"})
+    check_kernel(config, 2)
+    with pytest.raises(CannotError, match=r"--hard-grace: .* cgroup v1.*leave --hard-grace out, or boot with"):
+        check_kernel(config, 1)
+    check_kernel(build({"mode": "hold"}), 1)
 
 
 # Thresholds by outrace's own signals: where they may be written, and where not.

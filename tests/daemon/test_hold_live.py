@@ -16,6 +16,7 @@ from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents.reader import IncidentReader
 from tests import live
 from tests.daemon.hold_node import (
+    V2,
     daemon,
     frozen_with,
     holding,
@@ -98,6 +99,7 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
 
 
 # Emulated, a process that obeys takes seconds to end.
+@pytest.mark.skipif(not V2, reason="--hard-grace needs cgroup v2: the guests of make test-vm have it")
 @pytest.mark.parametrize(("obeys", "grace_s"), [(True, 20), pytest.param(False, 1, marks=pytest.mark.once)])
 def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int) -> None:
     """SIGTERM under the brake: who obeys is gone by itself, who does not cannot grow and is killed when it is over."""
