@@ -13,8 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.hot import hold_record
-from monitor.hot.pass_record import figures_of, outcome_json, state_json, state_of
+from monitor.hot.pass_record import (
+    figures_of,
+    hold_json,
+    hold_of,
+    look_of,
+    outcome_json,
+    state_json,
+    state_of,
+    steps_json,
+)
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import WAIT
@@ -176,14 +184,14 @@ class Passes:
 
     def _look(self, value: Mapping[str, Any], number: int) -> None:
         """A look from which something followed for pods that are held."""
-        rules, before = hold.Rules(*value["rules"]), hold_record.state_of(value["before"])
-        state, steps = hold.advance(rules, before, hold_record.look_of(value["look"]))
+        rules, before = hold.Rules(*value["rules"]), hold_of(value["before"])
+        state, steps = hold.advance(rules, before, look_of(value["look"]))
         if self._compare:
             self._check(
                 "hold",
                 number,
                 [value["after"], value["steps"]],
-                [hold_record.state_json(state), hold_record.steps_json(steps)],
+                [hold_json(state), steps_json(steps)],
             )
 
     def _limit(self, value: Mapping[str, Any], number: int) -> None:

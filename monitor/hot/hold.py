@@ -14,13 +14,11 @@ from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import AUTO
 from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_apply import HoldApplier
-from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, HoldBrakes
-from monitor.hot.hold_figures import HoldFigures
+from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, THAWED_NS, HoldBrakes
+from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
-from monitor.hot.kubelet_answers import KubeletAnswers
 from monitor.hot.registry import PodEntry
-from monitor.hot.thaws import THAWED_NS
 from monitor.link.hold_messages import KubeletEviction, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
@@ -186,12 +184,8 @@ class HoldControl:
             self._look_after(due, now_ns)
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
         domains = figures.with_rates(figures.domains(), now_ns, caps, before, self._brakes.bounded)
-        evicted, answers = [uid for uid in before.uids if uid in self._evicted], self._answers
-        growers = figures.who_grows_on(domains, before)
-        look = figures.look(domains, before, growers, None, self._gone, evicted, answers.other, answers.answered)
-        self._gone = []
-        answers.forget()
-        self._advance(look, crossed_ns)
+        look = figures.look(domains, before, figures.who_grows_on(domains, before))
+        self._advance(self._with_answers(look), crossed_ns)
         for held in [one for one in self._holds.values() if one.is_unreported]:
             self._report(held, resent=False)
         if (first := self._holds.get(look.first)) is not None and self._brakes.may_start(look.first):
@@ -205,6 +199,14 @@ class HoldControl:
         next_ns = ended_ns + (0 if thaws.is_late(ended_ns) else wait)
         self._next_ns = min(self._next_ns, next_ns) if crossed_ns else next_ns  # crossings put off no look
         return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
+
+    def _with_answers(self, look: Look) -> Look:
+        """And what has become of those who are held: once."""
+        evicted, answers = [uid for uid in self.state.uids if uid in self._evicted], self._answers
+        gone, self._gone = self._gone, []
+        look = look._replace(gone=gone, evicted=evicted, other=answers.other, answered=answers.answered)
+        answers.forget()
+        return look
 
     def take_eviction(self, message: KubeletEviction) -> None:
         """Somebody evicts a pod."""

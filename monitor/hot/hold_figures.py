@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: The growth under a hold is measured over the last so long, and over at least that.
 WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
+#: The kubelet reports an eviction when its pod has ended (30 s at most are waited for) and its status is due (10 s).
+_REPORTS_NS = 60_000_000_000
 #: As much is taken until the next look: 5 ms at 3 GiB/s, and the look itself (1.5 ms for 64 processes, 4.3 at most).
 UNTIL_NEXT_LOOK = 24 << 20
 
@@ -34,6 +36,43 @@ class Headroom(NamedTuple):
     soon: int
     has: int
     pods: int
+
+
+class KubeletAnswers:
+    """How a kubelet answers a hold: it evicts the held pod, one that the policy would take before it, or another one.
+    ``other``: a pod that it evicted for memory, none of those that are held; ``last``: the last such, for the report
+    of the hold. ``answered``: it evicted one that is held, or that the policy would have evicted before those.
+    """
+
+    def __init__(self) -> None:
+        self.other = self.last = ""
+        self.answered = False
+        self._next_ns = 0  # when the end of another one counts again
+        self._before: dict[str, int] = {}  # whom the policy would take before, and when: it reports after the kill
+
+    def hold(self, before: Iterable[str], now_ns: int) -> None:
+        """A pod is held now; ``before``: its uid, and those that come before it in the policy's order."""
+        latest = {uid: ns for uid, ns in self._before.items() if now_ns - ns < _REPORTS_NS}
+        self._before = latest | dict.fromkeys(before, now_ns)
+
+    def take(self, uid: str, now_ns: int) -> None:
+        """It evicted a pod for memory."""
+        if now_ns - self._before.get(uid, -_REPORTS_NS) < _REPORTS_NS:
+            self.answered = True
+        else:
+            self.other = self.last = uid
+
+    def gone(self, uid: str, now_ns: int, *, held: bool) -> None:
+        """A pod is gone. If it was ``held``, or one of those before, the kubelet looks again, and may report it later.
+        Of those before that counts once: jobs come and go.
+        """
+        if now_ns - self._before.get(uid, -_REPORTS_NS) < _REPORTS_NS and (held or now_ns >= self._next_ns):
+            self.answered = True
+            self._next_ns = self._next_ns if held else now_ns + _REPORTS_NS
+
+    def forget(self) -> None:
+        """The policy has been asked with it."""
+        self.other, self.answered = "", False
 
 
 class HoldFigures:
@@ -183,12 +222,8 @@ class HoldFigures:
         state: State,
         growers: Sequence[str] = (),
         victim: PodEntry | None = None,
-        gone: Sequence[str] = (),
-        evicted: Sequence[str] = (),
-        other: str = "",
-        answered: bool = False,
     ) -> Look:
-        """What the policy is asked with. ``gone``, ``evicted``, ``other``, ``answered``: as in `Look`."""
+        """What the policy is asked with."""
         usages = {uid: has for uid in state.uids if (has := self.usage(uid)) is not None}
         first = self._registry.first()
         held = None if victim is None else self._may_hold(victim.uid)
@@ -201,10 +236,6 @@ class HoldFigures:
             victim=("", 0) if victim is None or held is None else (victim.uid, held),
             first="" if first is None else first.uid,
             usages=usages,
-            gone=list(gone),
-            evicted=list(evicted),
-            other=other,
-            answered=answered,
             freezes=all("freeze" in brake.kind for uid in whose if (brake := self._brakes.get(uid)) is not None),
             slow=[uid for uid in usages if (brake := self._brakes.get(uid)) is not None and "high" in brake.kind],
         )

@@ -13,13 +13,12 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from monitor.hot import hold_record
 from monitor.hot.act import Acted
 from monitor.link.messages import HotMessage
 from monitor.link.record_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
-from monitor.policy.hold import Look, Rules, Steps
+from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
@@ -147,10 +146,10 @@ class PassRecorder:
             self._send(
                 HoldLook(
                     rules=list(rules),
-                    before=hold_record.state_json(before),
-                    look=hold_record.look_json(look),
-                    after=hold_record.state_json(after),
-                    steps=hold_record.steps_json(steps),
+                    before=hold_json(before),
+                    look=look_json(look),
+                    after=hold_json(after),
+                    steps=steps_json(steps),
                 )
             )
 
@@ -248,3 +247,37 @@ def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
         signal: Figures(left, lasts, first, pods, unknown, in_vain, growth and Growth(*growth), *map(bool, more))
         for signal, (left, lasts, first, pods, unknown, in_vain, growth, *more) in data.items()
     }
+
+
+def hold_json(state: HoldState) -> dict[str, Any]:
+    """The state of the holds as `hold_of` reads it."""
+    return {**state._asdict(), "pods": [list(pod) for pod in state.pods], "left": dict(state.left)}
+
+
+def hold_of(data: Mapping[str, Any]) -> HoldState:
+    """The state that `hold_json` wrote. Raises TypeError for anything else."""
+    return HoldState(**{**data, "pods": tuple(Pod(*pod) for pod in data.get("pods", ()))})
+
+
+def look_json(look: Look) -> dict[str, Any]:
+    """The look as `look_of` reads it."""
+    return {**look._asdict(), "domains": {signal: list(domain) for signal, domain in look.domains.items()}}
+
+
+def look_of(data: Mapping[str, Any]) -> Look:
+    """The look that `look_json` wrote. Raises TypeError or ValueError for anything else. Recordings of earlier releases
+    have `shown` too: those of whom the kubelet's own figures showed what they hold.
+    """
+    return Look(
+        **{
+            **{key: value for key, value in data.items() if key != "shown"},
+            "domains": {signal: Domain(*domain) for signal, domain in data["domains"].items()},
+            "growers": [(str(uid), int(usage)) for uid, usage in data["growers"]],
+            "victim": (str(data["victim"][0]), int(data["victim"][1])),
+        }
+    )
+
+
+def steps_json(steps: Steps) -> dict[str, Any]:
+    """The steps; nobody reads them but to compare."""
+    return {name: [list(one) for one in part] for name, part in steps._asdict().items()}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitor.hot.kubelet_answers import KubeletAnswers
+from monitor.hot.hold_figures import KubeletAnswers
 from monitor.link.hold_messages import Held, KubeletEviction, Soften, Softened
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, look_later, reported
 from tests.daemon.hold_world import world as world

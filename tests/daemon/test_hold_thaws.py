@@ -10,8 +10,8 @@ import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
+from monitor.hot.hold_brakes import THAWED_NS, Thaws
 from monitor.hot.hold_figures import Headroom
-from monitor.hot.thaws import THAWED_NS, Thaws
 from monitor.link.hold_messages import Held
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
 from tests.replay.stand_ins import StandInBrake
