@@ -75,8 +75,6 @@ class ApiClient:
         self._timeout_s = timeout_s
         self._max_object = max_object
         self._field_manager = field_manager
-        #: What was too large in the last list: one line each.
-        self.skipped: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -115,7 +113,6 @@ class ApiClient:
             "limit": None if resource_version == "0" else page_size,
         }
         items: list[T] = []
-        skipped: list[str] = []
         while True:
             decoder = ItemDecoder(what, max_object=self._max_object)
             target = with_query(resource.path(namespace), query)
@@ -126,15 +123,13 @@ class ApiClient:
             except ResourceExpired:
                 if not query.get("continue"):
                     raise
-                items, skipped = [], []
+                items = []
                 query |= {"continue": None, "limit": None}
                 continue
             metadata = decoder.envelope.get("metadata")
             if not isinstance(metadata, dict) or not isinstance(version := metadata.get("resourceVersion"), str):
                 raise InvalidResponse(f"{what}: the list has no metadata.resourceVersion")
-            skipped += decoder.skipped
             if not (token := metadata.get("continue")):
-                self.skipped = tuple(skipped)
                 return Listed(tuple(items), version)
             # With a continue token the server takes the version of the first page, and refuses another one.
             query |= {"continue": token, "resourceVersion": None}

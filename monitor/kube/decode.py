@@ -16,20 +16,15 @@ from monitor.kube.errors import InvalidResponse, ResponseTooLarge
 
 Object = dict[str, Any]
 
-#: Bytes of one object. etcd takes 1.5 MiB, and Go writes each `<`, `>` and `&` of it with six bytes (\u003c).
+#: Bytes of one object. etcd takes 1.5 MiB, and Go writes each `<`, `>` and `&` of it with six bytes (\u003c): a larger
+#: one is no API server's.
 MAX_OBJECT = 16 << 20
-#: Of the items that are skipped so many are named.
-_NAMED = 10
 #: Bytes of one list: 10,000 pods of the usual 10 KB are 100 MB. Not held in memory.
 MAX_LIST = 512 << 20
 _STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)'
 #: A string, or as much of one as is there; a bracket.
 _TOKEN = re.compile(rb'"' + _STRING_REST + rb"|[][{}]", re.DOTALL)
 _REST = re.compile(_STRING_REST, re.DOTALL)
-#: Of an object that is not parsed: what it is called. (Kubernetes' own writers begin with its metadata.)
-_NAME = re.compile(rb'"metadata"\s*+:\s*+\{\s*+"name"\s*+:\s*+"([a-z0-9.-]{1,253})"')
-_NAMESPACE = re.compile(rb'"namespace"\s*+:\s*+"([a-z0-9-]{1,63})"')
-_HEAD = 4096
 _QUOTE = ord('"')
 _OPEN = b"[{"
 
@@ -46,11 +41,7 @@ def parse_object(data: bytes | bytearray | str, what: str) -> Object:
 
 
 class ItemDecoder:
-    """The objects in the array ``key`` of one JSON object; then `envelope` is the rest of it, ``key`` empty.
-
-    An object larger than ``max_object`` is passed over, and named in `skipped`: whoever can make one may not hide all
-    others.
-    """
+    """The objects in the array ``key`` of one JSON object; then `envelope` is the rest of it, ``key`` empty."""
 
     def __init__(self, what: str, key: str = "items", max_object: int = MAX_OBJECT, max_bytes: int = MAX_LIST) -> None:
         self._what = what
@@ -64,9 +55,6 @@ class ItemDecoder:
         self._last = b""  # the last string directly in the object: the key of the array that begins next
         self._in_items = False
         self._text = bytearray()  # what is around the items
-        self._count = 0  # items that have ended
-        self._passing = False  # over the item that has begun: its bytes are not kept
-        self.skipped: list[str] = []  # one line for each item that is too large, the first `_NAMED`
         self.envelope: Object = {}
 
     def items(self, chunks: Iterable[bytes]) -> Iterator[Object]:
@@ -78,8 +66,6 @@ class ItemDecoder:
                 raise ResponseTooLarge(f"{self._what}: a list of more than {self._max_bytes >> 20} MiB")
             self._buffer += chunk
             yield from self._scan()
-            if self._in_items and self._depth > 2 and len(self._buffer) > self._max_object:
-                self._pass_over()
             if max(len(self._buffer), len(self._text)) > self._max_object:
                 raise ResponseTooLarge(f"{self._what}: an object of more than {self._max_object >> 10} KiB")
         self._text += self._buffer
@@ -105,12 +91,7 @@ class ItemDecoder:
                 continue
             self._depth -= 1
             if self._in_items and self._depth == 2:
-                if not self._passing and at - begin > self._max_object:
-                    self._skip(buffer[begin : min(at, begin + _HEAD)])
-                if not self._passing:
-                    yield parse_object(buffer[begin:at], self._what)
-                self._passing = False
-                self._count += 1
+                yield parse_object(buffer[begin:at], self._what)
                 begin = at
             elif self._in_items and self._depth == 1:
                 self._check_gap(buffer[begin : token.start()])
@@ -124,22 +105,6 @@ class ItemDecoder:
         self._scanned = (at if self._string_at >= 0 else len(buffer)) - keep
         self._string_at -= keep if self._string_at >= 0 else 0
         del buffer[:keep]
-
-    def _pass_over(self) -> None:
-        """Forget what is scanned of an item that is too large; its brackets are counted on."""
-        if not self._passing:
-            self._skip(self._buffer[:_HEAD])
-        del self._buffer[: self._scanned]
-        self._scanned = 0
-        self._string_at = min(self._string_at, 0)
-
-    def _skip(self, head: bytearray) -> None:
-        self._passing = True
-        if len(self.skipped) < _NAMED:
-            found = [match[1].decode() for key in (_NAMESPACE, _NAME) if (match := key.search(head))]
-            name = f" ({'/'.join(found)})" if found else ""
-            limit = f"{self._max_object >> 10} KiB"
-            self.skipped.append(f"{self._what}: item {self._count}{name} has more than {limit}, and is passed over")
 
     def _string(self, buffer: bytearray, start: int, found: re.Match[bytes]) -> int:
         """Where to scan on after a string that began at ``start``."""

@@ -95,8 +95,6 @@ class KubeletClient:
     ) -> None:
         self.transport = Transport(config, stop or threading.Event())
         self._timeout_s = timeout_s
-        #: What was too large in the last answer: one line each.
-        self.skipped: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -110,7 +108,6 @@ class KubeletClient:
             found = tuple(one for one in map(decode, decoder.items(answer.chunks())) if one is not None)
         if "items" not in decoder.envelope:
             raise KubeError(f"{what}: the answer has no items")
-        self.skipped = tuple(decoder.skipped)
         return found
 
     def configz(self) -> Object:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monitor.documents import shown
 from monitor.kube.decode import MAX_OBJECT, Object, parse_object
-from monitor.kube.errors import InvalidResponse, api_error
+from monitor.kube.errors import InvalidResponse, ResponseTooLarge, api_error
 
 ADDED, MODIFIED, DELETED, BOOKMARK, ERROR = "ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"
 
@@ -22,10 +22,8 @@ class WatchEvent:
 
 
 def events(chunks: Iterable[bytes], what: str, max_object: int = MAX_OBJECT) -> Iterator[WatchEvent]:
-    """Raises the ApiError of an ERROR event, InvalidResponse. An event larger than ``max_object`` is passed over: who
-    can cause one may not end the watch of all others.
-    """
-    for line in _lines(chunks, max_object):
+    """Raises the ApiError of an ERROR event, InvalidResponse, ResponseTooLarge."""
+    for line in _lines(chunks, what, max_object):
         made = parse_object(line, what)
         kind, found = made.get("type"), made.get("object")
         if kind == ERROR:
@@ -39,17 +37,16 @@ def events(chunks: Iterable[bytes], what: str, max_object: int = MAX_OBJECT) -> 
         yield WatchEvent(kind, found, version)
 
 
-def _lines(chunks: Iterable[bytes], max_object: int) -> Iterator[bytearray]:
+def _lines(chunks: Iterable[bytes], what: str, max_object: int) -> Iterator[bytearray]:
     """What ends with a newline. An event that is cut off at the end is sent again after its predecessor's version."""
-    buffer, searched, passing = bytearray(), 0, False
+    buffer, searched = bytearray(), 0
     for chunk in chunks:
         buffer += chunk
         while (end := buffer.find(b"\n", searched)) >= 0:
-            if not passing and end <= max_object and (line := buffer[:end].strip()):
+            if line := buffer[:end].strip():
                 yield line
             del buffer[: end + 1]
-            searched, passing = 0, False
+            searched = 0
         searched = len(buffer)
-        if passing or searched > max_object:
-            buffer.clear()
-            searched, passing = 0, True
+        if searched > max_object:
+            raise ResponseTooLarge(f"{what}: an event of more than {max_object >> 10} KiB")

@@ -58,7 +58,7 @@ class ApiServerFeed(PodFeed):
     # what the reflector says
 
     def replaced(self, objects: Mapping[str, Known]) -> None:
-        self.replace_all(objects, self._client.skipped)
+        self.replace_all(objects)
 
     def changed(self, uid: str, known: Known) -> None:
         self.put(known)
@@ -112,7 +112,7 @@ class KubeletFeed(PodFeed):
             failed = False
             try:
                 found = self._client.pods(lambda obj: known(self.where, obj))
-                self.replace_all({one.uid: one for one in found}, self._client.skipped)
+                self.replace_all({one.uid: one for one in found})
                 back_off.reset()
                 pause_s = self._pause_s(found)
             except Cancelled:

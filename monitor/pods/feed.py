@@ -84,7 +84,6 @@ class PodFeed(ABC):
         self._pods: dict[str, Known] = {}
         self._gone: dict[str, tuple[float, Known]] = {}  # uid -> since when, as it was last
         self._failure = ""
-        self._skipped: tuple[str, ...] = ()
         self._stored_at = -STORE_S
         self._dirty = False
         self._bug: Exception | None = None  # that ended the thread
@@ -157,10 +156,10 @@ class PodFeed(ABC):
         with self._lock:
             found = [one.problem for one in self._pods.values() if one.problem]
             stored = self._cache.problem if self._cache is not None else ""
-            return found + [one for one in (*self._skipped, self._failure, stored) if one]
+            return found + [one for one in (self._failure, stored) if one]
 
-    def replace_all(self, pods: Mapping[str, Known], skipped: tuple[str, ...] = ()) -> None:
-        """These are all pods there are; ``skipped`` names what is missing of them."""
+    def replace_all(self, pods: Mapping[str, Known]) -> None:
+        """These are all pods there are."""
         with self._lock:
             now = self._clock()
             self._gone |= {
@@ -171,8 +170,7 @@ class PodFeed(ABC):
             evicted = [one for uid, one in pods.items() if self.synced and _is_evicted(self._pods.get(uid), one)]
             before = self._pods if self.synced else {}  # what was so before this process is said once
             ending = [uid for uid, one in pods.items() if _is_ending(before.get(uid), one)]
-            changed = self._pods != dict(pods) or not self.synced or self._failure != "" or self._skipped != skipped
-            self._skipped = skipped
+            changed = self._pods != dict(pods) or not self.synced or self._failure != ""
             self._dirty = self._dirty or self._pods != dict(pods)
             self._pods, self.synced, self._failure = dict(pods), True, ""
             self._changed(changed)

@@ -132,7 +132,7 @@ def test_after_410_all_is_listed_again(api: FakeApiServer, start: Start) -> None
         (faults.stream({"type": "ADDED", "object": {"metadata": {"uid": "x"}}}), errors.InvalidResponse, 2),
         (faults.stream({"type": "CHANGED", "object": {}}), errors.InvalidResponse, 2),
         (faults.stream({"type": "BOOKMARK", "object": {"metadata": {}}}), errors.InvalidResponse, 2),
-        (faults.stream(b"x" * (17 << 20)), None, 1),  # passed over
+        (faults.stream(b"x" * (17 << 20)), errors.ResponseTooLarge, 2),
         (faults.garbage(b'{"type": "ERROR", "object": null}\n'), errors.ApiError, 2),
         (faults.error_event(), errors.ResourceExpired, 2),
         (faults.error_event(status_object(410, "Gone", "gone")), errors.ResourceExpired, 2),

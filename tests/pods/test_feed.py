@@ -236,17 +236,6 @@ def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: Clock, monkeypa
         assert not feed._dirty  # nothing is tried again before something changes
 
 
-def test_what_a_server_sends_that_is_too_large_is_reported(feed: PushedFeed) -> None:
-    feed.replace_all(of(made("a", "u1")), ("item 1 is passed over",))
-    assert feed.drain()
-    assert feed.problems() == ["item 1 is passed over"]
-    feed.replace_all(of(made("a", "u1")), ("item 1 is passed over",))
-    assert not feed.drain()
-    feed.replace_all(of(made("a", "u1")))
-    assert feed.drain()
-    assert feed.problems() == []
-
-
 def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: Clock) -> None:
     feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1")))
