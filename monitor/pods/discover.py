@@ -22,16 +22,16 @@ _TIMEOUT_S = 3.0
 _Tried = tuple[str, str, Callable[[], object]]
 
 
-def choose(access: Access, manifest_dir: Path = MANIFEST_DIR, *, enforce: bool = False) -> Choice:
-    """The first of: the kubelet's pods, the API server's for this node, the kubelet's by its read-only port, which is
-    without any authentication and not taken with ``enforce``; manifests; cgroups.
+def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
+    """The first of: the kubelet's pods, the API server's for this node, manifests, cgroups. (The kubelet's read-only
+    port is without authentication: `--pods kubelet:http://...` takes it.)
 
     On a node of a cluster whose servers do not answer yet (it is booting, say) it is the cluster all the same: what was
     known before the restart is stored, and a guess would rank wrongly.
     """
     tried: list[str] = []
     waiting = ""
-    for spec, name, ask in _servers(access, tried, enforce):
+    for spec, name, ask in _servers(access, tried):
         try:
             ask()
         except (Forbidden, Unauthorized) as error:
@@ -48,7 +48,7 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR, *, enforce: bool =
     return without_cluster(tried, access.kubelet.is_there, manifest_dir)
 
 
-def _servers(access: Access, tried: list[str], enforce: bool) -> list[_Tried]:
+def _servers(access: Access, tried: list[str]) -> list[_Tried]:
     """What may have the pods, best first."""
     kubelet, cluster, credentials = access.kubelet, None, ""
     if kubelet.refused:
@@ -63,8 +63,6 @@ def _servers(access: Access, tried: list[str], enforce: bool) -> list[_Tried]:
         if kubelet.is_there and not kubelet.refused:
             found += _secure(access, cluster, tried)
         found += _api_server(access, cluster, credentials, tried)
-    if url := kubelet.read_only_url:
-        found += _read_only(access, url, tried, enforce)
     return found
 
 
@@ -95,21 +93,6 @@ def _api_server(access: Access, cluster: ClusterConfig, credentials: str, tried:
             client.close()
 
     yield APISERVER, f"the API server at {cluster.server} ({credentials})", ask
-
-
-def _read_only(access: Access, url: str, tried: list[str], enforce: bool) -> Iterator[_Tried]:
-    name = f"the kubelet's read-only port at {url}"
-    if enforce:
-        # While the kubelet restarts, any process of uid 0 may bind it: a list that decides kills needs a proof.
-        tried.append(
-            f"{name}: not taken by itself with --enforce: it is http, and any root process of this node, also in a "
-            f"pod, may serve it while the kubelet restarts; --pods kubelet:{url} takes it all the same"
-        )
-        return
-    try:
-        yield f"{KUBELET}:{url}", name, _asks(KubeletClient(access.kubelet_server(url), timeout_s=_TIMEOUT_S))
-    except MonitorError as error:
-        tried.append(f"{name}: {error}")
 
 
 def _asks(client: KubeletClient) -> Callable[[], object]:

@@ -49,12 +49,6 @@ class NodeKubelet:
         return f"https://{f'[{host}]' if ':' in host else host}:{_port(self.setting('port')) or 10250}"
 
     @property
-    def read_only_url(self) -> str:
-        """Where it serves http, "" where it does not: that is the default."""
-        port = _port(self.setting("readOnlyPort", "read-only-port"))
-        return f"http://{self.url.removeprefix('https://').rpartition(':')[0]}:{port}" if port else ""
-
-    @property
     def trust(self) -> KubeletTrust:
         """Its own certificate, as it lies on this node."""
         from monitor.kube.kubelet import (  # ssl takes 20 ms to import, on machines without a kubelet too

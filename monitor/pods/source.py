@@ -114,7 +114,7 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
         from monitor.pods.discover import choose
 
         access = Access.found(config, kubelet)
-        choice = choose(access, enforce=config.enforce)
+        choice = choose(access)
         return choice, access if check_spec(choice.spec)[0] in CLUSTER else None
     from monitor.pods.access import Access
 

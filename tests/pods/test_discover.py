@@ -62,7 +62,7 @@ def kubeconfig(path: Path, server: str, **user: str) -> Path:
 
 @pytest.fixture
 def access(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> Access:
-    """With a kubelet that has both."""
+    """With a kubelet whose read-only port serves."""
     return Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url)))
 
 
@@ -74,17 +74,14 @@ def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **mo
 
 
 @pytest.mark.parametrize(
-    ("server", "port", "spec", "why", "tried"),
+    ("server", "spec", "why", "tried"),
     [
-        # The port has no authentication, and any process on the node may serve it while the kubelet restarts.
-        ("ready", "ready", "apiserver", "(the kubelet's own {made}) answers", ()),
-        ("forbids", "ready", "kubelet:{url}", "read-only port at {url} answers (kubeadm: /var/lib/kubelet", ("403",)),
-        # The rule that is missing is named.
-        ("forbids", "forbids", "cgroups", "no pods of a cluster can be had", ('resources: ["pods"], verbs', "")),
+        ("ready", "apiserver", "(the kubelet's own {made}) answers", ()),
+        # The rule that is missing is named. The port without authentication is never taken by itself.
+        ("forbids", "cgroups", "no pods of a cluster can be had", ('resources: ["pods"], verbs',)),
         # The node boots: a guess would rank wrongly for as long as the daemon lives.
-        ("away", "away", "apiserver", "whose servers do not answer yet", ("refused", "refused")),
+        ("away", "apiserver", "whose servers do not answer yet", ("refused",)),
     ],
-    ids=["both", "the port", "neither may be asked", "both are away"],
 )
 def test_what_is_chosen(
     access: Access,
@@ -92,54 +89,30 @@ def test_what_is_chosen(
     kubelet: FakeKubelet,
     tmp_path: Path,
     server: str,
-    port: str,
     spec: str,
     why: str,
     tried: tuple[str, ...],
 ) -> None:
     if server == "forbids":
         api.forbidden.add(("list", "pods"))
-    if port == "forbids":
-        kubelet.forbidden.add("/pods")
     if server == "away":
         api.refuse()
-        kubelet.refuse()
         (tmp_path / "pods").mkdir()
     found = choose(access, tmp_path / "pods")
-    given = {"url": kubelet.url, "made": tmp_path / "k"}
-    assert found.spec == spec.format(**given)
-    assert why.format(**given) in found.why
+    assert found.spec == spec
+    assert why.format(made=tmp_path / "k") in found.why
     assert found.kubelet
     assert all(words in line for line, words in zip(found.tried, tried, strict=True)), found.tried
-    assert server != "ready" or kubelet.asked == []
-
-
-@pytest.mark.parametrize("away", [False, True])
-def test_with_enforce_the_read_only_port_is_never_taken_by_itself(
-    away: bool, access: Access, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
-) -> None:
-    if away:
-        api.refuse()
-    else:
-        api.forbidden.add(("list", "pods"))
-    found = choose(access, tmp_path / "none", enforce=True)
-    assert found.spec == ("apiserver" if away else "cgroups")
     assert kubelet.asked == []
-    [line] = [line for line in found.tried if "read-only port" in line]
-    assert f"--pods kubelet:{kubelet.url} takes it all the same" in line
-    if not away:
-        with pytest.raises(MonitorError, match="not taken by itself with --enforce"):
-            check_enforced(RunConfig(pods=found.spec, enforce=True), found)
 
 
-def test_settle_returns_whether_pods_are_evicted(
+def test_a_list_without_authentication_is_taken_where_it_is_given(
     kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(installations, "find_kubelet", lambda: process(kubelet))
     monkeypatch.setattr("monitor.pods.access.find_kubelet", lambda: process(kubelet))
     given = f"kubelet:{kubelet.url}"
-    assert settle(RunConfig())[0].spec == given
-    assert settle(RunConfig(enforce=True))[0].spec == "cgroups"
+    assert settle(RunConfig())[0].spec == "cgroups"
     config = RunConfig(pods=given, enforce=True, node_name="n")
     choice, _ = settle(config)
     assert choice.spec == given
