@@ -11,80 +11,373 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from monitor.race.codec import tagged
-from monitor.race.event_base import KUBELET, KUBEPODS, NODE, OUTRACE, PODS, Timed
-from monitor.race.eviction_events import (
-    SIGKILL,
-    SIGTERM,
-    Decided,
-    Gone,
-    Held,
-    Hold,
-    HoldEnd,
-    KubeletEvicted,
-    Refused,
-    Signalled,
-)
-from monitor.race.kill_events import (
-    INIT,
-    KMSG,
-    KMSG_PLACE,
-    KUBEPODS_SCOPES,
-    RACE_SCOPES,
-    RUNTIMES,
-    SCOPES,
-    SI_KERNEL,
-    Checked,
-    Exit,
-    Kill,
-    Mark,
-)
-from monitor.race.pressure_events import Clear, Crossing, Ranked, Reclaim, Sample, Seen, Watched, WorkingSets
+from monitor.policy.ranking import Candidate
+from monitor.race.codec import Tagged, tagged
+from monitor.race.figure_age import PodPoints
 
-__all__ = [
-    "INIT",
-    "KINDS",
-    "KMSG",
-    "KMSG_PLACE",
-    "KUBELET",
-    "KUBEPODS",
-    "KUBEPODS_SCOPES",
-    "NODE",
-    "OUTRACE",
-    "PODS",
-    "RACE_SCOPES",
-    "RUNTIMES",
-    "SCOPES",
-    "SIGKILL",
-    "SIGTERM",
-    "SI_KERNEL",
-    "Checked",
-    "Clear",
-    "Clock",
-    "Crossing",
-    "Decided",
-    "End",
-    "Event",
-    "Exit",
-    "Gone",
-    "Held",
-    "Hold",
-    "HoldEnd",
-    "Kill",
-    "KubeletEvicted",
-    "Lost",
-    "Mark",
-    "Ranked",
-    "Reclaim",
-    "Refused",
-    "Sample",
-    "Seen",
-    "Signalled",
-    "Tick",
-    "Watched",
-    "WorkingSets",
-    "event_from_json",
-]
+NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
+OUTRACE, KUBELET = "outrace", "kubelet"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Tagged):
+    ts_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfThreshold(Timed):
+    domain: str
+    signal: str
+    hard: bool
+
+    @property
+    def threshold(self) -> tuple[str, str, bool]:
+        return self.domain, self.signal, self.hard
+
+
+# ---- the memory of the node, of kubepods and of pods: thresholds, crossings and figures
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(OfThreshold):
+    """A threshold that is in force from now on, with the capacity it is taken of. `limit`: where the kernel kills here;
+    None for the machine, which has no such line. `compared`: only a kubelet would have it, and nobody acts on it.
+    """
+
+    quantity: int
+    capacity: int
+    limit: int | None = None
+    grace_s: float = 0.0
+    min_reclaim: int = 0
+    compared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked(Timed):
+    """The policy's order of all pods at this moment, first victim first, critical ones included."""
+
+    order: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Timed):
+    """The flight recorder: one domain or cgroup at one moment. `pod`: the pod it is, or (with `container`) is a part
+    of. `limit`: its own limit; None if it has none.
+    """
+
+    domain: str
+    pod: str | None
+    usage: int
+    working_set: int
+    inactive_file: int
+    active_file: int
+    limit: int | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSets(Timed):
+    """What pods had since `since_ns`, of all that moved: a kubelet ranks by figures of then."""
+
+    since_ns: int
+    pods: tuple[PodPoints, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim(Timed):
+    """Direct reclaim began on behalf of ``memcg`` (a path, or "global"): the last stage before an OOM."""
+
+    memcg: str
+    pod: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing(OfThreshold):
+    """The kernel saw `available` fall below `quantity`."""
+
+    quantity: int
+    capacity: int
+    usage: int
+    working_set: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Timed):
+    """A process that could decide read the numbers."""
+
+    domain: str
+    signal: str
+    available: int
+    by: str = OUTRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Clear(OfThreshold):
+    """The threshold is not met any more. May be repeated."""
+
+    available: int
+
+
+# ---- what outrace and a kubelet decide about pods, and do to them
+
+SIGTERM, SIGKILL = 15, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Held(OfThreshold):
+    """Evictions for a threshold that is met are held, because they would not help; `reason` "": not any more. `pods`:
+    what all have together that may be evicted; `outside`: what is in use besides. `pod`: whom the kubelet would evict.
+    """
+
+    reason: str
+    available: int | None = None
+    quantity: int | None = None
+    pods: int | None = None
+    outside: int | None = None
+    pod: str | None = None
+    pod_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(OfThreshold):
+    """A pod is to be evicted. `observed`: outrace only observes, and does not act.
+
+    `rank` is its place among the pods that may be evicted, `working_set` and `request` are the pod's; `usage` and
+    `available` are the domain's. `trigger`: "user" or "kernel" (signalled inside its own charge). `coming`: what pods
+    that were gone already had not given back then.
+    """
+
+    quantity: int
+    capacity: int
+    available: int
+    usage: int | None
+    pod: str
+    pod_name: str
+    rank: int
+    grace_s: int
+    observed: bool
+    by: str = OUTRACE
+    trigger: str = "user"
+    crossed_ns: int | None = None
+    working_set: int | None = None
+    request: int | None = None
+    min_reclaim: int = 0
+    coming: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(OfThreshold):
+    """The API server was asked to evict `pods` (namespace/name, the policy's first one first) and does not, or did not
+    some seconds ago: `budget`, a PodDisruptionBudget forbids one of them at least, else it gave errors; `problem` is
+    its last answer. `instead`: the pod that it evicted then, None for nobody.
+    """
+
+    pods: tuple[str, ...]
+    budget: bool
+    problem: str
+    instead: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled(Timed):
+    """The processes of a pod being evicted were sent `signal` (15 at first, if there is a grace; then 9)."""
+
+    pod: str
+    pod_name: str
+    signal: int
+    by: str = OUTRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(Timed):
+    """No process is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
+    `settled_ns`. `by` "kubelet": of a pod that a runtime was stopping, for whatever reason. `exits`: pid and wait
+    status of those of its processes whose end after a hard grace the kernel knows (Linux 6.15).
+    """
+
+    pod: str
+    pod_name: str
+    freed: int | None = None
+    by: str = OUTRACE
+    settled_ns: int | None = None
+    exits: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletEvicted(Timed):
+    """The API server reports that the kubelet evicted the pod for memory: Failed, Evicted. It is
+    there when the containers have ended, up to some seconds after; `message` is the kubelet's.
+    """
+
+    pod: str
+    pod_name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(OfThreshold):
+    """A pod is held: braked instead of killed; again when the brake changed. `hold` numbers it. `brake`: of `limit`,
+    `high` and `freeze`, with + between. `cap`: what it may have at most (0: no limit). `usage` is the pod's,
+    `available` the domain's. `second_line`: what is available when it is killed after all (0: it is not). `reason`:
+    `victim` (the policy's) or `grows`. `until_ns`: its time limit. `step`: `above` a kubelet's line, or `across`.
+    `left_out`: so many beginnings, changes and ends of holds of it, before this one, are no events.
+    """
+
+    pod: str
+    pod_name: str
+    hold: int
+    brake: str
+    cap: int
+    usage: int
+    quantity: int
+    available: int
+    second_line: int
+    reason: str
+    until_ns: int
+    step: str = ""
+    crossed_ns: int | None = None
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HoldEnd(Timed):
+    """A pod is not held any more, after `held_ns`; `why` is one of `monitor.link.hold_messages.HOLD_ENDS`. `grew`: by
+    how much the pod did. `instead`: namespace/name of the pod that the kubelet evicted instead.
+    `left_out` as for `Hold`.
+    """
+
+    RETIRED = frozenset(("connections", "unread", "unready", "restarts", "failed_probes"))  # in older recordings
+
+    pod: str
+    pod_name: str
+    hold: int
+    held_ns: int
+    why: str
+    grew: int
+    usage: int
+    available: int
+    instead: str | None = None
+    left_out: int = 0
+
+
+# ---- SIGKILL from anybody, the marks of the OOM killer, and how processes end
+
+#: si_code of a signal the kernel itself sent: the OOM killer, or bpf_send_signal.
+SI_KERNEL = 128
+#: Who stops pods: the kubelet and container runtimes, by the kernel's name of the process (at most 15 characters).
+RUNTIMES = frozenset(
+    {"containerd", "containerd-shim", "conmon", "conmonrs", "crio", "crun", "dockerd", "kubelet", "runc"}
+)
+#: systemd kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
+INIT = ("systemd", 1)
+
+#: Confirmations of a kill: the kernel's log of it, and of its cgroup; any other is the counter of the victim's cgroup.
+KMSG, KMSG_PLACE = "kmsg", "kmsg oom-kill"
+
+#: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
+#: "pods": one that holds pods and is neither of these: of a QoS class, or between the node and kubepods. "outside": a
+#: limited cgroup that is neither the node, nor kubepods, nor holds or is part of a pod.
+SCOPES = ("global", "node", "kubepods", "pods", "pod", "container", "outside")
+#: Those in which an eviction races with the OOM killer; in the others a pod or service hit its own limit.
+RACE_SCOPES = frozenset({"global", "node", "kubepods", "pods"})
+#: Those that belong to kubepods' part of the node.
+KUBEPODS_SCOPES = frozenset({"kubepods", "pods"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kill(Timed):
+    """A SIGKILL was generated. `ours`: by outrace itself. `sender_in_pod`: by a process of a pod, which calls itself as
+    it likes. The OOM killer's comes microseconds before its mark.
+    """
+
+    victim_pid: int
+    victim_comm: str
+    pod: str | None
+    pod_name: str | None
+    memcg: str
+    si_code: int
+    sender_pid: int
+    sender_comm: str
+    ours: bool = False
+    sender_in_pod: bool = False
+
+    @property
+    def foreign(self) -> bool:
+        """Sent to a pod by neither the kernel nor outrace."""
+        return self.si_code != SI_KERNEL and not self.ours and self.pod is not None
+
+    @property
+    def by_runtime(self) -> bool:
+        """Sent to a pod by what stops pods: an ordinary end, or under pressure perhaps an eviction by a kubelet."""
+        called_so = self.sender_comm in RUNTIMES or (self.sender_comm, self.sender_pid) == INIT
+        return self.foreign and not self.sender_in_pod and called_so
+
+    @property
+    def by_user(self) -> bool:
+        """Sent to a pod by anybody else: it only looks like an OOM kill (exit code 137)."""
+        return self.foreign and not self.by_runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(Timed):
+    """The OOM killer marked a victim (oom:mark_victim); `rss` is all it held in memory, swap and page tables apart.
+
+    `exiting`: it was dying already and nobody was killed. `scope`: one of SCOPES, what `oom_path` is; `oom_path` and
+    the bytes of that cgroup are None for "global". `totalpages`: what an oom_score_adj is a thousandth of. `group`:
+    the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name. `held`: at the
+    cap that outrace holds its pod with; `capped`: at a limit that earlier releases gave an evicted pod (recordings).
+    """
+
+    victim_pid: int
+    victim_comm: str
+    pod: str | None
+    pod_name: str | None
+    memcg: str
+    rss: int
+    oom_score_adj: int
+    invoker_pid: int
+    invoker_tid: int
+    invoker_comm: str
+    invoker_pod: str | None
+    scope: str
+    oom_cgroup_id: int = 0
+    oom_path: str | None = None
+    oom_usage: int | None = None
+    oom_limit: int | None = None
+    oom_inactive_file: int | None = None
+    oom_active_file: int | None = None
+    totalpages: int | None = None
+    exiting: bool = False
+    group: bool | None = None
+    capped: bool = False
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exit(Timed):
+    """The last thread of a process left."""
+
+    pid: int
+    comm: str
+    pod: str | None = None
+    pod_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked(Timed):
+    """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not.
+
+    "kmsg oom-kill" is about where it was: whose limit, and in which cgroup its victim.
+    """
+
+    source: str
+    victim_pid: int | None
+    agrees: bool
+    detail: str
+
+
+# ---- the record itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from monitor.race.codec import Record
-from monitor.race.event_base import KUBELET
-from monitor.race.events import Event, Hold, HoldEnd, KubeletEvicted, Sample
+from monitor.race.events import KUBELET, Event, Hold, HoldEnd, KubeletEvicted, Sample
 from monitor.race.facts import Facts, growth
 from monitor.race.units import size, span
 
