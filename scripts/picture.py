@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.cli import svg
-from monitor.cli.markup import Markup
+from monitor.cli.svg import Markup
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/pictures/race.json"

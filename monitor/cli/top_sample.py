@@ -1,4 +1,4 @@
-"""One look of `outrace top`: the frame, with what is not of memory figures alone, and what the live view needs besides.
+"""One look of `outrace top`: the frame, how fast all grow, what memory is made of, and whom the OOM killer would take.
 
 In the live view a thread of its own looks (`monitor.cli.top_live`), because a daemon, a kubelet or a disk may hang.
 """
@@ -6,19 +6,162 @@ In the live view a thread of its own looks (`monitor.cli.top_live`), because a d
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.cli.daemons import Daemon
 from monitor.cli.top_frame import Node
-from monitor.cli.top_kernel import ProcessLooks, composition
-from monitor.cli.top_trends import Trends
 from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
 from monitor.pods.source import open_for
+from monitor.race.badness import likely_victim
 from monitor.settings.config import RunConfig
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from monitor.side.view import pod_owners
+
+#: Growth is over this long: the daemon's own rate (`monitor.race.forecast`) is of the last seconds too, and shorter
+#: spans show every batch of 64 pages as a burst.
+SPAN_S = 10.0
+#: Two looks closer than this say nothing about a rate.
+_LEAST_S = 0.5
+#: Looks kept: of a frame each second, more than the span, whenever the last one before it was.
+_KEPT = 120
+
+
+class Trends:
+    """Working sets in bytes by key (the uid of a pod, or a domain), over the last frames. Times are seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def note(self, at_s: float, sizes: Mapping[str, int]) -> None:
+        """What everybody has now; who is missing is forgotten."""
+        self._seen = {key: self._seen.get(key) or deque(maxlen=_KEPT) for key in sizes}
+        for key, size in sizes.items():
+            self._seen[key].append((at_s, size))
+
+    def remember(self, at_s: float, before: Mapping[str, Any] | None, now: Mapping[str, int]) -> None:
+        """Before the first `note`: what pods had (`WorkingSets.to_json`, of the time ``at_s``). A pod that is not in it
+        did not move.
+        """
+        if before is None:
+            return
+        moved = {one["pod"]: one for one in before["pods"]}
+        since_s = at_s - (before["ts_ns"] - before["since_ns"]) / 1e9
+        for uid, size in now.items():
+            if uid in self._seen:
+                continue
+            one = moved.get(uid)
+            points = [(since_s, size)]
+            if one is not None:
+                points = [(at_s - (before["ts_ns"] - ns) / 1e9, count) for ns, count in one["points"]]
+            self._seen[uid] = deque(points, maxlen=_KEPT)
+
+    def growth(self, key: str) -> float | None:
+        """Bytes a second over the last `SPAN_S`; None: not known yet."""
+        seen = self._seen.get(key)
+        if not seen:
+            return None
+        end_s, end = seen[-1]
+        # A figure holds until the next one: at the start of the span it is the last one before.
+        before = [point for point in seen if point[0] <= end_s - SPAN_S]
+        start_s, start = (end_s - SPAN_S, before[-1][1]) if before else seen[0]
+        return None if end_s - start_s < _LEAST_S else (end - start) / (end_s - start_s)
+
+
+#: A look at all processes (some 60 us each) is repeated after this long, or after so many times what it took: at most
+#: 2 % of a CPU on a node that is short of memory.
+_LOOK_S, _SHARE = 5.0, 50
+#: What the kernel has for itself on the machine; none of it is in the usage of the root cgroup.
+_MACHINE = ("Slab", "KernelStack", "PageTables", "SecPageTables", "Percpu")
+#: The same of a cgroup on kernels before 5.18, which have no line `kernel` (Documentation/admin-guide/cgroup-v2.rst).
+_OF_CGROUP = ("slab", "kernel_stack", "pagetables", "percpu", "vmalloc")
+
+
+def composition(hierarchy: Hierarchy, path: Path) -> dict[str, int | None]:
+    """`anon`, `shmem` and `kernel` of a cgroup, or of the machine at the root, in bytes; None: not known here."""
+    try:
+        if path == hierarchy.root:
+            found = meminfo.read()
+            kernel = [found[name] for name in _MACHINE if name in found]
+            return {"anon": found.get("AnonPages"), "shmem": found.get("Shmem"), "kernel": sum(kernel) or None}
+        stat = cgroupfs.memory_stat(path)
+        if hierarchy.version == 1:
+            return {"anon": stat.get("total_rss"), "shmem": stat.get("total_shmem"), "kernel": _kernel_v1(path)}
+        parts = [stat[name] for name in _OF_CGROUP if name in stat]
+        return {"anon": stat.get("anon"), "shmem": stat.get("shmem"), "kernel": stat.get("kernel", sum(parts) or None)}
+    except (MonitorError, OSError):
+        return {"anon": None, "shmem": None, "kernel": None}  # removed, or not readable
+
+
+def _kernel_v1(path: Path) -> int | None:
+    """None where kernel memory is not accounted (cgroup.memory=nokmem)."""
+    try:
+        return cgroupfs.amount(path, "memory.kmem.usage_in_bytes")
+    except MonitorError:
+        return None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A look at every process of the node: ``victim`` as it is shown, and by the uid of a pod its lowest and highest
+    oom_score_adj.
+    """
+
+    victim: Mapping[str, Any] | None = None
+    scores: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    problem: str = ""
+
+
+class ProcessLooks:
+    """Looks at the processes now and then. ``clock`` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due = 0.0
+        self._last = Looked()
+
+    def look(self, hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
+        """The last look, or a new one where it is time."""
+        began = self._clock()
+        if began >= self._due:
+            try:
+                self._last = _looked(hierarchy, node, owner)
+            except (MonitorError, OSError) as error:
+                self._last = Looked(problem=f"the processes cannot be read: {error}")
+            ended = self._clock()
+            self._due = ended + max(_LOOK_S, _SHARE * (ended - began))
+        return self._last
+
+
+def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
+    total = total_pages(hierarchy, node)
+    found = candidates(hierarchy, node, owner)
+    taken = likely_victim(found, total, None if node == hierarchy.root else str(node), groups(node), PAGE)
+    values: dict[str, list[int]] = {}
+    for process in found:
+        if process.pod is not None:
+            values.setdefault(process.pod, []).append(process.oom_score_adj)
+    victim = None
+    if taken is not None:
+        who = taken.process
+        victim = {
+            "pid": who.pid,
+            "comm": who.comm,
+            "pod": who.pod_name,
+            "uid": who.pod,
+            "points": taken.points,
+            "rss": who.rss,
+            "oom_score_adj": who.oom_score_adj,
+            "waits": taken.waits,
+        }
+    return Looked(victim, {uid: (min(each), max(each)) for uid, each in values.items()})
+
 
 #: Incidents that are kept with a frame, the newest first.
 INCIDENTS = 5

@@ -17,11 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.cli import svg
-from monitor.cli.incident_charts import domains, memory_chart
-from monitor.cli.incident_page import page
+from monitor.cli.incident_page import domains, memory_chart, page
 from monitor.cli.incident_text import format_ms, tone
 from monitor.cli.main import cli
-from monitor.cli.markup import Markup, element
+from monitor.cli.svg import Markup, element
 from monitor.race.report import report
 from monitor.side.incidents.store import IncidentStore
 from tests.commands import run

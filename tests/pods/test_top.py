@@ -10,9 +10,7 @@ import pytest
 
 from monitor.actions.status import EvictedPod, StatusStore
 from monitor.cli import top_frame
-from monitor.cli.top_kernel import ProcessLooks, composition
-from monitor.cli.top_sample import INCIDENTS, Sampler
-from monitor.cli.top_trends import Trends
+from monitor.cli.top_sample import INCIDENTS, ProcessLooks, Sampler, Trends, composition
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.oom_candidates import Owner

@@ -32,13 +32,16 @@ from monitor.side.export.pod_metrics import pod_metrics
 from monitor.side.export.race_metrics import race_metrics
 from monitor.side.export.reclaim_metrics import reclaim_metrics
 from monitor.side.export.reload_metrics import reload_metrics
-from monitor.side.memory_signals import memory_signals
 from monitor.side.view import View
 
 if TYPE_CHECKING:
     from monitor.side.export.http import Server
     from monitor.side.process_watch import ProcessWatch
     from monitor.side.worker import Worker
+
+from collections.abc import Mapping
+
+from monitor.policy.signals import OF_DOMAIN, used
 
 SCOPES = ("memcg", "global")
 CONDITIONS = tuple(dict.fromkeys(CONDITION.values()))
@@ -290,3 +293,17 @@ def process_usage(pid: int) -> tuple[int, float] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def memory_signals(view: View, domains: Mapping[str, MemoryReading]) -> dict[str, tuple[int | None, int | None]]:
+    """Signal -> available and capacity (bytes): the kubelet's, and those of outrace's own that have thresholds."""
+    wanted = {threshold.signal for threshold in view.thresholds}
+    seen: dict[str, tuple[int | None, int | None]] = {}
+    for name, reading in domains.items():
+        kubelets, *others = OF_DOMAIN[name]
+        seen[kubelets] = reading.available, reading.capacity
+        for signal in wanted.intersection(others):
+            if reading.capacity is not None:
+                taken = used(signal, reading.usage, reading.inactive_file, reading.active_file)
+                seen[signal] = reading.capacity - taken, reading.capacity
+    return seen
