@@ -14,7 +14,7 @@ from monitor.errors import ConfigError
 from monitor.pods.spec import SERVICES
 from monitor.policy.translate import BOOLEANS
 from monitor.settings.option import variable_of
-from monitor.settings.options import GONE_OPTIONS, KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TABLE, TEXTS, Option
+from monitor.settings.options import GONE_OPTIONS, KEY, KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TABLE, TEXTS, Option
 
 if TYPE_CHECKING:
     from monitor.kernel.disks import Disks
@@ -42,7 +42,7 @@ def _click_option(option: Option) -> Callable[[F], F]:
 
 def configuration_options(command: F) -> F:
     """Give a click command every option of the configuration; all arrive as keyword arguments, for `resolve`."""
-    for option in reversed([option for option in OPTIONS if option.kind != TABLE]):
+    for option in reversed([option for option in OPTIONS if option.kind not in (TABLE, KEY)]):
         command = _click_option(option)(command)
     return command
 

@@ -109,7 +109,7 @@ class ClusterSource(SpecSource):
             where = self._kubepods or f"any kubepods below {self.node}"
             scan.problems.append(
                 f"{self.feed.where}: none of {running} running pods has a cgroup in {where}: "
-                "give the kubelet's cgroupRoot with --cgroup-root, or the right --node-name"
+                "give the kubelet's cgroupRoot in --kubelet-config FILE, or the right --node-name"
             )
         return scan
 

@@ -120,7 +120,8 @@ def not_believed(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> str
             return f"{distrust(path, hierarchy.root)}: not believed to be the kubelet's"
     for path in _candidates(hierarchy, node):
         if any(pods_in(path)):
-            return f"{path} is not where the kubelet puts it by default: if it is, give its --cgroup-root"
+            where = "give its cgroupRoot in --kubelet-config FILE"
+            return f"{path} is not where the kubelet puts it by default: if it is, {where}"
     return ""
 
 

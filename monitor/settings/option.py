@@ -14,8 +14,8 @@ from monitor.settings import values
 #: How an option is written on the command line: with a text, with a number, with a text and several times,
 #: ``--x/--no-x``, and as the kubelet's own switches: ``--x``, ``--x=true``, ``--x=false``.
 TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch", "kubelet switch"
-#: ... and what only the own file has.
-TABLE = "table"
+#: ... what only the own file has, and what only a KubeletConfiguration has.
+TABLE, KEY = "table", "key"
 
 _QUANTITY = r"^\+?[0-9]*\.?[0-9]*([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 _STRING = {"type": "string"}
@@ -130,6 +130,11 @@ def setting(
     first, *others = name.split("-")
     key = first + "".join(map(str.capitalize, others)) if kubelet else ""
     return Option(name, value, help, metavar, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
+
+
+def key(name: str, value: Value, help: str, **rest: Any) -> Option:  # noqa: A002
+    """A key of a KubeletConfiguration that is no option of ours."""
+    return setting(name, value, help, kubelet=True, kind=KEY, own_file=False, **rest)
 
 
 def switch(name: str, help: str, **rest: Any) -> Option:  # noqa: A002

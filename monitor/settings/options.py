@@ -16,6 +16,7 @@ from monitor.settings.option import (
     DIRECTORY,
     FILE_NAME,
     IMAGE_PRUNE,
+    KEY,
     KUBELET_SWITCH,
     LISTEN,
     NAME,
@@ -31,13 +32,14 @@ from monitor.settings.option import (
     TEXTS,
     Option,
     choice,
+    key,
     setting,
     switch,
     urls,
 )
 from monitor.settings.threshold_options import THRESHOLD_OPTIONS
 
-__all__ = ["KUBELET_SWITCH", "NUMBER", "SWITCH", "TABLE", "TEXT", "TEXTS", "Option"]
+__all__ = ["KEY", "KUBELET_SWITCH", "NUMBER", "SWITCH", "TABLE", "TEXT", "TEXTS", "Option"]
 
 HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
@@ -137,16 +139,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 example="/etc/kubernetes/pki/kubelet-ca.crt",
                 why="Who answers on the kubelet's port decides who is evicted: it has to show who it is.",
             ),
-            setting(
-                "cgroup-root",
-                OPTIONAL_PATH,
-                "As the kubelet's --cgroup-root: kubepods is below it.",
-                "PATH",
-                default="the root",
-                example="/kubelet",
-                kubelet=True,
-                why="A cgroup called kubepods anywhere else may be anybody's.",
-            ),
+            key("cgroup-root", OPTIONAL_PATH, "kubepods is below it.", default="the root", example="/kubelet"),
         ),
     ),
     ("What is done at a crossing", CROSSING_OPTIONS),
@@ -283,6 +276,14 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
 OPTIONS = tuple(option for _, options in GROUPS for option in options)
 #: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.
 GONE_OPTIONS = {
+    **{
+        name: f"write {option} into the file of --kubelet-config; the kubelet of this node is asked for it"
+        for name, option in (
+            ("cgroup-root", "cgroupRoot"),
+            ("enforce-node-allocatable", "enforceNodeAllocatable"),
+            ("local-storage-capacity-isolation", "localStorageCapacityIsolation"),
+        )
+    },
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
     "guide-oom-killer": "leave it out: modes hold and enforce guide the OOM killer to the next victim",
     "hold-brake": "leave it out: a held pod is capped and frozen",

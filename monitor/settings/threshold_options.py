@@ -13,6 +13,7 @@ from monitor.settings.option import (
     SECONDS,
     Option,
     choice,
+    key,
     setting,
     text_map,
 )
@@ -92,14 +93,11 @@ THRESHOLD_OPTIONS: tuple[Option, ...] = (
         live=True,
         why="Keeps the node's condition from flapping around a threshold; the kubelet's default.",
     ),
-    setting(
+    key(
         "enforce-node-allocatable",
         ENFORCEABLE,
-        "As the kubelet's --enforce-node-allocatable.",
-        "LIST",
+        "With pods the hard threshold for memory holds for the memory of all pods together too.",
         default="pods",
-        kubelet=True,
-        why="With pods the hard threshold for memory holds for the memory of all pods together too.",
     ),
     text_map(
         "system-reserved",
@@ -126,14 +124,11 @@ THRESHOLD_OPTIONS: tuple[Option, ...] = (
         default="false",
         why="Every threshold is compared in the kernel already.",
     ),
-    setting(
+    key(
         "local-storage-capacity-isolation",
         BOOLEAN,
         "Evict pods over their own limits of local storage.",
         default="true",
-        kind=KUBELET_SWITCH,
-        kubelet=True,
         field="local_storage",
-        why="As in the kubelet.",
     ),
 )

@@ -18,7 +18,7 @@ from monitor.cli.run import run
 from monitor.kernel import disks, meminfo
 from monitor.policy.findings import Node
 from monitor.policy.layout import DiskLayout
-from monitor.settings.options import SETTINGS, TABLE
+from monitor.settings.options import KEY, SETTINGS, TABLE
 from monitor.settings.read import read
 from tests import live
 from tests.daemon.config_files import KUBELET, write
@@ -44,7 +44,7 @@ def test_the_commands_read_what_run_reads() -> None:
     names = {parameter.name for parameter in run.params}
     for command, more in ((show, {"no_daemon"}), (check, set())):
         assert {parameter.name for parameter in command.params} == names | {"output"} | more
-    assert {s.name.replace("-", "_") for s in SETTINGS if s.kind != TABLE} == names - {
+    assert {s.name.replace("-", "_") for s in SETTINGS if s.kind not in (TABLE, KEY)} == names - {
         "config",
         "kubelet_config",
         "kubelet_config_dir",
@@ -298,11 +298,10 @@ def test_booleans_as_the_kubelets_flags_write_them() -> None:
     for flag in (
         "--kernel-memcg-notification",
         "--kernel-memcg-notification=t",
-        "--local-storage-capacity-isolation=F",
+        "--kernel-memcg-notification=F",
     ):
         assert CliRunner().invoke(command, [flag], standalone_mode=False).exception is None
     assert [c.kernel_memcg_notification for c in resolved] == [True, True, False]
-    assert [c.local_storage for c in resolved] == [True, True, False]
 
 
 def test_a_full_disk_evicts_no_service(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

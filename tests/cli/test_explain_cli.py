@@ -261,7 +261,10 @@ def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
         storage = over["pod"]["local_storage"]
         assert {"of": "container c0", "limit": "1Mi"} in storage["limits"]
         assert storage["over"] == over["node"]["evictions"][0]["message"]
-        off = explain(node, "besteffort", "--local-storage-capacity-isolation=false")
+        kubelet = tmp_path / "kubelet.yaml"
+        head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        kubelet.write_text(f"{head}localStorageCapacityIsolation: false\n")
+        off = explain(node, "besteffort", "--kubelet-config", str(kubelet))
         assert (off["node"]["verdict"], off["pod"]["local_storage"]["over"]) == (NOTHING, None)
     finally:
         pod.manifest.write_text(before)

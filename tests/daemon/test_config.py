@@ -53,7 +53,6 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
     assert (config.eviction_max_pod_grace_period_s, config.system_reserved) == (20, 300 << 20)
     assert (config.kernel_memcg_notification, config.local_storage) == (True, False)
     assert (config.enforce, config.reclaim_images) == (False, ()), "a flag can take back what a file sets"
-    assert build({"local-storage-capacity-isolation": True}, own, kubelet).local_storage
     assert {config.origins[name] for name in ("eviction_hard", "enforce")} == {"--eviction-hard", "--enforce"}
     assert config.origins["eviction_max_pod_grace_period_s"] == f"{own}: eviction-max-pod-grace-period"
     assert config.origins["system_reserved"] == f"{kubelet}: systemReserved"

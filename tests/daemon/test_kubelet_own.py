@@ -152,10 +152,10 @@ def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyP
 
 
 def test_what_was_given_wins_and_the_difference_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = {"evictionHard": {"memory.available": "100Mi"}, "evictionMaxPodGracePeriod": 5, "cgroupRoot": "/"}
+    file = {"evictionHard": {"memory.available": "100Mi"}, "evictionMaxPodGracePeriod": 5}
     kubelet = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config=file)
     config = resolved(
-        monkeypatch, kubelet, eviction_hard="memory.available<1Gi", eviction_max_pod_grace_period=5, cgroup_root="/"
+        monkeypatch, kubelet, eviction_hard="memory.available<1Gi", eviction_max_pod_grace_period=5
     ).config
     assert config.eviction_hard == {"memory.available": "1Gi"}
     assert config.kubelet_differs == (

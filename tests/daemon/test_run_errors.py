@@ -153,7 +153,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
         "ENFORCE": "true",
         "EVICTION_HARD": "memory.available<1Gi",
         "EVICTION_MAX_POD_GRACE_PERIOD": "7",
-        "LOCAL_STORAGE_CAPACITY_ISOLATION": "false",
+        "KERNEL_MEMCG_NOTIFICATION": "true",
         "WEBHOOK": "http://a/ http://b/",
         "NODE_NAME": "of-the-environment",
         "STATE_DIR": "",
@@ -163,7 +163,8 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
     [config] = started
     assert (config.node_name, config.origins["node_name"]) == ("of-the-flag", "--node-name")
     assert (config.hooks, config.origins["hooks"]) == ("poll", f"{own}: hooks")
-    assert (config.enforce, config.local_storage, config.eviction_max_pod_grace_period_s) == (True, False, 7)
+    assert (config.enforce, config.kernel_memcg_notification) == (True, True)
+    assert config.eviction_max_pod_grace_period_s == 7
     assert config.eviction_hard == {"memory.available": "1Gi"}
     assert config.origins["eviction_hard"] == "OUTRACE_EVICTION_HARD"
     assert config.webhooks == ("http://a/", "http://b/")

@@ -166,7 +166,7 @@ def test_pods_without_any_cgroup_are_reported(cluster: Cluster) -> None:
     source = cluster.source(cluster.watched())
     change = look(source, lambda: bool(source.problems))
     assert "none of 2 running pods has a cgroup in any kubepods" in change.problems[0]
-    assert "--cgroup-root, or the right --node-name" in change.problems[0]
+    assert "cgroupRoot in --kubelet-config FILE, or the right --node-name" in change.problems[0]
 
 
 @pytest.mark.parametrize("kind", ["watched", "polled"])

@@ -146,7 +146,7 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path
     change = look("cgroups")
     assert change.updated == []
     assert f"{pod.parent} is not where the kubelet puts it by default" in change.problems[0]
-    assert "--cgroup-root" in change.problems[0]
+    assert "cgroupRoot in --kubelet-config" in change.problems[0]
     assert uids(look("cgroups", "/docker/abc/kubelet.slice")) == [UID]
     manifest(folder, "other", uid=OTHER)
     assert look(folder).updated == []
@@ -158,13 +158,9 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path
 
 def test_the_cgroup_root_of_a_kubelets_configuration_is_taken(tmp_path: Path) -> None:
     head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-    for text, given, expected in (
-        ("/kubelet", {}, "/kubelet"),
-        ('""', {}, ""),
-        ("/k", {"cgroup-root": "/lab"}, "/lab"),
-    ):
+    for text, expected in (("/kubelet", "/kubelet"), ('""', "")):
         (tmp_path / "kubelet.yaml").write_text(f"{head}cgroupRoot: {text}\n")
-        assert build(given, None, str(tmp_path / "kubelet.yaml")).cgroup_root == expected
+        assert build({}, None, str(tmp_path / "kubelet.yaml")).cgroup_root == expected
     assert RunConfig().cgroup_root == ""
 
 
