@@ -95,7 +95,7 @@ class RunConfig:
     webhooks: tuple[str, ...] = ()
 
     #: The release whose policy decides (`monitor.policy.releases`), and which of two answers where it is plainly wrong
-    #: (`monitor.policy.compat`).
+    #: (`monitor.policy.compat`): another one than the default only in a recording of an earlier release, and in tests.
     policy: str = CURRENT_POLICY
     compat: str = SANE
 

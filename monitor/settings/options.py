@@ -284,6 +284,7 @@ GONE_OPTIONS = {
             ("local-storage-capacity-isolation", "localStorageCapacityIsolation"),
         )
     },
+    "compat": "leave it out: defects of the kubelet are corrected; `outrace conformance` compares them",
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
     "guide-oom-killer": "leave it out: modes hold and enforce guide the OOM killer to the next victim",
     "hold-brake": "leave it out: a held pod is capped and frozen",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from monitor.policy.compat import CHOICES
 from monitor.policy.releases import ERAS
 from monitor.settings.option import (
     BOOLEAN,
@@ -24,12 +23,6 @@ THRESHOLD_OPTIONS: tuple[Option, ...] = (
         ERAS,
         "The release whose policy decides.",
         why="The newest release that the recorded cases cover; an older node is compared with its own.",
-    ),
-    choice(
-        "compat",
-        CHOICES,
-        "What to do where that release has a defect: correct it (sane) or repeat it.",
-        why="A defect that kills the wrong pod helps nobody; repeat it only to predict what a kubelet will do.",
     ),
     text_map(
         "eviction-hard",

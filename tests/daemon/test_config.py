@@ -72,7 +72,7 @@ def test_an_older_policy_has_its_own_defaults(tmp_path: Path) -> None:
     kubelet = KUBELET + "evictionHard: {nodefs.available: 1%}\nmergeDefaultEvictionSettings: true\n"
     merged = build({"policy": "kubelet-1.17"}, None, write(tmp_path, "kubelet.yaml", kubelet))
     assert merged.eviction_hard == {**KUBELET_1_17.default_hard, "nodefs.available": "1%"}
-    assert build({"compat": "kubelet-1.36"}).pass_config().compat == "kubelet-1.36"
+    assert build({}).pass_config().compat == "sane"
 
 
 def test_thresholds_follow_the_layout_of_the_disks() -> None:
@@ -167,7 +167,7 @@ def test_any_file(tmp_path: Path, text: str) -> None:
 
 
 def test_json_round_trip_through_an_inherited_descriptor(tmp_path: Path) -> None:
-    flags = {"reclaim-images": "crictl rmi --prune", "policy": "kubelet-1.17", "compat": "kubelet-1.36", "nodefs": "/"}
+    flags = {"reclaim-images": "crictl rmi --prune", "policy": "kubelet-1.17", "nodefs": "/"}
     config = build({**flags, "eviction-hard": "memory.available<10%", "pods": f"manifests:{tmp_path}", "enforce": True})
     config = dataclasses.replace(
         config, pin_dir="/sys/fs/bpf/outrace/x", lock_fd=3, listen_fd=4, layout_image_fs=True, layout_container_fs=True

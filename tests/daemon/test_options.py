@@ -83,7 +83,6 @@ OPTIONS = {
     "evict-by": Row("api", "api", (("hand", "kill, api"),)),
     "node-taints": Row("own", "own", (("all", "none, own"),)),
     "policy": Row("kubelet-1.17", "kubelet-1.17", (("kubelet-1.20", "kubelet-1.36, kubelet-1.17, kubelet-1.8"),)),
-    "compat": Row("kubelet-1.36", "kubelet-1.36", (("insane", "sane, kubelet-1.36"),)),
     "eviction-hard": Row(
         {"memory.available": "2Gi"},
         {"memory.available": "2Gi"},
