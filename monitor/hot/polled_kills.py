@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from monitor.errors import MonitorError, remedy_of
+from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
 from monitor.hot.records import Records
@@ -24,7 +24,7 @@ from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
-from monitor.sources.oomlog import NEVER_LOGGED, LoggedKill, OomLog, kmsg_records
+from monitor.sources.oomlog import NEVER_LOGGED, LoggedKill, OomLog
 
 #: Kills are counted so often where the log cannot be read.
 COUNT_NS = 1_000_000_000
@@ -49,7 +49,7 @@ class PolledKills(Records):
         self._gauge = gauge
         self._registry = registry
         self._log = OomLog(gauge.hierarchy, gauge.table.index)
-        self._fd = -1
+        self._kmsg: Kmsg | None = None
         self._epoll: Epoll | None = None
         self._dying: dict[int, Oom] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
@@ -59,7 +59,7 @@ class PolledKills(Records):
         """Read the log from now on, where it may be read."""
         self._epoll = epoll
         try:
-            self._fd = Kmsg().fileno()
+            self._kmsg = Kmsg()
         except MonitorError as error:
             self._send(
                 LogLine(
@@ -69,12 +69,12 @@ class PolledKills(Records):
                 )
             )
             return
-        epoll.register(self._fd, select.EPOLLIN)
+        epoll.register(self._kmsg.fileno(), select.EPOLLIN)
 
     def consume(self, fd: int) -> bool:
         """The log has lines, or somebody marked is gone; False if the descriptor is of neither."""
-        if fd == self._fd:
-            self._read()
+        if self._kmsg is not None and fd == self._kmsg.fileno():
+            self._read(self._kmsg)
             return True
         message = self._dying.pop(fd, None)
         if message is None:
@@ -88,32 +88,21 @@ class PolledKills(Records):
         """Crossings are not the log's."""
         return 0
 
-    def _read(self) -> None:
+    def _read(self, kmsg: Kmsg) -> None:
         try:
-            records, gap = kmsg_records(self._fd, _TURN)
-        except OSError as error:
+            for record in kmsg.records(_TURN):
+                if record is None:  # the kills in what was overwritten are not reported
+                    self._send(LogLine("warning", "lines of the kernel's log were lost", {}))
+                    self._log.forget()
+                elif (found := self._log.feed(record)) is not None:
+                    self._mark(found)
+        except MonitorError as error:
             assert self._epoll is not None
-            self._epoll.unregister(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-            remedy = "restart outrace with CAP_SYSLOG; until then OOM kills are only counted"
-            fields = {"problem": str(error), "remedy": remedy_of(error.errno, remedy)}
+            self._epoll.unregister(kmsg.fileno())
+            kmsg.close()
+            self._kmsg = None
+            fields = {"problem": error.message, "remedy": error.remedy}
             self._send(LogLine("error", "the kernel's log cannot be read", fields))
-            return
-        self._log.calibrate(records)
-        for i, record in enumerate(records):
-            if i == gap:
-                self._lost()
-            found = self._log.feed(record)
-            if found is not None:
-                self._mark(found)
-        if gap == len(records):
-            self._lost()
-
-    def _lost(self) -> None:
-        """Lines written before this were overwritten: the kills in them are not reported."""
-        self._send(LogLine("warning", "lines of the kernel's log were lost", {}))
-        self._log.forget()
 
     def _mark(self, found: LoggedKill) -> None:
         pod = self._owner(found.event.victim_cgroup, found.victim_path)
@@ -146,11 +135,11 @@ class PolledKills(Records):
 
     def due_ns(self) -> int | None:
         """When to count again, where the log cannot be read."""
-        return self._count_due_ns if self._fd < 0 else None
+        return self._count_due_ns if self._kmsg is None else None
 
     def pods_came(self) -> None:
         """What they have counted before is no kill of now."""
-        if self._fd < 0:
+        if self._kmsg is None:
             self.go_on(time.monotonic_ns())
 
     def go_on(self, now_ns: int) -> None:

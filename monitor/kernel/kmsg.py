@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from monitor.errors import MonitorError, remedy_of
@@ -92,7 +93,6 @@ class Kmsg:
     """The log from now on. Raises MonitorError when it may not be read."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
-        self.overrun = 0  # times records were overwritten before they were read
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -105,27 +105,30 @@ class Kmsg:
     def fileno(self) -> int:
         return self._fd
 
-    def read(self) -> list[Killed | Constraint]:
-        """What was written since the last time about OOM kills; of a flood the first part, the rest the next time."""
-        found: list[Killed | Constraint] = []
-        for _ in range(_MOST):
+    def records(self, most: int = _MOST) -> Iterator[bytes | None]:
+        """What was written since the last time, of a flood the first ``most``, the rest the next time; None where
+        others were overwritten before they were read. Raises MonitorError.
+        """
+        for _ in range(most):
             try:
                 record = os.read(self._fd, _RECORD)
             except BlockingIOError:
-                return found
+                return
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise MonitorError(
                         f"the kernel's log cannot be read any more: {error.strerror}",
                         remedy_of(error.errno, "restart outrace with CAP_SYSLOG"),
                     ) from None
-                self.overrun += 1
+                yield None
                 continue
             if not record:
-                return found
-            if line := parse(record):
-                found.append(line)
-        return found
+                return
+            yield record
+
+    def read(self) -> list[Killed | Constraint]:
+        """What was written since the last time about OOM kills. Raises MonitorError."""
+        return [line for record in self.records() if record is not None and (line := parse(record))]
 
     def close(self) -> None:
         os.close(self._fd)

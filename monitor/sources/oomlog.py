@@ -1,15 +1,15 @@
 """OOM kills as far as they can be known without BPF: the kernel's log line by line, each kill one record.
 
 The record has the shape of `OomEvent`. What the log does not have (rate limited after 10 reports in 5 s) is 0 or "",
-and named in ``missing``; nothing is guessed.
+and named in ``missing``; nothing is guessed. A kill is dated when its line is read, an upper bound: the log has a clock
+of its own, which goes apart from CLOCK_MONOTONIC by 0.5 s a day (measured).
 """
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -33,8 +33,6 @@ _KIB = 1024
 NEVER_LOGGED = ("reclaim",)
 #: Reports that end without a kill.
 _NOBODY = re.compile(r"OOM victim \d+ |Out of memory and no killable processes")
-#: The log's clock and CLOCK_MONOTONIC go apart by 0.5 s a day (measured): what was learnt is not used for longer.
-_STANDS_NS = 60_000_000_000
 #: The members of a group are killed in one go, after the victim.
 _GROUP_NS = 1_000_000_000
 #: A victim is named again as a member of its group, if it has not gone by then.
@@ -71,8 +69,6 @@ class OomLog:
         self._last: tuple[_Report, Constraint | None] = (self._report, None)
         self._group: tuple[Path, int] | None = None
         self._victims: dict[int, int] = {}  # pid -> the log's time
-        #: CLOCK_MONOTONIC less the log's clock, of which the least is nearest, and when that was begun with.
-        self._offset_ns, self._offset_at_ns = 0, -_STANDS_NS
 
     def feed(self, record: bytes) -> LoggedKill | None:
         """Take in one record of /dev/kmsg; the kill when it is complete."""
@@ -95,14 +91,8 @@ class OomLog:
         elif _NOBODY.match(text):
             self.forget()
         elif found := _GROUP.match(text):
-            self._group = self._hierarchy.root / path_of(found[1]).lstrip("/"), stamp(record) or 0
+            self._group = self._hierarchy.root / path_of(found[1]).lstrip("/"), _stamp(record)
         return None
-
-    def calibrate(self, records: Sequence[bytes]) -> None:
-        """Learn the offset of the log's clock from these records; records fed later are dated by it."""
-        for log_ns in map(stamp, records):
-            if log_ns is not None:
-                self.date(log_ns)
 
     def forget(self) -> None:
         """No process was killed in the end, or lines were lost: no later kill belongs to the lines so far."""
@@ -141,7 +131,7 @@ class OomLog:
             missing.append("rss")
         event = OomEvent(
             kind="mark",
-            ts_ns=self.date(line.ts_ns),
+            ts_ns=time.monotonic_ns(),
             victim_pid=line.pid,
             victim_tid=line.pid,
             victim_comm=line.comm,
@@ -198,34 +188,8 @@ class OomLog:
         except cgroupfs.CgroupGone:
             return 0
 
-    def date(self, log_ns: int) -> int:
-        """The log's time as CLOCK_MONOTONIC: the log has a clock of its own."""
-        now = time.monotonic_ns()
-        if now - self._offset_at_ns >= _STANDS_NS:
-            self._offset_ns, self._offset_at_ns = now - log_ns, now
-        self._offset_ns = min(self._offset_ns, now - log_ns)
-        return log_ns + self._offset_ns
 
-
-def stamp(record: bytes) -> int | None:
-    """The log's time of a record, in ns."""
+def _stamp(record: bytes) -> int:
+    """The log's time of a record, in ns; 0 for one that has none."""
     fields = record.split(b",", 3)
-    return int(fields[2]) * 1000 if len(fields) > 2 and fields[2].isdigit() else None
-
-
-def kmsg_records(fd: int, most: int = 500) -> tuple[list[bytes], int | None]:
-    """Records waiting on an open, non-blocking /dev/kmsg, at most ``most``; and before which of them others were
-    overwritten unread (the last such place; None: nowhere).
-
-    Raises OSError.
-    """
-    found: list[bytes] = []
-    gap: int | None = None
-    for _ in range(most):
-        try:
-            found.append(os.read(fd, 8192))
-        except BlockingIOError:
-            break
-        except BrokenPipeError:
-            gap = len(found)
-    return found, gap
+    return int(fields[2]) * 1000 if len(fields) > 2 and fields[2].isdigit() else 0

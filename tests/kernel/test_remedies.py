@@ -3,15 +3,13 @@
 import ctypes
 import errno
 import os
-import select
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from monitor.errors import CannotError, MonitorError
-from monitor.hot import polled_kills
+from monitor.errors import CannotError
 from monitor.hot.polled_kills import PolledKills
 from monitor.kernel import kmsg, libbpf, loader
 
@@ -37,43 +35,30 @@ def test_of_pins_and_of_kprobes(number: int, of_pins: str, of_kprobes: str) -> N
         assert isinstance(error, CannotError) == (number == errno.EPERM)
 
 
-@pytest.mark.parametrize("gap", [None, 1, 3])
-def test_lines_of_the_log_that_were_lost_are_logged(monkeypatch: pytest.MonkeyPatch, gap: int | None) -> None:
-    lines = [b"6,1,%d,-;line\n" % (us,) for us in (1_000_000, 1_500_000, 2_000_000)]
-    monkeypatch.setattr(polled_kills, "kmsg_records", lambda *_: (lines, gap))
+def test_a_log_that_loses_lines_and_ends_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then kills are counted."""
+    line = b"6,1,1000000,-;line\n"
+    answers: list[Any] = [line, errno.EPIPE, line, errno.EAGAIN, errno.EPERM]
+
+    def read(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, int):
+            raise OSError(answer, os.strerror(answer))
+        return answer
+
     sent: list[Any] = []
     other: Any = MagicMock()
     soft = PolledKills(other, other, other, other, sent.append)
-    soft._fd = 0
-    assert soft.consume(0)
-    assert [line.msg for line in sent] == ([] if gap is None else ["lines of the kernel's log were lost"])
-
-
-def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, write = os.pipe2(os.O_NONBLOCK)
-
-    def fail(*_: object) -> Any:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    sent: list[Any] = []
-    with select.epoll() as epoll:
-        epoll.register(read, select.EPOLLIN)
-        other: Any = MagicMock()
-        soft = PolledKills(other, other, other, other, sent.append)
-        soft._fd, soft._epoll = read, epoll
-        monkeypatch.setattr(polled_kills, "kmsg_records", fail)
-        assert soft.consume(read)
-        assert soft._fd == -1, "closed: kills are counted from now on"
-    os.close(write)
-    (line,) = sent
-    assert line.msg == "the kernel's log cannot be read"
-    assert "CAP_SYSLOG" in line.fields["remedy"]
-
-    log = kmsg.Kmsg("/dev/null")
-    monkeypatch.setattr("monitor.kernel.kmsg.os.read", fail)
-    with pytest.raises(MonitorError, match="restart outrace with CAP_SYSLOG"):
-        log.read()
-    log.close()
+    soft.open(MagicMock())
+    soft._kmsg = log = kmsg.Kmsg("/dev/null")
+    monkeypatch.setattr("monitor.kernel.kmsg.os.read", read)
+    assert soft.consume(log.fileno())
+    assert [one.msg for one in sent] == ["lines of the kernel's log were lost"]
+    assert soft.due_ns() is None
+    assert soft.consume(log.fileno())
+    assert sent[1].msg == "the kernel's log cannot be read"
+    assert "CAP_SYSLOG" in sent[1].fields["remedy"]
+    assert soft.due_ns() == 0
 
 
 @pytest.mark.parametrize(
