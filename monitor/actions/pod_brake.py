@@ -25,10 +25,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.actions.brake_file import Braked, BrakeFile, Planned, joined, slow_at
+from monitor.actions.brake_file import Braked, BrakeFile, Planned, any_disabled, counts_below, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, move_limit, plan_limit, write_limit
-from monitor.actions.inherited import any_disabled, counts_below
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import ThawReasons
 from monitor.actions.victim import has_spared

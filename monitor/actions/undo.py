@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from monitor.actions.brake_file import enable_below
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, undone
 from monitor.actions.daemons import is_dead, lives
-from monitor.actions.inherited import enable_below
 from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, SIDE, WRONG, Noted, attributes_of, below, noted_at, wrong
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs

@@ -22,8 +22,7 @@ from monitor.hot.registry import PodEntry
 from monitor.link.hold_messages import KubeletEviction, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
-from monitor.policy.hold import FREE, Look, Pod, State
-from monitor.policy.hold_starts import may_run
+from monitor.policy.hold import FREE, Look, Pod, State, may_run
 from monitor.policy.synchronize import Outcome
 from monitor.sources.watch import Watch
 

@@ -12,7 +12,8 @@ from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_brakes import HoldBrakes
 from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
-from monitor.policy import hold, hold_growers
+from monitor.policy import hold
+from monitor.policy.eviction_brake import who_grew, who_grows_on
 from monitor.policy.hold import Domain, Look, Rules, State
 from monitor.sources.watch import Watch
 
@@ -196,7 +197,7 @@ class HoldFigures:
         """Who grows at a crossing, in the policy's order."""
         grown = self._figures.grown_pods(watch, self._gauge.reading(watch))
         self._before = {watch.signal: grown.usages}
-        return hold_growers.who_grew(grown.pods, grown.everywhere, self._order(grown.pods), grown.lately)
+        return who_grew(grown.pods, grown.everywhere, self._order(grown.pods), grown.lately)
 
     def who_grows_on(self, domains: Mapping[str, Domain], state: State) -> list[str]:
         """Who grows although others are held, in the policy's order."""
@@ -213,7 +214,7 @@ class HoldFigures:
                 uid: has - before.get(uid, by_uid[uid].began) for uid, has in usages.items() if uid not in state.uids
             }
             left = state.left.get(signal, domains[signal].available)
-            found += [uid for uid in hold_growers.who_grows_on(grew, left, self._order(grew)) if uid not in found]
+            found += [uid for uid in who_grows_on(grew, left, self._order(grew)) if uid not in found]
         return found
 
     def look(

@@ -43,6 +43,10 @@ GREW = 4 << 20
 LEAST_SPAN_NS = 5_000_000
 #: Less than this within the window is no growth.
 NOISE = 1 << 20
+#: A pod that took this part of what grew is held at once; one that takes that part of what is left later on.
+_PART, _LEFT_PART = 8, 16
+#: A pod that takes less in the last 0.05 s stands still: a CPU charges so much ahead for a cgroup.
+_STANDS = 256 << 10
 #: What evictions have to buy to be worth it.
 LASTS_NS = 60_000_000_000
 #: So long a shortage that was there already is observed before anybody is evicted for it, unless something grows before
@@ -218,3 +222,24 @@ def _buys(missing: int, figures: Figures) -> bool:
         return True
     while_dying = growth.grew * DYING_NS // growth.span_ns
     return not figures.in_vain and figures.first is not None and figures.first >= missing + while_dying
+
+
+# which pods grow, and so may be held (`monitor.policy.hold`), by uid
+
+
+def who_grew(
+    grew: Mapping[str, int], everywhere: int, order: Iterable[str], lately: Mapping[str, int] | None = None
+) -> list[str]:
+    """Who plainly grows, in ``order``, where memory as a whole grew by ``everywhere``: an eighth of it each. Not who
+    grew and stands still ``lately``, unless all do.
+    """
+    least = max(NOISE, everywhere // _PART)
+    found = [uid for uid in order if grew.get(uid, 0) >= least]
+    grow = found if lately is None else [uid for uid in found if lately.get(uid, 0) >= _STANDS]
+    return grow or found
+
+
+def who_grows_on(grew: Mapping[str, int], left: int, order: Iterable[str]) -> list[str]:
+    """Who grows, in ``order``, although others are held: by a part of what is ``left``."""
+    least = max(NOISE, left // _LEFT_PART)
+    return [uid for uid in order if grew.get(uid, 0) >= least]

@@ -1,25 +1,13 @@
-"""Who is held while memory is short, how much more they may take, and when that ends: mode hold, and `--hard-grace`.
+"""Which pods are held while memory is short, how much more they may take, and when that ends (`--mode hold`).
 
-What loses a race is not that the slow decision takes 10 s but that memory goes on growing meanwhile. So who grows is
-braked, and the line at which somebody is killed moves down:
+docs/hold.md has the rules ("How it is decided"); reasons that are in no rule:
 
-1. Held is who grows, in the policy's order; the policy's victim where nobody is known to grow. Never a critical pod:
-   whoever asks leaves them out of `Look.growers`.
-2. All that is held may take half of what is left together. Pods that are frozen too (`Look.freezes`) may take that
-   each: their cap is for the one system call that takes everything, and on v2 it kills whoever reaches it in the
-   milliseconds before the freeze (4 pods with 1 MiB each: OOM-killed in a guest).
-3. The second line is a quarter of what was left as it began. Where memory goes on growing under the hold it is as much
-   as grows within `STOP_NS`, so that the SIGKILL is in time, but no more than three quarters.
-4. Below it, at the time limit, or where the kubelet did not answer or took another pod, the policy decides as in mode
-   enforce (`State.opened`) until the shortage is over. Where outrace kills nobody, the brake is tightened instead.
-5. A pod is released when there has been room for `SETTLED_NS`, the last that was held first, one at a time.
-6. Who is in the midst of one system call that takes everything sleeps in it (`Look.slow`, cgroup v2), but is killed at
-   his cap. So he has a little more room whenever he comes near it, never a huge page, for which nobody sleeps.
-
-Beside a kubelet with the same line a hold has two steps, because the kubelet ranks by figures of pods that are up to 15
-s older than the shortage it sees (measured: 1 of 11 ended with the wrong pod evicted). It is held *above* the line
-until they are new enough; then it goes *across*, a few MiB and again where the line is clear once more. v2 kills who
-comes to his cap on the way, so it is raised before.
+* A frozen pod's cap is for the one system call that takes everything. Each may have all that is left to take
+  (`Look.freezes`), because v2 kills a pod that reaches its cap before the freeze (4 pods with 1 MiB each, in a guest).
+* A pod in the midst of such a call sleeps in it (`Look.slow`, v2), and is killed at its cap. So it gets a little more
+  room whenever it comes near, never a huge page, for which no process sleeps.
+* Beside a kubelet with the same line a hold has two steps: the kubelet ranks by figures of pods that are up to 15 s
+  older than the shortage it sees. A pod is held *above* the line until they are new enough, and then goes *across*.
 
 Pure: what was seen comes in, what is to be done comes out. Sizes are bytes, times ns of one clock.
 """
@@ -180,6 +168,19 @@ def advance(rules: Rules, state: State, look: Look) -> tuple[State, Steps]:
     if not state.pods and not state.met_ns:
         state = FREE
     return state, Steps(held, recapped, ended)
+
+
+def may_run(rules: Rules, state: State, look: Look, room: int | None) -> bool:
+    """Whether the first of the order may run for a moment for a process that starts in it: the pod that a kubelet would
+    evict now, not while others are let across, and never where taking all of it would reach the second line. ``room``:
+    what it and all that run already may take of what is available, below their caps; None: nobody knows.
+    """
+    if not (rules.kubelet and state.met_ns) or look.first not in look.usages or room is None:
+        return False
+    if state.opened or state.tight or state.step == ACROSS:
+        return False
+    rooms = [look.domains[s].available - second_line(left, look.domains[s].rate) for s, left in state.left.items()]
+    return bool(rooms) and room < min(rooms)
 
 
 def is_in_the_way(state: State) -> bool:

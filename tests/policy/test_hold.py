@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy import hold, hold_growers
+from monitor.policy import hold
+from monitor.policy.eviction_brake import who_grew, who_grows_on
 from monitor.policy.hold import FREE, Domain, Look, Pod, Rules, State, Steps, advance
 
 MIB = 1 << 20
@@ -204,9 +205,9 @@ def test_a_kubelet_that_evicts_the_next_of_the_order_has_answered_and_has_two_lo
 
 
 def test_who_took_an_eighth_of_what_grew_grows() -> None:
-    assert hold_growers.who_grew({"a": 8 * MIB, "b": MIB, "c": 2 * MIB}, 16 * MIB, "cba") == ["c", "a"]
-    assert hold_growers.who_grew({"a": MIB - 1}, 2 * MIB, "a") == [], "noise"
-    assert hold_growers.who_grows_on({"a": 2 * MIB, "b": MIB}, 32 * MIB, "ba") == ["a"]
+    assert who_grew({"a": 8 * MIB, "b": MIB, "c": 2 * MIB}, 16 * MIB, "cba") == ["c", "a"]
+    assert who_grew({"a": MIB - 1}, 2 * MIB, "a") == [], "noise"
+    assert who_grows_on({"a": 2 * MIB, "b": MIB}, 32 * MIB, "ba") == ["a"]
 
 
 # laws

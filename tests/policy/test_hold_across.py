@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy import hold
-from monitor.policy.hold import ACROSS, FREE, Domain, Look, Rules, State, Steps, advance
-from monitor.policy.hold_starts import may_run
+from monitor.policy.hold import ACROSS, FREE, Domain, Look, Rules, State, Steps, advance, may_run
 from tests.policy.test_hold import ALONE, BESIDE, LINE, MIB, A, B, held, node, run
 
 _LINES = st.sampled_from([MIB, 2 * MIB, 7 * MIB, LINE, 100 * MIB])
