@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test races everything mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
+.PHONY: help run demo bench test races oracle everything mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +28,10 @@ test: setup ## Run the tests that one run decides, in parallel; the others are r
 races: setup ## Repeat what is a race or a latency: more losses than there were? (ARGS="--only hold")
 	@$(BIN)/python scripts/races.py $(ARGS)
 
-everything: setup ## All of it, for a release: tests, races, three kernels in guests
+oracle: setup ## Compare answers of this tree with those kept in tests/data/oracle (ARGS="--only 'options/*'")
+	@$(BIN)/python scripts/oracle compare $(ARGS)
+
+everything: setup ## All of it, for a release: the oracle, tests, races, three kernels in guests
 	@$(BIN)/python scripts/stages.py --everything
 
 mutation: setup ## Break the code one change at a time: do the tests notice? (ARGS="hold --budget 40")

@@ -101,7 +101,8 @@ def plan(everything: bool) -> list[list[Stage]]:
     if everything:
         hours = 4 * 3600
         vm = Stage("guests", make("test-vm", f"--all --deadline 3300 {guest}"), hours)
-        return [[lint], [Stage("test", test, hours)], [vm], [Stage("races", make("races"), hours)], [pins]]
+        oracle = Stage("oracle", make("oracle"), 900)
+        return [[lint], [oracle], [Stage("test", test, hours)], [vm], [Stage("races", make("races"), hours)], [pins]]
     vm = Stage("guest", make("test-vm", f"--quick --within 1700 --deadline 1600 {guest}"), 1750)
     sample = python("scripts/races.py", "--sample", "--within=150", f"--junitxml={RESULTS}/races.xml")
     return [[lint], [Stage("test", test, 1750), vm], [Stage("races", sample, 240)], [pins]]

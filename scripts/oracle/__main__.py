@@ -1,0 +1,69 @@
+"""The oracle: does this tree answer as the kept answers say? (docs/contributing.md)
+
+    .venv/bin/python scripts/oracle compare [--tree DIR] [--only PATTERN]
+    .venv/bin/python scripts/oracle record answers|simulated|state [--tree DIR]
+
+`compare` prints what differs, and exits with 1 if something does that tests/oracle/intended.toml does not list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import kept
+from asking import everything
+from differences import differences, intended, report
+
+
+def compare(tree: Path, only: str) -> int:
+    with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as place:
+        found, left_out = everything(tree, Path(place), only)
+    groups = {name.partition("/")[0] for name in found}
+    before = {n: one for n, one in kept.read().items() if fnmatchcase(n, only) and n.partition("/")[0] in groups}
+    lines, is_right = report(differences(before, found), intended(kept.INTENDED))
+    print(*lines, sep="\n", end="\n" if lines else "")
+    print(*(f"left out: {why}" for why in left_out), sep="\n", end="\n" if left_out else "")
+    print(f"{len(found)} answers compared: {'no difference but those listed' if is_right else 'they differ'}")
+    return 0 if is_right else 1
+
+
+def record(what: str, tree: Path) -> int:
+    if what == "simulated":
+        import simulate
+
+        kept.pack(kept.RECORDINGS / "simulated.tar.xz", {f"{n}.rec": data for n, data in simulate.recordings()})
+    elif what == "state":
+        import simulate
+
+        kept.pack(kept.STATE, {"incidents.db": simulate.incidents()})
+    else:
+        with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as place:
+            found, left_out = everything(tree, Path(place))
+        if left_out:
+            print(*left_out, sep="\n", file=sys.stderr)
+            return 1
+        kept.write(found)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("compare", "record"):
+        command = commands.add_parser(name)
+        command.add_argument("--tree", type=Path, default=kept.ROOT, help="another tree than this one")
+        if name == "compare":
+            command.add_argument("--only", default="*", help="a pattern of answers, such as 'options/*'")
+        else:
+            command.add_argument("what", choices=("answers", "simulated", "state"))
+    given = parser.parse_args()
+    tree = given.tree.resolve()
+    return compare(tree, given.only) if given.command == "compare" else record(given.what, tree)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

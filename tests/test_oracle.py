@@ -1,0 +1,148 @@
+"""`make oracle`: what it finds, what intended differences cover, and what it makes of answers."""
+
+import copy
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+INCIDENT = {"id": "a", "verdict": "eviction_won", "flags": ["held"], "steps": [{"t_ms": 0.0}, {"t_ms": 1.5}]}
+ANSWERS: dict[str, Any] = {
+    "simulated/one": {"code": 0, "err": [], "out": {"incidents": [INCIDENT], "gaps": []}},
+    "metrics/outrace_ready": {"labels": {}, "type": "gauge", "help": "1 when decisions can be made."},
+    "metrics/outrace_holds": {"labels": {"why": ["clear", "gone"]}, "type": "counter", "help": "Pods held."},
+    "refused/run --nothing": {"code": 2, "err": ["outrace: error: No such option"], "out": []},
+    "options/outrace run": {"config": {"names": ["--config"], "default": None}},
+}
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts/oracle")
+        return {name: importlib.import_module(name) for name in ("differences", "kept", "asking", "asked")}
+
+
+def changed(**what: Any) -> dict[str, Any]:
+    """The answers with other values, by path: answer|key|position|...; None takes it away."""
+    made = copy.deepcopy(ANSWERS)
+    for path, value in what.items():
+        *way, last = path.split("|")
+        target: Any = made
+        for key in way:
+            target = target[int(key) if isinstance(target, list) else key]
+        if value is None:
+            del target[last]
+        else:
+            target[int(last) if isinstance(target, list) else last] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("simulated/one|out|incidents|0|verdict", "oom_unseen", ('.verdict: "eviction_won" became "oom_unseen"',)),
+        ("simulated/one|out|incidents|0|flags", [], ('.flags.0: "held" is gone',)),
+        ("simulated/one|out|incidents|0|steps|1|t_ms", 1, ("incidents.0.steps.1.t_ms: 1.5 became 1",)),
+        ("simulated/one|code", False, ("code: 0 became false",)),
+        ("metrics/outrace_ready", None, ("metrics/outrace_ready: all of it", "is gone")),
+        ("metrics/outrace_new", {"type": "gauge"}, ("metrics/outrace_new: all of it", "is new")),
+        ("metrics/outrace_holds|labels|why", ["clear", "gone", "stopped"], ('labels.why.2: "stopped" is new',)),
+        ("refused/run --nothing|code", 1, ("refused/run --nothing: code: 2 became 1",)),
+        ("options/outrace run|config", None, ("options/outrace run: config", "is gone")),
+    ],
+)
+def test_what_changes_is_found(modules: dict[str, ModuleType], path: str, value: Any, expected: tuple[str]) -> None:
+    after = changed(**{path: value})
+    lines, is_right = modules["differences"].report(modules["differences"].differences(ANSWERS, after), [])
+    assert not is_right
+    [line] = lines
+    assert all(text in line for text in expected), line
+
+
+def test_the_order_of_keys_counts_and_an_item_before_others_is_one_difference(modules: dict[str, ModuleType]) -> None:
+    found = list(modules["differences"].differences({"a": {"x": 1, "y": 2}}, {"a": {"y": 2, "x": 1}}))
+    assert [(one.path, one.before, one.after) for one in found] == [(".<order>", ["x", "y"], ["y", "x"])]
+    for rows in ([{"n": 1}, {"n": 2}], [{"name": "b"}, {"name": "c"}]):
+        new = {**rows[0], **dict.fromkeys(rows[0], "new")}
+        [one] = modules["differences"].differences({"a": rows}, {"a": [new, *rows]})
+        assert (one.how, one.after) == ("new", new)
+    assert list(modules["differences"].differences(ANSWERS, copy.deepcopy(ANSWERS))) == []
+
+
+def test_what_is_intended_passes_and_an_entry_without_use_is_named(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    listed = tmp_path / "intended.toml"
+    listed.write_text(
+        '[[intended]]\nanswer = "metrics/outrace_h*"\npath = "*"\nhow = "gone"\nreason = "dropped"\n'
+        '[[intended]]\nanswer = "options/*"\npath = "*.default"\nreason = "other defaults"\n'
+    )
+    entries = modules["differences"].intended(listed)
+    gone = changed(**{"metrics/outrace_holds": None})
+    lines, is_right = modules["differences"].report(modules["differences"].differences(ANSWERS, gone), entries)
+    assert is_right
+    assert lines == [
+        "intended, 1 times: metrics/outrace_h*: *: dropped",
+        "intended, and matches nothing: options/*: *.default: other defaults",
+    ]
+    other = changed(**{"metrics/outrace_holds|type": "gauge", "options/outrace run|config|default": "x"})
+    lines, is_right = modules["differences"].report(modules["differences"].differences(ANSWERS, other), entries)
+    assert not is_right, "only that it is gone was intended"
+    assert lines[0] == 'metrics/outrace_holds: type: "counter" became "gauge"'
+    listed.write_text('[[intended]]\nanswer = "*"\npath = "*"\nreason = " "\n')
+    with pytest.raises(ValueError, match="needs a reason"):
+        modules["differences"].intended(listed)
+
+
+def test_answers_are_without_what_is_of_this_machine(modules: dict[str, ModuleType]) -> None:
+    asking = modules["asking"]
+    vary = asking.vary(
+        "", {"out": {"pods": [{"age_s": 3, "name": "a", "text": "in 12Ki"}]}}, ("out.pods.*.age_s", "*.text")
+    )
+    assert vary == {"out": {"pods": [{"age_s": "*", "name": "a", "text": "in *"}]}}
+    assert asking.shape({"checks": [{"a": 1}, {"b": [2, 3]}], "none": []}) == {
+        "checks": [{"a": "*", "b": ["*"]}],
+        "none": [],
+    }
+    question = modules["asked"].Question("x", ("x",))
+    made = asking.Tree(ROOT, Path("/nowhere"))._answer(question, 0, f'{{"at": "{ROOT}/a"}}', "/nowhere/b\n")
+    assert made == {"code": 0, "err": ["PLACE/b"], "out": {"at": "TREE/a"}}
+
+
+def test_kept_answers_are_of_this_tree(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    """A replay and two refusals, asked as `make oracle` asks them; the files are small."""
+    kept, asked = modules["kept"], modules["asked"]
+    kept.unpack(kept.RECORDINGS / "simulated.tar.xz", tmp_path / "recordings/simulated")
+    names = ("simulated/episode-collateral", "refused/run --nothing", "refused/cleanup")
+    questions = [*asked.replays(tmp_path / "recordings"), *asked.refused(tmp_path / "files")]
+    tree = modules["asking"].Tree(ROOT, tmp_path)
+    found = tree.ask([one for one in questions if one.name in names])
+    before = {name: answer for name, answer in kept.read().items() if name in names}
+    entries = modules["differences"].intended(kept.INTENDED)
+    lines, is_right = modules["differences"].report(modules["differences"].differences(before, found), entries)
+    assert (len(found), is_right) == (3, True), lines
+    assert json.dumps(found["simulated/episode-collateral"]["out"]["incidents"]).count("collateral")
+    assert sum(path.stat().st_size for path in kept.DATA.rglob("*") if path.is_file()) < 20 << 20
+
+
+def test_the_command_exits_with_1_where_something_differs(tmp_path: Path) -> None:
+    """A tree in which the only command answers otherwise."""
+    package = tmp_path / "monitor/cli"
+    package.mkdir(parents=True)
+    (tmp_path / "monitor/__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text(
+        "import click\ncli = click.Group('cli')\ndef main():\n    print('other')\n    return 0\n"
+    )
+    command = (sys.executable, "scripts/oracle", "compare", "--only", "refused/c*", "--tree", str(tmp_path))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "refused/cleanup: code: 2 became 0" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("they differ")
