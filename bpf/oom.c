@@ -112,7 +112,8 @@ static __always_inline void note_cache(struct oom_event *e) {
 static __always_inline int within_budget(struct oom_event *e) {
   u32 from = e->si_code == 128 ? 0 : pod_of(bpf_get_current_task());
   struct domain *d = domain_at(from ? from : e->domain);
-  if (!d) return 1;
+  // In no watched cgroup, killed by the kernel: a mark by the OOM killer reports it. Users end pid namespaces by the thousand.
+  if (!d) return 0;
   return afford(&d->kill_due, &d->kill_over, e->ts_ns, KILL_NS, from ? KILL_BURST : KILL_BURST_FROM_OUTSIDE);
 }
 

@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
+from io import BufferedReader
 from typing import Any
 
 #: A List of 110 pods as the API server prints it is about 1 MiB.
@@ -63,19 +64,30 @@ def read_bytes(
 
     Never waits for a writer that does not come, as opening a FIFO would. Raises OSError, of which `NotAFileError`.
     """
-    # Looked at before it is opened, because opening alone makes some devices act; and again after, because it may have
-    # been replaced.
-    _check_kind(os.stat(path).st_mode, pipes)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as f:
-        mode = os.fstat(f.fileno()).st_mode
-        _check_kind(mode, pipes)
+    with open_file(path, pipes=pipes) as f:
         opened(f.fileno())
-        if stat.S_ISFIFO(mode):
+        if stat.S_ISFIFO(os.fstat(f.fileno()).st_mode):
             return _drained(f.fileno())
         data = bytearray()  # one read of the limit would make a buffer of the limit
         while len(data) <= MAX_BYTES and (chunk := f.read(_CHUNK)):
             data += chunk
         return bytes(data)
+
+
+def open_file(path: str | os.PathLike[str], *, pipes: bool = False) -> BufferedReader:
+    """A regular file, or with ``pipes`` a pipe, to be read; opening it never waits. Raises OSError, of which
+    `NotAFileError`.
+    """
+    # Looked at before it is opened, because opening alone makes some devices act; and again after, because it may have
+    # been replaced.
+    _check_kind(os.stat(path).st_mode, pipes)
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")  # noqa: SIM115 - returned
+    try:
+        _check_kind(os.fstat(file.fileno()).st_mode, pipes)
+    except NotAFileError:
+        file.close()
+        raise
+    return file
 
 
 def _check_kind(mode: int, pipes: bool) -> None:

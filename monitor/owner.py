@@ -186,7 +186,7 @@ def read_alone(path: Path, *, pipes: bool = False, mounted: bool = True) -> byte
     """
 
     def check(fd: int) -> None:
-        if _HANDED.fullmatch(os.path.normpath(path)):
+        if is_handed(path):
             return
         if problem := changed_by(path, mounted=mounted):
             raise ChangeableError(problem)
@@ -194,6 +194,11 @@ def read_alone(path: Path, *, pipes: bool = False, mounted: bool = True) -> byte
             raise OSError(errno.ESTALE, "was replaced while it was read", str(path))
 
     return documents.read_bytes(path, pipes=pipes, opened=check)
+
+
+def is_handed(path: str | Path) -> bool:
+    """Whether a path names a descriptor of this process."""
+    return _HANDED.fullmatch(os.path.normpath(path)) is not None
 
 
 def search_path() -> str:

@@ -12,11 +12,14 @@ from typing import Any
 
 import click
 
+from monitor import documents
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 
 #: How often progress is written to a terminal, in cases.
 _STEP = 100
+#: Bytes of a file, unpacked: the largest recorded one has 10 MB.
+_MOST = 64 << 20
 
 
 @click.command()
@@ -68,16 +71,19 @@ def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
 def _cases(path: Path) -> Iterator[Any]:
     """The cases of a file. Raises ConfigError."""
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a directory", f"give the files in it: {path}/*.json") from None
+        with documents.open_file(path) as file:
+            raw = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(_MOST + 1)
+        text = raw.decode("utf-8")
+    except documents.NotAFileError as error:
+        raise ConfigError(f"{path}: is {error}", "give files of recorded cases, as in DIRECTORY/*.json") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigError(f"{path}: is not a gzip file: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not text in UTF-8: byte {error.start}", "name packed files *.gz") from None
+    if len(raw) > _MOST:
+        raise ConfigError(f"{path}: holds more than {_MOST >> 20} MiB", "split it")
     if not text.strip():
         raise ConfigError(f"{path}: is empty", "give files of recorded cases")
     if text.lstrip().startswith("["):

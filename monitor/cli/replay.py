@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
+from monitor import documents, owner
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
 from monitor.policy.releases import ERAS
@@ -85,14 +86,18 @@ def opened(name: str, stack: ExitStack) -> IO[bytes]:
     if name == "-":
         return sys.stdin.buffer
     try:
-        file = stack.enter_context(open(name, "rb"))  # noqa: SIM115 - the stack closes it
+        # A shell's <(...) has a writer; another FIFO may never have one.
+        is_handed = owner.is_handed(name)
+        file = stack.enter_context(open(name, "rb") if is_handed else documents.open_file(name))  # noqa: SIM115
         if file.peek(2)[:2] != _GZIP:
             return file
         import gzip
 
         return cast(IO[bytes], stack.enter_context(gzip.open(file)))
     except OSError as error:
-        raise MonitorError(f"{name}: {error.strerror}", "name a file that `outrace run --record FILE` wrote") from None
+        raise MonitorError(
+            f"{name}: {error.strerror or error}", "name a file that `outrace run --record FILE` wrote"
+        ) from None
 
 
 def _print(found: Replayed) -> None:

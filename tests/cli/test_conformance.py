@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_arrays_and_lines_packed_or_not(tmp_path: Path, capsys: pytest.CaptureFi
     ("name", "content", "complaint"),
     [
         ("none.json", None, "cannot be read: No such file"),
-        (".", None, "is a directory"),
+        (".", None, "is not a regular file but a directory"),
         ("a.json", b"", "is empty"),
         ("a.json", b"hello", "line 1: is not JSON"),
         ("a.json", b"[{]", "is not JSON"),
@@ -94,3 +95,12 @@ def test_what_is_not_in_the_format(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert complaint in err
+
+
+def test_what_has_no_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(80 << 20)))
+    for name, complaint in (("fifo", "not a regular file"), ("zero", "not a regular file"), ("bomb.gz", "than 64 MiB")):
+        assert main(["conformance", str(tmp_path / name)]) == 2
+        assert complaint in capsys.readouterr().err

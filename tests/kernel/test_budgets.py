@@ -145,6 +145,19 @@ def test_the_ends_of_pid_namespaces_are_within_a_budget_and_hide_no_oom_kill() -
         assert mark.exiting is False
 
 
+def test_the_ends_of_pid_namespaces_in_no_watched_cgroup_are_no_records() -> None:
+    """Any user has the kernel send 1,500 such signals a second, and the ring lost the records of pods."""
+    with live.Watching(attach=False) as watch, live.cgroup("pod") as pod, live.cgroup("elsewhere") as outside:
+        watch.add(pod, flags=POD)
+        with live.Puppet(outside) as puppet, live.Puppet(pod) as last:
+            puppet.do(f"exec({_ZAP!r})")
+            puppet.do("zap(50)")
+            last.process.kill()
+            last.wait()
+            watch.oom(lambda e: e.kind == "exit" and e.victim_pid == last.pid)
+        assert {event.victim_pid for event in watch.ooms} == {last.pid}
+
+
 @pytest.mark.once  # 3,000 forks take minutes on an emulated CPU, where no pod forks faster than its budget
 def test_a_pod_may_have_so_many_new_processes_reported() -> None:
     seen: list[ProcEvent] = []

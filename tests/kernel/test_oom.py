@@ -95,7 +95,9 @@ def test_the_victims_own_limit_is_hit(watched: bool, threads: int) -> None:
             puppet.tell("threading.Thread(target=anon, args=(48,)).start()" if threads else "anon(48)")
             assert puppet.wait() == -signal.SIGKILL
             records = chain(watch, puppet.pid)
-        assert sorted((e.kind, e.domain) for e in records) == [("exit", index), ("kill", index), ("mark", index)]
+        # Whom no cgroup is watched for has no record of the signal alone: see test_budgets.
+        kinds = ["exit", "kill", "mark"] if watched else ["exit", "mark"]
+        assert sorted((e.kind, e.domain) for e in records) == [(kind, index) for kind in kinds]
         mark = next(e for e in records if e.kind == "mark")
         assert mark.invoker_pid == mark.victim_pid == puppet.pid
         assert (mark.invoker_tid != puppet.pid) == bool(threads), "a thread asked for the memory"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,8 @@ def test_packed_and_piped(path: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", live.CLI, "replay", "-", "-o", "json"]
     piped = subprocess.run(command, input=path.read_bytes(), capture_output=True, env=live.environment(), check=True)
     assert piped.stdout.decode() == whole
+
+
+def test_a_fifo_without_a_writer_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rec")
+    live.one_line(live.outrace("replay", str(tmp_path / "rec")), 1, "not a regular file", "name a file that")
