@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Self
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
 from monitor.lab.child import Child
+from monitor.lab.worker import Options, join, write_line
 
 
 class Crowd:
@@ -24,7 +26,7 @@ class Crowd:
         for i in range(number):
             os.mkdir(parent / f"c{i}")
         home = cgroupfs.make(parent / "home")
-        self._filler = Child("filler", crowd=parent, files=self._files, cgroup=home)
+        self._filler = Child("tests.crowd:filler", crowd=parent, files=self._files, cgroup=home)
         self._filler.expect("ready")
 
     def _write(self, first: int, last: int, pages: int) -> None:
@@ -60,3 +62,21 @@ class Crowd:
         self._filler.close()
         self.end()
         janitor.remove_tree(str(self.parent / "home"))
+
+
+def filler(options: Options) -> None:
+    """For each line `FIRST LAST PAGES` moves through these of the cgroups `crowd`/c0, c1, ... and appends pages to a
+    file of `files` in each; answers `done`. (A process for each takes 2 ms.)
+    """
+    write_line("ready")
+    for line in sys.stdin:
+        first, last, pages = map(int, line.split())
+        for i in range(first, last):
+            try:
+                join(f"{options['crowd']}/c{i}")
+            except FileNotFoundError:
+                continue
+            with open(f"{options['files']}/{i}", "ab", buffering=0) as file:
+                file.write(bytes(4096 * pages))
+        join(options["cgroup"])
+        write_line("done")

@@ -21,14 +21,12 @@ libc = ctypes.PyDLL(None)
 #: The name of a worker -> the function that is one. Tests name theirs as MODULE:FUNCTION.
 WORKERS = {
     "hog": "monitor.lab.hog:hog",
-    "blinder": "monitor.lab.blinder:blinder",
     "checked": "monitor.lab.checked:checked",
     "floor": "monitor.lab.floor:floor",
     "faults": "monitor.lab.workers:faults",
     "neighbour": "monitor.lab.workers:neighbour",
     "flood": "monitor.lab.workers:flood",
     "poller": "monitor.lab.workers:poller",
-    "filler": "monitor.lab.workers:filler",
 }
 Options = Mapping[str, str]
 

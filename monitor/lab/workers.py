@@ -104,24 +104,6 @@ def poller(options: Options) -> None:
     write_line("used", f"{time.process_time() - cpu:.6f} {time.monotonic() - began:.6f} {polls}")
 
 
-def filler(options: Options) -> None:
-    """For each line `FIRST LAST PAGES` moves through these of the cgroups `crowd`/c0, c1, ... and appends pages to a
-    file of `files` in each; answers `done`. (A process for each takes 2 ms.)
-    """
-    write_line("ready")
-    for line in sys.stdin:
-        first, last, pages = map(int, line.split())
-        for i in range(first, last):
-            try:
-                join(f"{options['crowd']}/c{i}")
-            except FileNotFoundError:
-                continue
-            with open(f"{options['files']}/{i}", "ab", buffering=0) as file:
-                file.write(bytes(4096 * pages))
-        join(options["cgroup"])
-        write_line("done")
-
-
 def flood(options: Options) -> None:
     """Clients in threads that repeat GET /metrics on `port` until stdin ends; half of them keep their connections.
     Prints `answered N`.

@@ -11,11 +11,11 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.sched import HURRIED, STARTING
-from monitor.lab import blinder
 from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
+from tests.daemon import blinder
 from tests.daemon.hot_node import evicted, hard, hot_node
 
 pytestmark = pytest.mark.kernel
@@ -35,7 +35,7 @@ def storm(node: LabNode, kind: str) -> Iterator[LabPod]:
     made: list[Child] = []
     try:
         for _ in range(PROCESSES):
-            made.append(node.start(pod, "blinder", kind=kind))
+            made.append(node.start(pod, "tests.daemon.blinder:blinder", kind=kind))
         yield pod
     finally:
         for child in made:

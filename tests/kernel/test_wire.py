@@ -11,8 +11,8 @@ import pytest
 
 from monitor.kernel import cgroupfs, domains, loader, wire
 from monitor.kernel.pins import PROCS, Ring
-from monitor.lab import blinder
 from tests import live
+from tests.daemon import blinder
 
 HEADER = (loader.bpf_directory() / "wire.h").read_text()
 CODES = {"u64": "Q", "s64": "q", "u32": "I", "s32": "i"}
