@@ -50,7 +50,7 @@ COMMANDS = {
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }
-#: Command that is gone -> what to use instead.
+#: Command or option that is gone -> what to use instead.
 GONE = {
     "outrace daemons": "`outrace doctor`, which shows the daemon that runs here",
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
@@ -61,6 +61,7 @@ GONE = {
     **dict.fromkeys(("outrace bench neighbour", "outrace bench storm", "outrace bench alerts"), "`make races`"),
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
+    "outrace bench latency --no-disturbance": "`outrace bench latency --flood`, or leave it out",
 }
 
 
@@ -192,6 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _usage(error: click.ClickException) -> str:
     """What is wrong with the command line, and where it says what may be written."""
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        if instead := GONE.get(path := f"{context.command_path} {error.option_name}"):
+            return f"`{path}` is gone: use {instead}"
     path = f"`{context.command_path} --help`" if context is not None else "--help"
     remedy = f"; see {path}" if isinstance(error, click.UsageError) else ""
     return error.format_message().rstrip(".") + remedy

@@ -1,5 +1,5 @@
-"""`outrace bench latency`: from the crossing in the kernel to the decision and to the SIGKILL, quiet and disturbed, and
-beside the floor (`monitor.lab.floor`): the same crossings, the same victims, in turns, in one run.
+"""`outrace bench latency`: from the crossing in the kernel to the decision and to the SIGKILL, and beside the floor
+(`monitor.lab.floor`): the same crossings, the same victims, in turns, in one run.
 
 Every figure of the monitor comes from the real daemon's own records: the crossing's time is taken by the BPF program,
 the other two by the hot process right after deciding and right after the last signal of the first round went out.
@@ -8,9 +8,7 @@ the other two by the hot process right after deciding and right after the last s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +16,6 @@ from pathlib import Path
 import click
 
 from monitor.cli.output import format_bytes
-from monitor.errors import MonitorError
 from monitor.kernel import loader
 from monitor.lab.bench import (
     STATISTICS,
@@ -46,7 +43,6 @@ HOG_MIB = 16
 #: The hogs take 64 MiB together; the threshold lies in the middle of that.
 THRESHOLD = NODE_BYTES - HOGS * HOG_MIB * MIB // 2
 PODS = 110
-SCRAPE_S = 0.05
 CPUS = os.cpu_count() or 1
 #: Twice as many as most of these machines have CPUs. (Of those that fork there is one for each CPU.)
 COMPILERS = 4
@@ -77,50 +73,8 @@ def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> lis
     return out
 
 
-@contextlib.contextmanager
-def small_disk(directory: Path) -> Iterator[None]:
-    """A file system of 512 KiB of its own (tmpfs) mounted on ``directory``; `full_disk` leaves not one byte free."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"outrace-bench", os.fsencode(directory), b"tmpfs", 0, b"size=512k,mode=0700"):
-        raise MonitorError(f"cannot mount a tmpfs on {directory}: {os.strerror(ctypes.get_errno())}")
-    try:
-        yield
-    finally:
-        libc.umount2(os.fsencode(directory), 2)  # MNT_DETACH
-
-
-@contextlib.contextmanager
-def full_disk(directory: Path) -> Iterator[None]:
-    ballast = directory / "ballast"
-    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:  # ENOSPC is the aim
-        while True:
-            file.write(bytes(4096))
-    try:
-        yield
-    finally:
-        ballast.unlink()
-
-
-@contextlib.contextmanager
-def scraping(daemon: LabDaemon, interval_s: float) -> Iterator[None]:
-    """Somebody reads /metrics every ``interval_s``."""
-    stop = threading.Event()
-
-    def scrape() -> None:
-        while not stop.wait(interval_s):
-            daemon.get("/metrics")
-
-    thread = threading.Thread(target=scrape)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def measure(label: str, state_dir: Path, crossings: int, kills: int, disturbed: bool) -> list[Row]:
-    """Both figures once; ``disturbed``: /metrics scraped every 50 ms, the disk of the state dir full."""
+def measure(state_dir: Path, crossings: int, kills: int) -> list[Row]:
+    """Both figures once."""
     rows = []
     with LabNode("latency", NODE_BYTES) as node:
         fill_pods(node, PODS - 1)
@@ -128,21 +82,17 @@ def measure(label: str, state_dir: Path, crossings: int, kills: int, disturbed: 
         threshold = f"memory.available<{THRESHOLD - node.usage()}"
         for enforce in (False, True):
             options = ("--eviction-hard", threshold, *(("--enforce",) if enforce else ()))
-            with (
-                LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon,
-                full_disk(state_dir) if disturbed else contextlib.nullcontext(),
-            ):
-                with scraping(daemon, SCRAPE_S) if disturbed else contextlib.nullcontext():
-                    if enforce:
-                        got = evictions(daemon, node, victim, kills, HOGS * HOG_MIB).signalled
-                    else:
-                        hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
-                        got = observe_crossings(daemon, hogs, crossings)
-                        for hog in hogs:
-                            node.end(hog)
+            with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
+                if enforce:
+                    got = evictions(daemon, node, victim, kills, HOGS * HOG_MIB).signalled
+                else:
+                    hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
+                    got = observe_crossings(daemon, hogs, crossings)
+                    for hog in hogs:
+                        node.end(hog)
                 if lost := daemon.lost():
                     progress(f"events lost: {lost}")
-            rows.append(summary(f"crossing_to_{'sigkill' if enforce else 'decision'}{label}", got))
+            rows.append(summary(f"crossing_to_{'sigkill' if enforce else 'decision'}", got))
             progress(f"{rows[-1]['name']}: p50 {rows[-1]['p50']:.0f} us, p99 {rows[-1]['p99']:.0f} us")
     reap_sleepers()
     return rows
@@ -260,7 +210,6 @@ def under_flood(state_dir: Path, kills: int, turns: int, quota: int, trigger: st
 @bench(STATISTICS)
 @number("--crossings", 1000, "Crossings to observe.")
 @number("--kills", 300, "Evictions to measure.")
-@click.option("--no-disturbance", is_flag=True, help="Leave out the runs under scraping and with a full disk.")
 @click.option("--floor-only", is_flag=True, help="Only the comparison with the floor.")
 @number("--turns", 6, "Turns of monitor and floor.")
 @number("--pods", PODS, "Pods beside the floor.", 3)
@@ -270,7 +219,6 @@ def under_flood(state_dir: Path, kills: int, turns: int, quota: int, trigger: st
 def latency(
     crossings: int,
     kills: int,
-    no_disturbance: bool,
     floor_only: bool,
     turns: int,
     pods: int,
@@ -280,18 +228,15 @@ def latency(
 ) -> list[Row]:
     """Measure crossing to decision (4 processes at full speed, observe mode) and to SIGKILL (110 pods, enforce mode).
 
-    Then both again while /metrics is scraped every 50 ms and the disk of the state dir is full. Then, in turns, the
-    SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows nothing but whom to
-    kill. The rows sigkill_to_floor_* are the ratio of the two.
+    Then, in turns, the SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows
+    nothing but whom to kill. The rows sigkill_to_floor_* are the ratio of the two.
 
     With --flood the daemon runs in a cgroup of its own, as in a container with a CPU limit of --cpu-quota.
     """
     rows: list[Row] = []
-    with temporary_state_dir() as state_dir, small_disk(state_dir):
+    with temporary_state_dir() as state_dir:
         if flood:
             return under_flood(state_dir, kills, turns, cpu_quota, trigger)
         if not floor_only:
-            rows += measure("", state_dir, crossings, kills, disturbed=False)
-            if not no_disturbance:
-                rows += measure("_disturbed", state_dir, crossings, kills, disturbed=True)
+            rows += measure(state_dir, crossings, kills)
         return rows + against_floor(state_dir, kills, turns, pods)
