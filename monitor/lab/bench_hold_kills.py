@@ -73,7 +73,7 @@ class HoldKills:
         self._node.__enter__()
         try:
             self._stage = HoldStage(self._node, MARGIN)
-            self._scores = {child: {_oom_score_adj(child.pid)} for child in self._node.children}
+            self._scores = {child: {oom_score_adj(child.pid)} for child in self._node.children}
             self._daemon = LabDaemon(self._node, *self._options)
             self._daemon.start()
         except BaseException:
@@ -90,8 +90,7 @@ class HoldKills:
             self.left_behind += [f"{path} still has {name}" for path, name in _attributes(self._stage.victim.cgroup)]
         finally:
             self._node.close()
-        cgroup, pins = self._node.cgroup, loader.instance_directory(self._daemon.state_dir)
-        self.left_behind += [f"{path} is left behind" for path in (cgroup, pins) if path.exists()]
+        self.left_behind += left_behind(self._node, self._daemon)
 
     def run(self, what: str) -> None:
         """One hold with a kill in it."""
@@ -114,7 +113,7 @@ class HoldKills:
             self._wait(self._random.uniform(0, _WITHIN_S))
         held = bool(self._changed())
         lost_before = self._node.oom_kills() > before
-        self._kill(what)
+        strike(self._daemon, what)
         if not at_release:
             self._wait(self._random.uniform(0, _WITHIN_S))  # the next one has a hold to go on with
             stage.unload()
@@ -151,16 +150,6 @@ class HoldKills:
     def _changed(self) -> list[str]:
         return differences(self._stage.before, self._stage.snapshot())
 
-    def _kill(self, what: str) -> None:
-        if what == SIDE:
-            for pid in Path(f"/proc/{self._daemon.pid}/task/{self._daemon.pid}/children").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
-            return
-        assert self._daemon.process is not None
-        self._daemon.process.kill()
-        self._daemon.process.wait()
-        self._daemon.start()
-
     def _settle(self, tally: HoldTally, number: int, children: list[Child]) -> None:
         """Everybody goes on, and everything is as before."""
         until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
@@ -188,13 +177,35 @@ class HoldKills:
                 if record.get("pid") == child.pid and "should_be" in record:
                     scores.add(int(record["should_be"]))
         return [
-            f"oom_score_adj of process {child.pid} is {_oom_score_adj(child.pid)}, not one of {sorted(scores)}"
+            f"oom_score_adj of process {child.pid} is {oom_score_adj(child.pid)}, not one of {sorted(scores)}"
             for child, scores in self._scores.items()
-            if _oom_score_adj(child.pid) not in scores
+            if oom_score_adj(child.pid) not in scores
         ]
 
 
-def _oom_score_adj(pid: int) -> int:
+def strike(daemon: LabDaemon, what: str) -> None:
+    """SIGKILL to one of the monitor's processes. The hot one is started again at once, as a service manager would."""
+    if what == SIDE:
+        for pid in children(daemon.pid):
+            os.kill(pid, signal.SIGKILL)
+        return
+    assert daemon.process is not None
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon.start()
+
+
+def left_behind(node: LabNode, daemon: LabDaemon) -> list[str]:
+    """What is there of a node and a daemon that have ended."""
+    paths = (node.cgroup, loader.instance_directory(daemon.state_dir))
+    return [f"{path} is left behind" for path in paths if path.exists()]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def oom_score_adj(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 

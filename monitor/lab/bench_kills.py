@@ -7,32 +7,28 @@ no part in it, something left behind.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import click
 import psutil
 
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError, MonitorError
-from monitor.kernel import cgroup_procs, loader
+from monitor.kernel import cgroup_procs
 from monitor.kernel.kmsg import Killed, Kmsg
 from monitor.lab.bench import Found, Row, bench, number, print_rows, progress, trigger_option
-from monitor.lab.bench_hold_kills import HoldKills
+from monitor.lab.bench_hold_kills import HOT, SIDE, HoldKills, children, left_behind, oom_score_adj, strike
 from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.hold_race import until
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import populate
 from monitor.settings.config import ENFORCE, HOLD
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 
-HOT, SIDE = "hot", "side"
 NODE_BYTES = 256 * MIB
 MARGIN = 16 * MIB
 #: What is killed is killed between this much before the line and so long after.
@@ -96,7 +92,7 @@ class Kills:
             self._node.fill(self._node.add_pod("idle", namespace="demo"), 24)  # the next in order
             self._daemon = LabDaemon(self._node, *self._options)
             self._daemon.start()
-            self._bystanders = {child: _oom_score_adj(child.pid) for child in self._node.children}
+            self._bystanders = {child: oom_score_adj(child.pid) for child in self._node.children}
         except BaseException:
             self._node.close()
             raise
@@ -108,8 +104,7 @@ class Kills:
         finally:
             self._node.close()
             self._kmsg.close()
-        cgroup, pins = self._node.cgroup, loader.instance_directory(self._daemon.state_dir)
-        self.left_behind += [f"{path} is left behind" for path in (cgroup, pins) if path.exists()]
+        self.left_behind += left_behind(self._node, self._daemon)
         self.left_behind += [f"process {pid} of the monitor is left behind" for pid in self._ours if _is_ours(pid)]
 
     def run(self, what: str) -> None:
@@ -121,12 +116,12 @@ class Kills:
         since, before = len(self._daemon.log), self._node.oom_kills()
         hogs = self._start_hogs(number)
         self._kill(what)
-        _until(lambda: all(hog.process.poll() is not None for hog in hogs), "the race to end")
+        until(lambda: all(hog.process.poll() is not None for hog in hogs), "the race to end")
         for hog in hogs:
             self._node.end(hog)
-        _until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
-        _until(self._is_calm, "the pressure to end")
-        self._ours |= {self._daemon.pid, *_children(self._daemon.pid)}
+        until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
+        until(self._is_calm, "the pressure to end")
+        self._ours |= {self._daemon.pid, *children(self._daemon.pid)}
         self._read_log()
         won = self._node.oom_kills() == before
         if won:  # the side may be a moment behind its own metrics
@@ -150,7 +145,7 @@ class Kills:
         for child, score in self._bystanders.items():
             if child.process.poll() is not None:
                 raise MonitorError(f"run {number}: a pod that had no part in it was killed")
-            if _oom_score_adj(child.pid) != score:
+            if oom_score_adj(child.pid) != score:
                 tally.problems.append(f"run {number}: oom_score_adj of a pod that had no part in it has changed")
 
     def _start_hogs(self, number: int) -> list[Hog]:
@@ -169,14 +164,7 @@ class Kills:
             if not cgroup_procs.pids_below(self._victim.cgroup):
                 break  # faster than we looked
         time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
-        if what == SIDE:
-            for pid in _children(self._daemon.pid):
-                os.kill(pid, signal.SIGKILL)
-            return
-        assert self._daemon.process is not None
-        self._daemon.process.kill()
-        self._daemon.process.wait()
-        self._daemon.start()
+        strike(self._daemon, what)
 
     def _is_calm(self) -> bool:
         status, body = self._daemon.get("/metrics")
@@ -213,27 +201,11 @@ class Kills:
             self.left_behind.append(f"the kernel counts {counted} OOM kills, its log {len(self._killed)}")
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise MonitorError(f"waited {PATIENCE_S:g} s for {what}")
-        time.sleep(0.005)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def _is_ours(pid: int) -> bool:
     try:
         return psutil.Process(pid).name().startswith("outrace")
     except psutil.NoSuchProcess:
         return False
-
-
-def _oom_score_adj(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 @bench()
