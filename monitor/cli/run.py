@@ -33,7 +33,7 @@ from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats
 from monitor.link.daemon_socket import run_dir
 from monitor.owner import ChangeableError, alone, check_alone, mend
-from monitor.pods.spec import CGROUPS, SERVICES
+from monitor.pods.spec import SERVICES
 from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, ENFORCE, RunConfig
 from monitor.side.export.log import Log
@@ -300,11 +300,6 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
             "who is evicted is decided by a list that nobody vouches for: any root process, also in a pod, may "
             "serve that port while the kubelet restarts: give --pods apiserver, or kubelet with its https port",
             pods=config.pods,
-        )
-    if config.enforce and config.enforce_unknown_specs and config.pods == CGROUPS:
-        log.warning(
-            "no pod's spec is known: priorities are unknown, requests guessed, and the wrong pod may be evicted: "
-            "name the manifests with --pods manifests:DIR"
         )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")

@@ -79,7 +79,6 @@ class RunConfig:
     hold_limit_ns: int = 120_000_000_000  # a hold is over after this
     two_steps: bool = False  # in mode hold: a kubelet evicts at the same line; filled in at start
     hard_grace_ns: int = 0  # mode enforce: between SIGTERM and SIGKILL at a hard threshold; 0: SIGKILL at once
-    enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then
     evict_by: str = "kill"  # or ``api``: under ``enforce`` by pods/eviction, and nobody is signalled
     node_taints: str = "none"  # or ``own``: outrace.io/memory-pressure:NoSchedule and so on, while a condition holds
     trigger: str = "user"  # or ``kernel``: under ``enforce`` inside the victim's own charge where it can

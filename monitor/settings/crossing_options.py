@@ -37,11 +37,6 @@ CROSSING_OPTIONS: tuple[Option, ...] = (
         field="hard_grace_ns",
         why="None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.",
     ),
-    switch(
-        "enforce-unknown-specs",
-        "Evict although --pods cgroups knows neither priorities nor all critical pods.",
-        why="Off: a guess must not kill.",
-    ),
     choice(
         "trigger",
         TRIGGERS,

@@ -286,6 +286,7 @@ GONE_OPTIONS = {
     },
     "compat": "leave it out: defects of the kubelet are corrected; `outrace conformance` compares them",
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
+    "enforce-unknown-specs": "use --pods manifests:DIR, kubelet or apiserver: to evict, outrace needs the pods' specs",
     "guide-oom-killer": "leave it out: modes hold and enforce guide the OOM killer to the next victim",
     "hold-brake": "leave it out: a held pod is capped and frozen",
     "kubelet-insecure": "give --kubelet-ca FILE, or mount the kubelet's own certificates",

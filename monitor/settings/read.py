@@ -209,12 +209,11 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
                 f"cluster's API server{why}",
                 f"give --pods apiserver or kubelet, or {option} {without}",
             )
-    if config.enforce and config.pods == CGROUPS and not config.enforce_unknown_specs:
+    if config.enforce and config.pods == CGROUPS:
         raise error(
             f"{config.origins.get('enforce', '--enforce')}: with --pods cgroups no pod's spec is known{why}: "
             "priorities are unknown, requests guessed, and the wrong pod could be evicted",
-            "name the directory of their manifests with --pods manifests:DIR, the cluster with --pods apiserver, or "
-            "accept that with --enforce-unknown-specs",
+            "name the directory of their manifests with --pods manifests:DIR, or the cluster with --pods apiserver",
         )
 
 

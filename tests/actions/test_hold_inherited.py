@@ -279,7 +279,7 @@ def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str,
         killed_daemon(held)
     lock_fd = lock(held.state) if running else -1
     command = (sys.executable, "-P", "-m", "monitor.cli.main", "run", "--mode", "hold", *wrong)
-    pods = ("--pods", "cgroups", "--enforce-unknown-specs")
+    pods = ("--pods", f"manifests:{held.state}")
     options = ("--state-dir", str(held.state), "--eviction-hard", "memory.available<1Mi", *pods)
     ended = subprocess.run((*command, *options), env=live.environment(), capture_output=True, text=True, timeout=60)
     if running:

@@ -113,8 +113,8 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("warning: --kernel-memcg-notification: true changes nothing")
 
 
-def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str]) -> None:
-    enforced = ("--enforce", "--enforce-unknown-specs")
+def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    enforced = ("--enforce", "--pods", f"manifests:{tmp_path}")
     code, out, _ = output_of(capsys, "check", "--reclaim-images", "no-such-command-here --prune", *enforced)
     assert (code, out.count("\n")) == (4, 1)
     assert "no-such-command-here: no such command here" in out

@@ -122,7 +122,7 @@ def test_a_rung_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path: Path)
         "--hooks memcg-tracepoint",
     )
     live.one_line(
-        live.outrace("run", "--enforce", "--enforce-unknown-specs", "--trigger", "kernel", "--hooks", "poll", *state),
+        live.outrace("run", "--enforce", "--pods", "services", "--trigger", "kernel", "--hooks", "poll", *state),
         3,
         "--trigger kernel needs a BPF program",
         "--trigger user",

@@ -78,7 +78,6 @@ OPTIONS = {
     "hard-grace": Row(
         "5s", 5 * S, (("1500ms", "'1500ms' is not a number of whole seconds"),), beside={"mode": "enforce"}
     ),
-    "enforce-unknown-specs": Row(True, True, (("yes", "not true or false"),)),
     "trigger": Row("kernel", "kernel", (("nobody", "user, kernel"),)),
     "evict-by": Row("api", "api", (("hand", "kill, api"),)),
     "node-taints": Row("own", "own", (("all", "none, own"),)),

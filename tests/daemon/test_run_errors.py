@@ -187,8 +187,6 @@ CGROUPS = {"enforce": True, "pods": "cgroups"}
     ("flags", "problem"),
     [
         (CGROUPS, f"--{UNKNOWN}"),
-        ({**CGROUPS, "enforce-unknown-specs": False}, f"--{UNKNOWN}"),
-        ({**CGROUPS, "enforce-unknown-specs": True}, ""),
         ({**CGROUPS, "enforce": False}, ""),
         ({"enforce": True, "pods": "manifests:/"}, ""),
         ({"enforce": True, "pods": "services"}, ""),
@@ -206,7 +204,7 @@ def test_nobody_is_evicted_on_guesses(flags: dict[str, Any], problem: str, tmp_p
     with pytest.raises(ConfigError) as caught:
         check_enforced(config)
     assert str(caught.value).startswith(problem)
-    assert "give --pods apiserver or kubelet" in str(caught.value) or "--enforce-unknown-specs" in str(caught.value)
+    assert "give --pods apiserver or kubelet" in str(caught.value) or "--pods manifests:DIR" in str(caught.value)
 
 
 def test_a_refusal_names_the_file_that_enforces(tmp_path: Path) -> None:
