@@ -320,14 +320,11 @@ def _not_a_command(name: str) -> str:
 
 
 def _commands(run_config: RunConfig) -> Iterator[str]:
-    """What is wrong with the commands for cleaning up, as far as this machine knows."""
-    for option in ("reclaim-containers", "reclaim-images"):
-        field = option.replace("-", "_")
-        command = getattr(run_config, field)
-        if not command:
-            continue
-        origin = run_config.origins[field]
-        if problem := _not_a_command(command[0]):
-            yield f"{origin}: {problem}"
-        if not run_config.enforce:
-            yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"
+    """What is wrong with the command for cleaning up, as far as this machine knows."""
+    if not run_config.reclaim_images:
+        return
+    origin = run_config.origins["reclaim_images"]
+    if problem := _not_a_command(run_config.reclaim_images[0]):
+        yield f"{origin}: {problem}"
+    if not run_config.enforce:
+        yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"

@@ -42,7 +42,6 @@ OBSERVE, HOLD, ENFORCE = MODES = ("observe", "hold", "enforce")
 _TUPLES = (
     "kubelet_differs",
     "enforce_node_allocatable",
-    "reclaim_containers",
     "reclaim_images",
     "alertmanagers",
     "webhooks",
@@ -120,8 +119,7 @@ class RunConfig:
     nodefs: str | None = None
     imagefs: str | None = None
     containerfs: str | None = None
-    #: Commands that clean up dead containers and unused images before pods are evicted for a disk; () if there is none.
-    reclaim_containers: tuple[str, ...] = ()
+    #: The command that makes room before pods are evicted for a disk; () if there is none.
     reclaim_images: tuple[str, ...] = ()
 
     max_fill_rate: int = field(default_factory=fastest_fill)  # bytes a second: how early the programs are armed
@@ -227,10 +225,9 @@ class RunConfig:
 
     def cleanups(self) -> frozenset[str]:
         """The actions of `monitor.policy.layout` that there is a command for."""
-        from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
+        from monitor.policy.layout import DELETE_IMAGES
 
-        commands = {DELETE_CONTAINERS: self.reclaim_containers, DELETE_IMAGES: self.reclaim_images}
-        return frozenset(action for action, command in commands.items() if command)
+        return frozenset((DELETE_IMAGES,) if self.reclaim_images else ())
 
     def pass_config(self, *, kill_at_once: bool = False) -> PassConfig:
         """What the passes of the policy have in common; ``kill_at_once``: those of the daemon. Raises PolicyError."""

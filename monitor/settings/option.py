@@ -52,7 +52,6 @@ DURATION = Value(values.positive_duration_ns, "duration such as 90s, 1m30s; at m
 WHOLE_SECONDS = Value(values.whole_seconds_ns, "duration of whole seconds such as 30s; at most 24h", _DURATION)
 PERIOD = Value(values.duration_ns, "duration such as 90s, 5m; 0 is the default", _DURATION)
 _WRITTEN = "or a command: a list, or one text split as a shell does"
-CONTAINER_PRUNE = Value(values.prunes_containers, f"podman, {_WRITTEN}", _COMMAND)
 IMAGE_PRUNE = Value(values.prunes_images, f"crictl, podman, {_WRITTEN}", _COMMAND)
 LISTEN = Value(values.listen, "HOST:PORT", {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
 ENFORCEABLE = Value(

@@ -12,7 +12,6 @@ from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.settings.crossing_options import CROSSING_OPTIONS
 from monitor.settings.option import (
     ABSOLUTE_PATH,
-    CONTAINER_PRUNE,
     DIRECTORY,
     FILE_NAME,
     IMAGE_PRUNE,
@@ -175,25 +174,14 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 why="Few runtimes have them apart.",
             ),
             setting(
-                "reclaim-containers",
-                CONTAINER_PRUNE,
-                "What removes dead containers before pods are evicted: podman (`podman container prune --force`), or a "
-                "command.",
-                "podman|COMMAND",
-                default="none",
-                example="podman",
-                why="None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work; "
-                "on a VM a stopped container may be somebody's data.",
-            ),
-            setting(
                 "reclaim-images",
                 IMAGE_PRUNE,
-                "What removes unused images before pods are evicted: crictl (`crictl rmi --prune`), podman "
+                "What makes room on a disk before pods are evicted: crictl (`crictl rmi --prune`), podman "
                 "(`podman image prune --all --force`), or a command.",
                 "crictl|podman|COMMAND",
                 default="none",
                 example="crictl",
-                why="As reclaim-containers.",
+                why="None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work.",
             ),
         ),
     ),
@@ -291,6 +279,7 @@ GONE_OPTIONS = {
     "hold-brake": "leave it out: a held pod is capped and frozen",
     "kubelet-insecure": "give --kubelet-ca FILE, or mount the kubelet's own certificates",
     "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",
+    "reclaim-containers": "name a command that removes both with --reclaim-images COMMAND",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
     "step": "leave it out: a pod is ranked again after it moved by 1 MiB",
 }

@@ -85,26 +85,16 @@ def absolute_path(value: Any) -> str:
     return os.path.normpath(absolute)
 
 
-#: Words that stand for a command which removes what a runtime does not use. (The kubelet removes dead containers of
-#: its runtime itself, and `crictl` has no command for them.)
-CONTAINER_PRUNES = {"podman": ("podman", "container", "prune", "--force")}
+#: Words that stand for a command which removes the images that a runtime does not use.
 IMAGE_PRUNES = {"crictl": ("crictl", "rmi", "--prune"), "podman": ("podman", "image", "prune", "--all", "--force")}
-
-
-def prunes_containers(value: Any) -> tuple[str, ...]:
-    """As `command`, or one of `CONTAINER_PRUNES`."""
-    return _preset(command(value), CONTAINER_PRUNES, "a command such as 'nerdctl container prune --force'")
 
 
 def prunes_images(value: Any) -> tuple[str, ...]:
     """As `command`, or one of `IMAGE_PRUNES`."""
-    return _preset(command(value), IMAGE_PRUNES, "crictl")
-
-
-def _preset(words: tuple[str, ...], presets: Mapping[str, tuple[str, ...]], instead: str) -> tuple[str, ...]:
+    words = command(value)
     if len(words) == 1 and (words[0] == "cri" or words[0].startswith("cri:")):
-        raise ValueError(f"outrace has no client of CRI any more: write {instead} instead of {words[0]}")
-    return presets.get(words[0], words) if len(words) == 1 else words
+        raise ValueError(f"outrace has no client of CRI any more: write crictl instead of {words[0]}")
+    return IMAGE_PRUNES.get(words[0], words) if len(words) == 1 else words
 
 
 def command(value: Any) -> tuple[str, ...]:

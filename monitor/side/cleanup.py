@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
+from monitor.policy.layout import DELETE_IMAGES
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
     from monitor.actions.reclaim import Cleaned, Reclaimer
 
-ACTIONS = (DELETE_CONTAINERS, DELETE_IMAGES)
+#: Those that a command can do here; dead containers are the kubelet's work, or the command's too.
+ACTIONS = (DELETE_IMAGES,)
 
 
 class Cleanup:
@@ -37,10 +38,7 @@ class Cleanup:
         if self._reclaimer is None:
             from monitor.actions.reclaim import Reclaimer  # few nodes ever clean up
 
-            commands = {
-                DELETE_CONTAINERS: self._config.reclaim_containers,
-                DELETE_IMAGES: self._config.reclaim_images,
-            }
+            commands = {DELETE_IMAGES: self._config.reclaim_images}
             self._reclaimer = Reclaimer(
                 commands, self._config.enforce, self._done, self._log, cleaned=self._count, paths=self._paths
             )

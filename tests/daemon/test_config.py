@@ -94,8 +94,7 @@ def test_no_service_is_killed_for_a_disk() -> None:
 
 
 def test_what_cleans_up() -> None:
-    config = build({"reclaim-containers": "podman", "reclaim-images": "crictl"})
-    assert config.reclaim_containers == ("podman", "container", "prune", "--force")
+    config = build({"reclaim-images": "crictl"})
     assert config.reclaim_images == ("crictl", "rmi", "--prune")
     # With arguments it is the command of that name.
     assert build({"reclaim-images": "podman image prune -f"}).reclaim_images == ("podman", "image", "prune", "-f")

@@ -128,15 +128,6 @@ OPTIONS = {
     "nodefs": Row("/var//lib/", "/var/lib", (("var/lib", "'var/lib' is not an absolute path"),)),
     "imagefs": Row("/srv", "/srv", (("", "'' is not a text"),)),
     "containerfs": Row("/srv", "/srv", (("srv", "not an absolute path"),)),
-    "reclaim-containers": Row(
-        "sh -c 'exit 0'",
-        ("sh", "-c", "exit 0"),
-        (
-            ("'' x", "no name"),
-            (["crictl", 5], "not a command"),
-            ("cri", "write a command such as"),
-        ),
-    ),
     "reclaim-images": Row(
         ["crictl", "rmi", "--prune"],
         ("crictl", "rmi", "--prune"),

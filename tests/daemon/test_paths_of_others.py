@@ -121,7 +121,7 @@ time.sleep(60)
 
 
 # A configuration is root's alone: it names commands that root runs and pods that go first.
-OWN = "reclaim-containers: [sh, -c, 'id > /tmp/owned']\n"
+OWN = "reclaim-images: [sh, -c, 'id > /tmp/owned']\n"
 KUBELETS = f"{KUBELET}evictionHard: {{memory.available: 90%}}\n"
 
 
@@ -142,7 +142,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, name: str, text: str,
 
 def test_a_file_that_another_user_can_write_or_replace_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    path = write(tmp_path, "own.toml", 'reclaim-containers = ["true"]\n')
+    path = write(tmp_path, "own.toml", 'reclaim-images = ["true"]\n')
     os.chmod(path, 0o666)
     with pytest.raises(ConfigError, match=rf"\(mode 666\) can be written by others; chmod go-w {path}"):
         build({}, path)

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import LabNode, LabPod
-from monitor.settings.values import CONTAINER_PRUNES
 from tests import live
 from tests.commands import run
 from tests.deploy.test_capabilities import only
@@ -22,7 +20,7 @@ from tests.runtimes.podman import Podman
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 MI = 1 << 20
 HOLDER, USED, DEAD, OLD = "localhost/holder:1", "localhost/used:1", "localhost/dead:1", "localhost/old:1"
-CONTAINERS, IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
+IMAGES = "DeleteUnusedImages"
 
 
 @pytest.fixture
@@ -65,16 +63,12 @@ def with_files(node: LabNode, runtime: Podman, mib: int, files: int) -> LabPod:
 
 def options(runtime: Podman, threshold: str, *more: str) -> tuple[str, ...]:
     disk = ("--nodefs", str(runtime.base), "--imagefs", str(runtime.base))
-    return (*disk, "--reclaim-containers", "podman", "--reclaim-images", "podman", "--eviction-hard", threshold, *more)
+    return (*disk, "--reclaim-images", "podman", "--eviction-hard", threshold, *more)
 
 
 def free(runtime: Podman, inodes: bool) -> int:
     seen = os.statvfs(runtime.base)
     return seen.f_ffree if inodes else seen.f_bavail * seen.f_frsize
-
-
-def cleaned(daemon: LabDaemon, action: str) -> Record:
-    return live.message(daemon, "clean-up done", action=action)
 
 
 @pytest.mark.parametrize(
@@ -88,47 +82,39 @@ def cleaned(daemon: LabDaemon, action: str) -> Record:
     ],
 )
 def test_a_full_disk(node: LabNode, runtime: Podman, tmp_path: Path, enough: str, inodes: bool) -> None:
-    """Dead containers go first, then unused images; then all thresholds are looked at again."""
+    """Unused images go first; then all thresholds are looked at again."""
     pod = with_files(node, runtime, 1, 10)
     process = node.start_hog(pod, mib=1)
     now = free(runtime, inodes)
-    # The dead container alone is worth 8 MiB and 200 files; both, with images as they came and unpacked, less than 36
-    # MiB and 1,000 files.
-    line = now + ((1000 if inodes else 36 * MI) if enough == "too little" else (100 if inodes else 6 * MI))
+    # The image that nothing uses is worth 6 MiB and 300 files; all that is there less than 36 MiB and 1,000 files.
+    line = now + ((1000 if inodes else 36 * MI) if enough == "too little" else (100 if inodes else 4 * MI))
     signal = "nodefs.inodesFree" if inodes else "nodefs.available"
     more = ["--enforce"]
     if enough == "less than min reclaim":
         more += ["--eviction-minimum-reclaim", f"{signal}=30Mi"]
     with live.daemon(node, *options(runtime, f"{signal}<{line}", *more), state_dir=tmp_path / "state") as daemon:
         asked = live.message(daemon, "cleaning up the node before a pod is evicted")
-        assert asked["actions"] == [CONTAINERS, IMAGES]
-        first, second = cleaned(daemon, CONTAINERS), cleaned(daemon, IMAGES)
-        assert daemon.log.index(first) < daemon.log.index(second)
-        assert [one["command"] for one in (first, second)] == [
-            "podman container prune --force",
-            "podman image prune --all --force",
-        ]
-        assert first["freed_bytes"] >= 8 * MI
-        assert first["freed_inodes"] >= 200
-        assert second["freed_bytes"] >= 6 * MI
-        assert second["freed_inodes"] >= 300
+        assert asked["actions"] == [IMAGES]
+        done = live.message(daemon, "clean-up done", action=IMAGES)
+        assert done["command"] == "podman image prune --all --force"
+        assert done["freed_bytes"] >= 6 * MI
+        assert done["freed_inodes"] >= 300
         if enough == "enough":
             met = f'threshold_met{{kind="hard",signal="{signal}"}}'
             live.until(lambda: live.metric(daemon, met) == 0, "the threshold clear")
             for name in ("bytes", "inodes"):
-                total = live.metric(daemon, f'reclaim_freed_{name}_total{{action="{CONTAINERS}"}}')
-                assert total == first[f"freed_{name}"]
+                total = live.metric(daemon, f'reclaim_freed_{name}_total{{action="{IMAGES}"}}')
+                assert total == done[f"freed_{name}"]
             assert live.metric(daemon, f'reclaim_runs_total{{action="{IMAGES}",result="done"}}') == 1
         else:
             evicting = live.message(daemon, "evicting", signal=signal)
-            assert daemon.log.index(evicting) > daemon.log.index(second)
+            assert daemon.log.index(evicting) > daemon.log.index(done)
             live.ends(process.pid)
         live.ended(daemon)
         assert len(live.messages(daemon, "evicting")) == (enough != "enough")
     assert live.alive(process.pid) == (enough == "enough")
-    assert runtime.names() == {"web"}
-    # DEAD's only container was removed first, so its image is unused too.
-    assert runtime.image_names() == {USED}
+    assert runtime.names() == {"web", "job"}
+    assert runtime.image_names() == {USED, DEAD}
 
 
 def test_while_observing_nothing_is_removed(node: LabNode, runtime: Podman, tmp_path: Path) -> None:
@@ -137,10 +123,10 @@ def test_while_observing_nothing_is_removed(node: LabNode, runtime: Podman, tmp_
     before = runtime.names(), runtime.image_names()
     with live.daemon(node, *options(runtime, threshold), state_dir=tmp_path / "state") as daemon:
         wanted = live.message(daemon, "would evict", signal="nodefs.available")
-        assert wanted["cleanup"] == [CONTAINERS, IMAGES]
+        assert wanted["cleanup"] == [IMAGES]
         command = (sys.executable, "-P", "-m", "monitor.cli.main", "explain")
         done = run(*command, env={**os.environ, **live.PYTHONPATH, "OUTRACE_RUN_DIR": str(daemon.state_dir)})
-        assert f"the node would first clean up: {CONTAINERS}, {IMAGES}" in done.stdout
+        assert f"the node would first clean up: {IMAGES}" in done.stdout
         live.ended(daemon)
     assert live.alive(process.pid)
     assert (runtime.names(), runtime.image_names()) == before
@@ -159,7 +145,7 @@ def test_podman_removes_whole_layers_with_the_capabilities_of_the_unit(runtime: 
         os.chown(path, 12345, 12345)
     runtime("umount", "mine")
     rights = only(*(name.removeprefix("CAP_") for name in names.split()))
-    done = run(*rights, "setpriv", "--no-new-privs", *CONTAINER_PRUNES["podman"])
+    done = run(*rights, "setpriv", "--no-new-privs", "podman", "container", "prune", "--force")
     assert done.returncode == 0, done.stdout + done.stderr
     assert runtime.names() == {"web"}
 
