@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from monitor.actions.undo import undo_left
+from monitor.cli.hooks import announcement, take
 from monitor.cli.in_turn import in_turn
 from monitor.cli.listen import address_of, bind_or_other
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
-from monitor.hot.ladder import announcement
 from monitor.hot.supervise import Side
 from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
@@ -125,10 +125,9 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     locks.append(lock_fd)
     run_lock_fd = in_turn(lambda: lock_machine(Path(config.run_dir)), log)
     listener = bind_or_other(config.listen_host, config.listen_port, log)
-    from monitor.hot import ladder
     from monitor.kernel import instances, loader, python
 
-    config, loaded = ladder.take(config)
+    config, loaded = take(config)
     config = with_trigger(config, refuses_realtime)
     strays = instances.remove_strays()
     host, port = address_of(listener)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli import checks, doctor
+from monitor.cli import checks, doctor, hooks
 from monitor.errors import CannotError
-from monitor.hot import ladder
 from monitor.kernel import charging, loader, mounts, offsets, pins, rungs
 from monitor.kernel.btf import Btf
 from monitor.kernel.charging import Offer
@@ -50,8 +49,8 @@ def taken(state: Path, monkeypatch: pytest.MonkeyPatch, fails: dict[str, CannotE
             raise fails[rung]
         return replace(config, rung=rung), True
 
-    monkeypatch.setattr(ladder, "_load", load)
-    return ladder.take(RunConfig(state_dir=str(state)))[0].rung
+    monkeypatch.setattr(hooks, "_load", load)
+    return hooks.take(RunConfig(state_dir=str(state)))[0].rung
 
 
 def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,15 +181,15 @@ def test_trigger_kernel_is_refused_with_what_can_be_mended(kernel: pytest.Monkey
     before = [Offer("memcg-tracepoint", False, "no tracepoint", "run Linux 6.13 or newer")]
     kernel.setattr(charging, "offered", lambda trying=True: [*before, *(Offer(n, True, n) for n in HOOKS[1:])])
     missing = CannotError("no bcc", "apt-get install python3-bpfcc")
-    kernel.setattr(ladder, "_load", lambda *_: (_ for _ in ()).throw(missing))
+    kernel.setattr(hooks, "_load", lambda *_: (_ for _ in ()).throw(missing))
     config = RunConfig(state_dir=str(tmp_path), enforce=True, trigger="kernel")
     with pytest.raises(CannotError) as caught:
-        ladder.take(config)
+        hooks.take(config)
     assert caught.value.message == "--trigger kernel needs a BPF program: fentry: no bcc; kprobe: no bcc"
     assert caught.value.remedy == "apt-get install python3-bpfcc"
     # Where nothing was there to be tried, all of them are listed.
     kernel.setattr(charging, "offered", lambda trying=True: [Offer(n, False, f"no {n}", f"get {n}") for n in HOOKS])
     with pytest.raises(CannotError) as caught:
-        ladder.take(config)
+        hooks.take(config)
     assert "memcg-tracepoint: no memcg-tracepoint; fentry: no fentry; kprobe: no kprobe" in caught.value.message
     assert caught.value.remedy == "get memcg-tracepoint; or get fentry; or get kprobe"

@@ -78,7 +78,7 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
     assert hot.stdout is not None
     try:
         assert hot.stdout.readline() == "ready\n"
-        # It has become another process by execv meanwhile, as the ladder has it: the same one to its side, and where
+        # It has become another process by execv meanwhile: the same one to its side, and where
         # it listens, that listens still.
         hot.stdin.write("look\n")
         assert hot.stdout.readline() == "looked\n"
