@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import AUTO
 from monitor.hot.brake_figures import BrakeFigures
-from monitor.hot.hold_apply import HoldApplier
 from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, THAWED_NS, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
@@ -53,10 +52,8 @@ class HoldControl:
         self._recorder = core.recorder
         self._stats = core.stats
         self._send, self._log = core.outbox.send, core.outbox.log
-        self._version = core.gauge.hierarchy.version
-        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), AUTO)
+        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), AUTO, self._send)
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
-        self._applier = HoldApplier(self._brakes, core.outbox, self._version, self._evictor)
         self._holds: dict[str, Hold] = {}
         self._last_id = self._next_ns = self._changed_ns = 0
         self._moved: dict[str, PodEntry] = {}  # who moved last
@@ -168,7 +165,7 @@ class HoldControl:
             if held is None:
                 self._brakes.drop(uid)
             elif self._evictor.grace_ends_ns(uid):  # frozen it could not use what is left of its grace
-                self._soften(held, self._applier.grace_left_ns(held))
+                self._soften(held, self._grace_left_ns(held))
         return [entry for entry in adopted if entry.uid in self._holds]
 
     def due_ns(self) -> int | None:
@@ -188,9 +185,9 @@ class HoldControl:
         for held in [one for one in self._holds.values() if one.is_unreported]:
             self._report(held, resent=False)
         if (first := self._holds.get(look.first)) is not None and self._brakes.may_start(look.first):
-            cap = self._applier.cap_to_start(first)
+            cap = self._brakes.cap_to_start(first)
             if may_run(self.rules, self.state, look, figures.room(first.entry, cap, self._holds.values())):
-                self._applier.let_start(first)
+                self._brakes.let_start(first)
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
         rest, ended_ns = _REST * (time.thread_time_ns() - began_ns), time.monotonic_ns()
@@ -233,7 +230,7 @@ class HoldControl:
             self._report(held, resent=True)
             self._brakes.of(held.entry).high_is_left = False  # what the other side set it has taken back
             if held.asked:
-                self._applier.soften_again(held)
+                self._brakes.soften_again(held, self._grace_left_ns(held))
 
     def release_all(self) -> None:
         """This process ends: nobody stays held."""
@@ -255,13 +252,13 @@ class HoldControl:
         elif found == DYING:
             self._gauge.reread()
             headroom = self._figures.headroom(self.state, held, self._holds.values())
-            if self._applier.let_die(held, headroom, ends=is_evicted):
+            if self._brakes.let_die(held, headroom, ends=is_evicted):
                 self._put_in_force(held, held.pod)
 
     def _advance(self, look: Look, crossed_ns: int) -> None:
         """Ask the policy, and do what it says."""
         before = self.state
-        if self._version == 1 and any(held.soft for held in self._holds.values()):
+        if self._gauge.hierarchy.version == 1 and any(held.soft for held in self._holds.values()):
             look = look._replace(freezes=False)  # those run
         for uid, usage in look.usages.items():
             self._holds[uid].most = max(self._holds[uid].most, usage)
@@ -303,7 +300,7 @@ class HoldControl:
     def _put_in_force(self, held: Hold, pod: Pod) -> bool:
         state, evicted = self.state, pod.uid in self._evicted
         runs = pod.crosses or (held.soft and not state.tight)
-        is_held = self._applier.apply(held, pod, runs=runs, parts=len(state.pods))
+        is_held = self._brakes.apply(held, pod, runs=runs, parts=len(state.pods))
         self._changed_ns, self._next_ns = held.braked_ns, 0
         self._figures.braked()
         if is_held and evicted and not (runs or state.tight or held.asked):  # it was asked to end before it was stopped
@@ -312,8 +309,13 @@ class HoldControl:
 
     def _soften(self, held: Hold, grace_ns: int) -> None:
         """The pod is asked to end."""
-        if self._applier.soften(held, grace_ns, len(self.state.pods)):
+        if self._brakes.soften(held, grace_ns, len(self.state.pods)):
             self._run_below(held, "limit")
+
+    def _grace_left_ns(self, held: Hold) -> int:
+        """For how long it may run. When somebody else's eviction ends is not known: all of it."""
+        ends_ns = self._evictor.grace_ends_ns(held.entry.uid)
+        return max(0, ends_ns - time.monotonic_ns()) if ends_ns else held.grace_ns
 
     def _run_below(self, held: Hold, brake: str) -> None:
         """Thaw it, below the ``brake`` that is left."""

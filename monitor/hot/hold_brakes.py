@@ -5,14 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from monitor.actions.brake_limit import ROOM
 from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.thaw_reasons import CGROUPS, KILL, START
+from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
+from monitor.link.hold_messages import Soften
+from monitor.link.messages import Send
+from monitor.policy.hold import Pod
 
 #: Kept at most, besides those in force: the first of the order, and who moved last. 6 descriptors each.
 MOST = 8
@@ -29,6 +35,19 @@ GONE, LOST, DYING, ENDED = "gone", "lost", "dying", "ended"
 #: so often. One pod in a turn of the loop, because a look on v1 takes up to 4 ms (64 processes at 30 us, two times 64
 #: cgroups at 15 us): a crossing waits for one, however many are held, and a pod for those of the others.
 ASK_NS, THAWED_NS = 100_000_000, 5_000_000
+#: As much is taken until the next look: 5 ms at 3 GiB/s, and the look itself (1.5 ms for 64 processes, 4.3 at most).
+UNTIL_NEXT_LOOK = 24 << 20
+
+
+class Headroom(NamedTuple):
+    """Bytes that a pod may take of what is ``available``, and of what is left until the next look (``soon``); ``has``:
+    its working set; ``pods``: so many are held.
+    """
+
+    available: int
+    soon: int
+    has: int
+    pods: int
 
 
 class Thaws:
@@ -36,7 +55,7 @@ class Thaws:
 
     A pod may ask for either as often as it wants: it kills children of its own, and calls itself what it is not. What
     it takes meanwhile ends at its cap, which is lowered for the run, or, where it has none, far above the second line
-    (`monitor.hot.hold_apply`): so nothing counts how often it runs. By uid; times are of CLOCK_MONOTONIC.
+    (`HoldBrakes.let_die`): so nothing counts how often it runs. By uid; times are of CLOCK_MONOTONIC.
     """
 
     def __init__(self) -> None:
@@ -98,8 +117,8 @@ class Thaws:
 class HoldBrakes:
     """By uid. One that cannot be used is kept as well, so that it is not tried at every crossing."""
 
-    def __init__(self, hierarchy: Hierarchy, journal: Ledger, kind: str) -> None:
-        self._hierarchy, self._journal, self._kind = hierarchy, journal, kind
+    def __init__(self, hierarchy: Hierarchy, journal: Ledger, kind: str, send: Send) -> None:
+        self._hierarchy, self._journal, self._kind, self._send = hierarchy, journal, kind, send
         self._brakes: dict[str, PodBrake] = {}
         self._used_ns: dict[str, int] = {}  # when it was last wanted, the longest ago first
         self._looked_ns: dict[str, int] = {}
@@ -232,3 +251,82 @@ class HoldBrakes:
         """This process ends: go on until then with what can be done. The next start takes back what is left."""
         while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
             pass
+
+    # what is done with those that are held
+
+    def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int) -> bool:
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many."""
+        brake, cap = self.of(held.entry), pod.cap
+        if pod is not held.pod:
+            held.allowed = 0
+        if held.soft and runs and self._hierarchy.version == 1:
+            cap = self._part(held, held.allowed or cap, parts)
+        in_force = brake.loosen(cap) if runs else brake.apply(cap)
+        held.pod, held.braked_ns = pod, time.monotonic_ns()
+        if in_force is None:
+            self.release(pod.uid)  # it has released itself; what it could not take back is tried again
+            return False
+        held.brake, held.cap = in_force.brake, in_force.cap
+        return True
+
+    def let_die(self, held: Hold, headroom: Headroom, *, ends: bool = False) -> bool:
+        """Let it run for a moment, so that a SIGKILL ends who it was sent to; whether it is to be stopped instead. Its
+        cap, which is of a frozen one, is that of its share meanwhile, in which v1 may reclaim its page cache for other
+        memory. It is stopped with that again: who is in a system call then goes on in it. ``ends``: somebody evicts it.
+        """
+        uid, thaws = held.pod.uid, self.thaws
+        if thaws.started not in ("", uid):
+            return False  # it waits for the end of that one's run
+        usage = self.of(held.entry).usage() or 0
+        cache = max(0, usage - headroom.has)
+        share = (headroom.available - cache) // (headroom.pods + 1)
+        if share < ROOM or not held.cap:
+            # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked: so one
+            # that kills children of its own runs until the next look, and then it is another pod's turn.
+            is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < headroom.available
+            may_run = (is_bounded or headroom.soon >= UNTIL_NEXT_LOOK) and uid not in thaws.running
+            if not ((ends and held.cap) or may_run):
+                return thaws.end(uid)
+        held.allowed = held.allowed or held.pod.cap
+        held.pod = held.pod._replace(cap=min(held.allowed, usage + (share if share >= ROOM else 0)))
+        self.let_run(uid, KILL, held.pod.cap)
+        return False
+
+    def cap_to_start(self, held: Hold) -> int:
+        """Below which it may run for a process that starts: that cannot, if the pod has come to its cap. 0: none."""
+        return max(held.cap, (held.allowed or held.pod.cap) + ROOM) if held.cap else 0
+
+    def let_start(self, held: Hold) -> None:
+        """Let it run for a moment, for a process that starts in it."""
+        self.let_run(held.pod.uid, START, self.cap_to_start(held))
+
+    def soften(self, held: Hold, grace_ns: int, parts: int) -> bool:
+        """The pod is asked to end: frozen it cannot, so the side is asked for a brake below which it can. On v1 there
+        is none: it runs below a part of its cap, if it has one, and may find a system call fail there. Whether it does.
+        """
+        if "freeze" not in held.brake:
+            return False
+        held.asked = True
+        if self._hierarchy.version == 2:
+            self._ask(held, grace_ns)
+            return False
+        if not held.cap:
+            return False
+        in_force = self.of(held.entry).loosen(self._part(held, held.allowed or held.cap, parts))
+        held.cap = in_force.cap if in_force is not None else held.cap
+        return True
+
+    def soften_again(self, held: Hold, grace_ns: int) -> None:
+        """Another side is asked, which has taken back what the last one set."""
+        if self._hierarchy.version == 2:
+            held.unslowed = held.soft
+            self._ask(held, grace_ns)
+
+    def _ask(self, held: Hold, grace_ns: int) -> None:
+        self.of(held.entry).high_is_left = True
+        self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns))
+
+    def _part(self, held: Hold, cap: int, parts: int) -> int:
+        """The cap of one of so many that run; frozen each might have all that they may take together."""
+        usage = self.of(held.entry).usage() or 0
+        return usage + max(0, cap - usage) // max(1, parts)

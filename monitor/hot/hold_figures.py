@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from monitor.actions.brake_limit import ROOM
 from monitor.hot.brake_figures import BrakeFigures
-from monitor.hot.hold_brakes import HoldBrakes
+from monitor.hot.hold_brakes import UNTIL_NEXT_LOOK, Headroom, HoldBrakes
 from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
 from monitor.policy import hold
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
 #: The kubelet reports an eviction when its pod has ended (30 s at most are waited for) and its status is due (10 s).
 _REPORTS_NS = 60_000_000_000
-#: As much is taken until the next look: 5 ms at 3 GiB/s, and the look itself (1.5 ms for 64 processes, 4.3 at most).
-UNTIL_NEXT_LOOK = 24 << 20
-
-
-class Headroom(NamedTuple):
-    """Bytes that a pod may take of what is ``available``, and of what is left until the next look (``soon``); ``has``:
-    its working set; ``pods``: so many are held.
-    """
-
-    available: int
-    soon: int
-    has: int
-    pods: int
 
 
 class KubeletAnswers:

@@ -93,7 +93,7 @@ def test_many_cgroups_made_during_a_hold_have_their_oom_killer_in_the_end(
     held: Stand, reads: list[Path], how: str
 ) -> None:
     """Some of them in each turn of the hot thread: 5,000 took 143 ms. Until it is through, that is written down."""
-    brakes = HoldBrakes(HIERARCHY, held.journal, LIMIT)
+    brakes = HoldBrakes(HIERARCHY, held.journal, LIMIT, lambda _: True)
     entry: Any = SimpleNamespace(uid="uid", cgroup=held.pod)
     assert brakes.of(entry).apply(64 * MIB) is not None
     made = [cgroupfs.make(held.pod / f"c{number}" / "below") for number in range(CGROUPS)]

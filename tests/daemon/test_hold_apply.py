@@ -72,7 +72,7 @@ def test_a_second_refusal_does_not_stop_a_pod_in_its_grace(world: World) -> None
 
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:
     """Frozen each might have half of it, for one system call; four that were drained together had 190 of 95 MiB."""
-    world.holds._version = world.holds._applier._version = 1
+    world.hierarchy.version = 1
     for uid in (HOG, DB):
         world.tell(KubeletEviction(uid, for_memory=False))
     both_grow(world, 95)

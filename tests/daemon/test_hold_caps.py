@@ -161,16 +161,13 @@ def test_without_a_cap_nobody_runs_who_could_come_to_the_second_line(
     assert any(thaws(world.brakes[uid]) for uid in uids) is (left_before > 24.75 + 24)
 
 
-def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(world: World) -> None:
     """All of that was counted as taken: a kubelet's SIGKILL to the other pod never worked, and a third one was killed
     as unanswered.
     """
     world.holds._brakes.of(world.registry.by_uid[HOG])
     held(world, 2, lambda: setattr(brake_of(world, HOG), "cache", 60 * MIB))
-    monkeypatch.setattr(world.holds, "_version", 1)
-    monkeypatch.setattr(world.holds._applier, "_version", 1)
+    world.hierarchy.version = 1
     world.tell(KubeletEviction(HOG, for_memory=False))
     brake_of(world, DB).cache = 60 * MIB
     are_killed(world, (DB,))
@@ -223,10 +220,9 @@ def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
     assert all(thaws(world.brakes[uid]) > 20 for uid in uids)
 
 
-def test_what_a_pod_in_its_grace_may_take_is_nobody_elses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pod_in_its_grace_may_take_is_nobody_elses(world: World) -> None:
     held(world)
-    monkeypatch.setattr(world.holds, "_version", 1)
-    monkeypatch.setattr(world.holds._applier, "_version", 1)
+    world.hierarchy.version = 1
     world.tell(KubeletEviction(HOG, for_memory=False))
     are_killed(world, (DB,))
     follow(world, SECOND // 5, taking(world, (DB,), 3))

@@ -10,8 +10,7 @@ import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.hold_brakes import THAWED_NS, Thaws
-from monitor.hot.hold_figures import Headroom
+from monitor.hot.hold_brakes import THAWED_NS, Headroom, Thaws
 from monitor.link.hold_messages import Held
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
 from tests.replay.stand_ins import StandInBrake
@@ -223,10 +222,10 @@ def test_a_sigkill_waits_for_the_end_of_another_pods_run(world: World) -> None:
     both_held(world, 99)
     world.holds._brakes.thaws.begin(HOG, START, world.now_ns)
     headroom = Headroom(99 * MIB, 99 * MIB, 301 * MIB, 2)
-    assert not world.holds._applier.let_die(world.holds._holds[DB], headroom)
+    assert not world.holds._brakes.let_die(world.holds._holds[DB], headroom)
     assert not thaws(world.brakes[DB])
     world.holds._brakes.thaws.end(HOG)
-    assert not world.holds._applier.let_die(world.holds._holds[DB], headroom)
+    assert not world.holds._brakes.let_die(world.holds._holds[DB], headroom)
     assert thaws(world.brakes[DB])
 
 

@@ -15,7 +15,6 @@ from monitor.hot import (
     brake_figures,
     decide,
     hold,
-    hold_apply,
     hold_brakes,
     hold_figures,
     hold_report,
@@ -89,8 +88,9 @@ class World:
             is_precise=True,
             recount=lambda: None,
             reread=lambda: None,
-            hierarchy=types.SimpleNamespace(version=2, root=directory),
+            hierarchy=(hierarchy := types.SimpleNamespace(version=2, root=directory)),
         )
+        self.hierarchy = hierarchy
         self.fired: Any = None
         self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
         self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
@@ -258,7 +258,6 @@ def clocked(world: World) -> Iterator[None]:
             moved_pods,
             pass_timer,
             hold,
-            hold_apply,
             hold_brakes,
             hold_figures,
             hold_report,
