@@ -7,22 +7,12 @@ from typing import NamedTuple
 from monitor.link.record_messages import Rows
 
 #: Why a pod is held: the policy would evict it, or it is the one that grows.
-VICTIM, GROWS = HELD_FOR = ("victim", "grows")
+HELD_FOR = ("victim", "grows")
 #: Why a hold ended. `clear`: the threshold is not met any more, with some room; `evicted`: by a kubelet, the API or a
 #: person; `gone`: nobody is left of it; `time_limit`; `second_line`: too little was left, and the pod is killed as in
 #: mode enforce; `other_pod`, `unanswered`: what the kubelet did about it, and the policy decides instead;
 #: `grace`: its grace is over (`--hard-grace`); `stopped`: outrace ends, or the pod is not known any more.
-CLEAR, EVICTED, GONE, TIME_LIMIT, SECOND_LINE, OTHER_POD, UNANSWERED, GRACE, STOPPED = HOLD_ENDS = (
-    "clear",
-    "evicted",
-    "gone",
-    "time_limit",
-    "second_line",
-    "other_pod",
-    "unanswered",
-    "grace",
-    "stopped",
-)
+HOLD_ENDS = ("clear", "evicted", "gone", "time_limit", "second_line", "other_pod", "unanswered", "grace", "stopped")
 
 
 class Held(NamedTuple):
