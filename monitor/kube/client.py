@@ -43,7 +43,6 @@ class PatchType(Enum):
 
     STRATEGIC = "application/strategic-merge-patch+json"
     MERGE = "application/merge-patch+json"
-    JSON = "application/json-patch+json"
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,7 @@ class Listed(Generic[T]):
 
 
 class ApiClient:
-    """One API server. Every method may be called from any thread; ``stop`` ends all of them within 0.5 s.
-
-    ``field_manager`` is the owner of what is written, in managedFields.
-    """
+    """One API server. Every method may be called from any thread; ``stop`` ends all of them within 0.5 s."""
 
     def __init__(
         self,
@@ -67,14 +63,9 @@ class ApiClient:
         *,
         timeout_s: float = TIMEOUT_S,
         connect_s: float = 5.0,
-        max_object: int = MAX_OBJECT,
-        field_manager: str = "outrace",
     ) -> None:
         self.transport = Transport(config, stop or threading.Event(), connect_s)
-        self.namespace = config.namespace
         self._timeout_s = timeout_s
-        self._max_object = max_object
-        self._field_manager = field_manager
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -84,9 +75,8 @@ class ApiClient:
         """Open or prove a connection, and say the server's version. Needs no rights; every 30 s keeps it open."""
         return self._read("GET", "/version", "get the version")
 
-    def get(self, resource: Resource, name: str, namespace: str = "", *, resource_version: str = "") -> Object:
-        target = with_query(resource.path(namespace, name), {"resourceVersion": resource_version})
-        return self._read("GET", target, *_action_and_rule(resource, "get", namespace, name))
+    def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
+        return self._read("GET", resource.path(namespace, name), *_action_and_rule(resource, "get", namespace, name))
 
     def list(
         self,
@@ -114,7 +104,7 @@ class ApiClient:
         }
         items: list[T] = []
         while True:
-            decoder = ItemDecoder(what, max_object=self._max_object)
+            decoder = ItemDecoder(what)
             target = with_query(resource.path(namespace), query)
             try:
                 with self.transport.ask(Request("GET", target), what, rule, timeout_s) as answer:
@@ -142,7 +132,6 @@ class ApiClient:
         *,
         namespace: str = "",
         field_selector: str = "",
-        label_selector: str = "",
         watch_s: float = WATCH_S,
         silence_s: float = SILENCE_S,
     ) -> Iterator[Iterator[WatchEvent]]:
@@ -159,14 +148,13 @@ class ApiClient:
                 "watch": True,
                 "allowWatchBookmarks": True,
                 "fieldSelector": field_selector,
-                "labelSelector": label_selector,
                 "resourceVersion": resource_version,
                 "timeoutSeconds": max(1, int(watch_s)),
             },
         )
         request, total_s = Request("GET", target), watch_s + silence_s
         with self.transport.ask(request, what, rule, total_s, silence_s, head_s=self._timeout_s) as answer:
-            yield _until_silent(events(answer.chunks(), what, self._max_object))
+            yield _until_silent(events(answer.chunks(), what))
 
     def patch(
         self,
@@ -177,7 +165,6 @@ class ApiClient:
         *,
         subresource: str = "",
         kind: PatchType = PatchType.STRATEGIC,
-        dry_run: bool = False,
         timeout_s: float | None = None,
         on_sent: Callable[[], object] | None = None,
     ) -> Object:
@@ -186,7 +173,7 @@ class ApiClient:
         """
         return self._read(
             "PATCH",
-            self._write_target(resource.path(namespace, name, subresource), dry_run),
+            _write_target(resource.path(namespace, name, subresource)),
             *_action_and_rule(resource, "patch", namespace, name, subresource),
             body=body,
             content_type=kind.value,
@@ -194,11 +181,9 @@ class ApiClient:
             on_sent=on_sent,
         )
 
-    def create(
-        self, resource: Resource, body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
-    ) -> Object:
+    def create(self, resource: Resource, body: Mapping[str, Any], namespace: str = "") -> Object:
         """Raises AlreadyExists. Give it a name rather than generateName: it may be done though no answer came."""
-        target = self._write_target(resource.path(namespace), dry_run)
+        target = _write_target(resource.path(namespace))
         return self._read("POST", target, *_action_and_rule(resource, "create", namespace, ""), body=body)
 
     def create_subresource(
@@ -216,11 +201,6 @@ class ApiClient:
             "POST", resource.path(namespace, name, subresource), *action_and_rule, body=body, timeout_s=timeout_s
         )
 
-    def replace(self, resource: Resource, name: str, body: Mapping[str, Any], namespace: str = "") -> Object:
-        """Update: Conflict if its metadata.resourceVersion is not the newest."""
-        target = self._write_target(resource.path(namespace, name), dry_run=False)
-        return self._read("PUT", target, *_action_and_rule(resource, "update", namespace, name), body=body)
-
     def delete(
         self,
         resource: Resource,
@@ -230,30 +210,24 @@ class ApiClient:
         uid: str = "",
         resource_version: str = "",
         grace_period_s: int | None = None,
-        dry_run: bool = False,
     ) -> Object:
         """Conflict where uid or resourceVersion is another one: the object was changed or made anew."""
-        options = _delete_options(uid, resource_version, grace_period_s, dry_run)
+        options = _delete_options(uid, resource_version, grace_period_s)
         action_and_rule = _action_and_rule(resource, "delete", namespace, name)
         return self._read("DELETE", resource.path(namespace, name), *action_and_rule, body=options)
 
-    def evict(
-        self, name: str, namespace: str, *, uid: str = "", grace_period_s: int | None = None, dry_run: bool = False
-    ) -> Object:
+    def evict(self, name: str, namespace: str, *, uid: str = "", grace_period_s: int | None = None) -> Object:
         """pods/eviction: TooManyRequests with ``budget_blocks`` where a PodDisruptionBudget does not allow it."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": _delete_options(uid, "", grace_period_s, dry_run),
+            "deleteOptions": _delete_options(uid, "", grace_period_s),
         }
         return self.create_subresource(PODS, name, "eviction", body, namespace, EVICTION_TIMEOUT_S)
 
     def create_event(self, body: Mapping[str, Any], namespace: str) -> Object:
         return self.create(EVENTS, body, namespace)
-
-    def _write_target(self, path: str, dry_run: bool) -> str:
-        return with_query(path, {"fieldManager": self._field_manager, "dryRun": "All" if dry_run else ""})
 
     def _read(
         self,
@@ -270,7 +244,12 @@ class ApiClient:
         encoded = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         request = Request(method, target, encoded, content_type, on_sent)
         with self.transport.ask(request, what, rule, timeout_s or self._timeout_s) as answer:
-            return parse_object(answer.read(self._max_object), what)
+            return parse_object(answer.read(MAX_OBJECT), what)
+
+
+def _write_target(path: str) -> str:
+    """With the owner of what is written, in managedFields."""
+    return with_query(path, {"fieldManager": "outrace"})
 
 
 def _until_silent(found: Iterator[WatchEvent]) -> Iterator[WatchEvent]:
@@ -289,13 +268,11 @@ def _action_and_rule(
     return f"{verb} {plural}{f' {of}' if of else ''}", resource.rbac_rule(verb, subresource)
 
 
-def _delete_options(uid: str, resource_version: str, grace_period_s: int | None, dry_run: bool) -> dict[str, object]:
+def _delete_options(uid: str, resource_version: str, grace_period_s: int | None) -> dict[str, object]:
     options: dict[str, object] = {"apiVersion": "v1", "kind": "DeleteOptions"}
     preconditions = {"uid": uid, "resourceVersion": resource_version}
     if given := {key: value for key, value in preconditions.items() if value}:
         options["preconditions"] = given
     if grace_period_s is not None:
         options["gracePeriodSeconds"] = grace_period_s
-    if dry_run:
-        options["dryRun"] = ["All"]
     return options

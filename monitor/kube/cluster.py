@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from monitor.documents import read_bytes, shown
+from monitor.documents import shown
 from monitor.errors import CannotError, ConfigError
 from monitor.kube.auth import Credentials, Fixed, TokenFile
 from monitor.kube.peer import Peer
 from monitor.kube.tls import Pem, TlsSettings
 
-#: Where a pod has its token, the cluster's CA and its namespace.
+#: Where a pod has its token and the cluster's CA.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -34,14 +34,11 @@ class Server:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """All that a client needs; client-go's rest.Config. ``namespace`` is that of the context or of our own pod.
-    ``peer``: who may serve it.
-    """
+    """All that a client needs; client-go's rest.Config. ``peer``: who may serve it."""
 
     server: Server
     tls: TlsSettings = field(default_factory=TlsSettings)
     credentials: Credentials = field(default_factory=Fixed)
-    namespace: str = "default"
     peer: Peer = Peer.ANYBODY
 
 
@@ -77,11 +74,4 @@ def in_cluster(env: Mapping[str, str] = os.environ, root: Path = SERVICE_ACCOUNT
     ca = Pem("service account CA", root / "ca.crt")
     tls = TlsSettings(ca=ca)
     tls.context()
-    return ClusterConfig(Server(host.strip("[]"), int(port)), tls, token, _namespace(root / "namespace"))
-
-
-def _namespace(path: Path) -> str:
-    try:
-        return read_bytes(path).decode().strip() or "default"
-    except (OSError, UnicodeDecodeError):
-        return "default"
+    return ClusterConfig(Server(host.strip("[]"), int(port)), tls, token)

@@ -146,10 +146,9 @@ def load(
         _check_alone(distrust, path, f"{chosen.path}: {path}")
     if server.https:
         tls.context()  # whatever is in the files is wrong now, not at the first connection
-    namespace = chosen.text("namespace") or "default"
     if not plugins:
         _check_no_plugin(user)
-    return ClusterConfig(server, tls, _credentials(cluster, user, stop, distrust), namespace)
+    return ClusterConfig(server, tls, _credentials(cluster, user, stop, distrust))
 
 
 def _check_no_plugin(user: _Entry) -> None:

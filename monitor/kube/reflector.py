@@ -37,9 +37,7 @@ class ListWatch:
 
     client: ApiClient
     resource: Resource
-    namespace: str = ""
     field_selector: str = ""
-    label_selector: str = ""
     watch_s: float = WATCH_S
     silence_s: float = SILENCE_S
     chance: Callable[[], float] = random.random
@@ -48,9 +46,7 @@ class ListWatch:
         return self.client.list(
             self.resource,
             decode,
-            namespace=self.namespace,
             field_selector=self.field_selector,
-            label_selector=self.label_selector,
             resource_version=resource_version,
         )
 
@@ -58,9 +54,7 @@ class ListWatch:
         return self.client.watch(
             self.resource,
             resource_version,
-            namespace=self.namespace,
             field_selector=self.field_selector,
-            label_selector=self.label_selector,
             watch_s=self.watch_s * (1 + self.chance()),
             silence_s=self.silence_s,
         )

@@ -70,7 +70,6 @@ def secrets(tmp_path: Path, authority: Authority) -> Path:
     """What a pod finds in its service account's directory."""
     (tmp_path / "token").write_text("good\n")
     (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
-    (tmp_path / "namespace").write_text("outrace")
     return tmp_path
 
 

@@ -149,17 +149,14 @@ class FakeApiServer(FakeServer):
             raise Refused(422, "Invalid", "involvedObject.namespace: Invalid value: does not match event.namespace")
         if not namespace:
             del metadata["namespace"]
-        return made if asked.query.get("dryRun") == "All" else self.store.create(plural, made)
+        return self.store.create(plural, made)
 
     def _change(self, asked: Asked, key: Key, sub: str) -> Object:
-        """PATCH and PUT; of a pod or node the status only by its subresource, and the rest only without."""
+        """Of a pod or node the status only by its subresource, and the rest only without."""
 
         def change(before: Object) -> Object:
-            if asked.method == "PUT":
-                after, given = asked.json(), asked.json().get("metadata", {})
-            else:
-                after, given = apply_patch(before, asked)
-            if asked.method == "PATCH" and given.get("uid", was := before["metadata"]["uid"]) != was:
+            after, given = apply_patch(before, asked)
+            if given.get("uid", was := before["metadata"]["uid"]) != was:
                 message = f'Invalid value: "{given["uid"]}": field is immutable'
                 causes = [{"reason": "FieldValueInvalid", "message": message, "field": "metadata.uid"}]
                 what = f'{KINDS[key[0]][1]} "{key[2]}" is invalid: metadata.uid: {message}'
@@ -180,8 +177,6 @@ class FakeApiServer(FakeServer):
             after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
             return after
 
-        if asked.query.get("dryRun") == "All":
-            return change(self.store.get(key))
         kept = self.store.get(key)["metadata"].get("finalizers")
         changed = self.store.update(key, change)
         if kept and not changed["metadata"].get("finalizers") and changed["metadata"].get("deletionTimestamp"):
@@ -212,8 +207,6 @@ class FakeApiServer(FakeServer):
         """A pod that runs or has finalizers is only marked: its kubelet deletes it, `finish_delete` here."""
         found = self.store.get(key)
         _preconditions(key, found, options.get("preconditions") or {})
-        if options.get("dryRun"):
-            return found
         over = found.get("status", {}).get("phase") in ("Failed", "Succeeded")
         grace = options.get("gracePeriodSeconds", found.get("spec", {}).get("terminationGracePeriodSeconds", 30))
         kept = found["metadata"].get("finalizers") or (grace and not over and found.get("spec", {}).get("nodeName"))

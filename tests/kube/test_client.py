@@ -66,18 +66,6 @@ def test_a_status_is_patched_by_its_subresource_only(api: FakeApiServer, client:
     assert asked.query == {"fieldManager": "outrace"}
 
 
-def test_a_dry_run_changes_nothing(api: FakeApiServer, client: ApiClient) -> None:
-    api.store.create("pods", pod("a"))
-    version = api.store.version
-    status = {"status": {"phase": "Failed"}}
-    made = client.patch(PODS, "a", status, "default", subresource="status", dry_run=True)
-    assert made["status"]["phase"] == "Failed"
-    client.delete(PODS, "a", "default", dry_run=True)
-    client.evict("a", "default", dry_run=True)
-    client.create(PODS, pod("b"), "default", dry_run=True)
-    assert api.store.version == version
-
-
 def test_a_running_pod_is_marked_and_goes_later(api: FakeApiServer, client: ApiClient) -> None:
     api.store.create("pods", pod("a"))
     client.delete(PODS, "a", "default")

@@ -25,7 +25,6 @@ def test_a_pod_knows_its_api_server(secrets: Path, host: str) -> None:
     config = in_cluster({**ENV, "KUBERNETES_SERVICE_HOST": host}, secrets)
     assert str(config.server) == ("https://10.96.0.1:443" if "." in host else "https://[fd00::1]:443")
     assert config.credentials.current().token == "good"
-    assert config.namespace == "outrace"
 
 
 def test_outside_of_a_pod_the_error_names_that() -> None:
@@ -96,7 +95,7 @@ def good(authority: Authority, serving: Pair) -> Config:
             {"name": "files", "user": {"client-certificate": str(serving.certificate), "client-key": str(serving.key)}},
         ],
         "contexts": [
-            {"name": "by-token", "context": {"cluster": "lab", "user": "token", "namespace": "team"}},
+            {"name": "by-token", "context": {"cluster": "lab", "user": "token"}},
             {"name": "by-certificate", "context": {"cluster": "with-data", "user": "certificate"}},
             {"name": "by-files", "context": {"cluster": "insecure", "user": "files"}},
         ],
@@ -120,11 +119,11 @@ def test_the_current_context_and_one_by_name(good: Config, write: Write) -> None
     path = write(good)
     config = load((path,))
     assert str(config.server) == "https://lab.example:6443/prefix"
-    assert (config.tls.server_name, config.namespace) == ("kubernetes", "team")
+    assert config.tls.server_name == "kubernetes"
     assert config.credentials.current().token == "secret"
     other = load((path,), "by-certificate")
     assert str(other.server) == "https://[::1]:6443"
-    assert (other.credentials.current().token, other.namespace) == ("", "default")
+    assert other.credentials.current().token == ""
     assert other.tls.client_certificate is not None
     files = load((path,), "by-files")
     assert files.tls.insecure

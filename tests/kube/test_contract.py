@@ -202,7 +202,6 @@ def test_who_is_deleted_is_made_sure(client: ApiClient, namespace: str) -> None:
         client.delete(PODS, "a", namespace, uid=str(uuid.uuid4()))
     with pytest.raises(errors.Conflict):
         client.delete(PODS, "a", namespace, resource_version="1")
-    client.delete(PODS, "a", namespace, uid=uid(made), dry_run=True)
     client.delete(PODS, "a", namespace, uid=uid(made), grace_period_s=0)
     with pytest.raises(errors.NotFound):
         client.get(PODS, "a", namespace)
@@ -269,7 +268,7 @@ def test_a_reflector_knows_what_there_is(client: ApiClient, target: ClusterConfi
     client.create(PODS, a_pod("a"), namespace)
     stop = threading.Event()
     watching = ApiClient(target, stop)
-    running = Running(ListWatch(watching, PODS, namespace), stop)
+    running = Running(ListWatch(watching, PODS, f"metadata.namespace={namespace}"), stop)
     try:
         running.knows("a:Pending")
         client.create(PODS, a_pod("b"), namespace)
