@@ -14,7 +14,6 @@ import click
 
 from monitor.cli.incident_steps import clean, describe, process
 from monitor.cli.output import format_bytes, table_lines
-from monitor.race import units
 from monitor.race.codec import RecordError
 from monitor.race.figure_age import OLDEST_NS, FigureAge, of_pod, seconds
 from monitor.race.incident import KUBELET_ONLY
@@ -129,10 +128,8 @@ def tone(incident: Json) -> str:
 
 
 def facts(incident: Json) -> list[tuple[str, str]]:
-    """Who, when, what, the forecast before it, what is not known: each a name and a sentence."""
+    """Who, when, what, what is not known: each a name and a sentence."""
     found = [("who", _who(incident)), ("when", _when(incident)), ("what", _verdict(incident))]
-    if incident.get("forecast"):
-        found.append(("ahead", clean(_forecast(incident["forecast"]))))
     if incident.get("missing"):
         found.append(("missing", clean(", ".join(incident["missing"]))))
     return found
@@ -144,21 +141,6 @@ def kubelet_sentences(incident: Json) -> list[str]:
     needless = KUBELET_ONLY in incident.get("flags", ())
     answers = incident.get("counterfactual") or ()
     return found + [sentence for each in answers if (sentence := _counterfactual(each, needless))]
-
-
-def _forecast(found: Json) -> str:
-    """The forecast that stood before the crossing, and whether that came in its interval."""
-    if found["in_ms"] is None:
-        return f"no forecast stood before the crossing: {found['no']}"
-    before, middle, soonest, latest = (
-        units.span(float(found[key]) * 1e6) for key in ("before_ms", "in_ms", "soonest_ms", "latest_ms")
-    )
-    late = "sooner" if found["before_ms"] < found["soonest_ms"] else "later"
-    came = "it came in the interval" if found["inside"] else f"it came {late}"
-    return (
-        f"{before} before the crossing the forecast was {middle} ({found['interval_holds']:.0%} of such crossings come "
-        f"after {soonest} to {latest}): {came}"
-    )
 
 
 def _who(incident: Json) -> str:

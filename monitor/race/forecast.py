@@ -9,7 +9,7 @@ there is no forecast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
@@ -119,26 +119,6 @@ class Growth:
     off: float
     plain_ns: float
     reach: float
-
-
-class Points:
-    """What forecasts of one domain are made from: points in order of time, `SPACING_NS` apart at least.
-
-    The steps that the kernel reports around a crossing come late and by the hundred: a forecast needs neither.
-    """
-
-    def __init__(self) -> None:
-        self._points: list[Point] = []
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self._points)
-
-    def add(self, ts_ns: int, value: int) -> bool:
-        """Take a point; False if it is too close to the last one, or older."""
-        if self._points and ts_ns < self._points[-1][0] + SPACING_NS:
-            return False
-        self._points.append((ts_ns, value))
-        return True
 
 
 def slope(points: Sequence[Point]) -> float | None:

@@ -8,7 +8,6 @@ from typing import Any
 from monitor.race.burst import Burst
 from monitor.race.codec import Record
 from monitor.race.counterfactual import Counterfactual
-from monitor.race.crossing_forecast import CrossingForecast
 from monitor.race.figure_age import FigureAge
 from monitor.race.holds import HeldPod
 from monitor.race.memory import Memory
@@ -108,11 +107,12 @@ class Incident(Record):
     or no race. What each means for each verdict is in docs/verdicts.md. `by`: whose eviction it is about. `missing`:
     what would have to be known (undetermined only). `counterfactual`: what a kubelet would have done, where worked out.
     `burst`: how fast memory was taken, for `outrace incidents advise`; None where it was not about a threshold.
-    `forecast`: the one that stood before the crossing, as far as recorded samples give one.
     `reported_evicted`: pods that the API server has as Evicted by the kubelet, whatever became of them here.
     `refused`: pods that the API server was asked to evict and did not (`--evict-by api`).
     `holds`: pods that were braked instead of killed. `memory`: its curves and thresholds, None where none was recorded.
     """
+
+    RETIRED = frozenset(("forecast",))  # stored by earlier releases
 
     id: str
     start: str
@@ -133,7 +133,6 @@ class Incident(Record):
     missing: tuple[str, ...] = ()
     counterfactual: tuple[Counterfactual, ...] = ()
     burst: Burst | None = None
-    forecast: CrossingForecast | None = None
     reported_evicted: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     holds: tuple[HeldPod, ...] = ()

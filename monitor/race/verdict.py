@@ -12,7 +12,6 @@ from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.burst import burst
-from monitor.race.crossing_forecast import crossing_forecast
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBELET, KUBEPODS, NODE, KubeletEvicted, Mark, Refused
 from monitor.race.evictions import RecordedEviction
@@ -72,7 +71,6 @@ def verdict(
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
         burst=burst(f),
-        forecast=crossing_forecast(f),
         reported_evicted=tuple(dict.fromkeys(e.pod_name for e in episode.events if isinstance(e, KubeletEvicted))),
         holds=held_pods(f),
         memory=memory(f),

@@ -1,27 +1,21 @@
 """Forecasts: exact on straight lines but for the calibration, not moved by a wild point, and none where too little is
-known; and the one that an incident says stood before its crossing.
+known.
 """
-
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.signals import RECLAIMABLE
-from monitor.race.crossing_forecast import CrossingForecast
-from monitor.race.events import Event
 from monitor.race.forecast import (
     CLASSES,
     FURTHEST,
-    LEVEL,
     MOST_OFF,
     STILL,
     TOO_FAR,
     TOO_FEW,
     TOO_UNEVEN,
     Forecast,
-    Points,
     domain_forecasts,
     forecast,
     past_error,
@@ -32,11 +26,6 @@ from tests.race.builders import (
     MI,
     T0,
     S,
-    clear,
-    crossing,
-    growing,
-    judged,
-    mark,
     ms,
     same_after_json,
     sample,
@@ -177,14 +166,6 @@ def test_any_points_give_an_interval_around_the_forecast_or_a_reason(points: lis
     assert not found.no
 
 
-@given(st.lists(st.integers(T0, T0 + 10 * S), max_size=60))
-def test_points_are_in_order_and_apart(times: list[int]) -> None:
-    points = Points()
-    taken = [ts for ts in times if points.add(ts, 1)]
-    assert [ts for ts, _ in points] == taken == sorted(taken)
-    assert all(later - earlier >= S // 10 for earlier, later in pairwise(taken))
-
-
 def made(in_ns: int | None, soonest: int | None, latest: int | None) -> Forecast:
     return Forecast(T0, 0, 1.0, in_ns, soonest, latest, "" if in_ns is not None else STILL)
 
@@ -235,51 +216,3 @@ def test_a_line_that_is_met_hides_no_line_of_another_signal() -> None:
         assert found.threshold is not None
         assert (found.threshold.signal, found.threshold.level) == (RECLAIMABLE, CAPACITY - 100 * MI)
         assert found.threshold.in_ns == pytest.approx(after((900 - 600) / 20, EVEN.middle), rel=1e-6)
-
-
-def crossing_forecast(*events: Event) -> CrossingForecast | None:
-    found = judged(watched(), *events)
-    assert same_after_json(found)
-    return found.forecast
-
-
-def test_the_first_forecast_of_the_growth_that_led_to_the_crossing() -> None:
-    """10 MiB/s for 10 s up to 900 MiB, a sample each 0.9 s. What is left may be twice as long as what was seen, which
-    it is from 3.33 s on (6.67 s are left): the look at 3.6 s is the first, 6.4 s before.
-    """
-    found = crossing_forecast(
-        *growing(-10_000, -1, 800, 10, 900), crossing(0, available_mi=100), mark(9000, None, scope="node")
-    )
-    assert found is not None
-    assert (found.before_ms, found.no, found.interval_holds) == (6400, "", LEVEL)
-    assert found.in_ms == pytest.approx(7400 * EVEN.middle - 1000, rel=0.01)
-    assert found.soonest_ms == pytest.approx(7400 * EVEN.soonest - 1000, rel=0.01)
-    assert found.latest_ms == pytest.approx(7400 * EVEN.latest - 1000, rel=0.01)
-    assert found.inside
-
-
-def test_what_was_forecast_of_an_earlier_crossing_does_not_count() -> None:
-    """Growth up to above the threshold, memory given back, and a leap: of that there was no forecast."""
-    found = crossing_forecast(
-        *growing(-20_000, -10_000, 800, 11, 900),
-        sample(-9_000, 300),
-        sample(-8_000, 300),
-        *growing(-7_000, -1_000, 300, 0, 1000),
-        crossing(0),
-        clear(100),
-    )
-    assert found is not None
-    assert (found.in_ms, found.inside, found.no) == (None, None, "not growing")
-
-
-def test_a_crossing_by_another_formula_is_forecast_by_that_formula() -> None:
-    """Of 500 to 990 MiB in use 90 are active page cache: by memory.reclaimable 900 are in use when the line is crossed,
-    and by memory.available that line was met 1.8 s before. Looked at once a second; 6 s are no more than twice the 4.
-    """
-    grown = [sample(t, 990 + 50 * t / 1000, active_file=90 * MI) for t in range(-10_000, 0, 500)]
-    end = mark(9000, None, scope="node")
-    found = judged(watched(signal=RECLAIMABLE), *grown, crossing(0, signal=RECLAIMABLE, available_mi=100), end).forecast
-    assert found is not None
-    assert (found.before_ms, found.no) == (6000, "")
-    assert found.in_ms == pytest.approx(7000 * EVEN.middle - 1000, rel=0.01)
-    assert found.inside
