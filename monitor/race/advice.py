@@ -187,11 +187,6 @@ def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -
 
 def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     mark = f.kills[0]
-    if mark.capped:
-        return [
-            f"outrace evicted {mark.pod_name or mark.pod} and keeps it small until the API server takes its status; "
-            "then the limit goes: see why the server does not answer."
-        ]
     limit = f"above {size(mark.oom_limit)}" if mark.oom_limit is not None else "higher"
     held = f"{mark.victim_comm} held {size(mark.rss)}"
     if mark.oom_limit is not None and mark.rss * 2 < mark.oom_limit:

@@ -326,8 +326,10 @@ class Mark(Timed):
     `exiting`: it was dying already and nobody was killed. `scope`: one of SCOPES, what `oom_path` is; `oom_path` and
     the bytes of that cgroup are None for "global". `totalpages`: what an oom_score_adj is a thousandth of. `group`:
     the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name. `held`: at the
-    cap that outrace holds its pod with; `capped`: at a limit that earlier releases gave an evicted pod (recordings).
+    cap that outrace holds its pod with.
     """
+
+    RETIRED = frozenset(("capped",))  # in older recordings
 
     victim_pid: int
     victim_comm: str
@@ -350,7 +352,6 @@ class Mark(Timed):
     totalpages: int | None = None
     exiting: bool = False
     group: bool | None = None
-    capped: bool = False
     held: bool = False
 
 

@@ -139,8 +139,6 @@ def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, mar
     what = {"pod": "pod", "container": "container"}.get(mark.scope, "cgroup")
     if mark.held:
         return f"No race: {killed(f)} was OOM-killed at the cap{_of(mark)} that outrace held the pod with"
-    if mark.capped:
-        return f"No race: {killed(f)} was OOM-killed at the limit that outrace gave the {what}{_of(mark)}"
     return f"No race: {killed(f)} was OOM-killed at the {what}'s own limit{_of(mark)}"
 
 

@@ -5,7 +5,6 @@ from monitor.race.incident import Incident
 from tests.race.builders import (
     MI,
     OWN,
-    OWN_POD,
     START,
     clear,
     crossing,
@@ -172,9 +171,6 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
     },
     ("own_limit",): {
         "a container at its own limit": (kill(3), mark(3.002, **OWN), died(9), End(ms(5000))),
-        "an evicted pod at the limit outrace gave it": (
-            kill(3), mark(3.002, capped=True, **OWN_POD), died(9), End(ms(5000)),
-        ),
         "a pod at its own limit": (
             mark(3, **{**OWN, "scope": "pod", "oom_path": "/kubepods/hog"}), died(9), End(ms(5000)),
         ),
