@@ -19,6 +19,7 @@ from monitor.lab.scenario import (
     CRITICAL,
     HOG,
     NO_MEMORY_THRESHOLD,
+    NOTHING,
     SCENARIOS,
     Scenario,
     freezer,
@@ -29,7 +30,6 @@ from monitor.lab.scenario import (
     unified,
 )
 from monitor.lab.stage import STEADY, Stage
-from monitor.lab.truth import NOTHING
 from monitor.race import incident as i
 
 

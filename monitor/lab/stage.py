@@ -22,8 +22,7 @@ from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.scenario import Scenario
-from monitor.lab.truth import NOTHING, Guess, Incident, Outcome, judged, unix
+from monitor.lab.scenario import NOTHING, Guess, Incident, Outcome, Scenario, judged, unix
 from monitor.race.badness import likely_victim
 from monitor.side.incidents.reader import IncidentReader
 
