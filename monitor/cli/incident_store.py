@@ -68,7 +68,7 @@ def state_dir_option(command: F) -> F:
 def _state_dir(given: str | None, no_daemon: bool) -> str:
     """The running daemon's, else the default one: incidents are often read when the daemon does not run."""
     try:
-        found = choose_daemon(("state_dir", "recordings"), no_daemon)
+        found = choose_daemon(("state_dir",), no_daemon)
     except NoDaemonError:
         click.echo(f"outrace: no daemon runs here: incidents stored in {_STATE_DIR}", err=True)
         return _STATE_DIR

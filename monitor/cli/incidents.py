@@ -117,16 +117,9 @@ def export(file: str, state_dir: str) -> None:
 @moment_option("--since", "Only from those begun since then: 7d, 2026-01-31T12:00.")
 @click.option("--quantile", metavar="PART", default=0.99, show_default=True, help="The part of the races to be won.",
               type=Finite(0.0, 1.0, min_open=True))  # fmt: skip
-@click.option(
-    "--recording",
-    "recordings",
-    metavar="FILE",
-    multiple=True,
-    help="Work it out from what `outrace run --record FILE` recorded instead; repeatable, oldest first.",
-)
 @state_dir_option
 @output_option
-def advise(state_dir: str, output: str, since: float | None, quantile: float, recordings: tuple[str, ...]) -> None:
+def advise(state_dir: str, output: str, since: float | None, quantile: float) -> None:
     """Work out the thresholds and reservations with which eviction would have won the stored races.
 
     For a kubelet that polls, for one notified by the kernel (cgroup v1), and for outrace in each mode, from how fast
@@ -137,14 +130,8 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float, re
     from monitor.race.threshold_advice import reservation
 
     reader = incident_reader(state_dir)
-    where = f"stored in {state_dir}"
-    if recordings and since is not None:
-        raise ConfigError("--since: a recording is taken as a whole", "leave out --since or --recording")
-    if recordings:
-        found, where = _replayed(recordings), f"in {', '.join(recordings)}"
-    else:
-        with reading(state_dir):
-            found = reader.list(since=since)[::-1]
+    with reading(state_dir):
+        found = reader.list(since=since)[::-1]
     evidence = evidence_of(found, reader)
     answers, reserved = advised(evidence, quantile), reservation(evidence)
     if answers or output == "json":
@@ -157,22 +144,6 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float, re
         }
         emit(output, advice, lambda: advice_lines(answers, reserved))
     else:
-        click.echo(
-            f"no race for memory among the {len(found)} incidents {where}: nothing to work it out from", err=True
-        )
+        where = f"the {len(found)} incidents stored in {state_dir}"
+        click.echo(f"no race for memory among {where}: nothing to work it out from", err=True)
     complain(reader)
-
-
-def _replayed(files: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The incidents of recordings, oldest first."""
-    from contextlib import ExitStack
-
-    from monitor.cli.replay import opened
-    from monitor.replay import replay
-    from monitor.side.recording import Reader
-
-    with ExitStack() as stack:
-        found = replay([Reader(opened(name, stack), name) for name in files])
-    if found.damage is not None:
-        click.echo(f"{found.damage}; what came before it counts", err=True)
-    return found.incidents

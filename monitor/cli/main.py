@@ -61,6 +61,7 @@ GONE = {
     **dict.fromkeys(("outrace bench neighbour", "outrace bench storm", "outrace bench alerts"), "`make races`"),
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
+    "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
     "outrace bench latency --no-disturbance": "`outrace bench latency --flood`, or leave it out",
 }
 

@@ -130,28 +130,11 @@ def test_what_is_stored_and_cannot_be_is_counted_as_damaged(tmp_path: Path) -> N
     assert done.stderr == f"outrace: error: 3 incidents in {tmp_path / 'incidents.db'} are damaged and not shown\n"
 
 
-def test_advise_works_from_a_recording_as_well() -> None:
-    """A pod that grew by 100 MiB/s and was evicted at 32Mi; 100 MiB/s x 12.03 s are more than the node's 128 MiB."""
-    recording = Path(__file__).resolve().parents[1] / "data/replay/linux-6.18-cgroup-v1.rec"
-    done = incidents("advise", "--recording", str(recording), "-o", "json")
-    assert (done.returncode, done.stderr) == (0, "")
-    answer = json.loads(done.stdout)
-    advice = {each["reaction"]: each for each in answer["advice"]}
-    assert answer["incidents"] == 2
-    assert [len(each["evidence"]) for each in advice.values()] == [1] * 5
-    assert (advice["kubelet"]["threshold"], advice["kubelet"]["present"]) == (None, 0.0)
-    assert advice["enforce"]["present"] == 1.0
-    assert advice["enforce"]["arithmetic"]["incident"] in advice["enforce"]["evidence"]
-
-
-def test_advise_refuses_what_is_no_recording(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("nothing of ours")
+def test_advise_refuses_what_it_does_not_know() -> None:
     for arguments, words in (
-        (("--recording", str(tmp_path / "none")), "No such file"),
-        (("--recording", str(tmp_path / "file")), "no recording"),
         (("--quantile", "nan"), "'nan' is not a valid float;"),
-        (("--recording", str(tmp_path / "file"), "--since", "1h"), "leave out --since or --recording"),
+        (("--recording", "file"), "`outrace incidents advise --recording` is gone: use `outrace replay FILE`"),
     ):
         done = incidents("advise", *arguments)
-        assert done.returncode in (1, 2)
+        assert done.returncode == 2
         assert words in done.stderr
