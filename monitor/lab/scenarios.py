@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
-from monitor.lab import guided_scenarios as guided_scenarios  # declared there
-from monitor.lab import signal_scenarios as signal_scenarios
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.scenario import (
     CRITICAL,
@@ -24,6 +23,7 @@ from monitor.lab.scenario import (
     Scenario,
     freezer,
     hard,
+    own,
     scenario,
     soft,
     two_lists,
@@ -40,6 +40,64 @@ def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
         if name not in known:
             raise ConfigError(f"--only {name}: there is no such scenario", f"name one of {', '.join(known)}")
     return tuple(known[name] for name in names or known)
+
+
+# -- a race is lost, and whom it costs (`monitor.side.victim_marks`) ---------------------------------------------------
+
+#: The OOM killer comes before anybody is evicted, however fast the monitor is.
+_LOST = soft(64, "10m")
+
+
+@scenario(_LOST, i.OOM_BEFORE_DECISION, killed=("small",), enforce=True, node_mib=256)
+def guided(stage: Stage) -> None:
+    """The kernel is guided to the policy's next victim, the smaller pod. Both are below their requests, so their
+    priorities decide; a service in no pod takes what is left. Left alone, the kernel would take the larger one.
+    """
+    pods = {
+        "database": stage.filled(stage.pod("database", qos="Burstable", request=160 * MIB, priority=1_000_000), 130),
+        "small": stage.filled(stage.pod("small", qos="Burstable", request=100 * MIB, priority=-10), 60),
+    }
+    score = Path(f"/proc/{pods['small'].pid}/oom_score_adj")
+    stage.until(lambda: int(score.read_text()) == 1000, "oom_score_adj 1000 of the policy's victim")
+    service = stage.hog_outside_pods(90, rate=STEADY)
+    service.go()
+    stage.dies(pods["small"])
+    service.expect("grown")
+
+
+# -- thresholds by outrace's own formula (docs/signals.md) -------------------------------------------------------------
+
+
+@scenario(own("memory.reclaimable", 32), i.EVICTION_WON, evicted=HOG, enforce=True)
+def evicted_beside_cache(stage: Stage) -> None:
+    """By memory.reclaimable a pod that grows beside active page cache is evicted."""
+    stage.filled(stage.pod("reader"), 60, kind="file", reread=3, sync=1)
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True, needs=unified)
+def protected_and_unseen(stage: Stage) -> None:
+    """By memory.reclaimable, page cache that memory.min keeps is available."""
+    server = stage.pod("server", priority=CRITICAL)
+    stage.node.protect(server, 100)
+    stage.filled(server, 90, kind="file", reread=0, sync=1)
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True)
+def active_and_pinned(stage: Stage) -> None:
+    """Active page cache that cannot be given back: here the kubelet's formula is right."""
+    stage.filled(stage.pod("server"), 100, kind="file", reread=3, sync=1, pin=1)
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(own("memory.reclaimable", 32), i.RELIEVED, i.KUBELET_ONLY, enforce=True)
+def only_the_kubelet(stage: Stage) -> None:
+    """Page cache read twice by memory.reclaimable: nobody is evicted, and the kernel gets it back."""
+    reader = stage.filled(stage.pod("reader"), 140, kind="file", rate=STEADY, reread=3, sync=1)
+    server = stage.filled(stage.pod("server"), 80, rate=STEADY)  # anonymous: the page cache has to go for it
+    server.free()
+    reader.free()
 
 
 # -- an eviction wins --------------------------------------------------------------------------------------------------

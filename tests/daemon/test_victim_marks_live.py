@@ -9,9 +9,9 @@ import pytest
 
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.guided_scenarios import guided
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.scenario import SCENARIOS
+from monitor.lab.scenarios import guided
 from monitor.lab.stage import play
 from tests import live
 from tests.daemon.hot_node import hard
