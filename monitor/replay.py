@@ -45,7 +45,7 @@ _SHOWN = 20
 #: RecordError are ValueErrors.)
 _UNUSABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: Fields of a recorded configuration that are gone, and their defaults.
-_GONE = {"never_kill": False}
+_GONE = {"never_kill": False, "layout_container_fs": False}
 
 
 @dataclass(slots=True)

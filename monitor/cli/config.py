@@ -195,22 +195,18 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
     capacity = _memory(run_config)
     capacity[PID] = disks.pid_counts()[0]
     # Only what was named is measured, and what is on the same file system.
-    named = {
-        os.stat(path).st_dev
-        for path in (run_config.nodefs, run_config.imagefs, run_config.containerfs)
-        if path is not None
-    }
+    named = {os.stat(path).st_dev for path in (run_config.nodefs, run_config.imagefs) if path is not None}
     for path, space, inodes in (
         (found.nodefs, NODEFS, NODEFS_INODES),
         (found.imagefs, IMAGEFS, IMAGEFS_INODES),
-        (found.containerfs, CONTAINERFS, CONTAINERFS_INODES),
+        (found.imagefs, CONTAINERFS, CONTAINERFS_INODES),
     ):
         measured = disks.file_system(path) if os.stat(path).st_dev in named else None
         if measured is not None:
             capacity[space] = measured.capacity
             if measured.inodes is not None:
                 capacity[inodes] = measured.inodes
-    layout = DiskLayout(run_config.layout_image_fs, run_config.layout_container_fs)
+    layout = DiskLayout(run_config.layout_image_fs)
     reserved = resolved.reserved
     return resolved._replace(config=run_config), Node(
         capacity, reserved["systemReserved"], reserved["kubeReserved"], layout

@@ -144,7 +144,7 @@ def _summary(
     node["fs"] = _file_system(found_disks.nodefs)
     node["runtime"] = {
         "imageFs": _file_system(found_disks.imagefs),
-        "containerFs": _file_system(found_disks.containerfs),
+        "containerFs": _file_system(found_disks.imagefs),
     }
     most, running = disks.pid_counts()
     node["rlimit"] = {"maxpid": most, "curproc": running}

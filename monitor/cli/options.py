@@ -51,9 +51,8 @@ def with_disks(config: RunConfig) -> tuple[RunConfig, Disks]:
     """The configuration with the layout of this node's disks, and the disks. Raises ConfigError."""
     from monitor.kernel.disks import find_disks
 
-    found = find_disks(config.nodefs, config.imagefs, config.containerfs)
-    image_fs, container_fs = found.layout_image_fs, found.layout_container_fs
-    return dataclasses.replace(config, layout_image_fs=image_fs, layout_container_fs=container_fs), found
+    found = find_disks(config.nodefs, config.imagefs)
+    return dataclasses.replace(config, layout_image_fs=found.layout_image_fs), found
 
 
 def resolve(options: Mapping[str, Any]) -> Resolved:

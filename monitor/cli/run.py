@@ -117,7 +117,6 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
         config,
         nodefs=str(disks.nodefs),
         imagefs=str(disks.imagefs),
-        containerfs=str(disks.containerfs),
         run_dir=run_dir(),
     )
     log = Log(config.log_format)

@@ -36,7 +36,7 @@ class DiskSignals:
     def __init__(self, config: RunConfig, era: Era, send: Send) -> None:
         self._enforce = config.enforce
         self._era = era
-        self._layout = DiskLayout(config.layout_image_fs, config.layout_container_fs)
+        self._layout = DiskLayout(config.layout_image_fs)
         self._commands = config.cleanups()
         self._send = send
         self.forget()

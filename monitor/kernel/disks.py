@@ -66,15 +66,13 @@ NOTHING = Usage(0, 0)
 class Disks(NamedTuple):
     """The directories whose file systems the disk signals speak of.
 
-    ``layout_image_fs``: images have a file system of their own; ``layout_container_fs``: and the writable layers are
-    not on it, but on the node's (see `monitor.policy.layout.DiskLayout`).
+    ``layout_image_fs``: images, and the writable layers with them, have a file system of their own (see
+    `monitor.policy.layout.DiskLayout`).
     """
 
     nodefs: Path
     imagefs: Path
-    containerfs: Path
     layout_image_fs: bool = False
-    layout_container_fs: bool = False
 
 
 def file_system(path: str | Path) -> FileSystem:
@@ -104,28 +102,15 @@ def pid_counts(proc: str | Path = "/proc") -> tuple[int, int]:
         raise CannotError(f"cannot count the tasks of this machine in {proc}: {e}", "mount procfs at /proc") from e
 
 
-def find_disks(
-    nodefs: str | Path | None = None, imagefs: str | Path | None = None, containerfs: str | Path | None = None
-) -> Disks:
-    """The disks of this node: what is given (``--nodefs`` and so on), else where kubelet and runtimes keep their files,
-    if the caller may look there (into podman's only root may). Raises ConfigError naming the option for a path that
-    does not exist, or a layout no kubelet knows.
+def find_disks(nodefs: str | Path | None = None, imagefs: str | Path | None = None) -> Disks:
+    """The disks of this node: what is given (``--nodefs``, ``--imagefs``), else where kubelet and runtimes keep their
+    files, if the caller may look there (into podman's only root may). Raises ConfigError naming the option for a path
+    that does not exist.
     """
     node = Path(nodefs or next(filter(os.path.isdir, (KUBELET,)), "/"))
     image = Path(imagefs or next(filter(os.path.isdir, RUNTIMES), node))
-    container = Path(containerfs or image)
-    on_node, on_image, on_container = (
-        _device(option, path)
-        for option, path in (("--nodefs", node), ("--imagefs", image), ("--containerfs", container))
-    )
-    split = on_container != on_image
-    if split and on_container != on_node:
-        raise ConfigError(
-            f"--containerfs {container} is neither on the file system of --imagefs {image} nor on that of "
-            f"--nodefs {node}",
-            "name a directory on one of the two: writable layers on a third disk are a layout no kubelet knows",
-        )
-    return Disks(node, image, container, layout_image_fs=on_image != on_node, layout_container_fs=split)
+    on_node, on_image = _device("--nodefs", node), _device("--imagefs", image)
+    return Disks(node, image, layout_image_fs=on_image != on_node)
 
 
 def _device(option: str, path: Path) -> int:

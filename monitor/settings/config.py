@@ -115,10 +115,9 @@ class RunConfig:
     kernel_memcg_notification: bool = False
     local_storage: bool = True  # `localStorageCapacityIsolation`: evict pods over their own limits
 
-    #: Absolute paths on the file systems of the node, of images and of containers; None: found at start.
+    #: Absolute paths on the file systems of the node and of images; None: found at start.
     nodefs: str | None = None
     imagefs: str | None = None
-    containerfs: str | None = None
     #: The command that makes room before pods are evicted for a disk; () if there is none.
     reclaim_images: tuple[str, ...] = ()
 
@@ -126,7 +125,6 @@ class RunConfig:
 
     #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
     layout_image_fs: bool = False
-    layout_container_fs: bool = False
     #: Bytes that the kernel keeps from processes, which the default threshold is above (`settings.kernels_share`);
     #: filled in at start, 0 where it is not.
     kernels_share: int = 0
@@ -210,7 +208,7 @@ class RunConfig:
 
         found = self.parse_thresholds() if self.parsed is None else self.parsed
         if era(self.policy).containerfs:
-            found = overlay_containerfs(found, DiskLayout(self.layout_image_fs, self.layout_container_fs)).thresholds
+            found = overlay_containerfs(found, DiskLayout(self.layout_image_fs)).thresholds
         # Services leave their files behind when they are killed: for a disk nobody is. And there is no kubepods.
         kept = {*OF_DOMAIN["node"], PID} if self.pods == SERVICES else None
         # One without an operator had nothing to copy, and is never met.
@@ -239,7 +237,7 @@ class RunConfig:
             thresholds=self.thresholds(),
             transition_period_ns=self.eviction_pressure_transition_period_ns,
             max_pod_grace_s=self.eviction_max_pod_grace_period_s,
-            layout=DiskLayout(self.layout_image_fs, self.layout_container_fs),
+            layout=DiskLayout(self.layout_image_fs),
             local_storage=self.local_storage,
             compat=self.compat,
             era=era(self.policy),

@@ -158,20 +158,11 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             setting(
                 "imagefs",
                 ABSOLUTE_PATH,
-                "A path on the file system of images.",
+                "A path on the file system of images and writable layers.",
                 "PATH",
                 default="found at start",
                 example="/var/lib/containerd",
                 why="As nodefs.",
-            ),
-            setting(
-                "containerfs",
-                ABSOLUTE_PATH,
-                "A path on the file system of writable layers.",
-                "PATH",
-                default="that of images",
-                example="/var/lib/containerd",
-                why="Few runtimes have them apart.",
             ),
             setting(
                 "reclaim-images",
@@ -273,6 +264,7 @@ GONE_OPTIONS = {
         )
     },
     "compat": "leave it out: defects of the kubelet are corrected; `outrace conformance` compares them",
+    "containerfs": "leave it out: writable layers are taken to be where images are (--imagefs)",
     **dict.fromkeys(("daemon", "name"), "leave it out: one daemon runs on a machine"),
     "enforce-unknown-specs": "use --pods manifests:DIR, kubelet or apiserver: to evict, outrace needs the pods' specs",
     "guide-oom-killer": "leave it out: modes hold and enforce guide the OOM killer to the next victim",

@@ -67,10 +67,10 @@ class DiskWatch:
         self._log = log or Log(config.log_format)
         self._roots = roots or Roots.of(disks)
         self._era = era(config.policy)
-        self._layout = DiskLayout(disks.layout_image_fs, disks.layout_container_fs)
+        self._layout = DiskLayout(disks.layout_image_fs)
         self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
         self._started = False
-        self.cleanup = Cleanup(config, disks[:3], self._clean, self._log)
+        self.cleanup = Cleanup(config, disks[:2], self._clean, self._log)
 
         self._closing = threading.Event()
         self._sampler = WatchedThread("disks", self._turn, self._closing, self._failed)
@@ -192,7 +192,7 @@ class DiskWatch:
         for path, space, inodes in (
             (self._disks.nodefs, signals.NODEFS, signals.NODEFS_INODES),
             (self._disks.imagefs, signals.IMAGEFS, signals.IMAGEFS_INODES),
-            (self._disks.containerfs, signals.CONTAINERFS, signals.CONTAINERFS_INODES),
+            (self._disks.imagefs, signals.CONTAINERFS, signals.CONTAINERFS_INODES),
         ):
             found = self._readable(space, partial(file_system, path))
             if found is None:

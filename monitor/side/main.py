@@ -118,7 +118,7 @@ class Side:
             log=self.log,
         )
         self.processes = ProcessWatch(self.view)
-        disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
+        disks = find_disks(config.nodefs, config.imagefs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
         self.messages = MessageHandler(self.view, self.files, self.disks.pod_stats, self.disks.reclaim)

@@ -37,7 +37,7 @@ CONFIG_FIELDS = (
     "trigger", "policy", "compat", "eviction_hard", "eviction_soft",
     "eviction_soft_grace_period", "eviction_minimum_reclaim", "eviction_max_pod_grace_period_s",
     "eviction_pressure_transition_period_ns", "enforce_node_allocatable", "system_reserved", "kube_reserved",
-    "local_storage", "layout_image_fs", "layout_container_fs",
+    "local_storage", "layout_image_fs",
 )  # fmt: skip
 
 

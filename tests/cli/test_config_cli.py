@@ -164,8 +164,6 @@ def test_capacity_of_disks_that_are_named(
     assert (containers["origin"], containers["capacity"]) == ("overlay: copy of imagefs.available (default)", 8 << 20)
     found = rows("--imagefs", second_disk)  # only what is named is measured
     assert [found[name]["capacity"] for name in ("imagefs.available", "nodefs.available")] == [8 << 20, None]
-    found = rows("--nodefs", tmp_path, "--imagefs", second_disk, "--containerfs", tmp_path)
-    assert found["containerfs.inodesFree"]["origin"] == "overlay: copy of nodefs.inodesFree (default)"
     code, _, err = output_of(capsys, "check", "--imagefs", str(second_disk / "missing"))
     assert (code, "--imagefs" in err) == (2, True)
     hard = "memory.available<1Mi,nodefs.available<1%,nodefs.inodesFree<1%,imagefs.inodesFree<1%,imagefs.available<8Mi"
@@ -213,10 +211,8 @@ def test_node_cgroup(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_shown_is_what_run_has(flags: dict[str, str]) -> None:
     """Signal, kind, value and order, for every layout of the disks."""
     resolved = read({"pods": "cgroups", **flags})
-    for layout in (DiskLayout(), DiskLayout(True), DiskLayout(True, True)):
-        given = dataclasses.replace(
-            resolved.config, layout_image_fs=layout.image_fs, layout_container_fs=layout.container_fs
-        )
+    for layout in (DiskLayout(), DiskLayout(True)):
+        given = dataclasses.replace(resolved.config, layout_image_fs=layout.image_fs)
         # A capacity at which percentages and quantities all differ.
         node = Node(dict.fromkeys((t.signal for t in given.thresholds()), 123456789), layout=layout)
         rows = list(_thresholds(resolved._replace(config=given), node))

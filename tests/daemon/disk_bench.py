@@ -38,10 +38,10 @@ class Lines(Log):
 class Bench:
     """A watch on disks of 8 MiB, with pods that write logs on the node's."""
 
-    def __init__(self, mounts: Mounts, image: bool = False, containers_apart: bool = False) -> None:
+    def __init__(self, mounts: Mounts, image: bool = False) -> None:
         self.node = mounts.tmpfs("node", size=SIZE)
         images = mounts.tmpfs("image", size=SIZE) if image else None
-        self.disks: Disks = find_disks(self.node, images or self.node, self.node if containers_apart else None)
+        self.disks: Disks = find_disks(self.node, images or self.node)
         self.roots = Roots(self.node / "log", self.node / "pods")
         self.pods: dict[str, FoundPod] = {}
         self.log = Lines()
@@ -52,7 +52,6 @@ class Bench:
         config = RunConfig(
             eviction_hard=dict(hard),
             layout_image_fs=self.disks.layout_image_fs,
-            layout_container_fs=self.disks.layout_container_fs,
             **settings,
         )
         self.watch = DiskWatch(

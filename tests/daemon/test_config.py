@@ -168,9 +168,7 @@ def test_any_file(tmp_path: Path, text: str) -> None:
 def test_json_round_trip_through_an_inherited_descriptor(tmp_path: Path) -> None:
     flags = {"reclaim-images": "crictl rmi --prune", "policy": "kubelet-1.17", "nodefs": "/"}
     config = build({**flags, "eviction-hard": "memory.available<10%", "pods": f"manifests:{tmp_path}", "enforce": True})
-    config = dataclasses.replace(
-        config, pin_dir="/sys/fs/bpf/outrace/x", lock_fd=3, listen_fd=4, layout_image_fs=True, layout_container_fs=True
-    )
+    config = dataclasses.replace(config, pin_dir="/sys/fs/bpf/outrace/x", lock_fd=3, listen_fd=4, layout_image_fs=True)
     fd = config.to_memfd()
     try:
         assert os.get_inheritable(fd)

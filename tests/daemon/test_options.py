@@ -126,8 +126,7 @@ OPTIONS = {
     "kube-reserved": Row({"memory": "1Gi"}, 1 << 30, (("memory=-1Gi", "not an amount from 0 to 4Ei"),)),
     "kernel-memcg-notification": Row(True, True, (("maybe", "not true or false"),)),
     "nodefs": Row("/var//lib/", "/var/lib", (("var/lib", "'var/lib' is not an absolute path"),)),
-    "imagefs": Row("/srv", "/srv", (("", "'' is not a text"),)),
-    "containerfs": Row("/srv", "/srv", (("srv", "not an absolute path"),)),
+    "imagefs": Row("/srv", "/srv", (("", "'' is not a text"), ("srv", "not an absolute path"))),
     "reclaim-images": Row(
         ["crictl", "rmi", "--prune"],
         ("crictl", "rmi", "--prune"),

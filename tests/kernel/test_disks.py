@@ -77,20 +77,13 @@ def test_what_is_no_proc_is_reported(tmp_path: Path, loadavg: str, most: str) ->
 
 
 def test_the_layouts(mounts: Mounts) -> None:
-    node, image, third = (mounts.tmpfs(name, size=MI) for name in ("node", "image", "third"))
-    for parent in (node, image):
-        (parent / "below").mkdir()
-    single = find_disks(node, node / "below")
-    assert single == (node, node / "below", node / "below", False, False)
-    assert find_disks(node, image) == (node, image, image, True, False)
-    assert find_disks(node, image, image / "below")[3:] == (True, False)
-    assert find_disks(node, image, node / "below")[2:] == (node / "below", True, True)
-    for option in ("nodefs", "imagefs", "containerfs"):
+    node, image = (mounts.tmpfs(name, size=MI) for name in ("node", "image"))
+    (node / "below").mkdir()
+    assert find_disks(node, node / "below") == (node, node / "below", False)
+    assert find_disks(node, image) == (node, image, True)
+    for option in ("nodefs", "imagefs"):
         with pytest.raises(ConfigError, match=f"--{option} {node}/absent: No such file.*; name a directory that"):
             find_disks(**{option: str(node / "absent")})
-    for containers, images in ((third, image), (image, node)):
-        with pytest.raises(ConfigError, match=f"--containerfs {containers} is neither .*; name a directory on one"):
-            find_disks(node, images, containers)
 
 
 def test_where_nothing_is_named_the_usual_directories_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,12 +91,12 @@ def test_where_nothing_is_named_the_usual_directories_count(tmp_path: Path, monk
     kubelet, first, second = (tmp_path / name for name in ("kubelet", "containerd", "docker"))
     monkeypatch.setattr(disks, "KUBELET", kubelet)
     monkeypatch.setattr(disks, "RUNTIMES", (first, second))
-    assert find_disks()[:3] == (Path("/"), Path("/"), Path("/"))
+    assert find_disks()[:2] == (Path("/"), Path("/"))
     second.mkdir()
-    assert find_disks()[:3] == (Path("/"), second, second)
+    assert find_disks()[:2] == (Path("/"), second)
     first.mkdir()
     kubelet.mkdir()
-    assert find_disks() == (kubelet, first, first, False, False)
+    assert find_disks() == (kubelet, first, False)
     monkeypatch.setattr(disks, "RUNTIMES", (first / "storage", Path("/usr")))
     (first / "storage").mkdir()
     first.chmod(0o700)
