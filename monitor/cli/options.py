@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FILES = ("config", "kubelet-config", "kubelet-config-dir")
+_FILES = ("config", "kubelet-config")
 
 
 def _click_option(option: Option) -> Callable[[F], F]:
@@ -77,8 +77,8 @@ def resolve(options: Mapping[str, Any]) -> Resolved:
         flags[option.name] = None if option.kind == TEXTS and not value else value
         if context is not None and context.get_parameter_source(parameter) is ParameterSource.ENVIRONMENT:
             variables[option.name] = option.variable
-    config, kubelet, drop_ins = (flags.pop(name) for name in _FILES)
-    return read(flags, config, kubelet, drop_ins, variables, ask_kubelet=True)
+    config, kubelet = (flags.pop(name) for name in _FILES)
+    return read(flags, config, kubelet, variables, ask_kubelet=True)
 
 
 def resolve_here(options: Mapping[str, Any]) -> Resolved:

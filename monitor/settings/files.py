@@ -1,4 +1,4 @@
-"""Reading configuration files: the own one, a KubeletConfiguration, the drop-ins of one.
+"""Reading configuration files: the own one, and a KubeletConfiguration.
 
 All raise ConfigError: one line with the file, the key, what is wrong and what to do about it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def read_kubelet(path: str, known: Sequence[str]) -> Source:
     if kind != "KubeletConfiguration" or not str(api).startswith("kubelet.config.k8s.io/"):
         raise ConfigError(
             f"{path}: is not a KubeletConfiguration (apiVersion {api!r}, kind {kind!r})",
-            "name the file the kubelet is started with: --config; a drop-in needs apiVersion and kind too",
+            "name the file the kubelet is started with: --config",
         )
     by_case = {name.lower(): name for name in known}
     for key in data:
@@ -55,28 +55,6 @@ def read_kubelet(path: str, known: Sequence[str]) -> Source:
         if folded.startswith("eviction") or difflib.get_close_matches(folded, by_case, 1, _ALIKE):
             raise ConfigError(f"{path}: unknown key {key!r}", _did_you_mean(key, known))
     return Source(path, data)
-
-
-def read_drop_ins(directory: str, known: Sequence[str]) -> list[Source]:
-    """Every ``*.conf`` below the directory as a KubeletConfiguration, in the order the kubelet applies them."""
-    try:
-        return [read_kubelet(path, known) for path in _walk(directory)]
-    except OSError as error:
-        raise ConfigError(
-            f"{error.filename}: cannot be read: {error.strerror}",
-            "name the directory the kubelet is started with: --config-dir",
-        ) from None
-
-
-def _walk(directory: str) -> Iterator[str]:
-    """Files in lexical order, directories in their place among them, links to directories not followed."""
-    with os.scandir(directory) as found:
-        entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        elif entry.name.endswith(".conf"):
-            yield entry.path
 
 
 def _read(path: str, toml: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From flags, the own `--config` file, a KubeletConfiguration and its drop-ins to one checked `RunConfig`.
+"""From flags, the own `--config` file and a KubeletConfiguration to one checked `RunConfig`.
 
 Precedence: flag > environment > own file > drop-ins > kubelet configuration > default. The origin of every value, and
 of every entry of a map, is kept. Which options there are says `options`; which maps are in force is decided in
@@ -62,21 +62,19 @@ def build(
     flags: Mapping[str, Any],
     config_file: str | None = None,
     kubelet_config_file: str | None = None,
-    kubelet_config_dir: str | None = None,
 ) -> RunConfig:
     """The checked configuration of `outrace run`.
 
     ``flags`` maps option names (``eviction-hard``) to the values given on the command line; absent or None means not
     given. Raises ConfigError: one line with the option or file and key, what is wrong, and the remedy.
     """
-    return read(flags, config_file, kubelet_config_file, kubelet_config_dir).config
+    return read(flags, config_file, kubelet_config_file).config
 
 
 def read(
     flags: Mapping[str, Any],
     config_file: str | None = None,
     kubelet_config_file: str | None = None,
-    kubelet_config_dir: str | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
     *,
     ask_kubelet: bool = False,
@@ -89,25 +87,20 @@ def read(
         "flags": {name: value for name, value in flags.items() if value is not None},
         "config_file": config_file,
         "kubelet_config_file": kubelet_config_file,
-        "kubelet_config_dir": kubelet_config_dir,
         "variables": dict(variables),
         "ask_kubelet": ask_kubelet,
     }
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
-    for key in ("kubelet-config", "kubelet-config-dir"):
-        if not isinstance(own.get(key), str | None) or own.get(key) == "" or _has_nul(own.get(key)):
-            raise ConfigError(f"{config_file}: {key}: {own[key]!r} is not the name of a file or directory")
-    kubelet_config_file = kubelet_config_file or own.get("kubelet-config")
-    kubelet_config_dir = kubelet_config_dir or own.get("kubelet-config-dir")
+    named = own.get("kubelet-config")
+    if not isinstance(named, str | None) or named == "" or _has_nul(named):
+        raise ConfigError(f"{config_file}: kubelet-config: {named!r} is not the name of a file")
+    kubelet_config_file = kubelet_config_file or named
     options = _own_settings(flags, variables, own, config_file or "")
-    if ask_kubelet and not kubelet_config_file and not kubelet_config_dir and "node-cgroup" not in options:
+    if ask_kubelet and not kubelet_config_file and "node-cgroup" not in options:
         resolved = _over_kubelet(options)
     else:
-        resolved = resolve(
-            options,
-            files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None,
-            tuple(files.read_drop_ins(kubelet_config_dir, KUBELET_KEYS)) if kubelet_config_dir else (),
-        )
+        file = files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None
+        resolved = resolve(options, file)
     return resolved._replace(config=dataclasses.replace(resolved.config, given=given(resolved.config, arguments)))
 
 

@@ -47,7 +47,6 @@ def test_the_commands_read_what_run_reads() -> None:
     assert {s.name.replace("-", "_") for s in SETTINGS if s.kind not in (TABLE, KEY)} == names - {
         "config",
         "kubelet_config",
-        "kubelet_config_dir",
     }
 
 
@@ -71,9 +70,9 @@ def test_origins_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     hard = "evictionHard: {memory.available: 5%, pid.available: '100'}\nsystemReserved: {memory: 1Gi, cpu: '1'}\n"
     soft = "evictionSoft: {memory.available: 3%}\nevictionSoftGracePeriod: {memory.available: 90s}\n"
     main_file = write(tmp_path, "kubelet.yaml", KUBELET + hard + soft)
-    (tmp_path / "conf.d").mkdir()
-    write(tmp_path, "conf.d/10.conf", KUBELET + "evictionMinimumReclaim: {memory.available: 64Mi}\n")
-    files = ("--kubelet-config", main_file, "--kubelet-config-dir", str(tmp_path / "conf.d"))
+    with open(main_file, "a") as file:
+        file.write("evictionMinimumReclaim: {memory.available: 64Mi}\n")
+    files = ("--kubelet-config", main_file)
     data = shown(capsys, *files, "--pods", "cgroups", "--eviction-max-pod-grace-period", "-1")
     rows = {(t["signal"].partition(".")[0], t["kind"]): t for t in data["thresholds"]}
     assert list(rows) == [("memory", "hard"), ("memory", "soft"), ("allocatableMemory", "hard"), ("pid", "hard")]

@@ -105,7 +105,7 @@ def test_what_cleans_up() -> None:
     [
         (b"evction-hard: {}\n", "unknown key 'evction-hard'; did you mean 'eviction-hard'"),
         (b"max-fill-rate: true\n", "max-fill-rate: True is not a quantity"),
-        (b"kubelet-config-dir: 5\n", "kubelet-config-dir: 5 is not the name"),
+        (b"kubelet-config: 5\n", "kubelet-config: 5 is not the name"),
         (b"\xff\xfe\x00", ""),
         (None, "cannot be read: No such file"),
     ],

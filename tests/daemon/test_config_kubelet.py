@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import ConfigError
+from monitor.policy.configuration import Given, Source
 from monitor.policy.thresholds import DEFAULT_HARD
+from monitor.settings.files import read_kubelet
 from monitor.settings.options import KUBELET_KEYS
-from monitor.settings.read import build
+from monitor.settings.read import build, resolve
 from tests.daemon.config_files import KUBELET, write
 
 #: The fields of a KubeletConfiguration (kubelet.config.k8s.io/v1beta1) that say nothing about eviction.
@@ -122,21 +124,18 @@ def test_keys_that_only_look_like_ours(tmp_path: Path) -> None:
 
 def test_drop_ins(tmp_path: Path) -> None:
     main = write(tmp_path, "kubelet.yaml", KUBELET + "evictionMaxPodGracePeriod: 5\nsystemReserved: {memory: 1Gi}\n")
-    directory = tmp_path / "conf.d"
-    (directory / "15-more").mkdir(parents=True)
     files = {
-        "20-b.conf": "evictionHard: {memory.available: 3Gi}\n",
         "10-a.conf": "evictionHard: {memory.available: 2Gi, imagefs.available: null}\n"
         "evictionMaxPodGracePeriod: null\n",
-        "15-more/x.conf": "evictionHard: {nodefs.available: 1%}\nsystemReserved: {cpu: 100m}\n",
-        "30-not-read.yaml": "evictionHard: {}\n",
+        "15-x.conf": "evictionHard: {nodefs.available: 1%}\nsystemReserved: {cpu: 100m}\n",
+        "20-b.conf": "evictionHard: {memory.available: 3Gi}\n",
     }
-    for name, text in files.items():
-        (directory / name).write_text(KUBELET + text)
-    (directory / "linked.conf.d").symlink_to(directory / "15-more")
-    own = write(tmp_path, "own.yaml", f"kubelet-config: {main}\nkubelet-config-dir: {directory}\n")
-    config = build({}, own)
-    assert config == build({}, None, main, str(directory))
+
+    def drop_in(name: str, text: str) -> Source:
+        return read_kubelet(write(tmp_path, name, KUBELET + text), KUBELET_KEYS)
+
+    file, drop_ins = read_kubelet(main, KUBELET_KEYS), tuple(drop_in(*one) for one in files.items())
+    config = resolve({}, file, drop_ins).config
     assert config.eviction_hard == {
         "memory.available": "3Gi",
         "nodefs.available": "1%",
@@ -144,34 +143,26 @@ def test_drop_ins(tmp_path: Path) -> None:
         "imagefs.inodesFree": "5%",
     }
     assert config.entry_origins["eviction_hard"] == {
-        "memory.available": f"{directory}/20-b.conf: evictionHard",
-        "nodefs.available": f"{directory}/15-more/x.conf: evictionHard",
+        "memory.available": f"{tmp_path}/20-b.conf: evictionHard",
+        "nodefs.available": f"{tmp_path}/15-x.conf: evictionHard",
         "nodefs.inodesFree": "default",
         "imagefs.inodesFree": "default",
     }
-    assert config.origins["eviction_hard"] == f"{directory}/20-b.conf: evictionHard"
+    assert config.origins["eviction_hard"] == f"{tmp_path}/20-b.conf: evictionHard"
     assert (config.eviction_max_pod_grace_period_s, config.system_reserved) == (0, 1 << 30)
     assert config.entry_origins["system_reserved"] == {
         "memory": f"{main}: systemReserved",
-        "cpu": f"{directory}/15-more/x.conf: systemReserved",
+        "cpu": f"{tmp_path}/15-x.conf: systemReserved",
     }
-    assert build({"eviction-hard": "pid.available<1%"}, own).eviction_hard == {"pid.available": "1%"}
+    flag = {"eviction-hard": Given("pid.available<1%", "--eviction-hard")}
+    assert resolve(flag, file, drop_ins).config.eviction_hard == {"pid.available": "1%"}
     # An error names the very file the bad entry is in.
-    (directory / "40.conf").write_text(KUBELET + "evictionHard: {nodefs.available: 1x}\n")
+    bad = drop_in("40.conf", "evictionHard: {nodefs.available: 1x}\n")
     with pytest.raises(ConfigError) as caught:
-        build({}, own)
-    assert str(caught.value).startswith(f"{directory}/40.conf: evictionHard: nodefs.available: 1x: ")
-    (directory / "40.conf").write_text("evictionHard: {nodefs.available: 1%}\n")
-    with pytest.raises(ConfigError, match=r"40\.conf: is not a KubeletConfiguration .*a drop-in needs"):
-        build({}, own)
-
-
-def test_a_directory_of_drop_ins_that_is_none(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing", Path(write(tmp_path, "file", ""))):
-        with pytest.raises(ConfigError, match=f"^{path}: cannot be read: .*--config-dir"):
-            build({}, None, None, str(path))
+        resolve({}, file, (*drop_ins, bad))
+    assert str(caught.value).startswith(f"{tmp_path}/40.conf: evictionHard: nodefs.available: 1x: ")
 
 
 def test_drop_ins_alone_come_on_top_of_the_defaults(tmp_path: Path) -> None:
-    (tmp_path / "a.conf").write_text(KUBELET + "evictionHard: {memory.available: 2Gi}\n")
-    assert build({}, None, None, str(tmp_path)).eviction_hard == {**DEFAULT_HARD, "memory.available": "2Gi"}
+    drop_in = Source("a.conf", {"evictionHard": {"memory.available": "2Gi"}})
+    assert resolve({}, None, (drop_in,)).config.eviction_hard == {**DEFAULT_HARD, "memory.available": "2Gi"}

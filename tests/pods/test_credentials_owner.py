@@ -157,15 +157,14 @@ def test_a_certificate_that_others_can_write_pins_nobody(tmp_path: Path) -> None
             access.kubelet_server()
 
 
-@pytest.mark.parametrize("option", ["config", "kubelet-config", "kubelet-config-dir"])
+@pytest.mark.parametrize("option", ["config", "kubelet-config"])
 def test_a_configuration_that_others_can_write_is_refused(option: str, tmp_path: Path) -> None:
     """It may name commands (`reclaim-images`), and says what is killed."""
     path = tmp_path / "10.conf"
     path.write_text("kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nevictionHard: {}\n")
     if option == "config":
         path.write_text("reclaim-images: [/bin/touch, /x]\n")
-    where = str(tmp_path if option == "kubelet-config-dir" else path)
-    given = {f"{option.replace('-', '_')}_file".replace("_dir_file", "_dir"): where}
+    given = {f"{option.replace('-', '_')}_file": str(path)}
     read({}, **given)  # type: ignore[arg-type]
     path.chmod(0o646)
     with pytest.raises(ConfigError, match=rf"{path}: not believed: {path} \(mode 646\).*; chmod go-w {path}"):
