@@ -15,7 +15,7 @@ from monitor.cli.finite import Finite
 from monitor.cli.main import LazyGroup
 from monitor.cli.output import emit, output_option, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
-from monitor.evicted.owners import after
+from monitor.evicted.pods import after
 from monitor.evicted.selection import Choice, Criteria, choose
 from monitor.evicted.sweep import FAILED, Found, Progress, Sweep
 from monitor.kube.client import ApiClient
@@ -68,7 +68,6 @@ def cluster_options(command: F) -> F:
 
 def selection_options(command: F) -> F:
     """Arrive as the argument ``criteria``."""
-    count = click.IntRange(min=0)
     options = (
         click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", callback=given,
                      help="Only pods of this namespace; repeatable. [all]"),
@@ -79,12 +78,6 @@ def selection_options(command: F) -> F:
                      help="Only pods whose owner is of this kind: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, "
                           "none (bare pods), or a custom kind; repeatable. [all]"),
         duration_option("--older-than", text="Keep what was evicted more recently: 90s, 12h, 7d."),
-        click.option("--keep", type=count, default=None, metavar="N",
-                     help="Keep the N newest of all (as terminated-pod-gc-threshold)."),
-        click.option("--keep-per-namespace", type=count, default=None, metavar="N",
-                     help="Keep the N newest of each namespace."),
-        click.option("--keep-per-owner", type=count, default=None, metavar="N",
-                     help="Keep the N newest of each owner."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -99,9 +92,6 @@ def criteria_of(options: dict[str, Any]) -> Criteria:
         node=options.pop("node") or "",
         owner_kinds=frozenset(options.pop("owner_kinds")),
         older_than_s=options.pop("older_than"),
-        keep=options.pop("keep"),
-        keep_per_namespace=options.pop("keep_per_namespace"),
-        keep_per_owner=options.pop("keep_per_owner"),
     )
 
 
@@ -134,10 +124,7 @@ def evicted() -> None:
 @output_option
 @click.option("--check", is_flag=True, help="Exit with 4 if there are any to delete.")
 def list_(output: str, check: bool, kubeconfig: str, context: str, **options: Any) -> int:
-    """Show evicted pods, oldest first, why each stays or goes, and what their owners do.
-
-    Every criterion only keeps: a pod goes if it is old enough and beyond every count.
-    """
+    """Show evicted pods, oldest first, why each stays or goes, and what their owners do."""
     criteria = criteria_of(options)
     with _sweep(kubeconfig, context, criteria) as sweep:
         found, choices = _found(sweep, criteria)

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from monitor.evicted.pods import EvictedPod, decode
-from monitor.evicted.selection import Criteria, choose, too_young
-from monitor.evicted.token_bucket import TokenBucket
+from monitor.evicted.selection import Criteria, choose
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient, Listed
 from monitor.kube.errors import Cancelled, Conflict, Forbidden, KubeError, NotFound, TransportError, Unauthorized
@@ -89,7 +88,8 @@ class Sweep:
         self._client = client
         self._criteria = criteria
         self._stop = stop
-        self._bucket = TokenBucket(rate, clock=clock)
+        self._pause_s = 1.0 / rate
+        self._due_s = 0.0  # when the next delete may be
         self._retry_s = retry_s
         self._clock = clock
         self._now = now
@@ -161,8 +161,8 @@ class Sweep:
         return CHANGED
 
     def _look_again(self, pod: EvictedPod) -> EvictedPod | str:
-        """The pod as it is now, if it is the same one and still to go, by every criterion but the counts; else what
-        became of it. The server looks, so that labels are compared by nobody else.
+        """The pod as it is now, if it is the same one and still to go; else what became of it. The server looks, so
+        that labels are compared by it alone.
         """
         listed = [one for one in self._list(pod.namespace, pod.name) if isinstance(one, EvictedPod)]
         if not listed:
@@ -170,10 +170,8 @@ class Sweep:
         (found,) = listed
         if found.uid != pod.uid:
             return GONE  # that one; who has its name now was not chosen
-        (choice,) = choose([found], Criteria(owner_kinds=self._criteria.owner_kinds), self._now()) or (None,)
-        if choice is None or choice.stays or too_young(found, self._criteria, self._now()):
-            return CHANGED
-        return found
+        (choice,) = choose([found], self._criteria, self._now()) or (None,)
+        return CHANGED if choice is None or choice.stays else found
 
     def _list(self, namespace: str, name: str = "") -> tuple[EvictedPod | str, ...]:
         selector = self._criteria.field_selector + (f",metadata.name={name}" if name else "")
@@ -197,9 +195,10 @@ class Sweep:
         return retrying(called, self._stop, self._retry_s, back_off, self._clock, self._wait)
 
     def _pace(self) -> None:
-        if (pause_s := self._bucket.take()) > 0:
+        if (pause_s := self._due_s - self._clock()) > 0:
             self._wait(pause_s)
             self._check()
+        self._due_s = self._clock() + self._pause_s
 
     def _check(self) -> None:
         if self._stop.is_set():

@@ -260,6 +260,9 @@ GONE_OPTIONS = {
     "enforce-unknown-specs": "use --pods manifests:DIR, kubelet or apiserver: to evict, outrace needs the pods' specs",
     "guide-oom-killer": "leave it out: modes hold and enforce guide the OOM killer to the next victim",
     "hold-brake": "leave it out: a held pod is capped and frozen",
+    **dict.fromkeys(
+        ("keep", "keep-per-namespace", "keep-per-owner"), "use --older-than, also with -n, -l, --node or --owner-kind"
+    ),
     "kubelet-insecure": "give --kubelet-ca FILE, or mount the kubelet's own certificates",
     "kubelet-config-dir": "leave it out, and --kubelet-config: the kubelet of this node is asked, drop-ins included",
     "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",

@@ -48,12 +48,12 @@ def test_list_shows_them_and_what_their_owners_do(cluster: FakeApiServer, outrac
 
 
 def test_list_as_json(cluster: FakeApiServer, outrace: Outrace) -> None:
-    made = outrace("list", "-o", "json", "--keep", "1").json
+    made = outrace("list", "-o", "json", "--older-than", "1m").json
     assert list(made) == ["pods", "owners", "found", "to_delete", "failed_otherwise"]
     assert (made["found"], made["to_delete"], made["failed_otherwise"]) == (5, 4, {"NodeLost": 1})
     assert made["owners"]["Job"]["pods"] == 1
     last = made["pods"][-1]
-    assert (last["name"], last["delete"], last["stays"]) == ("bare", False, "among the 1 newest")
+    assert (last["name"], last["delete"], last["stays"]) == ("bare", False, "not old enough")
     assert last["owner"] == {"kind": "none", "name": ""}
     assert 25 <= last["age_s"] < 3600
 
@@ -108,7 +108,7 @@ def test_ended_early_it_reports_how_far_it_was(cluster: FakeApiServer, outrace: 
         ("--older-than", "-5m"),
         ("--older-than", "5"),
         ("--older-than", "soon"),
-        ("--keep", "-1"),
+        ("--keep-per-owner", "3"),
         ("--rate", "0"),
         ("--rate", "nan"),
         ("--rate", "inf"),

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.evicted.owners import AFTER, after
-from monitor.evicted.pods import EvictedPod, decode, parse_time
+from monitor.evicted.pods import AFTER, EvictedPod, after, decode, parse_time
 from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
 
 
