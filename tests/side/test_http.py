@@ -2,11 +2,11 @@
 
 import contextlib
 import http.client
-import os
 import re
-import resource
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -232,27 +232,39 @@ def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
     assert running.server.unsent == 0
 
 
-def test_without_descriptors_it_waits_and_goes_on(running: Running) -> None:
-    keep = running.connect()
-    get(keep, "/good")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    client = socket.socket()
-    client.settimeout(TIMEOUT_S)
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    fillers = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
-        with contextlib.suppress(OSError):
-            while True:
-                fillers.append(os.dup(0))
-        client.connect(running.address)  # accept(2) gives EMFILE: the idle one goes for it
-        client.sendall(b"GET /good HTTP/1.0\r\n\r\n")
-        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for fd in fillers:
-            os.close(fd)
-        client.close()
+#: A server in a process of its own, which has no descriptor left when it is told so.
+WITHOUT_DESCRIPTORS = """
+import contextlib, os, resource
+from tests.side.test_http import Running
+print(Running().address[1], flush=True)
+input()
+highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, highest + 1))
+with contextlib.suppress(OSError):
+    while True:
+        os.dup(0)
+print(flush=True)
+input()
+"""
+
+
+def test_without_descriptors_it_waits_and_goes_on() -> None:
+    command = (sys.executable, "-c", WITHOUT_DESCRIPTORS)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=live.environment()
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        address = ("127.0.0.1", int(server.stdout.readline()))
+        with contextlib.closing(http.client.HTTPConnection(*address, timeout=TIMEOUT_S)) as keep:
+            get(keep, "/good")
+            print(file=server.stdin, flush=True)
+            server.stdout.readline()
+            # accept(2) gives EMFILE: the idle one goes for it
+            with socket.create_connection(address, timeout=TIMEOUT_S) as client:
+                client.sendall(b"GET /good HTTP/1.0\r\n\r\n")
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        server.kill()
 
 
 def answer_to(running: Running, data: bytes) -> bytes:
