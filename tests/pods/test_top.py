@@ -30,9 +30,11 @@ from tests.side.incident_samples import EVICTION_WON, variant
 from tests.side.stores import store_at
 from tests.side.views import view as side_view
 
+#: What makes cgroups is live.
+pytestmark = pytest.mark.newest
+
 
 @pytest.mark.live
-@pytest.mark.newest
 @pytest.mark.usefixtures("busy")
 def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
     hard = "memory.available<25%,nodefs.available<10%"
@@ -64,6 +66,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     assert frame["memory_total_inactive_file"] == reading["inactive_file"]
 
 
+@pytest.mark.live
 def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
     (folder / "bad.yaml").write_text("kind: Service")
     done = top(*common(folder, tmp_path, node), "--eviction-soft", "memory.available<100Gi")
@@ -127,6 +130,7 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
     return summary(view)
 
 
+@pytest.mark.live
 def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) -> None:
     served = _summary(node, folder)
     memory = served["node"]["memory"]
@@ -146,6 +150,7 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     assert {p["request"] for p in pods.values()} == {None, MI, 32 * MI}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("body", ["hello", "[]", "{}", "[" * 1_000_000])
 def test_an_answer_of_no_use_is_one_line(folder: Path, tmp_path: Path, node: Path, body: str) -> None:
     frame = _frame(node, folder, tmp_path, _Daemon(body))
@@ -153,6 +158,7 @@ def test_an_answer_of_no_use_is_one_line(folder: Path, tmp_path: Path, node: Pat
     assert len(frame["pods"]) == 2
 
 
+@pytest.mark.live
 def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> None:
     pod = pod_from_object({"metadata": {"name": "gone", "namespace": "ns", "uid": "u-1"}})
     eviction = EvictedPod("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
@@ -228,6 +234,7 @@ def test_what_a_cgroup_is_made_of(
     assert tuple(composition(Hierarchy(version, tmp_path), path).values()) == expected
 
 
+@pytest.mark.live
 def test_what_a_real_cgroup_is_made_of(node: Path) -> None:
     with Puppet(node / "busy") as puppet:
         before = composition(cgroupfs.detect(), node)
@@ -237,6 +244,7 @@ def test_what_a_real_cgroup_is_made_of(node: Path) -> None:
     assert (after["kernel"] or 0) > 0
 
 
+@pytest.mark.live
 def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
     """Of the two processes of this node the smaller one has the higher oom_score_adj."""
 
@@ -260,6 +268,7 @@ def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
         assert found.scores == {"uid-busy": (0, 0), "uid-quiet": (1000, 1000)}
 
 
+@pytest.mark.live
 def test_a_look_that_takes_long_is_repeated_later(node: Path) -> None:
     """Each reading of this clock takes 1 s, so a look takes one: the next one comes 50 s after it."""
     readings = iter(range(1000))
@@ -269,6 +278,7 @@ def test_a_look_that_takes_long_is_repeated_later(node: Path) -> None:
     assert same.index(False) == 49
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("busy")
 def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
     store = store_at(tmp_path / "state/incidents.db")
@@ -292,6 +302,7 @@ def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
     assert text.count("\n2026-01-31 ") == 3, "the last incidents"
 
 
+@pytest.mark.live
 def test_incidents_are_read_when_there_are_new_ones_and_their_damage_is_shown(
     folder: Path, tmp_path: Path, node: Path
 ) -> None:
