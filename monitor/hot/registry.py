@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, fields
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.domains import POD
 from monitor.link.messages import PodSeen
 from monitor.policy.ranking import Candidate, EvictionOrder
-from monitor.sources.source import Table
+
+if TYPE_CHECKING:
+    from monitor.sources.source import Table
 
 #: How many pods of the order an incident lists (some 100 bytes each).
 _LEADERS = 64

@@ -11,6 +11,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from monitor.hot.decide import Decider
 from monitor.hot.records import Records
@@ -21,7 +22,9 @@ from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
-from monitor.sources.source import Table
+
+if TYPE_CHECKING:
+    from monitor.sources.source import Table
 
 _OOM_RECORDS = {
     "mark": "records_oom",

@@ -44,6 +44,14 @@ class Stepwise(ABC):
     def steps(self, forget: bool) -> Iterator[bool]:
         """The stretches of one sweep; each gives whether the sweep has failed."""
 
+    @abstractmethod
+    def reread(self) -> None:
+        """Make usage exact in every entry of a cgroup; the file lists need a sweep."""
+
+    @abstractmethod
+    def touch(self, index: int) -> None:
+        """Make an entry of the machine exact."""
+
     @property
     def runs(self) -> bool:
         """Whether a sweep has begun and is not over."""
@@ -146,11 +154,11 @@ class Sweeper(Stepwise):
         self.leaves = kept
 
     def reread(self) -> None:
-        """Make usage exact in every entry of a cgroup (0.15 us each); the file lists need a sweep."""
+        """0.15 us for each entry."""
         index, end = 0, self._table.high
         while index < end:
             index = self._reread.run(index, end, 0, 0) or end
 
     def touch(self, index: int) -> None:
-        """Make an entry of the machine exact (5 us)."""
+        """5 us."""
         self._touch.run(index, 0, 0, 0)

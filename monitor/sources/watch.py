@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MACHINE, NO_CEILING, RECLAIMABLE, Reading, ceiling_pages
@@ -16,7 +17,9 @@ from monitor.policy import signals
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import Threshold
 from monitor.policy.thresholds import kubelets as kubelets_lines
-from monitor.sources.source import Table
+
+if TYPE_CHECKING:
+    from monitor.sources.source import Table
 
 NODE_SIGNAL = signals.MEMORY
 KUBEPODS_SIGNAL = signals.ALLOCATABLE_MEMORY

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import pytest
 
 from monitor.kernel import cgroupfs, charging, loader, meminfo
-from monitor.kernel.domains import MACHINE, RECLAIMABLE, ReclaimableReading, ceiling_pages
+from monitor.kernel.domains import MACHINE, RECLAIMABLE, DomainTable, ReclaimableReading, ceiling_pages
 from monitor.kernel.rungs import BPF_RUNGS, POLL
+from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.sources.polled_sweeper import PolledSweeper
 from monitor.sources.polled_table import PolledTable
-from monitor.sources.source import Sweeps, Table
 from tests import live
 
 MIB = live.MIB
@@ -25,8 +25,8 @@ class Bench(NamedTuple):
     """A table of one rung, with what makes it exact."""
 
     rung: str
-    table: Table
-    sweeper: Sweeps
+    table: DomainTable | PolledTable
+    sweeper: Stepwise
     watching: live.Watching | None
 
 

@@ -164,6 +164,12 @@ class Counting(Stepwise):
                 pass
             yield False
 
+    def reread(self) -> None:
+        pass
+
+    def touch(self, index: int) -> None:
+        pass
+
 
 def test_a_turn_ends_with_its_budget_and_asks_in_between() -> None:
     work, asked = Counting(), []
