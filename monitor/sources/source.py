@@ -72,8 +72,7 @@ def _open_bpf(config: RunConfig) -> MemorySource:
 def _open_soft(config: RunConfig) -> MemorySource:
     from monitor.kernel import cgroupfs
     from monitor.kernel.pins import Pins
-    from monitor.sources.polled_sweeper import PolledSweeper
-    from monitor.sources.polled_table import PolledTable
+    from monitor.sources.polled_table import PolledSweeper, PolledTable
 
     table = PolledTable(cgroupfs.detect())
     return MemorySource(

@@ -13,8 +13,7 @@ from monitor.kernel.domains import MACHINE, RECLAIMABLE, DomainTable, Reclaimabl
 from monitor.kernel.rungs import BPF_RUNGS, POLL
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import CROSS, PAGE
-from monitor.sources.polled_sweeper import PolledSweeper
-from monitor.sources.polled_table import PolledTable
+from monitor.sources.polled_table import PolledSweeper, PolledTable
 from tests import live
 
 MIB = live.MIB

@@ -9,8 +9,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, Reading
 from monitor.kernel.wire import PAGE
 from monitor.sources import polled_table
-from monitor.sources.polled_sweeper import PolledSweeper
-from monitor.sources.polled_table import PolledTable
+from monitor.sources.polled_table import PolledSweeper, PolledTable
 from tests import live
 
 pytestmark = pytest.mark.kernel
