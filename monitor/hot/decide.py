@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor
 from monitor.hot.brake import UNASKED, Brake
-from monitor.hot.compared import Compared
 from monitor.hot.hold import HoldControl
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
@@ -27,7 +26,7 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation, Outcome
 from monitor.policy.thresholds import Threshold
-from monitor.sources.watch import Watch
+from monitor.sources.watch import Compared, Watch
 
 if TYPE_CHECKING:
     from monitor.hot.parts import Core

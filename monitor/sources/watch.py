@@ -198,3 +198,19 @@ def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool, above: int 
         ceilings.append(ceiling_pages(watch.capacity, watch.hard_line + above))
     pulls = kernel_trigger and hard and not watch.compared
     table.set_ceilings(watch.index, ceilings, min(hard) if pulls else NO_CEILING)
+
+
+class Compared:
+    """Thresholds of a kubelet where only outrace's own signals act: compared to report what a kubelet would have done.
+    Nothing acts on them. ``met``: those that are met by the last look.
+    """
+
+    def __init__(self) -> None:
+        self.met: tuple[Threshold, ...] = ()
+
+    def look(self, watch: Watch, seen: Observation) -> tuple[Threshold, ...]:
+        """Compare a domain's; those that are not met any more."""
+        now = tuple(t for t, line in zip(watch.thresholds, watch.lines, strict=True) if seen.available < line)
+        over = tuple(t for t in self.met if t.signal == watch.signal and t not in now)
+        self.met = (*(t for t in self.met if t.signal != watch.signal), *now)
+        return over

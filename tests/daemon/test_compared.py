@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.hot.compared import Compared
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import NO_CEILING, RECLAIMABLE, Reading, ReclaimableReading
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
@@ -14,7 +13,7 @@ from monitor.policy.signals import RECLAIMABLE as SIGNAL
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.polled_table import PolledTable
-from monitor.sources.watch import Watch, arm_thresholds, make_watches
+from monitor.sources.watch import Compared, Watch, arm_thresholds, make_watches
 from tests import live
 
 MIB = live.MIB
