@@ -1,7 +1,7 @@
 """The oracle: does this tree answer as the kept answers say? (docs/contributing.md)
 
     .venv/bin/python scripts/oracle compare [--tree DIR] [--only PATTERN]
-    .venv/bin/python scripts/oracle record answers|simulated|state [--tree DIR]
+    .venv/bin/python scripts/oracle record answers|simulated|live|state [--tree DIR]
 
 `compare` prints what differs, and exits with 1 if something does that tests/oracle/intended.toml does not list.
 """
@@ -40,6 +40,12 @@ def record(what: str, tree: Path) -> int:
         import simulate
 
         kept.pack(kept.STATE, {"incidents.db": simulate.incidents()})
+    elif what == "live":
+        import live
+
+        with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as place:
+            live.record(Path(place))
+            kept.pack(kept.RECORDINGS / "live.tar.xz", {p.name: p.read_bytes() for p in Path(place).iterdir()})
     else:
         with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as place:
             found, left_out = everything(tree, Path(place))
@@ -59,7 +65,7 @@ def main() -> int:
         if name == "compare":
             command.add_argument("--only", default="*", help="a pattern of answers, such as 'options/*'")
         else:
-            command.add_argument("what", choices=("answers", "simulated", "state"))
+            command.add_argument("what", choices=("answers", "simulated", "live", "state"))
     given = parser.parse_args()
     tree = given.tree.resolve()
     return compare(tree, given.only) if given.command == "compare" else record(given.what, tree)

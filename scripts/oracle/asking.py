@@ -73,7 +73,7 @@ class Tree:
             out, err = out.replace(text, instead), err.replace(text, instead)
         # A line of log has a time; `run` logs what it undoes of others before it reads its options.
         complaints = [line for line in err.splitlines() if not line.startswith("ts=")]
-        made: dict[str, Any] = {"code": code, "err": complaints, "out": out.splitlines()}
+        made: dict[str, Any] = {"code": code, "err": complaints, "out": out.replace("><", ">\n<").splitlines()}
         if question.kind in (JSON, SHAPE) and out:
             try:
                 made["out"] = json.loads(out)

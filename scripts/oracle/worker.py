@@ -56,13 +56,18 @@ def _called(words: Sequence[str]) -> int:
 
 def options(command: click.Command, context: click.Context) -> dict[str, Any]:
     """Command -> option -> names, type, default; and so for the commands below it."""
-    found: dict[str, Any] = {context.command_path: {p.name: _figures(p) for p in command.get_params(context)}}
+    found: dict[str, Any] = {context.command_path: {_name(p): _figures(p) for p in command.get_params(context)}}
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             below = command.get_command(context, name)
             assert below is not None
             found |= options(below, click.Context(below, info_name=name, parent=context))
     return found
+
+
+def _name(parameter: click.Parameter) -> str:
+    """As it is typed."""
+    return max(parameter.opts, key=len, default="") or str(parameter.name)
 
 
 def _figures(parameter: click.Parameter) -> dict[str, Any]:

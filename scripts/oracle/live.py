@@ -1,0 +1,85 @@
+"""Recordings of real races: commands of the lab with `OUTRACE_RECORD` in the environment of the daemons they start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: One command, and all of its daemons: more than it should take anywhere.
+MOST_S = 240
+SCENARIOS = (
+    *("guided", "unguided", "evicted-beside-cache", "protected-cache", "protected-and-unseen", "active-and-pinned"),
+    *("only-the-kubelet", "evicted-hard", "slow-leak", "full-speed", "evicted-soft", "ignores-term", "two-hogs"),
+    *("tmpfs-hog", "fork-bomb", "over-eviction", "would-have-won", "burst", "stalled-monitor", "in-soft-period"),
+    *("grace-too-long", "frozen-victim", "tmpfs-outlives", "no-threshold", "pinned-cache", "kubepods-limit"),
+    *("wrong-victim", "collateral", "braked", "own-limit", "sidecar", "pod-limit", "group-kill", "relieved"),
+    *("relieved-in-soft-period", "active-flood", "cache-flood", "user-kill", "already-exiting", "lost-records"),
+    "record-stops",
+)
+#: Setting -> its value, and the scenarios that are played with it too. Their verdict may be another one then.
+VARIANTS = (
+    ("trigger", "kernel", ("evicted-hard", "two-hogs", "tmpfs-hog", "fork-bomb", "full-speed", "ignores-term")),
+    ("hard_grace", "1s", ("evicted-hard", "two-hogs", "fork-bomb", "tmpfs-hog", "full-speed", "braked")),
+    ("mode", "hold", ("would-have-won", "relieved", "kubepods-limit", "stalled-monitor")),
+    ("mode", "observe", ("collateral", "wrong-victim")),
+    ("policy", "kubelet-1.17", ("evicted-hard", "evicted-soft", "two-hogs", "kubepods-limit")),
+    ("policy", "kubelet-1.8", ("evicted-hard", "evicted-soft", "two-hogs", "wrong-victim")),
+    ("compat", "kubelet-1.36", ("evicted-hard", "evicted-soft", "tmpfs-outlives", "relieved")),
+    ("hooks", "poll", ("evicted-hard", "relieved", "own-limit", "user-kill", "would-have-won")),
+    ("guide_oom_killer", "false", ("burst", "in-soft-period", "wrong-victim")),
+)
+LOADS = ("4k", "thp", "tmpfs", "fork", "pipes", "sockets", "populate", "one-write")
+BRAKES = ("auto", "limit", "freeze")
+
+
+def commands() -> Iterator[tuple[str, dict[str, str], list[str]]]:
+    """Name of the recording, settings of its daemons, words of the command."""
+    for name in SCENARIOS:
+        yield f"scenario-{name}", {}, ["bench", "scenarios", "--only", name, "--runs", "2"]
+    for setting, value, names in VARIANTS:
+        for name in names:
+            words = ["bench", "scenarios", "--only", name, "--runs", "1"]
+            shorter = {"hold_limit": "3s"} if value == "hold" else {}
+            yield f"scenario-{name}-{setting}-{value}", {setting: value, **shorter}, words
+    hold = ["bench", "race", "--mode", "hold", "--runs", "1", "--hogs", "2", "--watch", "0.3"]
+    for load in LOADS:
+        yield f"hold-{load}", {}, [*hold, "--margin", "32Mi", "--load", load]
+    for brake in BRAKES:
+        yield f"hold-brake-{brake}", {"hold_brake": brake}, ["demo", "--mode", "hold", "--runs", "1"]
+    yield "hold-16-hogs", {}, ["demo", "--mode", "hold", "--runs", "1", "--hogs", "16", "--margin", "32Mi"]
+    yield "hold-never-kill", {"never_kill": "true"}, ["demo", "--mode", "hold", "--runs", "1"]
+    yield "hold-limit", {"hold_limit": "1s"}, ["demo", "--mode", "hold", "--runs", "1"]
+    for hogs, trigger in ((1, "user"), (4, "user"), (4, "kernel")):
+        yield f"race-{hogs}-{trigger}", {}, ["demo", "--runs", "2", "--hogs", str(hogs), "--trigger", trigger]
+    yield "race-thp", {}, ["demo", "--runs", "2", "--thp", "--margin", "16Mi"]
+    for mode in ("enforce", "hold"):
+        yield f"kills-{mode}", {}, ["bench", "kills", "--runs", "4", "--seed", "1", "--mode", mode]
+
+
+def record(into: Path, only: str = "") -> None:
+    """Play them one after the other; what a daemon could not record is reported, and left out."""
+    into.mkdir(parents=True, exist_ok=True)
+    for name, settings, words in commands():
+        if only not in name or list(into.glob(f"{name}.*")):
+            continue
+        # A path that says nothing of this machine: it is in the recording.
+        with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as made:
+            environment = {
+                f"OUTRACE_{key.upper()}": value for key, value in (settings | {"record": f"{made}/rec"}).items()
+            }
+            command = [sys.executable, "-m", "monitor.cli.main", *words, "-o", "json"]
+            try:
+                done = subprocess.run(
+                    command, cwd=ROOT, env=os.environ | environment, timeout=MOST_S, capture_output=True, check=False
+                )
+                print(f"{name}: exit code {done.returncode} {done.stderr.decode()[-300:]}", file=sys.stderr, flush=True)
+            except subprocess.TimeoutExpired:
+                print(f"{name}: not over after {MOST_S} s", file=sys.stderr, flush=True)
+            for number, path in enumerate(sorted(Path(made).glob("rec*"))):
+                shutil.copy(path, into / f"{name}.{number}.rec")
