@@ -201,7 +201,7 @@ def test_a_daemon_whose_hook_fails_ends_and_the_next_one_polls(node: LabNode, tm
     pod, state = node.add_pod("hog"), tmp_path / "state"
     live.lend_pins(state)
     # At this rate the node is far from its threshold at first.
-    options = ("--enforce", "--enforce-unknown-specs", "--trigger", "kernel", "--max-fill-rate", "256Mi")
+    options = ("--enforce", "--trigger", "kernel", "--max-fill-rate", "256Mi")
     with soft(node, tmp_path, "auto", *options) as daemon:
         best = live.rung(daemon)
         assert best in BPF_RUNGS

@@ -169,7 +169,7 @@ def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytes
 
 
 def test_the_next_side_gets_the_new_descriptor() -> None:
-    old, new = RunConfig().to_memfd(), RunConfig(name="new").to_memfd()
+    old, new = RunConfig().to_memfd(), RunConfig(log_format="json").to_memfd()
     side = Side(old, -1, -1)
     side.take_config(new)
     try:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.forecast_text import forecast_lines
 from monitor.race.events import Crossing, Sample, Watched
 from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Tally
@@ -63,19 +62,3 @@ def test_why_there_is_no_forecast_is_reported(forecaster: Forecaster) -> None:
     forecaster._facts = lambda: ((), [watched])  # far from every threshold
     forecaster._update(11 * S)
     assert forecaster.report() == []
-
-
-def test_forecasts_in_words_state_the_level_of_their_interval() -> None:
-    given = {"domain": "node", "of": "threshold", "level_bytes": 448 * MIB, "no": None, "seconds": 12.0}
-    given |= {"soonest_s": 9.5, "latest_s": 15.25, "interval_holds": 0.8, "bytes_per_s": 20 * MIB}
-    given |= {"signal": "memory.available"}
-    none = given | {"of": "oom", "signal": None, "no": "growth too uneven"}
-    none |= {"seconds": None, "soonest_s": None, "latest_s": None}
-    met = given | {"seconds": 0.0, "soonest_s": 0.0, "latest_s": 0.0}
-    assert list(forecast_lines([given, none, met])) == [
-        "node reaches its next threshold of memory.available (448.0Mi in use) in 12 s, at 20.0 MiB/s "
-        "(80% of such crossings come after 9.5 s to 15 s)",
-        "no forecast of when node reaches its limit (448.0Mi in use): growth too uneven",
-    ]
-    del given["signal"]  # as an older daemon says it
-    assert next(forecast_lines([given])).startswith("node reaches its next threshold (448.0Mi in use) in 12 s")
