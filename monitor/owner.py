@@ -18,6 +18,7 @@ from monitor import documents
 #: As many as the kernel follows (MAXSYMLINKS).
 _MOST_LINKS = 40
 _AMONG_OTHERS = " is in a directory where others can put files"
+_ELSEWHERE = " leads into another mount namespace"
 _FUSE = " is a FUSE mount of user"
 _MOUNTER = re.compile(r"\buser_id=(\d+)")
 #: struct ucred: process, user and group id.
@@ -58,6 +59,8 @@ def mend(problem: str) -> str:
         return "move it into a directory of root's"
     if _FUSE in problem:
         return "name a path that is not below it"
+    if problem.endswith(_ELSEWHERE):
+        return "name a copy of it"
     path, _, rest = problem.partition(" belongs to")
     return f"chown root {path}" if rest else f"chmod go-w {problem.partition(' (mode ')[0]}"
 
@@ -85,7 +88,8 @@ def changed_by(path: Path, *, mounted: bool = True) -> str:
             if last or status.st_uid != 0 or not status.st_mode & stat.S_ISVTX:
                 return problem
             is_shared = True
-    return ""
+    # The kernel goes through /proc/PID/root into another mount namespace, where the text of that link says "/".
+    return "" if os.path.samestat(status, os.stat(path)) else f"{path}{_ELSEWHERE}"
 
 
 def mounted_by(device: int, mounts: Iterable[str]) -> int:

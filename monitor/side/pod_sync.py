@@ -77,7 +77,7 @@ class PodSync:
             self.scores.remove_pod(uid)
             if uid in before:
                 self.view.log_budget.forget(label(before[uid].pod))
-            self._log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
+            self.view.log_budget("info", "pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
         for found in change.updated:
             if found.pod.uid not in before:
                 self._log_new(found)
@@ -125,7 +125,8 @@ class PodSync:
 
     def _log_new(self, found: FoundPod) -> None:
         pod, name = found.pod, label(found.pod)
-        self._log.info("pod found", pod=name, uid=pod.uid, qos=self._era.qos_class(pod), cgroup=str(found.cgroup))
+        about = {"pod": name, "uid": pod.uid, "qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
+        self.view.log_budget("info", "pod found", **about)
         admission = admit(pod, self.view.conditions)
         if not admission.admitted:
             refused = "a kubelet would not have admitted this pod now"

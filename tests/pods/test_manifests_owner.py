@@ -276,3 +276,19 @@ def test_a_nodes_own_directory_is_not_safe_because_it_is_mounted_read_only(tmp_p
             read_alone(tmp_path / "pod/file", mounted=False)
     finally:
         run("umount", str(tmp_path / "pod"))
+
+
+def test_a_path_that_leads_into_a_container_is_not_checked_outside_of_it(tmp_path: Path) -> None:
+    """The link /proc/PID/root says "/", and a path beyond it was looked at on the machine and read in the container."""
+    (tmp_path / "file").write_text("root's")
+    script = f"mount -t tmpfs none {tmp_path}; echo x > {tmp_path}/file; chown {NOBODY} {tmp_path}/file; echo; read x"
+    command = ["unshare", "--mount", "sh", "-ec", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        path = Path(f"/proc/{process.pid}/root{tmp_path}/file")
+        assert changed_by(path) == f"{path} leads into another mount namespace"
+        with pytest.raises(ChangeableError, match="name a copy of it"):
+            read_alone(path)
+        process.kill()
+    assert changed_by(tmp_path / "file") == ""

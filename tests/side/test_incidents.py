@@ -211,6 +211,21 @@ def test_the_number_kept_is_bounded_whatever_the_clock_shows(path: Path) -> None
     assert store.stored == 5
 
 
+def test_a_pod_that_has_incidents_all_day_leaves_others_theirs(path: Path) -> None:
+    def own_limit(number: int, pod: str) -> dict[str, Any]:
+        victim = {**OWN_LIMIT["oom_victims"][0], "pod": pod}
+        return variant(number, OWN_LIMIT, oom_victims=[victim], invoker={**OWN_LIMIT["invoker"], "pod": pod})
+
+    store = store_at(path, keep=6)
+    store.add(own_limit(0, "shop/db"))
+    for number in range(1, 9):
+        store.add(own_limit(2 * number, "shop/web"))
+        store.add(own_limit(2 * number + 1, f"user-1000/u{number}.scope"))  # a user's units are the user's
+    kept = {found["id"] for found in store.list()}
+    assert len(kept) == 6
+    assert {"incident-00000", "incident-00016", "incident-00017"} <= kept
+
+
 def test_the_size_on_disk_is_bounded_over_a_thousand_incidents(fast: Path) -> None:
     noise = random.Random(7)
     store = store_at(fast, max_bytes=MIN_BYTES)

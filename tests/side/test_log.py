@@ -141,6 +141,14 @@ def test_each_pod_and_each_kind_has_its_own() -> None:
     assert not logged.budget.left_out
 
 
+def test_a_users_units_have_one() -> None:
+    logged = Logged()
+    for n in range(2 * BURST):
+        logged.budget("info", "pod found", pod=f"user-1000/u{n}.scope")
+        logged.budget("info", "pod found", pod=f"system/u{n}.service")
+    assert len(logged.lines) == BURST + 2 * BURST
+
+
 JOURNALD = Path("/lib/systemd/systemd-journald")
 
 # Everything below /run is ours here: the machine's own journal, if it has one, is not seen.

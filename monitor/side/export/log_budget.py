@@ -39,9 +39,13 @@ class LogBudget:
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        """One line about the ``pod`` of the fields, or where that is None about what ``about`` names (not written)."""
+        """One line about the ``pod`` of the fields, or where that is None about what ``about`` names (not written).
+
+        A user's units have one budget: the user makes 1,000 a second, each with a name of its own.
+        """
         about, pod = fields.pop("about", ""), fields.get("pod")
-        now, key = self._clock(), (pod or about, message)
+        of = pod.partition("/")[0] if pod is not None and pod.startswith("user-") else pod or about
+        now, key = self._clock(), (of, message)
         if key not in self._kinds and len(self._kinds) >= _MOST:
             self.flush()
             key = key if len(self._kinds) < _MOST else (_OTHERS, message)

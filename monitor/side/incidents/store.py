@@ -35,6 +35,11 @@ WAIT_S = 2.0
 KEEP_DAMAGED = 3
 #: Rows too old that are deleted in one transaction: its journal stays small.
 _BATCH = 200
+#: A user's units are one: the user makes any number of them.
+_SURPLUS = """DELETE FROM incidents WHERE seq IN (
+    SELECT seq FROM (SELECT seq, count(*) OVER (PARTITION BY
+        CASE WHEN substr(pods, 1, 7) = '["user-' THEN substr(pods, 1, instr(pods, '/')) ELSE pods END) AS n
+    FROM incidents WHERE id <> ?) ORDER BY n DESC, seq LIMIT ?)"""
 
 
 def _boot_s() -> float:
@@ -92,7 +97,7 @@ class IncidentStore(IncidentReader):
                 self._log.error("an incident was not stored", incident=incident.get("id"), problem=str(error))
 
     def add(self, incident: Mapping[str, Any]) -> None:
-        """Store an incident, or a later version of one; the oldest go when there is no room.
+        """Store an incident, or a later version of one; when there is no room, others go (`_make_room`).
 
         On disk when it returns. Raises MonitorError for one that cannot be stored or a file that must not be written
         to, and OSError for what may pass (no space, read-only, locked); then nothing has changed.
@@ -139,7 +144,9 @@ class IncidentStore(IncidentReader):
             self.stored = number(connection, "SELECT count(*) FROM incidents")
 
     def _make_room(self, connection: sqlite3.Connection, key: str) -> None:
-        """Delete the incidents that came first, but ``key``, until the others fit."""
+        """Delete incidents, but ``key``, until the others fit: the first that came of the pods that have most. A pod
+        that kills its own children, or runs into its own limit all day, leaves other pods theirs.
+        """
         page = number(connection, "PRAGMA page_size")
         while True:
             count = number(connection, "SELECT count(*) FROM incidents")
@@ -147,8 +154,7 @@ class IncidentStore(IncidentReader):
             surplus = max(count - self.keep, -(-count * (used - self._file_bytes) // used))
             if surplus <= 0 or count == 1:
                 return
-            query = "DELETE FROM incidents WHERE seq IN (SELECT seq FROM incidents WHERE id <> ? ORDER BY seq LIMIT ?)"
-            connection.execute(query, (key, surplus))
+            connection.execute(_SURPLUS, (key, surplus))
 
     def _rename_damaged(self, reason: Exception) -> None:
         """Give the damaged file another name, the newest `KEEP_DAMAGED` of which are kept."""
