@@ -135,13 +135,6 @@ def test_times_are_written_as_dates() -> None:
     assert found.margin_bytes <= CAPACITY
 
 
-def test_the_limit_outrace_gave_an_evicted_pod_is_not_called_its_own() -> None:
-    found = of_scenario("an evicted pod at the limit outrace gave it")
-    assert "at the limit that outrace gave the pod of 64.0 MiB" in found.summary
-    assert "Set the memory limit" not in found.advice
-    assert "keeps it small until the API server takes its status" in found.advice
-
-
 def advice_with(active_mi: float, before_mi: float = 0) -> str:
     episode = one(
         watched(), ranked(), sample(-1100, 700, active_file=round(before_mi * MI)), *growing(-1000, -100, 700, 100),
