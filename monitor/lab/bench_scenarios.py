@@ -27,8 +27,7 @@ from monitor.race.incident import VERDICTS
 def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> Found:
     """Play scripted situations and compare the incidents with the truth; exit code 1 if any is wrong.
 
-    The truth is the verdict, exactly these flags, who was evicted and who was killed. Also: how often the kernel's
-    victim was the one that its own arithmetic named just before.
+    The truth is the verdict, exactly these flags, who was evicted and who was killed.
     """
     chosen = named(only)
     if only_list:
@@ -63,12 +62,7 @@ def _play(scenario: Scenario, runs: int) -> list[Outcome]:
 
 
 def _totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    guesses = [_guessed(o) for o in outcomes if o.guess is not None]
-    return {
-        "runs": len(outcomes),
-        "right": sum(o.right for o in outcomes),
-        "likely_victim": {"total": len(guesses), "right": sum(guesses)},
-    }
+    return {"runs": len(outcomes), "right": sum(o.right for o in outcomes)}
 
 
 def _row(scenario: Scenario, outcomes: Sequence[Outcome]) -> Row:
@@ -85,13 +79,6 @@ def _row(scenario: Scenario, outcomes: Sequence[Outcome]) -> Row:
     }
 
 
-def _guessed(outcome: Outcome) -> bool:
-    """Whether the one that was expected to be killed was the first victim."""
-    assert outcome.guess is not None
-    victims: list[dict[str, Any]] = next((i["oom_victims"] for i in outcome.incidents if i["oom_victims"]), [])
-    return bool(victims) and victims[0]["pid"] == outcome.guess.pid
-
-
 def _lines(rows: Sequence[Row], more: dict[str, Any]) -> Iterator[str]:
     yield from table_lines(
         ("scenario", "truth", "flags", "runs", "right"),
@@ -103,6 +90,3 @@ def _lines(rows: Sequence[Row], more: dict[str, Any]) -> Iterator[str]:
     columns = [v for v in known if v in seen or v in confusion] + sorted(seen - set(known))
     truths = sorted(confusion, key=known.index)
     yield from table_lines(("", *columns), [(truth, *(confusion[truth][v] for v in columns)) for truth in truths])
-    victims = more["likely_victim"]
-    yield ""
-    yield f"The kernel's victim was the expected one in {victims['right']} of {victims['total']} kills."

@@ -37,20 +37,11 @@ class Truth:
 
 
 @dataclass(slots=True)
-class Guess:
-    """Who the OOM killer was expected to take, looked at just before."""
-
-    at: float  # Unix time
-    pid: int | None
-
-
-@dataclass(slots=True)
 class Outcome:
     """One run: every incident it led to, and what is wrong with them ("" if nothing is)."""
 
     incidents: list[Incident]
     wrong: str
-    guess: Guess | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # after it
 
     @property
@@ -65,18 +56,7 @@ class Outcome:
 
 def judged(scenario: Scenario, stage: Stage, found: list[Incident]) -> Outcome:
     """Hold the incidents of a run against the truth."""
-    guess = None
-    killed_at = min((t for i in found if (t := _killed_at(i)) is not None), default=None)
-    if killed_at is not None:
-        guess = next((g for g in reversed(stage.guesses) if g.at < killed_at), None)
-    return Outcome(found, _wrong(scenario.truth, stage, found), guess, metrics=stage.counted)
-
-
-def _killed_at(incident: Incident) -> float | None:
-    """Unix time at which the first victim was marked."""
-    began = unix(incident["start"])
-    mark = next((s for s in incident["steps"] if s["what"] == "oom"), None)
-    return None if mark is None else began + float(mark["t_ms"]) / 1000
+    return Outcome(found, _wrong(scenario.truth, stage, found), metrics=stage.counted)
 
 
 def _wrong(truth: Truth, stage: Stage, found: list[Incident]) -> str:

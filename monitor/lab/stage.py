@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,20 +17,16 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.scenario import NOTHING, Guess, Incident, Outcome, Scenario, judged, unix
-from monitor.race.badness import likely_victim
+from monitor.lab.scenario import NOTHING, Incident, Outcome, Scenario, judged, unix
 from monitor.side.incidents.reader import IncidentReader
 
 #: Growth that a busy machine still keeps up with, in MiB/s: a margin of 32 MiB lasts a third of a second.
 STEADY = 100
 #: oom_score_adj of a BestEffort pod's processes.
 _BEST_EFFORT = 1000
-#: Between two looks at the kernel's likely victim.
-_LOOK_S = 0.02
 
 
 class Stage:
@@ -41,13 +36,12 @@ class Stage:
         self.node, self.daemon, self.run, self.scored = node, daemon, run, scored
         self.pods: dict[str, LabPod] = {}
         self.hogs: list[Hog] = []
-        self.guesses: list[Guess] = []
-        self._limit = node.cgroup  # where the OOM killer is expected
-        self._stop = threading.Event()
         self._freezers: list[Path] = []
         self.began = time.time()
         self.failed = ""
         self.counted: dict[str, float] = {}  # /metrics when its incident was final
+        daemon.poll()
+        self._since = len(daemon.log)
 
     # what a script does
 
@@ -162,39 +156,7 @@ class Stage:
             path.rmdir()
 
     def limit(self, cgroup: Path, mib: int) -> None:
-        """Limit this cgroup, which is the one that will run into its limit."""
         cgroupfs.set_limit(cgroup, mib * MIB)
-        self._limit = cgroup
-
-    # what happens around it
-
-    def __enter__(self) -> Stage:
-        self.daemon.poll()
-        self._since = len(self.daemon.log)
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_LOOK_S):
-            with suppress(OSError):  # a cgroup that went away while it was read
-                self._guess()
-
-    def _guess(self) -> None:
-        pods = {str(pod.cgroup): pod for pod in list(self.pods.values())}
-
-        def owner(cgroup: Path) -> Owner | None:
-            pod = next((pods[str(p)] for p in (cgroup, *cgroup.parents) if str(p) in pods), None)
-            return None if pod is None else Owner(pod.uid, pod.name)
-
-        found = candidates(self.node.hierarchy, self._limit, owner)
-        pages = total_pages(self.node.hierarchy, self._limit)
-        victim = likely_victim(found, pages, str(self._limit), frozenset(groups(self._limit)))
-        self.guesses.append(Guess(time.time(), victim.process.pid if victim is not None else None))
 
     def calm(self) -> None:
         """End what is left of the scenario without a signal, which would be an incident of its own."""
@@ -261,8 +223,7 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
 
 
 def _run(scenario: Scenario, stage: Stage) -> None:
-    with stage:
-        scenario.play(stage)
+    scenario.play(stage)
     stage.calm()
     if scenario.ends_daemon:
         return
