@@ -25,12 +25,13 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading, ReclaimableReading
-from monitor.kernel.page_cache import STAT_KEYS, number
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
 from monitor.sources.polled_entry import Entry
 
 VMSTAT = "/proc/vmstat"
+#: The lists of page cache in memory.stat. Keys have the newline before them.
+STAT_KEYS = {1: (b"\ntotal_inactive_file ", b"\ntotal_active_file "), 2: (b"\ninactive_file ", b"\nactive_file ")}
 _USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 #: What usage is made of, but for what the CPUs have charged ahead. (``kernel`` has zswap in it.)
 _USED_KEYS = {
@@ -329,3 +330,13 @@ class PolledSweeper(Stepwise):
     def touch(self, index: int) -> None:
         """Bring an entry of the machine up to date."""
         self._table.read_stat(self._table.entry(index))
+
+
+def number(data: bytes, key: bytes) -> int:
+    """The number behind ``key``; 0 where there is none, as cAdvisor has it."""
+    at = data.find(key)
+    if at < 0:
+        return 0
+    at += len(key)
+    end = data.find(b"\n", at)
+    return int(data[at : end if end >= 0 else None])
