@@ -126,7 +126,7 @@ class Node:
         if self.daemon is None:
             return *self._read_files(found), _FILES
         try:
-            summary = json.loads(self._ask(self.daemon))
+            summary = json.loads(self.daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
             domains, pods = from_summary(summary, found, self._era)
             self.capacity = domains["node"].capacity or self.capacity
             ours = summary.get("outrace", {})
@@ -139,14 +139,6 @@ class Node:
         except OSError as e:
             origin = f"{_FILES} (the daemon {self.daemon} does not answer: {e})"
         return *self._read_files(found), origin
-
-    def _ask(self, daemon: Daemon) -> str:
-        if self.is_live:
-            try:
-                return daemon.get(LIVE_PATH)
-            except ValueError:
-                self.is_live = False  # an older daemon, which knows the other path alone
-        return daemon.get(SUMMARY_PATH)
 
     def _read_files(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]]]:
         if self.path == self.hierarchy.root:
