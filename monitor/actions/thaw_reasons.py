@@ -7,14 +7,17 @@ were thawed for 5 ms.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from pathlib import Path
 
 from monitor.kernel.cgroup_procs import walk
+from monitor.kernel.procfs import kill_pends
 
 #: In one look, by the hot thread: processes, 30 us each, and cgroups, 15 us each. A pod may have thousands of both.
 PROCESSES, CGROUPS = 64, 64
-_SIGKILL = 1 << 8  # in the masks of /proc/PID/status
+#: ... and the time after which a look ends, however long one of them took.
+_MOST_NS = 1_000_000
 #: The name of a process between runc's fork and its execve: runc:[2:INIT] (runc, libcontainer/nsenter/nsexec.c).
 _STARTING = b"runc:["
 #: What waits. Of several the first here.
@@ -30,14 +33,11 @@ class ThawReasons:
         self._pids: list[int] = []
 
     def look(self) -> str:
-        """`KILL` if one of the next processes has a SIGKILL pending, `START` if runc starts one. Raises OSError. After
-        `KILL` the next look begins anew: who has ended is not in cgroup.procs, but has that SIGKILL pending until its
-        parent asks, which may be never.
-        """
+        """`KILL` if one of the next processes has a SIGKILL pending, `START` if runc starts one. Raises OSError."""
         found = ""
         self._walk = self._walk or walk(self._cgroup)
-        processes, cgroups = PROCESSES, CGROUPS
-        while processes and (self._pids or cgroups):
+        processes, cgroups, end_ns = PROCESSES, CGROUPS, time.monotonic_ns() + _MOST_NS
+        while processes and (self._pids or cgroups) and time.monotonic_ns() < end_ns:
             if self._pids:
                 processes -= 1
                 waits = _waits_for(self._pids.pop())
@@ -57,11 +57,10 @@ class ThawReasons:
 
 def _waits_for(pid: int) -> str:
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            name = file.readline().partition(b"\t")[2]
-            masks = [int(line.split()[1], 16) for line in file if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            name, _, fields = file.read().partition(b"(")[2].rpartition(b")")
+        if kill_pends(fields.split()):
+            return KILL
     except (OSError, IndexError, ValueError):
         return ""  # it has ended
-    if any(mask & _SIGKILL for mask in masks):
-        return KILL
     return START if name.startswith(_STARTING) else ""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
-from monitor.kernel.disks import NOTHING, Disks, Usage, tree_usage
+from monitor.kernel.disks import DEADLINE_S, NOTHING, Disks, Usage, tree_usage
 from monitor.pods.cgroup_tree import parse
 from monitor.pods.containers import upper_directory
 from monitor.pods.kubepods import tree_uids
@@ -99,7 +99,7 @@ def process_stats(found: FoundPod) -> PodStats:
 def measure(found: FoundPod, roots: Roots | None = None, stop: Callable[[], bool] = lambda: False) -> Measured:
     """Measure a pod; ``stop()`` ends it early, incomplete. Takes as long as its directories are large."""
     began = time.monotonic()
-    look = _Look(found, roots or Roots(), stop)
+    look = _Look(found, roots or Roots(), stop, began + DEADLINE_S)
     stats = look.stats()
     now = time.monotonic()
     return Measured(stats, now - began, now, look.complete, tuple(look.problems))
@@ -112,6 +112,7 @@ class _Look:
     found: FoundPod
     roots: Roots
     stop: Callable[[], bool]
+    end_s: float  # of all its directories together (`time.monotonic`): each pod is measured before one is evicted
     complete: bool = True
     problems: list[str] = field(default_factory=list)
 
@@ -159,7 +160,8 @@ class _Look:
 
     def _usage(self, path: Path) -> Usage | None:
         try:
-            usage = tree_usage(path, stop=self.stop)
+            left_s = max(0.0, self.end_s - time.monotonic())
+            usage = tree_usage(path, deadline_s=left_s, stop=self.stop)
         except MonitorError as error:
             self._problem(f"{error}; what it holds is not counted")
             return None
