@@ -26,7 +26,7 @@ from monitor.settings.read import Resolved, resolved_again
 
 #: Options of `run` that change nothing about what is explained.
 _OF_RUN_ALONE = {
-    *("enforce", "trigger", "hooks", "max_fill_rate"),
+    *("enforce", "trigger", "hooks"),
     *("record", "log_format"),
     *("mode", "hold_limit", "hard_grace", "listen", "expose_metrics"),
 }

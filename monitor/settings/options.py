@@ -24,7 +24,6 @@ from monitor.settings.option import (
     PODS,
     RECORDING,
     SERVICES,
-    SIZE,
     SWITCH,
     TABLE,
     TEXT,
@@ -178,16 +177,6 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
                 gone={"psi": POLL, "eventfd": POLL},
                 why="The best hook that this kernel and these privileges allow; a name makes its lack an error.",
             ),
-            setting(
-                "max-fill-rate",
-                SIZE,
-                "How much the machine can fault in per second.",
-                "BYTES",
-                default="6Gi for each CPU, at most 96Gi",
-                example="12Gi",
-                why="Decides how early every charge is compared. A CPU was measured at 5.8 GiB/s; too low a value "
-                "misses a crossing, a higher one costs time while memory is plenty.",
-            ),
         ),
     ),
     (
@@ -265,6 +254,7 @@ GONE_OPTIONS = {
     ),
     "kubelet-insecure": "give --kubelet-ca FILE, or mount the kubelet's own certificates",
     "kubelet-config-dir": "leave it out, and --kubelet-config: the kubelet of this node is asked, drop-ins included",
+    "max-fill-rate": "leave it out: it is 6 GiB/s for each CPU, at most 96",
     "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",
     "reclaim-containers": "name a command that removes both with --reclaim-images COMMAND",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",

@@ -108,7 +108,7 @@ _FLAGS = (
 
 
 def _configuration(files: Path) -> Iterator[Question]:
-    here = ("--pods", f"manifests:{files}/manifests", "--state-dir", "/var/lib/outrace", "--max-fill-rate", "12Gi")
+    here = ("--pods", f"manifests:{files}/manifests", "--state-dir", "/var/lib/outrace")
     vary = tuple(f"out.thresholds.*.{key}" for key in ("capacity", "quantity"))
     for name, text in _CONFIGURATIONS.items():
         words = (*text.format(files=files).split(), *here, "-o", "json")

@@ -104,7 +104,7 @@ def test_what_cleans_up() -> None:
     ("content", "problem"),
     [
         (b"evction-hard: {}\n", "unknown key 'evction-hard'; did you mean 'eviction-hard'"),
-        (b"max-fill-rate: true\n", "max-fill-rate: True is not a quantity"),
+        (b"hold-limit: true\n", "hold-limit: True is not a text"),
         (b"kubelet-config: 5\n", "kubelet-config: 5 is not the name"),
         (b"\xff\xfe\x00", ""),
         (None, "cannot be read: No such file"),

@@ -58,6 +58,10 @@ OPTIONS = {
             ({"a": {"priority": 2_000_000_000}}, "a: priority: 2000000000 is above 1000000000"),
             ({"a": {"request": "lots"}}, "a: request: "),
             ({"a": {"grace": "1.5s"}}, "a: grace: '1.5s' is not a number of whole seconds"),
+            ({"a": {"request": "0"}}, "a: request: '0' is not a size from 1 to 4Ei"),
+            # The whole value of 20E wraps round to a positive number.
+            ({"a": {"request": "20E"}}, "a: request: '20E' is not a size from 1 to 4Ei"),
+            ({"a": {"request": True}}, "a: request: True is not a quantity"),
             ({"a": {"grace": "25h"}}, "a: grace: '25h' is not a duration above 0 and of at most 24h"),
             ({"a": {"grace": 90}}, "a: grace: 90 has no unit; write 90s"),
             ({"a": {"never": "perhaps"}}, "a: never: 'perhaps' is not true or false"),
@@ -133,12 +137,6 @@ OPTIONS = {
         (("crictl 'rmi", "No closing quotation"), ("cri:unix:///run/x.sock", "write crictl instead")),
     ),
     "hooks": Row("poll", "poll", (("uprobe", "memcg-tracepoint"), ("psi", "is gone: write poll"), ("eventfd", "poll"))),
-    # The whole value of 20E wraps round to a positive number.
-    "max-fill-rate": Row(
-        "1.5Gi",
-        3 << 29,
-        (("0", "1 to 4Ei"), ("20E", "1 to 4Ei"), (True, "True is not a quantity"), ("fast", "quantity")),
-    ),
     "listen": Row(
         "[::1]:0",
         "::1:0",
@@ -254,7 +252,7 @@ def test_a_new_line_is_in_the_thresholds_and_flags_still_win(tmp_path: Path) -> 
 def test_a_default_that_follows_the_machine_is_no_change(tmp_path: Path) -> None:
     current = started("", tmp_path)
     fresh = read({}, str(tmp_path / "own.yaml")).config
-    more = {**fresh.given, "fixed": {**fresh.given["fixed"], "max-fill-rate": 1}}
+    more = {**fresh.given, "fixed": {**fresh.given["fixed"], "node-name": "of-the-machine"}}
     assert merged(current, dataclasses.replace(fresh, given=more)).changed == ()
 
 

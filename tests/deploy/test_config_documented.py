@@ -72,13 +72,19 @@ def test_the_schema_takes_the_example_and_the_empty_file() -> None:
 
 
 REFUSED: tuple[Any, ...] = (
-    *({"eviction-hrad": {}}, {"mode": "kill"}, {"enforce": "yes"}, {"max-fill-rate": "1 Mi"}, {"hold-limit": 120}),
+    *(
+        {"eviction-hrad": {}},
+        {"mode": "kill"},
+        {"enforce": "yes"},
+        {"services": {"a": {"request": "1 Mi"}}},
+        {"hold-limit": 120},
+    ),
     *({"kubelet-ca": "ca.crt"}, {"services": {"a": {"prio": 1}}}, {"services": {"a": {}}}),
     *({"webhook": ["ftp://host"]}, {"eviction-hard": {"memory.available": 100}}, {"name": "-x"}, []),
     *({"eviction-max-pod-grace-period": 1.5}, {"enforce-node-allocatable": ["pods"]}),
 )
 TAKEN: tuple[Any, ...] = (
-    *({"max-fill-rate": text} for text in (1048576, "1.5Mi", "1e6", "+2M", ".5Gi")),
+    *({"services": {"a": {"request": text}}} for text in (1048576, "1.5Mi", "1e6", "+2M", ".5Gi")),
     *({"eviction-pressure-transition-period": text} for text in ("0", "1h2m3.5s", "100µs")),
     {"eviction-hard": "memory.available<100Mi,nodefs.available<5%"},
     {"eviction-max-pod-grace-period": -1},
