@@ -32,7 +32,7 @@ def choice(choices: Sequence[str], gone: Mapping[str, str]) -> Callable[[Any], s
     """``gone``: a value of earlier versions -> what to write instead."""
 
     def parse(value: Any) -> str:
-        if value in gone:
+        if isinstance(value, str) and value in gone:
             raise ValueError(f"{value!r} is gone: write {gone[value]}")
         return str(_one_of(value, choices))
 
