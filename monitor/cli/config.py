@@ -39,9 +39,8 @@ from monitor.policy.signals import (
     RESOURCE,
 )
 from monitor.settings.config import RunConfig
-from monitor.settings.inputs import from_inputs
 from monitor.settings.options import SETTINGS
-from monitor.settings.read import Resolved, check_enforced, resolved_again
+from monitor.settings.read import Resolved, check_enforced, from_inputs, resolved_again
 from monitor.settings.read import resolve as resolve_settings
 
 #: Shown as thresholds, not among the other settings; a recording cannot be asked for.

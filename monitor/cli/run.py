@@ -100,8 +100,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     """
     from monitor.kernel import cgroupfs, meminfo
     from monitor.settings import kernels_share
-    from monitor.settings.mode import check_kernel
-    from monitor.settings.read import check_enforced
+    from monitor.settings.read import check_enforced, check_kernel
 
     if os.geteuid() != 0:
         check_enforced(config)

@@ -144,7 +144,7 @@ class RunConfig:
     #: The same for each entry of a map: field name -> signal (or resource) -> origin.
     entry_origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    #: What the maps and their origins were made of (`monitor.settings.inputs`), for `outrace config show`. Not
+    #: What the maps and their origins were made of (`monitor.settings.read`), for `outrace config show`. Not
     #: compared: two configurations with the same values are the same.
     inputs: Mapping[str, Any] = field(default_factory=dict, compare=False)
     #: What it was read from, to read it again (`monitor.settings.reload`); empty where it was not read.

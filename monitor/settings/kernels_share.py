@@ -17,7 +17,7 @@ from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY
 from monitor.settings.config import RunConfig
-from monitor.settings.inputs import from_inputs, to_inputs
+from monitor.settings.read import from_inputs, to_inputs
 
 _MI = 1 << 20
 

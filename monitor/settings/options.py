@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from monitor.kernel.rungs import AUTO, NAMES, POLL
 from monitor.policy.configuration import MERGE_DEFAULTS
-from monitor.settings.crossing_options import CROSSING_OPTIONS
+from monitor.policy.releases import ERAS
+from monitor.settings.config import MODES
 from monitor.settings.option import (
     ABSOLUTE_PATH,
+    BOOLEAN,
     DIRECTORY,
+    DURATION,
+    ENFORCEABLE,
     FILE_NAME,
     IMAGE_PRUNE,
     KEY,
@@ -21,26 +25,191 @@ from monitor.settings.option import (
     NAME,
     NUMBER,
     OPTIONAL_PATH,
+    PERIOD,
     PODS,
     RECORDING,
+    SECONDS,
     SERVICES,
     SWITCH,
     TABLE,
     TEXT,
     TEXTS,
+    WHOLE_SECONDS,
     Option,
     choice,
     key,
     setting,
     switch,
+    text_map,
     urls,
 )
-from monitor.settings.threshold_options import THRESHOLD_OPTIONS
 
 __all__ = ["KEY", "KUBELET_SWITCH", "NUMBER", "SWITCH", "TABLE", "TEXT", "TEXTS", "Option"]
 
 HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
+TRIGGERS = ("user", "kernel")
+EVICT_BY = ("kill", "api")
+NODE_TAINTS = ("none", "own")
+
+_CROSSING: tuple[Option, ...] = (
+    choice(
+        "mode",
+        MODES,
+        "At a crossing: observe logs, hold brakes the pod until room is there again and kills only below a "
+        "second line, enforce kills at once.",
+        why="Nobody is touched before somebody asks for it.",
+    ),
+    switch("enforce", "Short for --mode enforce.", why="As short as possible; mode says the same."),
+    setting(
+        "hold-limit",
+        DURATION,
+        "After so long the policy decides, and a pod is held no longer than twice that; --hard-grace comes on top.",
+        "DURATION",
+        default="2m",
+        field="hold_limit_ns",
+        why="A pod that stands still for longer fails its probes; what would have made room has had time.",
+    ),
+    setting(
+        "hard-grace",
+        WHOLE_SECONDS,
+        "With --mode enforce on cgroup v2: brake, then SIGTERM, and SIGKILL after this or below the second line.",
+        "DURATION",
+        default="none",
+        example="5s",
+        field="hard_grace_ns",
+        why="None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.",
+    ),
+    choice(
+        "trigger",
+        TRIGGERS,
+        "Who kills under --enforce: user space, or the BPF program too.",
+        why="User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.",
+    ),
+    choice(
+        "evict-by",
+        EVICT_BY,
+        "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
+        why="An eviction by the API takes seconds, and the OOM killer does not wait.",
+    ),
+    choice(
+        "node-taints",
+        NODE_TAINTS,
+        "Taint the node while a condition holds: own is outrace.io/memory-pressure:NoSchedule and so on.",
+        why="None: the kubelet's own conditions taint the node too, and taints take rights in the cluster.",
+    ),
+)
+
+
+_THRESHOLDS: tuple[Option, ...] = (
+    choice(
+        "policy",
+        ERAS,
+        "The release whose policy decides.",
+        why="The newest release that the recorded cases cover; an older node is compared with its own.",
+    ),
+    text_map(
+        "eviction-hard",
+        "<",
+        "Hard eviction thresholds",
+        "memory.available<100Mi",
+        default="those of the release",
+        live=True,
+        why="Below it pods are evicted at once. 100Mi is the kubelet's default, so both decide alike; with --pods "
+        "services what the kernel keeps for itself comes on top. Naming one signal switches the other defaults off, "
+        "as in the kubelet.",
+    ),
+    text_map(
+        "eviction-soft",
+        "<",
+        "Soft eviction thresholds",
+        "memory.available<300Mi",
+        default="none",
+        live=True,
+        why="Below it pods are evicted with a grace, but only after the grace period. The kubelet has none by default.",
+    ),
+    text_map(
+        "eviction-soft-grace-period",
+        "=",
+        "How long a soft threshold has to be met before pods are evicted",
+        "memory.available=1m30s",
+        default="none",
+        live=True,
+        why="A short peak is no reason to evict. Every soft threshold needs one.",
+    ),
+    setting(
+        "eviction-max-pod-grace-period",
+        SECONDS,
+        "Longest grace of a soft eviction.",
+        "SECONDS",
+        kind=NUMBER,
+        kubelet=True,
+        field="eviction_max_pod_grace_period_s",
+        default="0",
+        live=True,
+        why="Bounds how long a pod that is to go may stay. 0, the kubelet's default, kills at once; below 0 each pod "
+        "has its own grace.",
+    ),
+    text_map(
+        "eviction-minimum-reclaim",
+        "=",
+        "How far above its threshold a signal has to be brought back",
+        "memory.available=0Mi",
+        default="none",
+        live=True,
+        why="Without it a node that is just above the threshold crosses it again at the next allocation.",
+    ),
+    setting(
+        "eviction-pressure-transition-period",
+        PERIOD,
+        "How long a condition stays.",
+        "DURATION",
+        default="5m",
+        kubelet=True,
+        field="eviction_pressure_transition_period_ns",
+        live=True,
+        why="Keeps the node's condition from flapping around a threshold; the kubelet's default.",
+    ),
+    key(
+        "enforce-node-allocatable",
+        ENFORCEABLE,
+        "With pods the hard threshold for memory holds for the memory of all pods together too.",
+        default="pods",
+    ),
+    text_map(
+        "system-reserved",
+        "=",
+        "Reserved for daemons of the system",
+        "memory=500Mi",
+        default="none",
+        why="Is taken off what pods may use; has to be the kubelet's.",
+    ),
+    text_map(
+        "kube-reserved",
+        "=",
+        "Reserved for daemons of Kubernetes",
+        "memory=500Mi",
+        default="none",
+        why="Is taken off what pods may use; has to be the kubelet's.",
+    ),
+    setting(
+        "kernel-memcg-notification",
+        BOOLEAN,
+        "Accepted for compatibility; no effect.",
+        kind=KUBELET_SWITCH,
+        kubelet=True,
+        default="false",
+        why="Every threshold is compared in the kernel already.",
+    ),
+    key(
+        "local-storage-capacity-isolation",
+        BOOLEAN,
+        "Evict pods over their own limits of local storage.",
+        default="true",
+        field="local_storage",
+    ),
+)
+
 
 #: The table, by what the options are about.
 GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
@@ -131,8 +300,8 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             key("cgroup-root", OPTIONAL_PATH, "kubepods is below it.", default="the root", example="/kubelet"),
         ),
     ),
-    ("What is done at a crossing", CROSSING_OPTIONS),
-    ("Policy and thresholds", THRESHOLD_OPTIONS),
+    ("What is done at a crossing", _CROSSING),
+    ("Policy and thresholds", _THRESHOLDS),
     (
         "Disks",
         (

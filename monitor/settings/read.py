@@ -8,11 +8,12 @@ of every entry of a map, is kept. Which options there are says `options`; which 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, check_spec
 from monitor.policy import configuration
 from monitor.policy.configuration import (
@@ -33,9 +34,7 @@ from monitor.policy.releases import CURRENT, Era, era
 from monitor.policy.signals import GONE, OWN_SIGNALS
 from monitor.policy.thresholds import Threshold
 from monitor.settings import files, values
-from monitor.settings.config import RunConfig
-from monitor.settings.inputs import from_inputs, given, to_inputs
-from monitor.settings.mode import check_mode, settle_mode
+from monitor.settings.config import ENFORCE, HOLD, RunConfig
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
 
 if TYPE_CHECKING:
@@ -299,3 +298,94 @@ def _remedy(problem: str, rules: Era | None = None, *, own: bool = False) -> str
     if problem.startswith(("quantities must", "unable to parse", "strconv")):
         return "write a quantity such as 100Mi, or a percentage such as 5%"
     return ""
+
+
+def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, str]) -> None:
+    """Make the fields `enforce` and `hold` of what `--mode` and its short form `--enforce` say. Raises ConfigError
+    where both are given and differ.
+    """
+    mode = found.pop("mode", None)
+    if mode is None:
+        return
+    if "enforce" in found and found["enforce"] != (mode == ENFORCE):
+        short = "--enforce" if found["enforce"] else "--no-enforce"
+        raise ConfigError(
+            f"{origins['mode']}: {mode} differs from {short} ({origins['enforce']})",
+            "give one of them: --enforce is short for --mode enforce",
+        )
+    found["enforce"], found["hold"] = mode != "observe", mode == HOLD
+    origins["enforce"] = origins["mode"]
+
+
+def check_mode(config: RunConfig) -> None:
+    """Raises ConfigError for an option that the mode has no use for."""
+    origins = config.origins
+    if origins.get("hold_limit_ns", "default") != "default" and not config.holds:
+        raise ConfigError(f"{origins['hold_limit_ns']}: nothing is held in mode {config.mode}", "give --mode hold too")
+    if config.hard_grace_ns:
+        _check_hard_grace(config, origins)
+    if config.hold and config.trigger == "kernel":
+        raise ConfigError(
+            f"{origins['trigger']}: kernel kills at the crossing, where mode hold ({origins['enforce']}) brakes",
+            "leave --trigger out, or give --mode enforce",
+        )
+
+
+def _check_hard_grace(config: RunConfig, origins: Mapping[str, str]) -> None:
+    no_kill = f"no pod is killed at a hard threshold in mode {config.mode}"
+    for refused, why, remedy in (
+        (config.mode != ENFORCE, no_kill, "--mode enforce"),
+        (not config.kills, "with --evict-by api the kubelet gives the grace", "--evict-by kill"),
+        (config.trigger == "kernel", "--trigger kernel kills without any grace", "--trigger user"),
+    ):
+        if refused:
+            raise ConfigError(f"{origins['hard_grace_ns']}: {why}", f"give {remedy}, or leave --hard-grace out")
+
+
+def check_kernel(config: RunConfig, cgroup_version: int) -> None:
+    """Raises CannotError for an option that this version of cgroups has no brake for."""
+    if config.hard_grace_ns and cgroup_version == 1:
+        why = "a braked pod cannot answer SIGTERM on cgroup v1, which has no memory.high"
+        remedy = "leave --hard-grace out, or boot with systemd.unified_cgroup_hierarchy=1"
+        raise CannotError(f"{config.origins['hard_grace_ns']}: {why}", remedy)
+
+
+# The layers that thresholds and reservations were made of, as JSON, as they were when the daemon read them. The daemon
+# carries them, so that `outrace config show` has the origins of what is in force also where a file has changed since.
+def to_inputs(kubelets: Mapping[str, Given], file: Source | None, drop_ins: tuple[Source, ...]) -> dict[str, Any]:
+    """``kubelets``: the kubelet's keys that outrace itself was given, parsed."""
+    found = {
+        "own": {key: list(given) for key, given in kubelets.items()},
+        "file": None if file is None else _source(file),
+        "drop_ins": [_source(one) for one in drop_ins],
+    }
+    # YAML has dates, JSON has none; no key of ours takes one.
+    copied: dict[str, Any] = json.loads(json.dumps(found, default=str, skipkeys=True))
+    return copied
+
+
+def from_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Given], Source | None, tuple[Source, ...]]:
+    """The inverse of `to_inputs`; nothing was given where there are none."""
+    own = {key: Given(value, origin) for key, (value, origin) in inputs.get("own", {}).items()}
+    file = inputs.get("file")
+    return own, None if file is None else Source(*file), tuple(Source(*one) for one in inputs.get("drop_ins", ()))
+
+
+def given(config: RunConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What `monitor.settings.reload` needs to read a configuration again: the ``arguments`` of `read`, and by name the
+    values that cannot change while running, as they were read. (The daemon fills some in as it starts.)
+    """
+    fixed = {option.name: value_of(config, option) for option in SETTINGS if not option.live}
+    copied: dict[str, Any] = json.loads(json.dumps({"arguments": arguments, "fixed": fixed}, default=str))
+    return copied
+
+
+def value_of(config: RunConfig, option: Option) -> Any:
+    """The value of an option in a configuration."""
+    if option.name == "listen":
+        return f"{config.listen_host}:{config.listen_port}"
+    return getattr(config, option.field)
+
+
+def _source(source: Source) -> list[Any]:
+    return [source.name, {key: value for key, value in source.content.items() if key in KUBELET_KEYS}]

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from monitor.errors import ConfigError
 from monitor.owner import changed_by, mend
 from monitor.pods.spec import MANIFESTS, check_spec
 from monitor.policy.errors import PolicyError
@@ -26,6 +27,7 @@ _SLICES = ("system-reserved", "kube-reserved")
 ENFORCEABLE = ("none", "pods", *(name for whose in _SLICES for name in (whose, f"{whose}-compressible")))
 _LONGEST_NS = 24 * 3600 * 10**9
 _LARGEST_NANOS = 10**9 << 62
+ALERTMANAGER_PATH = "/api/v2/alerts"
 
 
 def choice(choices: Sequence[str], gone: Mapping[str, str]) -> Callable[[Any], str]:
@@ -257,11 +259,48 @@ def urls(option: str) -> Callable[[Any], tuple[str, ...]]:
     """One URL, or a list of them. Raises ConfigError naming ``option`` for one that is none."""
 
     def parse(value: Any) -> tuple[str, ...]:
-        from monitor.settings.urls import check_url  # 1 MB that only those with receivers need
-
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list | tuple) or not all(isinstance(url, str) for url in found):
             raise ValueError(f"{value!r} is not a URL, or a list of them")
         return tuple(check_url(url, option) for url in found)
 
     return parse
+
+
+def check_url(text: str, option: str) -> str:
+    """The URL as it is used (no slash at the end). Raises ConfigError, naming the option, when it is none."""
+
+    from urllib.parse import urlsplit  # 1 MB that only those with receivers need
+
+    def wrong(problem: str, remedy: str) -> ConfigError:
+        return ConfigError(f"{option}: {_shown(text)!r} {problem}", remedy)
+
+    example = "write http://HOST:PORT or https://HOST/PATH"
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise wrong("has a blank or a character that is not printable ASCII", "write such characters as %XX")
+    try:
+        parts = urlsplit(text)
+        port, host = parts.port, parts.hostname
+    except ValueError as error:
+        raise wrong(f"is not a URL ({error})", example) from error
+    if parts.scheme not in ("http", "https"):
+        raise wrong("does not begin with http:// or https://", example)
+    if not host:
+        raise wrong("names no host", example)
+    if port == 0:
+        raise wrong("has port 0", example)
+    if parts.fragment:
+        raise wrong("has a fragment (#...), which is never sent", "leave it out")
+    if "alertmanager" in option:
+        if parts.query:
+            raise wrong("has a query (?...)", f"give the base URL; {ALERTMANAGER_PATH} is added to it")
+        if "/api/v" in parts.path:
+            raise wrong("is the address of the API", f"give the base URL; {ALERTMANAGER_PATH} is added to it")
+        return text.rstrip("/")
+    return text
+
+
+def _shown(url: str) -> str:
+    """The URL without a password, for messages."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://...@{tail}" if at and "://" in head else url

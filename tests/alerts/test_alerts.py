@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.race.forecast import Forecast
-from monitor.settings.urls import check_url
+from monitor.settings.values import check_url
 from monitor.side.alerts import rules
 from monitor.side.alerts.http_post import address
 from monitor.side.alerts.queue import FIRING, RESOLVED, Change

@@ -16,9 +16,8 @@ from monitor.kernel import loader
 from monitor.policy.old_releases import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
-from monitor.settings.mode import check_kernel
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS
-from monitor.settings.read import build, read
+from monitor.settings.read import build, check_kernel, read
 from tests.daemon.config_files import KUBELET, write
 
 

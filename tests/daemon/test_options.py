@@ -13,10 +13,9 @@ import yaml
 from monitor.errors import ConfigError, MonitorError
 from monitor.settings.config import RunConfig
 from monitor.settings.documented import shown_value
-from monitor.settings.inputs import value_of
 from monitor.settings.option import KEY, TABLE, Option
 from monitor.settings.options import OWN_KEYS, SETTINGS
-from monitor.settings.read import build, read
+from monitor.settings.read import build, read, value_of
 from monitor.settings.reload import merged, reread
 from tests.daemon.config_files import started, write
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.kernel.sched import hurry
-from monitor.settings.urls import ALERTMANAGER_PATH
+from monitor.settings.values import ALERTMANAGER_PATH
 from monitor.side.alerts import http_post
 from monitor.side.alerts.queue import RESOLVED, Change, Outbox
 from monitor.side.alerts.rules import Alert, rfc3339
