@@ -7,7 +7,7 @@ from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.settings.config import RunConfig
 from monitor.side.cleanup import Cleanup
 from monitor.side.export.log import Log
-from monitor.side.export.reclaim_metrics import reclaim_metrics
+from monitor.side.export.metrics import reclaim_metrics
 from tests import live
 from tests.filesystems import Mounts
 

@@ -9,7 +9,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
-from monitor.side.export.pod_metrics import limit_metrics
+from monitor.side.export.metrics import limit_metrics
 from monitor.side.view import View
 from tests.limited import MIB, write
 from tests.side.views import view

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -18,30 +18,28 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from monitor import __version__
+from monitor.actions.reclaim import RESULTS
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
+from monitor.link.hold_messages import HELD_FOR, HOLD_ENDS
 from monitor.policy.eviction_brake import REASONS
-from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, RESOURCE
-from monitor.side.export.cluster_metrics import cluster_metrics
+from monitor.policy.releases import era
+from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
+from monitor.side.cleanup import ACTIONS, Cleanup
 from monitor.side.export.families import counter, gauge, histogram
-from monitor.side.export.hold_metrics import hold_metrics
 from monitor.side.export.http import Response
-from monitor.side.export.pod_metrics import pod_metrics
 from monitor.side.export.race_metrics import race_metrics
-from monitor.side.export.reclaim_metrics import reclaim_metrics
-from monitor.side.export.reload_metrics import reload_metrics
+from monitor.side.over_budget import over
+from monitor.side.reload import Reloads
 from monitor.side.view import View
 
 if TYPE_CHECKING:
+    from monitor.side.cluster.cluster import Cluster
     from monitor.side.export.http import Server
     from monitor.side.process_watch import ProcessWatch
     from monitor.side.worker import Worker
-
-from collections.abc import Mapping
-
-from monitor.policy.signals import OF_DOMAIN, used
 
 SCOPES = ("memcg", "global")
 CONDITIONS = tuple(dict.fromkeys(CONDITION.values()))
@@ -307,3 +305,112 @@ def memory_signals(view: View, domains: Mapping[str, MemoryReading]) -> dict[str
                 taken = used(signal, reading.usage, reading.inactive_file, reading.active_file)
                 seen[signal] = reading.capacity - taken, reading.capacity
     return seen
+
+
+# What came of `outrace reload` and SIGHUP, as metrics.
+def reload_metrics(state: Reloads) -> Iterator[Metric]:
+    """A label value for each result from the start, at 0."""
+    results = {"taken": state.taken, "refused": state.refused}
+    yield counter("config_reloads", "Times the configuration was read again while running.", results, "result")
+    text = "0 while the configuration in force is not what the files say: the last reload was refused."
+    yield gauge("config_last_reload_successful", text, not state.problem)
+    text = "When the last reload was taken; 0: never."
+    yield gauge("config_last_reload_success_timestamp_seconds", text, state.taken_at)
+
+
+# What node-level clean-up did, as metrics.
+def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
+    """Since the side started."""
+    runs = {(action, result): cleanup.runs[action, result] for action in ACTIONS for result in RESULTS}
+    yield counter("reclaim_runs", "Times the node was cleaned up before a pod is evicted.", runs, "action", "result")
+    text = "Bytes that were free after a clean-up and not before."
+    yield counter("reclaim_freed_bytes", text, {action: cleanup.freed_bytes[action] for action in ACTIONS}, "action")
+    text = "Inodes that were free after a clean-up and not before."
+    yield counter("reclaim_freed_inodes", text, {action: cleanup.freed_inodes[action] for action in ACTIONS}, "action")
+
+
+# Metrics of pods that are held. What is counted here starts at 0 with the side.
+def hold_metrics(view: View) -> Iterator[Metric]:
+    holds = view.holds
+    now = list(holds.now.values())
+    held = {reason: sum(one.reason == reason for one in now) for reason in HELD_FOR}
+    text = "Pods that are held, by why: `victim`, the policy's next, or `grows`."
+    yield gauge("pods_held", text, held, "reason")
+    text = "For how long the pod that is held longest has been; 0 while none is."
+    yield gauge("longest_hold_seconds", text, holds.longest_s())
+    begun = {reason: holds.begun[reason] for reason in HELD_FOR}
+    yield counter("holds_begun", "Pods that began to be held, since the side started.", begun, "reason")
+    ended = {why: holds.ended[why] for why in HOLD_ENDS}
+    yield counter("holds_ended", "Holds that ended, by why, since the side started.", ended, "why")
+    yield counter("held_seconds", "For how long pods were held, of holds that are over.", holds.seconds)
+    text = "Bytes by which held pods grew all the same, of holds that are over."
+    yield counter("held_growth_bytes", text, holds.grown_bytes)
+
+
+# Metrics of what is written to the API server.
+def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
+    tally, events = cluster.statuses.tally, cluster.events
+    text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
+    yield histogram("cluster_status_seconds", text, {"": tally.seconds.shown()})
+    text = "Of that, until the request was on its way: outrace's own part."
+    yield histogram("cluster_status_sent_seconds", text, {"": tally.sent.shown()})
+    text = "Statuses of evicted pods, by what became of them; only `taken` is sure to stay."
+    yield counter("cluster_statuses", text, dict(tally.fates), "outcome")
+    text = "Times a kubelet wrote another phase over such a status, and it was written again."
+    yield counter("cluster_statuses_erased", text, tally.erased)
+    if cluster.evictions is not None:
+        asked = cluster.evictions.tally
+        text = "Time from a decision to its eviction accepted by the API server (--evict-by api)."
+        yield histogram("cluster_eviction_seconds", text, {"": asked.seconds.shown()})
+        text = "Requests to evict a pod, by the answer: `budget`: a PodDisruptionBudget keeps it."
+        yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
+    yield counter("cluster_events", "Events that the API server has taken.", events.sent)
+    yield counter(
+        "cluster_events_dropped", "Events that the API server refused, or that were too many.", events.dropped
+    )
+    yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", events.waiting)
+
+
+# Metrics of single pods, and the limits of pods, node and kubepods. A limit that is not set, swap on a machine
+# without, and what a pod has never caused are absent: 0 would say something else.
+_POD = ("namespace", "pod")
+_LIMITS = "What the cgroup is limited to or protected up to: min, low, high, max, swap_max; soft on cgroup v1."
+_SWAP = "Swapped out; no part of usage or working set."
+_OVER = (
+    "What a pod's processes caused faster than it is looked at one by one: steps of memory, SIGKILLs, new processes, "
+    "reclaim, and lines of the log."
+)
+
+
+def pod_metrics(view: View) -> Iterator[Metric]:
+    """Memory, limits, and what is over a budget."""
+    request = era(view.config.policy).request
+    pods = view.named_pods()
+    used = {key: reading for key, found in pods.items() if (reading := view.used(found.cgroup)) is not None}
+    usage = {key: reading.usage for key, reading in used.items()}
+    working_set = {key: reading.working_set for key, reading in used.items()}
+    requests = {key: request(found.pod, "memory").value for key, found in pods.items()}
+    yield gauge("pod_memory_usage_bytes", "Memory in use by the pod.", usage, *_POD)
+    yield gauge("pod_memory_working_set_bytes", "The pod's working set.", working_set, *_POD)
+    yield gauge("pod_memory_request_bytes", "The pod's memory request.", requests, *_POD)
+    yield from limit_metrics(view)
+    caused: dict[tuple[str, str, str], int] = {}
+    for key, found in pods.items():
+        numbers = over(view, found) | {"log_lines": view.log_budget.left_out["/".join(key)]}
+        caused |= {(*key, what): n for what, n in numbers.items() if n}
+    yield counter("pod_over_budget", _OVER, caused, *_POD, "what")
+
+
+def limit_metrics(view: View) -> Iterator[Metric]:
+    """Limits and swap; read a second ago at most."""
+    domains = {("node",): view.node_path}
+    if view.kubepods is not None:
+        domains[("kubepods",)] = view.kubepods
+    pods = {name: found.cgroup for name, found in view.named_pods().items()}
+    for prefix, labels, cgroups in (("", ("domain",), domains), ("pod_", _POD, pods)):
+        # One that was removed between two looks: the pod source reports it.
+        read = {key: found for key, path in cgroups.items() if (found := view.limits.look(path)) is not None}
+        limits = {(*key, name): n for key, found in read.items() for name, n in found.named().items() if n is not None}
+        swap = {key: found.swap for key, found in read.items() if found.swap is not None}
+        yield gauge(f"{prefix}memory_limit_bytes", _LIMITS, limits, *labels, "limit")
+        yield gauge(f"{prefix}memory_swap_bytes", _SWAP, swap, *labels)
