@@ -82,7 +82,7 @@ def _refused(step: Json) -> str:
     return _fill(f"{who} {{names}}: {{problem}}{then}", {**step, "names": ", ".join(step["pods"])})
 
 
-#: Of holds that are begun and ended too often (`monitor.side.hold_ration`).
+#: Of holds that are begun and ended too often (`monitor.side.holds`).
 _LEFT_OUT = "[; {left_out} more beginnings, changes and ends of holds of it are left out before this]"
 
 

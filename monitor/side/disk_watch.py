@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
+from monitor.kernel.sched import take_time
 from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, limited, measure, process_stats
 from monitor.policy import signals
-from monitor.policy.layout import DiskLayout
+from monitor.policy.layout import DELETE_IMAGES, DiskLayout
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
@@ -27,9 +30,103 @@ from monitor.policy.signals import MEMORY_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.settings.config import RunConfig
-from monitor.side.cleanup import Cleanup
 from monitor.side.export.log import Log
-from monitor.side.watchdog import WatchedThread
+
+if TYPE_CHECKING:
+    from monitor.actions.reclaim import Cleaned, Reclaimer
+
+
+# A thread that works in turns and can be seen to hang in one.
+class WatchedThread:
+    """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`.
+
+    What a turn raises goes to ``on_failure`` and ends the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], float | None],
+        closing: threading.Event,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._turn = turn
+        self._closing = closing
+        self._on_failure = on_failure
+        self._wake = threading.Event()
+        self._began: float | None = None  # the turn under way, monotonic seconds
+        self.start = self._thread.start
+        self.wake = self._wake.set
+
+    def _run(self) -> None:
+        take_time()
+        try:
+            while not self._closing.is_set():
+                self.begin_turn()
+                rest_s = self._turn()
+                self._began = None
+                self._wake.wait(rest_s)
+                self._wake.clear()
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be worse
+            self._began = None
+            self._on_failure(error)
+
+    def begin_turn(self) -> None:
+        """Called within a long turn: it moves."""
+        self._began = time.monotonic()
+
+    def busy_s(self) -> float:
+        """For how long the turn under way has lasted; 0 between two."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+
+# Node-level clean-up in the daemon: asked for by the hot process, run by commands, counted.
+#: Those that a command can do here; dead containers are the kubelet's work, or the command's too.
+ACTIONS = (DELETE_IMAGES,)
+
+
+class Cleanup:
+    """``done(actions)`` is called from a thread when a clean-up that was asked for has ended. ``paths`` are on the file
+    systems that are measured before and after.
+    """
+
+    def __init__(
+        self, config: RunConfig, paths: Sequence[Path], done: Callable[[tuple[str, ...]], None], log: Log
+    ) -> None:
+        self._config, self._paths, self._done, self._log = config, paths, done, log
+        self._reclaimer: Reclaimer | None = None
+        # For metrics, by action; written by the reclaimer's thread alone.
+        self.runs: Counter[tuple[str, str]] = Counter()
+        self.freed_bytes: Counter[str] = Counter()
+        self.freed_inodes: Counter[str] = Counter()
+
+    def request(self, actions: Sequence[str]) -> None:
+        """Clean up, where that is configured and enforced."""
+        if self._reclaimer is None:
+            from monitor.actions.reclaim import Reclaimer  # few nodes ever clean up
+
+            commands = {DELETE_IMAGES: self._config.reclaim_images}
+            self._reclaimer = Reclaimer(
+                commands, self._config.enforce, self._done, self._log, cleaned=self._count, paths=self._paths
+            )
+        self._reclaimer.request(actions)
+
+    def close(self, timeout_s: float) -> None:
+        """End the clean-up under way."""
+        if self._reclaimer is not None:
+            self._reclaimer.close(timeout_s)
+
+    def _count(self, one: Cleaned) -> None:
+        self.runs[one.action, one.result] += 1
+        self.freed_bytes[one.action] += max(0, one.freed_bytes)
+        self.freed_inodes[one.action] += max(0, one.freed_inodes)
+
 
 #: Between two looks. The kubelet's is 10 s; a disk that writes 2 GB/s fills what a threshold of 10 % of 100 GB keeps
 #: free in 5 s.

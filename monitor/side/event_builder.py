@@ -7,30 +7,57 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from monitor.link import messages
 from monitor.link.clock import WallClock
 from monitor.link.hold_messages import Held, HoldEnded
-from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
+from monitor.policy.thresholds import kubelets
 from monitor.race import episode
 from monitor.race import events as ev
 from monitor.race.episode import Episode, State
+from monitor.race.events import NODE, Watched
 from monitor.race.joining import PRESSURE
 from monitor.side import hold_events
 from monitor.side.cgroup_names import CgroupNames
-from monitor.side.hold_ration import HoldRation
-from monitor.side.holds import FOR_MEMORY
+from monitor.side.holds import FOR_MEMORY, HoldRation
 from monitor.side.kill_confirmation import KillConfirmation
 from monitor.side.oom_events import OomEvents, ranked
 from monitor.side.pod_figures import PodFigures
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
 from monitor.side.view import View, label
-from monitor.side.watched import watched
 
 if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
+
+
+# The thresholds in force, as events: those of the configuration, and those that only a kubelet would have.
+def watched(view: View, message: messages.State, now_ns: int) -> Iterator[Watched]:
+    """Every memory threshold of a domain that the hot process watches."""
+    there = {threshold.signal for threshold in view.thresholds}
+    compared = [threshold for threshold in kubelets(view.thresholds) if threshold.signal not in there]
+    for threshold in (*view.thresholds, *compared):
+        domain = DOMAIN_OF.get(threshold.signal)
+        seen = message.observation.get(domain) if domain is not None else None
+        if domain is None or seen is None:
+            continue
+        reclaim = threshold.min_reclaim
+        on_machine = domain == NODE and view.config.node_cgroup is None
+        yield Watched(
+            ts_ns=now_ns,
+            domain=domain,
+            signal=threshold.signal,
+            hard=threshold.hard,
+            quantity=threshold.quantity(seen["capacity"]),
+            capacity=seen["capacity"],
+            limit=None if on_machine else seen["capacity"],
+            grace_s=threshold.grace_ns / 1e9,
+            min_reclaim=0 if reclaim is None else reclaim.amount(seen["capacity"]),
+            compared=threshold in compared,
+        )
+
 
 #: Period of the flight recorder while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
 SAMPLE_NEAR_NS = 1_000_000_000

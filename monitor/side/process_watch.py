@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +13,103 @@ from monitor.actions.oomadj import OomScores
 from monitor.actions.qos_notes import ScoreNotes
 from monitor.errors import MonitorError
 from monitor.link import messages
+from monitor.pods.model import FoundPod
 from monitor.policy.releases import era
-from monitor.side.over_budget import OverBudget
 from monitor.side.victim_marks import VictimMarks
-from monitor.side.view import View
+from monitor.side.view import View, label
 
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
+
+# Pods that cause more records than the programs' budget allows (bpf/memcg.h: afford()). The programs only count what
+# is beyond the budget, per watched cgroup. While a pod has such processes, the side looks for them here, and one line
+# in ten seconds names the pod and how many records of each kind were withheld.
+#: How often the pods are looked at once records came, and how often one of them is logged.
+LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
+
+
+def over(view: View, found: FoundPod) -> dict[str, int]:
+    """What a pod's processes caused beyond the budgets so far, by kind (`monitor.kernel.domains.OVER`)."""
+    total: dict[str, int] = {}
+    if view.table is not None:
+        for cgroup_id in found.cgroup_ids:
+            for what, n in view.table.over(cgroup_id).items():
+                total[what] = total.get(what, 0) + n
+    return total
+
+
+@dataclass
+class OverBudget:
+    """``look_for(uid)``: the pod has processes without a record. The view's log budget is flushed here, too."""
+
+    view: View
+    look_for: Callable[[str], None]
+    clock: Callable[[], int] = time.monotonic_ns
+
+    def __post_init__(self) -> None:
+        self._due_ns: int | None = None
+        self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
+        self._reported: dict[
+            str, tuple[int, dict[str, int]]
+        ] = {}  # uid -> when it was last logged, and what it had then
+
+    def records_came(self) -> None:
+        """Records of processes or kills came: more may have been withheld."""
+        if self._due_ns is None:
+            self._due_ns = self.clock() + LOOK_NS
+
+    def due_ns(self) -> int | None:
+        """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
+        dues = self._due_ns, self.view.log_budget.due_ns(), self.view.holds.due_ns()
+        return min((due for due in dues if due is not None), default=None)
+
+    def turn(self) -> None:
+        """Look, if it is time, at every pod (a millisecond for 110 of them); log how many lines were left out."""
+        now, lines_ns = self.clock(), self.view.log_budget.due_ns()
+        if lines_ns is not None and now >= lines_ns:
+            self.view.log_budget.flush()
+        holds_ns = self.view.holds.due_ns()
+        if holds_ns is not None and now >= holds_ns:
+            self.view.holds.flush()
+        if self._due_ns is not None and now >= self._due_ns:
+            self._check_pods(now)
+
+    def flush(self) -> None:
+        """Log what was left out until now: the daemon ends."""
+        self.view.log_budget.flush(at_once=True)
+        self.view.holds.flush(at_once=True)
+
+    def _check_pods(self, now: int) -> None:
+        self._due_ns, before, self._seen = None, self._seen, {}
+        for uid, found in self.view.pods.items():
+            counted = over(self.view, found)
+            if not any(counted.values()):
+                continue
+            self._seen[uid] = counted
+            old = before.get(uid, {})
+            if counted.get("processes", 0) > old.get("processes", 0):
+                self.look_for(uid)
+            if counted != old:
+                self._due_ns = now + LOOK_NS
+            if not self._report(uid, found, counted, now):
+                self._due_ns = now + LOOK_NS  # later
+        for uid in self._reported.keys() - self._seen.keys():
+            del self._reported[uid]
+
+    def _report(self, uid: str, found: FoundPod, counted: dict[str, int], now_ns: int) -> bool:
+        """Log new counts, at most once in `LOG_INTERVAL_NS`. Returns whether everything is logged."""
+        since_ns, before = self._reported.get(uid, (None, {}))
+        fresh = {what: n - before.get(what, 0) for what, n in counted.items() if n > before.get(what, 0)}
+        if not fresh:
+            self._reported[uid] = (since_ns or now_ns, counted)  # they begin anew where its cgroup was made anew
+            return True
+        if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
+            return False
+        self._reported[uid] = (now_ns, counted)
+        self.view.log(
+            "warning", "a pod causes more events than are looked at one by one", pod=label(found.pod), uid=uid, **fresh
+        )
+        return True
 
 
 #: What says whom the policy would take.

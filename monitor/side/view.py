@@ -26,8 +26,7 @@ from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
 from monitor.race.events import Refused
 from monitor.settings.config import RunConfig
-from monitor.side.export.log import Log
-from monitor.side.export.log_budget import LogBudget
+from monitor.side.export.log import Log, LogBudget
 from monitor.side.holds import Holds
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from monitor.kernel.kmsg import Constraint, Killed
 from monitor.kernel.wire import OomEvent
 from monitor.link.messages import Oom
 from monitor.race.events import KMSG_PLACE, Checked
-from monitor.side import machine_kills
+from monitor.side import oom_events
 from monitor.side.kill_confirmation import COUNTED_NS, UNSURE_NS, KillConfirmation, RecordedKill
-from monitor.side.machine_kills import LOG_INTERVAL_NS, MachineKills, is_outside_node
+from monitor.side.oom_events import LOG_INTERVAL_NS, MachineKills, is_outside_node
 
 MIB = 1 << 20
 
@@ -134,7 +134,7 @@ def test_they_are_counted_and_logged_once_a_second(monkeypatch: pytest.MonkeyPat
     log = SimpleNamespace(info=lambda _, **fields: logged.append(fields))
     view: Any = SimpleNamespace(kills_outside_node=0, log=log)
     now = [1_000 * LOG_INTERVAL_NS]
-    monkeypatch.setattr(machine_kills, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    monkeypatch.setattr(oom_events, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
     one = MachineKills(view)
     for _ in range(100):
         one.take(step())

@@ -18,9 +18,9 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.events import End, Lost
 from monitor.race.verdict import verdict
-from monitor.side.export.log_budget import LogBudget
+from monitor.side.export.log import LogBudget
 from monitor.side.holds import Holds
-from monitor.side.over_budget import LOG_INTERVAL_NS, LOOK_NS, OverBudget
+from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from monitor.side.sampler import Losses
 from tests.race.builders import crossing, died, mark, ms, one, ranked, watched
 

@@ -17,7 +17,7 @@ from monitor.kernel.sched import STARTING
 from monitor.link import channel
 from monitor.link.messages import Evicted, LogLine
 from monitor.settings.config import RunConfig
-from monitor.side.export.log_budget import BURST
+from monitor.side.export.log import BURST
 from tests.commands import run
 from tests.daemon import harness
 from tests.daemon.harness import DECISION, Node, eventually, metric, metrics, oom, value

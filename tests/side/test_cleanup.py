@@ -5,7 +5,7 @@ from pathlib import Path
 from monitor.actions.reclaim import DONE, FAILED
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.settings.config import RunConfig
-from monitor.side.cleanup import Cleanup
+from monitor.side.disk_watch import Cleanup
 from monitor.side.export.log import Log
 from monitor.side.export.metrics import reclaim_metrics
 from tests import live

@@ -9,8 +9,7 @@ import pytest
 from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction
 from monitor.race.events import Event, Hold, HoldEnd
 from monitor.side.event_builder import EventBuilder
-from monitor.side.hold_ration import CHANGES, MINUTE_NS, HoldRation
-from monitor.side.holds import FOR_MEMORY, Holds
+from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds
 
 MIB = 1 << 20
 HELD = Held(
@@ -197,7 +196,7 @@ def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
 
 
 def test_of_more_pods_than_are_remembered_the_oldest_is_told_of_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.side.hold_ration._MOST", 3)
+    monkeypatch.setattr("monitor.side.holds._MOST", 3)
     ration = HoldRation()
     assert [ration.held(HELD._replace(pod=uid)) for uid in "abcd"] == [0] * 4
     assert len(ration._told) == 3

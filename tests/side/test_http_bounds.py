@@ -10,8 +10,8 @@ import pytest
 
 from monitor.link.daemon_socket import check_directory
 from monitor.side.daemon_socket import CPU_SHARE, Paced
-from monitor.side.export.connection import Connection
 from monitor.side.export.http import Response, Server, text
+from monitor.side.export.http_head import Connection
 from monitor.side.export.route import (
     BURST_S,
     CLIENT_SHARE,

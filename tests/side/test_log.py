@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.side.export import log_budget
-from monitor.side.export.log import Log, entry, format_line, under_journal, write_all
-from monitor.side.export.log_budget import BURST, INTERVAL_NS, LogBudget
+from monitor.side.export import log
+from monitor.side.export.log import BURST, INTERVAL_NS, Log, LogBudget, entry, format_line, under_journal, write_all
 from tests.live import environment
 
 FIELDS = st.dictionaries(
@@ -114,7 +113,7 @@ def test_the_first_are_written_and_the_rest_is_one_line() -> None:
 
 
 def test_what_is_kept_of_pods_that_are_gone_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_budget, "_MOST", 10)
+    monkeypatch.setattr(log, "_MOST", 10)
     logged = Logged()
     for n in range(30):
         logged.now += 1_000_000_000
@@ -169,7 +168,6 @@ done
 """
 _WRITER = """
 import os, socket
-from monitor.side.export import log_budget
 from monitor.side.export.log import Log
 # As systemd does it: stderr is a stream to journald, and JOURNAL_STREAM names it.
 stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -19,8 +19,20 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from monitor.side.export.connection import BATCH, CLOSABLE, DEAF_S, MAX_CONNECTIONS, MAX_UNSENT, TIMEOUTS, Connection
-from monitor.side.export.http_head import MAX_HEAD, BadRequestError, Request, head, parse
+from monitor.side.export.http_head import (
+    BATCH,
+    CLOSABLE,
+    DEAF_S,
+    MAX_CONNECTIONS,
+    MAX_HEAD,
+    MAX_UNSENT,
+    TIMEOUTS,
+    BadRequestError,
+    Connection,
+    Request,
+    head,
+    parse,
+)
 from monitor.side.export.route import CLIENT_SHARE, Budget, Copies, Response, Route, RouteWorker, form, text
 
 __all__ = ["MAX_CONNECTIONS", "Response", "Route", "Server", "text"]

@@ -27,11 +27,11 @@ from monitor.link.hold_messages import HELD_FOR, HOLD_ENDS
 from monitor.policy.eviction_brake import REASONS
 from monitor.policy.releases import era
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
-from monitor.side.cleanup import ACTIONS, Cleanup
+from monitor.side.disk_watch import ACTIONS, Cleanup
 from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.http import Response
 from monitor.side.export.race_metrics import race_metrics
-from monitor.side.over_budget import over
+from monitor.side.process_watch import over
 from monitor.side.reload import Reloads
 from monitor.side.view import View
 
