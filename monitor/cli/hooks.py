@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import charging
+from monitor.kernel import cgroupfs, charging
+from monitor.kernel.domains import MAX_LEVEL
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, POLL, bpf_offers, facts, rungs
 from monitor.settings.config import RunConfig
 
@@ -38,9 +39,12 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
 
         with suppress(MonitorError):  # reported when a rung that needs it is tried
             mounts.ensure()
+    too_deep = _too_deep(config.node_cgroup)
+    if set(wanted) & set(BPF_RUNGS):
         with suppress(MonitorError):  # likewise
             # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
-            if not has_failed and BPF_RUNGS[0] in wanted and BPF_RUNGS[0] in loader.pinned(Path(config.state_dir)):
+            is_free = not has_failed and not too_deep
+            if is_free and BPF_RUNGS[0] in wanted and BPF_RUNGS[0] in loader.pinned(Path(config.state_dir)):
                 taken, loaded = _load(config, BPF_RUNGS[0])
                 return dataclasses.replace(taken, missed=()), loaded
     bpf = (
@@ -55,7 +59,9 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
         if rung.name not in wanted:
             continue
         problem: MonitorError = CannotError(rung.detail, rung.remedy)
-        if rung.ok:
+        if too_deep and rung.name in BPF_RUNGS:
+            problem = CannotError(too_deep, "name a cgroup further up, or run with --hooks poll, which reads files")
+        elif rung.ok:
             try:
                 if rung.name in BPF_RUNGS:
                     taken, loaded = _load(config, rung.name)
@@ -76,6 +82,13 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
         best = _joined(tried or missed)
         raise CannotError(f"--trigger kernel needs a BPF program: {best['problem']}", best["remedy"])
     raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
+
+
+def _too_deep(node_cgroup: str | None) -> str:
+    """Why no BPF program counts this node; "" if there is nothing of the kind."""
+    if node_cgroup is None or len(Path(node_cgroup).relative_to(cgroupfs.detect().root).parts) <= MAX_LEVEL:
+        return ""
+    return f"{node_cgroup} is not counted by the BPF programs, which look at {MAX_LEVEL} levels of cgroups"
 
 
 def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:

@@ -4,7 +4,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MAX_LEVEL
-from monitor.kernel.rungs import BPF_RUNGS
+from monitor.kernel.rungs import POLL
 from monitor.lab.node import LabNode
 from tests import live
 from tests.crowd import Crowd
@@ -56,7 +56,9 @@ def test_a_node_deeper_than_the_programs_look_is_watched_by_its_files() -> None:
         relative = str(path.relative_to(node.hierarchy.root))
         pod = node.add_pod("pod", under=FAR_DOWN)
         with live.daemon(node, *hard(20), "--enforce", "--node-cgroup", relative) as daemon:
-            live.until(lambda: live.rung(daemon) not in BPF_RUNGS, "another rung")
+            assert live.rung(daemon) == POLL
+            logged = live.message(daemon, "better hooks cannot be used here")
+            assert f"{path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels" in logged["problem"]
             node.start_hog(pod, mib=56).go()
             evicted(daemon, pod)
         options = ("--node-cgroup", relative, "--hooks", live.Watching(attach=False).pins.hook)
@@ -64,5 +66,5 @@ def test_a_node_deeper_than_the_programs_look_is_watched_by_its_files() -> None:
             "run", *options, "--pods", f"manifests:{node.manifests}", "--state-dir", str(live.state_dir()),
             "--listen", "127.0.0.1:0",
         )  # fmt: skip
-        assert refused.returncode == 1
+        assert refused.returncode == 3
         assert f"{path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels" in refused.stderr
