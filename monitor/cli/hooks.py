@@ -15,73 +15,58 @@ from pathlib import Path
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, charging
 from monitor.kernel.domains import MAX_LEVEL
-from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, POLL, bpf_offers, facts, rungs
+from monitor.kernel.rungs import AUTO, BPF_RUNGS, POLL, bpf_offers
 from monitor.settings.config import RunConfig
 
 
 def take(config: RunConfig) -> tuple[RunConfig, bool]:
-    """The configuration with the rung that ``config.hooks`` allows and this machine can do, its programs loaded.
+    """The configuration with the hook that ``config.hooks`` allows and this machine can do, its programs loaded.
 
     And whether they were loaded now. Raises CannotError (exit code 3) where there is none, with the remedy.
     """
-    has_failed = config.hooks == AUTO and bool(charging.failed(Path(config.state_dir)))
+    state_dir, best = Path(config.state_dir), BPF_RUNGS[0]
+    has_failed = config.hooks == AUTO and bool(charging.failed(state_dir))
     if has_failed:
         config = dataclasses.replace(config, trigger="user")  # a service without its trigger is better than none
     needs_bpf = config.kills and config.trigger == "kernel"
-    if needs_bpf and config.hooks == POLL:
-        raise CannotError(
-            f"--trigger kernel needs a BPF program, and --hooks {config.hooks} has none",
-            f"use --trigger user, or --hooks {AUTO}",
-        )
-    wanted = NAMES if config.hooks == AUTO else (config.hooks,)
-    if set(wanted) & set(BPF_RUNGS):
-        from monitor.kernel import loader, mounts
+    if config.hooks == POLL:
+        if needs_bpf:
+            problem = f"--trigger kernel needs a BPF program, and --hooks {POLL} has none"
+            raise CannotError(problem, f"use --trigger user, or --hooks {AUTO}")
+        return _polling(config), False
+    from monitor.kernel import loader, mounts
 
-        with suppress(MonitorError):  # reported when a rung that needs it is tried
-            mounts.ensure()
+    with suppress(MonitorError):  # reported when a hook that needs it is tried
+        mounts.ensure()
     too_deep = _too_deep(config.node_cgroup)
-    if set(wanted) & set(BPF_RUNGS):
-        with suppress(MonitorError):  # likewise
-            # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
-            is_free = not has_failed and not too_deep
-            if is_free and BPF_RUNGS[0] in wanted and BPF_RUNGS[0] in loader.pinned(Path(config.state_dir)):
-                taken, loaded = _load(config, BPF_RUNGS[0])
-                return dataclasses.replace(taken, missed=()), loaded
-    bpf = (
-        bpf_offers(Path(config.state_dir), wanted=config.hooks, signals=config.formulas)
-        if set(wanted) & set(BPF_RUNGS)
-        else ()
-    )
-    offered = rungs(facts(config.max_fill_rate, bpf))
+    with suppress(MonitorError):  # likewise
+        # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
+        if config.hooks in (AUTO, best) and not (has_failed or too_deep) and best in loader.pinned(state_dir):
+            return _load(config, best)
     missed: list[dict[str, str]] = []
     tried: list[dict[str, str]] = []
-    for rung in offered:
-        if rung.name not in wanted:
+    for offer in bpf_offers(state_dir, wanted=config.hooks, signals=config.formulas):
+        if config.hooks not in (AUTO, offer.name):
             continue
-        problem: MonitorError = CannotError(rung.detail, rung.remedy)
-        if too_deep and rung.name in BPF_RUNGS:
-            problem = CannotError(too_deep, "name a cgroup further up, or run with --hooks poll, which reads files")
-        elif rung.ok:
+        against: MonitorError = CannotError(offer.why, offer.remedy)
+        if too_deep:
+            against = CannotError(too_deep, "name a cgroup further up, or run with --hooks poll, which reads files")
+        elif offer.ok:
             try:
-                if rung.name in BPF_RUNGS:
-                    taken, loaded = _load(config, rung.name)
-                else:
-                    taken, loaded = _polling(config), False
+                taken, loaded = _load(config, offer.name)
                 return dataclasses.replace(taken, missed=tuple(missed)), loaded
             except MonitorError as error:
-                problem = error
-        missed.append({"name": rung.name, "why": problem.message, "remedy": problem.remedy})
-        tried += missed[-1:] if rung.ok else []
-        if needs_bpf and rung.name == BPF_RUNGS[-1]:
-            break
+                against = error
+        missed.append({"name": offer.name, "why": against.message, "remedy": against.remedy})
+        tried += missed[-1:] if offer.ok else []
     if config.hooks != AUTO:
         raise CannotError(f"--hooks {config.hooks}: {missed[0]['why']}", missed[0]["remedy"])
     if needs_bpf:
-        # What this kernel offers and something else kept from it is what can be mended; the rungs it does not offer are
+        # What this kernel offers and something else kept from it is what can be mended; the hooks it does not offer are
         # reported only where there is none.
-        best = _joined(tried or missed)
-        raise CannotError(f"--trigger kernel needs a BPF program: {best['problem']}", best["remedy"])
-    raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
+        found = _joined(tried or missed)
+        raise CannotError(f"--trigger kernel needs a BPF program: {found['problem']}", found["remedy"])
+    return dataclasses.replace(_polling(config), missed=tuple(missed)), False
 
 
 def _too_deep(node_cgroup: str | None) -> str:

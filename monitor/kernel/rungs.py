@@ -1,8 +1,8 @@
-"""The hook ladder: what this machine offers to learn of memory by, best first, and what each rung can promise.
+"""The hooks: what this machine offers to learn of memory by, best first, and what each can promise.
 
-`facts` looks once, by what the kernel shows (BTF, tracefs, files, privileges), never by its version. `rungs` makes of
-the facts what `outrace doctor` prints and `outrace run` chooses from; it looks at nothing, so any machine can be asked
-about.
+`bpf_offers` and `facts` look once, by what the kernel shows (BTF, tracefs, files, privileges), never by its version.
+`outrace run` chooses from the offers (`monitor.cli.hooks`). `rungs` makes of the facts what `outrace doctor` prints; it
+looks at nothing, so any machine can be asked about.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import MonitorError
 from monitor.kernel import bounds, cgroupfs, charging, meminfo
 from monitor.kernel.bounds import Bound
 from monitor.kernel.charging import Offer
@@ -136,11 +136,3 @@ def _rung(seen: Facts, offer: Offer) -> Rung:
         remedy = "mount a cgroup hierarchy with the memory controller"
     why = seen.no_cgroups or offer.why
     return Rung(offer.name, ok, why, "" if ok else remedy, unseen_bytes, unseen_ns / 1e6)
-
-
-def choose(offered: Sequence[Rung], wanted: str) -> Rung:
-    """The rung called ``wanted``. Raises CannotError."""
-    rung = next(rung for rung in offered if rung.name == wanted)
-    if not rung.ok:
-        raise CannotError(f"--hooks {wanted}: {rung.detail}", rung.remedy)
-    return rung

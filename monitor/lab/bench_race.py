@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from monitor.cli.output import format_bytes
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.kernel import loader, meminfo
-from monitor.kernel.rungs import AUTO, NAMES, choose, facts, rungs
+from monitor.kernel.rungs import AUTO, NAMES, facts, rungs
 from monitor.lab import bench_hold
 from monitor.lab.bench import Found, Row, bench, number, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
@@ -172,9 +172,9 @@ def _rungs(hooks: str | None) -> tuple[str, ...]:
     for name in names:
         if name not in NAMES:
             raise ConfigError(f"--hooks {name}: no rung of that name", f"they are {', '.join(NAMES)}")
-    offered = rungs(facts(fastest_fill()))
-    for name in names:
-        choose(offered, name)
+    for rung in rungs(facts(fastest_fill())):
+        if rung.name in names and not rung.ok:
+            raise CannotError(f"--hooks {rung.name}: {rung.detail}", rung.remedy)
     return names
 
 

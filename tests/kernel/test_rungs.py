@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from monitor.errors import CannotError
+from monitor.errors import CannotError, ConfigError
 from monitor.kernel import bounds
-from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Facts, Offer, choose, facts, promise, rungs
+from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Facts, Offer, facts, promise, rungs
 from monitor.kernel.wire import PAGE
+from monitor.lab import bench_race
 from tests import live
 
 GIB = 1 << 30
@@ -38,14 +39,13 @@ def test_what_is_offered_and_best_first(seen: Facts, names: list[str]) -> None:
         assert bool(rung.remedy) != rung.ok, f"{rung.name}: a remedy for what is not there, and only for that"
 
 
-def test_one_that_is_asked_for_and_not_offered_is_refused_with_the_remedy() -> None:
-    assert choose(rungs(HERE), "poll").name == "poll"
-    with pytest.raises(CannotError, match=r"--hooks fentry: bpf\(2\) is refused") as caught:
-        choose(rungs(dataclasses.replace(HERE, bpf=NO_BPF)), "fentry")
-    assert caught.value.exit_code == 3
-    assert caught.value.remedy
-    with pytest.raises(CannotError, match="no memory controller"):
-        choose(rungs(dataclasses.replace(HERE, no_cgroups="no memory controller")), "poll")
+def test_a_bench_refuses_hooks_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_race, "facts", lambda _: dataclasses.replace(HERE, bpf=NO_BPF))
+    assert bench_race._rungs("poll, poll") == ("poll",)
+    with pytest.raises(CannotError, match=r"--hooks fentry: bpf\(2\) is refused; give it CAP_BPF"):
+        bench_race._rungs("poll,fentry")
+    with pytest.raises(ConfigError, match="--hooks psi: no rung of that name"):
+        bench_race._rungs("psi")
 
 
 #: What a hook on charges promises less of than `poll`: things that are never charged, by docs/hooks.md.
