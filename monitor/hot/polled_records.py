@@ -12,15 +12,13 @@ import time
 from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
-from monitor.hot.gauge import Gauge
+from monitor.hot.loop import SHORT_NS
 from monitor.hot.records import Records
-from monitor.hot.registry import Registry
 from monitor.kernel import bounds
 from monitor.kernel.alarms import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Send
-from monitor.settings.config import STEP, RunConfig
 from monitor.sources.arming import Arming
 from monitor.sources.polled_entry import Entry
 from monitor.sources.polled_table import PolledTable
@@ -39,30 +37,31 @@ ABOVE_NS = 25_000_000
 LISTS_NS = 250_000_000
 #: A crossing is never dated further back than this, or it would count as one that was read late.
 BACK_NS = 400_000_000
+#: The loop's longer sleeps end at a whole millisecond, rounded up.
+EARLY_NS = 1_000_000
 #: A turn that took longer did something else.
 _MOST_NS = 10_000_000
 
 
 class PolledRecords(Records):
-    """Looks, and hands on what it finds. ``kills`` reports OOM kills."""
+    """Looks, and hands on what it finds. Pods are read again where a domain has moved by ``step`` bytes; ``kills``
+    reports OOM kills.
+    """
 
     def __init__(
         self,
-        config: RunConfig,
         table: PolledTable,
         arming: Arming,
-        gauge: Gauge,
-        registry: Registry,
+        step: int,
+        kills: Records,
         decider: Decider,
         stats: SharedStats,
         send: Send,
-        kills: Records,
     ) -> None:
         super().__init__(decider, stats, send)
         self._table = table
         self._arming = arming
-        self._gauge = gauge
-        self._registry = registry
+        self._step = step
         self._kills = kills
         self._looked_ns = self._pods_due_ns = 0
         self._due_ns = self._given_back_ns = 0  # when to look; when a pod that went is to be read, 0: none
@@ -159,7 +158,7 @@ class PolledRecords(Records):
         self._looked_ns, self._was_armed = start, self._arming.armed
         if self._was_armed:
             self._bound(wait)
-        self._due_ns = time.monotonic_ns() + wait
+        self._due_ns = time.monotonic_ns() + wait - (EARLY_NS if self._was_armed and wait >= SHORT_NS else 0)
         return len(fresh)
 
     def _compare(self, entry: Entry, now_ns: int) -> tuple[int, int | None]:

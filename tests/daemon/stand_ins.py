@@ -1,22 +1,19 @@
 """Objects of the hot process with stand-ins for what they read."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 from monitor.hot.gauge import Gauge
 from monitor.hot.polled_records import PolledRecords
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.policy.thresholds import Threshold
 
 
 def polled(**parts: Any) -> PolledRecords:
     """``parts``: arguments of the constructor, by name; nothing comes of the others."""
     given = {
-        "config": SimpleNamespace(rung="poll"),
-        "gauge": SimpleNamespace(hierarchy=Hierarchy(1, Path("/"))),
-        **{name: MagicMock() for name in ("table", "arming", "registry", "decider", "stats", "kills")},
+        "step": 1 << 20,
+        **{name: MagicMock() for name in ("table", "arming", "decider", "stats", "kills")},
         "send": lambda _: None,
         **parts,
     }

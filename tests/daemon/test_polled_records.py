@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monitor.hot.polled_records import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
+from monitor.hot.polled_records import BACK_NS, EARLY_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
 from monitor.sources.polled_entry import Entry
@@ -123,3 +123,18 @@ def test_what_reports_kills_goes_on_when_it_is_due_and_does_not_put_a_look_off(
     assert soft.due_ns() == due_ns
     soft.go_on(due_ns)
     assert (went_on, looked, soft.eventful) == (([40], [], True) if kills_ns == 40 else ([], [True], False))
+
+
+@pytest.mark.parametrize(("headroom", "early"), [(100 * MIB, 0), (400 * MIB, EARLY_NS)])
+def test_a_sleep_that_the_loop_rounds_up_is_planned_shorter(
+    monkeypatch: pytest.MonkeyPatch, headroom: int, early: int
+) -> None:
+    """12 MiB are taken in a millisecond at this rate."""
+    monkeypatch.setattr(time, "monotonic_ns", lambda: NOW)
+    soft = polled(arming=SimpleNamespace(rate=RATE, armed=True), decider=SimpleNamespace(steps=0), kills=SILENT)
+    watch: Any = SimpleNamespace(index=0, thresholds=(1,), cgroup_id=soft._table.cgroup_id(0), machine=False)
+    soft.watches, soft._cost_ns = {0: watch}, 1.0
+    soft._table.entry.return_value = SimpleNamespace(usage=0, noted=0)  # type: ignore[attr-defined]
+    soft._compare = lambda *_: (0, headroom)  # type: ignore[method-assign]
+    soft._look()
+    assert soft.due_ns() == NOW + headroom * 10**9 // RATE - early
