@@ -13,8 +13,8 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
-from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading
+from monitor.kernel.timer import Epoll
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Evicted, Killed, LogLine, Reap, Send

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from monitor.kernel import alarms
+from monitor.kernel import timer
 from monitor.kernel.troubles import TROUBLES, Trouble
 from monitor.link.counters import SharedStats
 
@@ -121,7 +121,7 @@ class Sleep:
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._timer = alarms.Timer()
+        self._timer = timer.Timer()
         epoll.register(self._timer.fileno(), self._timer.events)
 
     def until(self, due_ns: int | None) -> Iterator[int]:

@@ -19,8 +19,8 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.records import Records
 from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
-from monitor.kernel.alarms import Epoll
 from monitor.kernel.kmsg import Kmsg
+from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send

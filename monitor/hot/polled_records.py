@@ -15,7 +15,7 @@ from monitor.hot.decide import Decider
 from monitor.hot.loop import SHORT_NS
 from monitor.hot.records import Records
 from monitor.kernel import bounds
-from monitor.kernel.alarms import Epoll
+from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Send

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
-from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading
+from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Cross, Flight, Send

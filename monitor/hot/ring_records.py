@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from monitor.hot.decide import Decider
 from monitor.hot.records import Records
 from monitor.hot.registry import Registry
-from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading, ReclaimableReading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
+from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send

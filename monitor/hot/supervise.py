@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from monitor.kernel import python
-from monitor.kernel.alarms import Timer
+from monitor.kernel.timer import Timer
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel
 from monitor.link.upgrade import CODE, MINE

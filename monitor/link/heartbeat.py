@@ -19,7 +19,7 @@ import os
 import time
 from typing import NamedTuple
 
-from monitor.kernel.alarms import Timer
+from monitor.kernel.timer import Timer
 from monitor.link.counters import SharedStats
 
 #: The side's turns are this far apart at most.

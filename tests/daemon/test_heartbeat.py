@@ -12,8 +12,8 @@ from contextlib import closing
 
 import pytest
 
-from monitor.kernel.alarms import Timer
 from monitor.kernel.readable import readable
+from monitor.kernel.timer import Timer
 from monitor.link import channel, heartbeat
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, STARTING, TURNING, Evidence, Heartbeat, HeartbeatWatch

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from monitor.kernel.alarms import Timer
+from monitor.kernel.timer import Timer
 from tests import live
 
 pytestmark = pytest.mark.kernel
