@@ -19,8 +19,6 @@ from monitor.pods.containers import is_sandbox
 from monitor.pods.model import FoundPod
 from monitor.policy.releases import CURRENT, Era
 
-#: The value of Guaranteed pods and of system-node-critical ones, whatever their class.
-_GUARANTEED = -997
 #: A runtime moves a process into its cgroup first and sets its value a moment later: in observe mode look after that.
 _SETTLE_NS = 1_000_000_000
 #: Processes waiting for that look; beyond it the oldest are not looked at (and counted), as the next fork brings more.
@@ -223,11 +221,7 @@ class OomScores:
                 return None  # gone, or it left the pod since it was seen in it
             containers = pod.found.containers.items()
             container = next((name for name, own in containers if path.is_relative_to(own)), None)
-            if (
-                container is None
-                and path.parent == pod.found.cgroup
-                and is_sandbox(self.hierarchy, path, any_score=True)
-            ):
+            if container is None and path.parent == pod.found.cgroup and is_sandbox(self.hierarchy, path):
                 return None  # the runtime's value (-998) stays; as any process can call itself pause
             return self._compare(pod, process, container, str(path))
 
@@ -236,8 +230,6 @@ class OomScores:
         pid, is_now, started = process.pid, process.oom_score_adj(), process.started()
         if should is None or is_now is None or started is None or is_now == should:
             return None
-        if is_now == _GUARANTEED and not pod.found.pod.spec_known:
-            return None  # found by its cgroup alone: it may be system-node-critical, which only its spec says
         if (pid, is_now) not in pod.reported:
             if len(pod.reported) >= _MAX_REPORTED:
                 pod.reported.clear()
@@ -285,18 +277,13 @@ class OomScores:
 
 
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
-    """Container name -> oom_score_adj, within the kernel's -1000..1000. Left out are the containers of a pod known by
-    its cgroup alone that may be critical, of a Burstable one those whose request could not be recovered, sums, and the
-    services of a machine.
+    """Container name -> oom_score_adj, within the kernel's -1000..1000. None of a pod known by its cgroup alone, of
+    sums, and of the services of a machine.
     """
     pod = found.pod
-    unknown = not pod.spec_known and era.qos_class(pod) == "Burstable"
-    if pod.containers_summed or pod.written:
+    if not pod.spec_known or pod.containers_summed or pod.written:
         return {}  # the score of a container is by its own request; that of a service is its operator's
-    if pod.taken_critical and era.qos_class(pod) != "Guaranteed":
-        return {}  # only its spec says whether it has the score of its class or of a critical pod
     return {
         container.name: max(-1000, min(1000, era.oom_score_adj(pod, container.name, capacity)))
         for container in (*pod.containers, *pod.init_containers)
-        if not unknown or "memory" in container.requests
     }

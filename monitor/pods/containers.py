@@ -1,7 +1,7 @@
-"""What the processes of a container show: a spec that is not known, the pod's sandbox, the writable layer.
+"""What the processes of a container show: a request that is not known, the pod's sandbox, the writable layer.
 
-A pod names its processes as it likes, so a name alone is no evidence. Evidence is what a pod cannot give itself: a low
-oom_score_adj (CAP_SYS_RESOURCE), a cgroup of its own, and a parent outside the pod.
+A pod names its processes as it likes, so a name alone is no evidence of a sandbox. Evidence is what a pod cannot give
+itself: a cgroup of its own, and a parent outside the pod.
 """
 
 from __future__ import annotations
@@ -12,70 +12,36 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from monitor.errors import CannotError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 
-#: oom_score_adj the container runtime gives the one process of a pod's sandbox, and the name of its program.
-PAUSE_ADJ = -998
-_PAUSE = "pause"
-#: The kubelet's value for Guaranteed pods and for system-node-critical ones, whatever their class. Nothing above it is
-#: given to these, and nothing as low to others.
-SPARED_ADJ = -997
+#: The name of the program that a pod's sandbox runs, and the oom_score_adj that the container runtime gives it.
+_PAUSE, PAUSE_ADJ = "pause", -998
 #: oom_score_adj the kubelet gives the containers of a Burstable pod (kubelet-eviction policy: max(3, ...), never 1000).
 _BURSTABLE_ADJ = range(3, 1000)
-#: Names of a container's first process while the runtime sets it up: in the cgroup already, but with the runtime's
-#: own oom_score_adj (under containerd just that -998).
-_STARTING = ("runc", "crun", "youki")
-#: A container calls itself so as long as it likes; no runtime takes so long (0.1 to 1 s, on a busy node some more).
-STARTING_S = 10.0
 
 
-class InferredSpec(NamedTuple):
-    """``spared``: a process has the score of a Guaranteed or system-node-critical pod. ``request``: bytes, recovered
-    from the score of a Burstable container; None if it cannot be.
+def burstable_request(path: Path, mem_total: int) -> int | None:
+    """The memory request of a container of a Burstable pod, in bytes, recovered from its processes' oom_score_adj; None
+    while none has the kubelet's. ``mem_total``: bytes of the machine.
     """
-
-    sandbox: bool
-    spared: bool = False
-    request: int | None = None
-
-
-def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: float) -> InferredSpec | None:
-    """What the processes of the container cgroup ``path`` show; None while it is being started, or has none.
-    ``mem_total``: bytes of the machine. ``age_s``: for how long the container has been known.
-    """
-    adjs: dict[int, int] = {}
-    starting = False
+    adjs: Counter[int] = Counter()
     for pid in cgroup_procs.processes(path):
         with Process(pid) as process:
             adj = process.oom_score_adj()
-            if adj is not None:
-                adjs[pid] = adj
-                starting = starting or (process.comm() or "").startswith(_STARTING)
-    if not adjs or (starting and age_s < STARTING_S):
-        return None
-    if is_sandbox(hierarchy, path):
-        return InferredSpec(sandbox=True)
-    spared = any(adj <= SPARED_ADJ for adj in adjs.values())
-    if qos != "Burstable":
-        return InferredSpec(False, spared)
+        if adj is not None and adj in _BURSTABLE_ADJ:
+            adjs[adj] += 1
     # A process may raise its own value: so what most processes have, and of equals the highest.
-    counted = Counter(adj for adj in adjs.values() if adj in _BURSTABLE_ADJ)
-    if not counted:
-        return InferredSpec(False, spared)
-    best, _ = max(counted.items(), key=lambda item: (item[1], item[0]))
-    return InferredSpec(False, spared, request_from_adj(best, mem_total))
+    best, _ = max(adjs.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+    return request_from_adj(best, mem_total) if best else None
 
 
-def is_sandbox(hierarchy: Hierarchy, path: Path, *, any_score: bool = False) -> bool:
+def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
     """Whether the cgroup is that of a pod's sandbox: one process is alone in it, of a program called pause, started
-    from outside the pod (by the runtime's shim), with the oom_score_adj that only a privileged process can give.
-
-    ``any_score``: or another, as a runtime that may not lower it leaves it as it was.
+    from outside the pod (by the runtime's shim). A runtime that may not lower its oom_score_adj leaves it as it was.
     """
     pids = cgroup_procs.processes(path)
     if len(pids) != 1:
@@ -84,7 +50,7 @@ def is_sandbox(hierarchy: Hierarchy, path: Path, *, any_score: bool = False) -> 
         adj, exe = process.oom_score_adj(), process.exe()
         # Without CAP_SYS_PTRACE the program is not readable: then the name will do, with the score.
         named = process.comm() == _PAUSE and adj == PAUSE_ADJ if exe is None else Path(exe).name == _PAUSE
-        if adj is None or not (any_score or adj == PAUSE_ADJ) or not named:
+        if adj is None or not named:
             return False
         parent = process.parent()
     if not parent:

@@ -91,7 +91,7 @@ def settle(scores: OomScores) -> int:
 
 
 def test_values_by_container() -> None:
-    """One known by its cgroup alone with no request is left alone."""
+    """One known by its cgroup alone is left alone."""
     both = found(Path("/x"), {}, {"big": "8Gi", "small": "1Gi"})
     assert pod_scores(both, 16 * GIB) == {"big": 500, "small": 938}
     assert pod_scores(found(Path("/x"), {}, {"a": ""}), GIB) == {"a": 1000}
@@ -103,10 +103,7 @@ def test_values_by_container() -> None:
         }
     )
     anonymous = FoundPod(dataclasses.replace(pod, namespace="", spec_known=False), Path("/x"), {})
-    assert pod_scores(anonymous, 16 * GIB) == {"b": 938}
-    # It may be critical: whether it has the score of its class only its spec would show.
-    spared = dataclasses.replace(anonymous, pod=dataclasses.replace(anonymous.pod, taken_critical="its uid"))
-    assert pod_scores(spared, 16 * GIB) == {}
+    assert pod_scores(anonymous, 16 * GIB) == {}
 
 
 def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:

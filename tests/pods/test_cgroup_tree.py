@@ -185,7 +185,7 @@ def test_pods_made_of_cgroups(root: Path) -> None:
     b = _cgroup(pod / "bbb", memory_max=32 << 20)
     source = TreeSource(Hierarchy(2, root), 16 * GI)
     [found] = source.poll().updated
-    known = (UID, "", UID, None, False, 96 << 20, "Guaranteed", True, 30, str(pod))
+    known = (UID, "", UID, None, False, 96 << 20, "Guaranteed", False, 30, str(pod))
     assert pod_message(found) == PodSeen(*known, containers={"aaa": str(a), "bbb": str(b)})
     # A container more: the pod's limit grows, and it is reported again.
     _cgroup(pod / "ccc", memory_max="max")
