@@ -35,7 +35,7 @@ SECURE_PORT, READ_ONLY_PORT = 10250, 10255
 PKI = Path("/var/lib/kubelet/pki")
 SERVING = ("kubelet-server-current.pem", "kubelet.crt")
 TIMEOUT_S = 10.0
-#: Bytes of configz; of healthz no more is looked at.
+#: Bytes of configz.
 _MAX_ANSWER = 1 << 20
 
 
@@ -118,12 +118,6 @@ class KubeletClient:
         if not isinstance(found, dict):
             raise KubeError(f"{what}: the answer has no kubeletconfig")
         return found
-
-    def healthz(self) -> None:
-        """Raises the error where it is not healthy, or not there."""
-        what = "get the kubelet's /healthz"
-        with self.transport.ask(Request("GET", "/healthz"), what, _rule("healthz"), self._timeout_s) as answer:
-            answer.read(_MAX_ANSWER)
 
 
 def _rule(right: str) -> str:

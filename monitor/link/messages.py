@@ -31,12 +31,10 @@ class State(NamedTuple):
     conditions: Sequence[str]  # node conditions that are true
     met: Sequence[Mapping[str, str]]  # thresholds that are met: [{signal, kind: hard/soft}]
     armed: bool  # the fine-grained programs are attached
-    bound_bytes: int  # bytes that can move unseen
     order: Sequence[str]  # uids of the first 10 in the order of eviction
     victim: str | None  # uid of the first
     observation: Mapping[str, Mapping[str, int]]  # {domain: {usage, inactive_file, active_file, working_set, ...}}
     pods: int  # watched
-    spec_unknown: int  # of them, those whose spec is not known
     braked: Mapping[str, Any] | None  # the fields of `braked` while evictions are held
     trigger: str  # `user` or `kernel`: who sends the first signal
     ready: bool  # all pods are known, evictions may begin

@@ -324,12 +324,11 @@ class Mark(Timed):
     """The OOM killer marked a victim (oom:mark_victim); `rss` is all it held in memory, swap and page tables apart.
 
     `exiting`: it was dying already and nobody was killed. `scope`: one of SCOPES, what `oom_path` is; `oom_path` and
-    the bytes of that cgroup are None for "global". `totalpages`: what an oom_score_adj is a thousandth of. `group`:
-    the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name. `held`: at the
-    cap that outrace holds its pod with.
+    the bytes of that cgroup are None for "global". `group`: the victim's cgroup is killed as a whole (None: not known).
+    `invoker_pod` is namespace/name. `held`: at the cap that outrace holds its pod with.
     """
 
-    RETIRED = frozenset(("capped",))  # in older recordings
+    RETIRED = frozenset(("capped", "oom_cgroup_id", "totalpages"))  # in older recordings
 
     victim_pid: int
     victim_comm: str
@@ -343,13 +342,11 @@ class Mark(Timed):
     invoker_comm: str
     invoker_pod: str | None
     scope: str
-    oom_cgroup_id: int = 0
     oom_path: str | None = None
     oom_usage: int | None = None
     oom_limit: int | None = None
     oom_inactive_file: int | None = None
     oom_active_file: int | None = None
-    totalpages: int | None = None
     exiting: bool = False
     group: bool | None = None
     held: bool = False

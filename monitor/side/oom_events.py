@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monitor.kernel import cgroup_procs
-from monitor.kernel.wire import PAGE
 from monitor.link import messages
 from monitor.link.messages import Oom
 from monitor.policy.ranking import Candidate
@@ -157,8 +156,6 @@ class OomEvents:
         pod = message.pod or victim.pod
         at = event.oom_cgroup
         limit = self.names.of_cgroup(at, pod) if at else None
-        # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
-        pages = event.oom_limit // PAGE if at else self.view.mem_total // PAGE
         same = event.invoker_cgroup == event.victim_cgroup
         invoker = victim if same else self.names.of_process(event.invoker_pid, event.invoker_cgroup)
         self.feed(
@@ -176,13 +173,11 @@ class OomEvents:
                 invoker_comm=event.invoker_comm,
                 invoker_pod=invoker.name,
                 scope="global" if limit is None else limit.kind,
-                oom_cgroup_id=at,
                 oom_path=None if limit is None else limit.path,
                 oom_usage=event.oom_usage if at else None,
                 oom_limit=event.oom_limit if at else None,
                 oom_inactive_file=event.oom_inactive_file,
                 oom_active_file=event.oom_active_file,
-                totalpages=pages,
                 exiting=event.exiting,
                 group=self._is_group(victim),
                 held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),

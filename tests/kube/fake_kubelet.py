@@ -1,4 +1,4 @@
-"""A kubelet: /pods, /configz, /healthz; with TLS that is 10250, without the read-only port."""
+"""A kubelet: /pods, /configz; with TLS that is 10250, without the read-only port."""
 
 import ssl
 from typing import Any
@@ -26,7 +26,5 @@ class FakeKubelet(FakeServer):
             reply.json(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods})
         elif path == "/configz" and self.context is not None:
             reply.json(200, {"kubeletconfig": self.config})
-        elif path == "/healthz":
-            reply.body(200, b"ok", {"Content-Type": "text/plain"})
         else:
             reply.body(404, b"404 page not found\n", {"Content-Type": "text/plain"})

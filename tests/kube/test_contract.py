@@ -303,7 +303,7 @@ def reachable(config: ClusterConfig, status: Object) -> KubeletClient:
         server = Server(host, status["daemonEndpoints"]["kubeletEndpoint"]["Port"])
         kubelet = KubeletClient(ClusterConfig(server, tls, config.credentials))
         try:
-            kubelet.healthz()
+            kubelet.configz()
         except errors.TransportError as error:
             tried.append(str(error))
             kubelet.close()

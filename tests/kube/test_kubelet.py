@@ -54,7 +54,6 @@ def test_what_a_kubelet_knows(kubelet: FakeKubelet, client: KubeletClient) -> No
     assert client.pods(name) == ("p0", "p1", "p2")
     assert client.pods(lambda found: None if name(found) == "p1" else name(found)) == ("p0", "p2")
     assert client.configz()["evictionHard"] == {"memory.available": "100Mi"}
-    client.healthz()
     assert kubelet.connections == 1
     kubelet.pods = None
     assert client.pods(name) == ()
@@ -100,10 +99,10 @@ def test_a_certificate_that_was_rotated_is_known(
 def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Path) -> None:
     server = FakeKubelet(authority.issue("node-7").server_context())
     right = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-7")))
-    right.healthz()
+    right.configz()
     wrong = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-8")))
     with pytest.raises(errors.CertificateError):
-        wrong.healthz()
+        wrong.configz()
     right.close()
     server.close()
 

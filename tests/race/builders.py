@@ -143,7 +143,7 @@ def mark(t: float, name: str | None = "hog", pid: int = 4242, **more: Any) -> Ma
     given |= {"pod": f"uid-{name}" if name else None, "pod_name": f"shop/{name}" if name else None}
     given |= {"memcg": f"/kubepods/{name}/main" if name else "/system/cron", "invoker_pid": 77, "invoker_tid": 77}
     given |= {"invoker_comm": "nginx", "invoker_pod": "shop/cart", "scope": "node", "oom_path": "/node"}
-    given |= {"oom_usage": CAPACITY, "oom_limit": CAPACITY, "oom_inactive_file": 0, "oom_cgroup_id": 7}
+    given |= {"oom_usage": CAPACITY, "oom_limit": CAPACITY, "oom_inactive_file": 0}
     return Mark(**{"ts_ns": ms(t), "victim_pid": pid, **given, **more})
 
 
