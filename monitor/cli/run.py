@@ -40,7 +40,7 @@ from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
     from monitor.kernel.instances import Instance
-    from monitor.pods.choice import Choice
+    from monitor.pods.spec import Choice
 
 
 class _Run(click.Command):

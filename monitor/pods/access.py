@@ -19,8 +19,7 @@ from monitor.kube.reflector import ListWatch
 from monitor.kube.resources import PODS
 from monitor.owner import alone
 from monitor.pods.cache import PodCache
-from monitor.pods.cluster_feeds import ApiServerFeed, KubeletFeed
-from monitor.pods.feed import PodFeed
+from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodFeed
 from monitor.pods.installations import find_kubelet
 from monitor.pods.node_kubelet import NodeKubelet
 

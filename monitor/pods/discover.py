@@ -13,8 +13,7 @@ from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.resources import PODS
 from monitor.pods.access import Access
-from monitor.pods.choice import MANIFEST_DIR, Choice, without_cluster
-from monitor.pods.spec import APISERVER, KUBELET
+from monitor.pods.spec import APISERVER, KUBELET, MANIFEST_DIR, Choice, without_cluster
 
 #: Seconds that one server may take to answer, at the start.
 _TIMEOUT_S = 3.0

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.choice import Choice, without_cluster
 from monitor.pods.model import Change, FoundPod, PodSource
-from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, check_spec
+from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, Choice, check_spec, without_cluster
 
 if TYPE_CHECKING:
     from monitor.pods.access import Access

@@ -1,6 +1,10 @@
-"""What ``--pods`` can say. A module of its own because `outrace run` checks it before anything heavier is imported."""
+"""What ``--pods`` can say, and ``--pods auto`` without a cluster: `outrace run` checks it before heavier imports."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 AUTO, KUBELET, APISERVER, MANIFESTS, CGROUPS = "auto", "kubelet", "apiserver", "manifests", "cgroups"
 #: Of a machine without Kubernetes: systemd's units, containers, plain cgroups.
@@ -22,3 +26,43 @@ def check_spec(spec: str) -> tuple[str, str]:
     if kind not in (MANIFESTS, KUBELET) and colon:
         raise ValueError(f"{spec!r} is not a source of pods; {_FORMS}")
     return kind, argument
+
+
+# ---- what ``--pods auto`` has chosen, and what it chooses where there is no cluster: without a client for one
+
+#: Where a VM has manifests of its own, if nothing else is configured.
+MANIFEST_DIR = Path("/etc/outrace/pods")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``spec`` is what ``--pods`` would say. ``why`` is one line for the log; ``tried``: what did not do, and why.
+
+    ``kubelet``: whether there is one here. Where it is cgroups all the same, that may change by itself.
+    """
+
+    spec: str
+    why: str
+    tried: tuple[str, ...] = ()
+    kubelet: bool = False
+
+
+def without_cluster(
+    tried: Sequence[str] = (),
+    kubelet: bool = False,
+    manifest_dir: Path = MANIFEST_DIR,
+    kubepods: Path | None = None,
+) -> Choice:
+    """Manifests where they have their directory; the services of the machine where nothing is of Kubernetes; else
+    cgroups. ``kubepods``: one that holds pods.
+    """
+    none = "no pods of a cluster can be had" if kubelet or tried else "no kubelet here"
+    if manifest_dir.is_dir():
+        return Choice(f"{MANIFESTS}:{manifest_dir}", f"{manifest_dir} is there, and {none}", tuple(tried), kubelet)
+    if kubelet or tried:
+        return Choice(CGROUPS, f"{none}, and there is no {manifest_dir}", tuple(tried), kubelet)
+    if kubepods is not None:
+        unknown = f"{kubepods} holds pods, and their kubelet's files are in none of the known places"
+        why = f"{none}, but {kubepods} holds pods, and there is no {manifest_dir}"
+        return Choice(CGROUPS, why, (f"{unknown}: give --kubelet-config FILE and --kubeconfig FILE",))
+    return Choice(SERVICES, f"{none}, and there is no {manifest_dir}")

@@ -38,7 +38,7 @@ from monitor.settings.config import ENFORCE, HOLD, RunConfig
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
 
 if TYPE_CHECKING:
-    from monitor.pods.choice import Choice
+    from monitor.pods.spec import Choice
 
 _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
 #: Field, option, the value that needs an API server, the one that does not.

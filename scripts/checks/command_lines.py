@@ -40,7 +40,6 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")
 #: Where options are defined that are not of outrace: the kubelet's of all releases, `make test-vm`'s and
 #: `make mutation`'s and pytest's.
 DEFINED = (
-    "monitor/policy/kubelet_flags.py",
     "monitor/policy/translate.py",
     "scripts/vm/matrix.py",
     "scripts/mutate.py",

@@ -13,8 +13,8 @@ from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
 from monitor.pods import installations
 from monitor.pods.access import Access
-from monitor.pods.choice import Choice
 from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, check_enforced, read

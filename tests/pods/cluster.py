@@ -20,9 +20,8 @@ from monitor.kube.kubelet import KubeletClient
 from monitor.kube.reflector import ListWatch
 from monitor.kube.resources import PODS
 from monitor.pods.cache import PodCache
-from monitor.pods.cluster_feeds import ApiServerFeed, KubeletFeed
 from monitor.pods.cluster_source import ClusterSource
-from monitor.pods.feed import PodFeed
+from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodFeed
 from monitor.pods.model import Change
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet

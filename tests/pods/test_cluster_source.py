@@ -10,10 +10,10 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kube.errors import ResourceExpired
-from monitor.pods import cluster_feeds as feeds
+from monitor.pods import feed as feeds
 from monitor.pods.cluster_source import UNLISTED_S
 from monitor.pods.feed import PodFeed
-from monitor.pods.many_containers import MOST_CONTAINERS
+from monitor.pods.pod_objects import MOST_CONTAINERS
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
 from tests.kube import faults

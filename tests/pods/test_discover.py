@@ -15,10 +15,10 @@ from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
 from monitor.pods import discover, installations
 from monitor.pods.access import Access
-from monitor.pods.choice import Choice, without_cluster
 from monitor.pods.discover import choose
 from monitor.pods.node_kubelet import NodeKubelet
 from monitor.pods.source import settle
+from monitor.pods.spec import Choice, without_cluster
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
 from tests.commands import run

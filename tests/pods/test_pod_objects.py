@@ -13,9 +13,8 @@ from monitor.actions.oomadj import pod_scores
 from monitor.pods import pod_objects
 from monitor.pods.feed import known
 from monitor.pods.manifest_files import Manifest
-from monitor.pods.many_containers import MOST_CONTAINERS, summed
 from monitor.pods.model import FoundPod
-from monitor.pods.pod_objects import kept, owner
+from monitor.pods.pod_objects import MOST_CONTAINERS, kept, owner, summed
 from monitor.pods.storage import limited
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.local_storage import storage_violation
