@@ -203,7 +203,7 @@ def _records(source: MemorySource, core: Core, decider: Decider) -> Records:
 
     assert isinstance(source.table, PolledTable)
     kills = kills or PolledKills(gauge, registry, decider, stats, send)
-    return PolledRecords(source.table, source.arming, STEP, kills, decider, stats, send)
+    return PolledRecords(source.table, source.arming, kills, decider, stats, send)
 
 
 def _is_left_alone(config: RunConfig) -> bool:

@@ -19,6 +19,7 @@ from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Send
+from monitor.settings.config import STEP
 from monitor.sources.arming import Arming
 from monitor.sources.polled_entry import Entry
 from monitor.sources.polled_table import PolledTable
@@ -44,7 +45,7 @@ _MOST_NS = 10_000_000
 
 
 class PolledRecords(Records):
-    """Looks, and hands on what it finds. Pods are read again where a domain has moved by ``step`` bytes; ``kills``
+    """Looks, and hands on what it finds. Pods are read again where a domain has moved by `STEP`; ``kills``
     reports OOM kills.
     """
 
@@ -52,7 +53,6 @@ class PolledRecords(Records):
         self,
         table: PolledTable,
         arming: Arming,
-        step: int,
         kills: Records,
         decider: Decider,
         stats: SharedStats,
@@ -61,7 +61,6 @@ class PolledRecords(Records):
         super().__init__(decider, stats, send)
         self._table = table
         self._arming = arming
-        self._step = step
         self._kills = kills
         self._looked_ns = self._pods_due_ns = 0
         self._due_ns = self._given_back_ns = 0  # when to look; when a pod that went is to be read, 0: none

@@ -12,7 +12,6 @@ from monitor.policy.thresholds import Threshold
 def polled(**parts: Any) -> PolledRecords:
     """``parts``: arguments of the constructor, by name; nothing comes of the others."""
     given = {
-        "step": 1 << 20,
         **{name: MagicMock() for name in ("table", "arming", "decider", "stats", "kills")},
         "send": lambda _: None,
         **parts,
