@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def compare(tree: Path, only: str) -> int:
     return 0 if is_right else 1
 
 
-def record(what: str, tree: Path) -> int:
+def record(what: str, tree: Path, only: str) -> int:
     if what == "simulated":
         import simulate
 
@@ -44,11 +45,14 @@ def record(what: str, tree: Path) -> int:
         import live
 
         with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as place:
-            live.record(Path(place))
-            kept.pack(kept.RECORDINGS / "live.tar.xz", {p.name: p.read_bytes() for p in Path(place).iterdir()})
+            with suppress(KeyboardInterrupt):  # what there is then is kept
+                live.record(Path(place), only)
+            version = 2 if Path("/sys/fs/cgroup/cgroup.controllers").exists() else 1
+            files = {path.name: path.read_bytes() for path in Path(place).iterdir()}
+            kept.pack(kept.RECORDINGS / f"live-v{version}.tar.xz", files)
     else:
         with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as place:
-            found, left_out = everything(tree, Path(place))
+            found, left_out = everything(tree, Path(place), only)  # of whole groups
         if left_out:
             print(*left_out, sep="\n", file=sys.stderr)
             return 1
@@ -62,13 +66,12 @@ def main() -> int:
     for name in ("compare", "record"):
         command = commands.add_parser(name)
         command.add_argument("--tree", type=Path, default=kept.ROOT, help="another tree than this one")
-        if name == "compare":
-            command.add_argument("--only", default="*", help="a pattern of answers, such as 'options/*'")
-        else:
+        command.add_argument("--only", default="*", help="answers (compare) or live recordings: 'options/*'")
+        if name == "record":
             command.add_argument("what", choices=("answers", "simulated", "live", "state"))
     given = parser.parse_args()
     tree = given.tree.resolve()
-    return compare(tree, given.only) if given.command == "compare" else record(given.what, tree)
+    return compare(tree, given.only) if given.command == "compare" else record(given.what, tree, given.only)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,9 @@ def everything(tree: Path, place: Path, only: str = "*") -> tuple[Answers, list[
     found: Answers = {}
     left_out: list[str] = []
 
+    def like(questions: Iterable[Question]) -> list[Question]:
+        return [question for question in questions if fnmatchcase(question.name, only)]
+
     def part(name: str, groups: Sequence[str], make: Callable[[], Answers]) -> None:
         if not any(fnmatchcase(group, only.partition("/")[0]) for group in groups):
             return
@@ -139,9 +142,9 @@ def everything(tree: Path, place: Path, only: str = "*") -> tuple[Answers, list[
         found.update({name: answer for name, answer in made.items() if fnmatchcase(name, only)})
         print(f"{name}: {len(made)} answers in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
-    part("recordings", [path.name for path in recordings.iterdir()], lambda: one.ask(list(replays(recordings))))
-    part("commands", ("commands",), lambda: one.ask(list(commands(files, state))))
-    part("refused", ("refused",), lambda: one.ask(list(refused(files))))
+    part("recordings", [path.name for path in recordings.iterdir()], lambda: one.ask(like(replays(recordings))))
+    part("commands", ("commands",), lambda: one.ask(like(commands(files, state))))
+    part("refused", ("refused",), lambda: one.ask(like(refused(files))))
     part("evicted", ("cluster",), lambda: around.evicted(one))
     part("explain and top", ("node",), lambda: around.explained(one))
     part("metrics", ("metrics",), lambda: around.metrics(one))
