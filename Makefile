@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test races oracle everything mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
+.PHONY: help run demo bench test races oracle paired everything mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ races: setup ## Repeat what is a race or a latency: more losses than there were?
 
 oracle: setup ## Compare answers of this tree with those kept in tests/data/oracle (ARGS="--only 'options/*'")
 	@$(BIN)/python scripts/oracle compare $(ARGS)
+
+paired: setup ## Old and new tree in turns: latency, races, overhead, footprint, kills, size (OLD=COMMIT ARGS="--only race")
+	@$(BIN)/python scripts/paired.py $(OLD) $(ARGS)
 
 everything: setup ## All of it, for a release: the oracle, tests, races, three kernels in guests
 	@$(BIN)/python scripts/stages.py --everything

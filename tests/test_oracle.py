@@ -146,3 +146,37 @@ def test_the_command_exits_with_1_where_something_differs(tmp_path: Path) -> Non
     assert done.returncode == 1, done.stderr
     assert "refused/cleanup: code: 2 became 0" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("they differ")
+
+
+@pytest.fixture(scope="module")
+def paired() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        return importlib.import_module("paired")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text", "is_worse"),
+    [
+        ([100.0, 102.0], [103.0], "ratio", False),  # within the spread and 3 %
+        ([100.0, 102.0], [107.0], "101, 107: 1.059, spread 0.020", True),
+        ([100.0, 140.0], [150.0], "spread 0.400", False),  # the machine is not quiet enough to say
+        ([100.0, 102.0], [50.0], "0.495", False),
+        ([(0, 200), (1, 200)], [(1, 200)], "1 of 400, 1 of 200", False),
+        ([(0, 200), (1, 200)], [(20, 200)], "1 of 400, 20 of 200", True),
+    ],
+)
+def test_old_and_new_in_one_run(paired: ModuleType, old: list[Any], new: list[Any], text: str, is_worse: bool) -> None:
+    line, found = paired.judged(paired.Figure(old, new))
+    assert found == is_worse, line
+    assert text in line or text == "ratio"
+
+
+def test_figures_of_a_bench_are_its_times_and_what_was_lost(paired: ModuleType) -> None:
+    rows = [{"name": "a", "unit": "us", "runs": 5, "wins": 4, "p50": 7.0, "kill_p50": 0.0}]
+    rows += [{"name": "hot", "unit": "runs", "runs": 3, "right": 3}]
+    assert dict(paired.figures("race", {"results": rows})) == {
+        "race a p50 (us)": 7.0,
+        "race a lost": (1, 5),
+        "race hot lost": (0, 3),
+    }
