@@ -130,6 +130,22 @@ def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: R
     assert settle(scores) > 1000 // oomadj._TURN
 
 
+def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
+    cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of a pod with 14,000 had the side killed as one that hangs."""
+    monkeypatch.setattr(oomadj, "_TURN", 2)
+    pids = sorted(sleeper(cgroup) for _ in range(5))
+    scores = make_scores(True, log)
+    scores.set_pod(found(cgroup, {"main": cgroup}))
+    done = [[pid for pid in pids if read(pid) == 1000]]
+    for _ in range(2):
+        assert scores.due_ns() == 0
+        scores.settle()
+        done.append([pid for pid in pids if read(pid) == 1000])
+    assert done == [pids[:2], pids[:4], pids]
+
+
 def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
     """The process connector loses some in every read of a storm, and each time 110 pods were searched."""
     scores = make_scores(False, log)

@@ -44,7 +44,7 @@ def denied(objects: list[Object], request: Object, params: list[Object] | None =
         for param in (params or [None]) if "paramKind" in policy else [None]:
             for_this = {**every, "params": param}
             made: Object = {}
-            for one in policy["variables"]:
+            for one in policy.get("variables", ()):
                 value = evaluate(one["expression"], {**for_this, "variables": made})
                 made[one["name"]] = value
             messages += [
@@ -152,3 +152,17 @@ def test_the_policies_concern_the_account_of_the_release() -> None:
         (condition,) = made[POLICY, name]["spec"]["matchConditions"]
         assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:outrace:other"'
         assert made[BINDING, name]["spec"]["policyName"] == name
+
+
+def test_the_job_deletes_what_is_evicted_alone() -> None:
+    made = chart("--set", "evicted.enabled=true", "--set", "evicted.args={--older-than=24h}")
+    request = asked("pods", "web", username=f"{ACCOUNT}-evicted")
+    for status, allowed in (
+        ({"phase": "Failed", "reason": "Evicted"}, True),
+        ({"phase": "Running"}, False),
+        ({"phase": "Failed", "reason": "OOMKilled"}, False),
+        ({}, False),
+    ):
+        found = denied(made, request, oldObject={"metadata": {"name": "web"}, "status": status})
+        assert (found == []) == allowed, status
+    assert denied(made, request, oldObject={"metadata": {"name": "web"}}) == ["this pod is not Evicted"]
