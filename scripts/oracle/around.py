@@ -110,8 +110,7 @@ def node(tree: Tree) -> Iterator[tuple[LabNode, tuple[str, ...]]]:
 def explained(tree: Tree) -> Answers:
     """`outrace explain` and `outrace top` on the node."""
     with node(tree) as (_, here):
-        nothing = ("--state-dir", str(tree.place / "files/nothing"), "--run-dir", str(tree.place / "files/run"))
-        options = (*here, "--no-daemon", *nothing, "-o", "json")
+        options = (*here, "--no-daemon", "--state-dir", str(tree.place / "files/nothing"), "-o", "json")
         hard = ("--eviction-hard", "memory.available<300Mi")
         soft = ("--eviction-soft", "memory.available<300Mi", "--eviction-soft-grace-period", "memory.available=1m")
         asked = [("quiet", ("--eviction-hard", "memory.available<100Mi")), ("starved", hard), ("soft", soft)]
@@ -154,7 +153,7 @@ def _scraped(tree: Tree, options: tuple[str, ...]) -> str:
 
     outrace = [python_of(tree.tree), "-m", "monitor.cli.main"]
     with tempfile.TemporaryDirectory(prefix="outrace-oracle-state-") as state:
-        words = ("--state-dir", state, "--run-dir", state, "--listen", "127.0.0.1:0", "--log-format", "json")
+        words = ("--state-dir", state, "--listen", "127.0.0.1:0", "--log-format", "json")
         process = subprocess.Popen(
             [*outrace, "run", *words, *options], stderr=subprocess.PIPE, env=tree.environment, cwd=tree.place
         )

@@ -38,14 +38,14 @@ def replays(place: Path) -> Iterator[Question]:
 
 
 def commands(files: Path, state: Path) -> Iterator[Question]:
-    yield from _incidents("--state-dir", str(state), "--no-daemon", "--run-dir", str(files / "run"))
+    yield from _incidents("--state-dir", str(state), "--no-daemon")
     yield from _configuration(files)
     yield from _reserve(files)
     for path in sorted((ROOT / "tests/data/policy").glob("*.gz")):
         yield Question(f"commands/conformance {path.name}", ("conformance", "-o", "json", str(path)))
     for command in ("daemons", "reload"):
-        yield Question(f"commands/{command}", (command, "--run-dir", str(files / "run"), "-o", "json"))
-    machine = ("--no-daemon", "--run-dir", str(files / "run"), "--state-dir", str(files / "nothing"), "-o", "json")
+        yield Question(f"commands/{command}", (command, "-o", "json"))
+    machine = ("--no-daemon", "--state-dir", str(files / "nothing"), "-o", "json")
     yield Question("commands/doctor", ("doctor", *machine), SHAPE)
     for command in (("top", "--once"), ("explain",)):
         yield Question(f"commands/{command[0]} machine", (*command, "--pods", "cgroups", *machine), SHAPE)
@@ -77,20 +77,21 @@ def _incidents(*state: str) -> Iterator[Question]:
 #: Name -> options of `config show` and `config check`.
 _CONFIGURATIONS = {
     "defaults": "",
-    "hold": "--mode hold --hold-limit 90s --hold-brake freeze --never-kill",
-    "enforce": "--enforce --trigger kernel --no-guide-oom-killer",
-    "grace": "--mode enforce --hard-grace 5s --hold-brake limit --evict-by kill --node-taints own",
+    "hold": "--mode hold --hold-limit 90s",
+    "enforce": "--enforce --trigger kernel",
+    "grace": "--mode enforce --hard-grace 5s",
+    "api": "--mode enforce --evict-by kill --node-taints none --node-name n",
     "clash": "--enforce --hard-grace 5s --trigger kernel",
     "soft": "--eviction-soft memory.available<300Mi --eviction-soft-grace-period memory.available=1m30s"
     " --eviction-max-pod-grace-period 30 --eviction-minimum-reclaim memory.available=100Mi",
     "own signal": "--eviction-hard memory.reclaimable<200Mi,memory.available<5%",
-    "reserved": "--system-reserved memory=500Mi --kube-reserved memory=300Mi,cpu=100m"
-    " --enforce-node-allocatable pods,kube-reserved",
-    "1.8": "--policy kubelet-1.8 --compat kubelet-1.36 --eviction-pressure-transition-period 30s",
+    "reserved": "--system-reserved memory=500Mi --kube-reserved memory=300Mi,cpu=100m",
+    "allocatable": "--enforce-node-allocatable pods,kube-reserved --kube-reserved memory=300Mi",
+    "1.8": "--policy kubelet-1.8 --eviction-pressure-transition-period 30s",
     "surprising": "--eviction-hard memory.available<1Mi,nodefs.available<90% --eviction-pressure-transition-period 0s",
     "disks": "--eviction-hard nodefs.available<10%,imagefs.inodesFree<5%,pid.available<100 --reclaim-images crictl",
     "own.yaml": "--config {files}/own.yaml",
-    "own.toml": "--config {files}/own.toml --step 4Mi",
+    "own.toml": "--config {files}/own.toml",
     "kubelet": "--kubelet-config {files}/kubelet.yaml",
     "alerts": "--alertmanager http://127.0.0.1:9093 --webhook http://127.0.0.1:1/hook --expose-metrics",
 }
@@ -145,7 +146,7 @@ def _reserve(files: Path) -> Iterator[Question]:
 FILES = {
     "own.yaml": "eviction-hard: {memory.available: 300Mi}\nmode: hold\n"
     "services: {'web*': {priority: 10, never: true}}\n",
-    "own.toml": 'mode = "enforce"\nhard-grace = "2s"\n[eviction-soft]\n"memory.available" = "10%"\n'
+    "own.toml": 'mode = "enforce"\ntrigger = "kernel"\n[eviction-soft]\n"memory.available" = "10%"\n'
     '[eviction-soft-grace-period]\n"memory.available" = "1m"\n',
     "kubelet.yaml": "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
     "evictionHard: {memory.available: 250Mi, nodefs.available: 8%}\nsystemReserved: {memory: 512Mi}\n"
@@ -177,9 +178,9 @@ incidents list --limit 0; incidents list --pod nothing --no-daemon --state-dir {
 report --since nothing
 reserve; reserve --memory lots; reserve --memory 1Gi --model gke; reserve --memory 1Gi --model cce-v1
 reserve --memory 1Gi --system-reserved memory=2Gi; reserve --memory 16Gi --growth 0
-explain --policy kubelet-2.0 --no-daemon; explain a/b --daemon nothing --run-dir {files}/run
-top --once --daemon nothing --run-dir {files}/run; top --once --policy nothing; doctor nothing
-doctor --daemon nothing --run-dir {files}/run; reload --daemon nothing --run-dir {files}/run
+explain --policy kubelet-2.0 --no-daemon; explain a/b --daemon nothing
+top --once --daemon nothing; top --once --policy nothing; doctor nothing
+doctor --daemon nothing; reload --daemon nothing
 conformance; conformance {files}/missing.json; conformance {files}/cases.json; conformance {files}/not.rec
 evicted; evicted list --kubeconfig {files}/missing; evicted delete --rate 0; evicted delete --older-than nothing
 evicted list --keep -1; evicted list --kubeconfig {files}/not.rec; unload --nothing; daemons nothing
@@ -198,7 +199,6 @@ def refused(files: Path) -> Iterator[Question]:
         # Were one of `run` not refused, the daemon would be this one's alone, until the worker ends it.
         alone = {
             "OUTRACE_STATE_DIR": f"{files}/nothing",
-            "OUTRACE_RUN_DIR": f"{files}/run",
             "OUTRACE_LISTEN": "127.0.0.1:0",
         }
         environment = alone if words[0] == "run" else {}

@@ -40,6 +40,7 @@ class Tree:
         self.environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "120", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
         for name in [name for name in self.environment if name.startswith(("OUTRACE_", "KUBE"))]:
             del self.environment[name]
+        self.environment["OUTRACE_RUN_DIR"] = str(place / "files/run")  # no daemon of this machine is asked
 
     def ask(self, questions: Sequence[Question]) -> Answers:
         """Their answers; half of them in each of two processes."""
@@ -139,6 +140,8 @@ def everything(tree: Path, place: Path, only: str = "*") -> tuple[Answers, list[
         except (PermissionError, FileNotFoundError) as error:  # not root, no BPF, no openssl
             left_out.append(f"{name}: {error}")
             return
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            made = {f"{groups[0]}/failed": str(error)}
         found.update({name: answer for name, answer in made.items() if fnmatchcase(name, only)})
         print(f"{name}: {len(made)} answers in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
