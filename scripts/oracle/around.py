@@ -64,15 +64,8 @@ def cluster(place: Path) -> Iterator[tuple[FakeApiServer, str]]:
 
 def evicted(tree: Tree) -> Answers:
     """`outrace evicted` from a list to deletes, in turn."""
-    criteria = (
-        "",
-        "--older-than 2d12h",
-        "--keep 2",
-        "-n shop --keep-per-owner 1",
-        "--owner-kind deployment",
-        "-l app=web",
-    )
-    asked = [("list", more) for more in criteria] + [("list", "--check"), ("delete", "--keep 3")]
+    criteria = ("", "--older-than 2d12h", "--keep 2", "-n shop --node node-1", "-l app=web", "--check")
+    asked = [("list", more) for more in (*criteria, "--owner-kind deployment")] + [("delete", "--older-than 100h")]
     asked += [("delete", "-n shop --yes"), ("delete", "--yes --rate 1000"), ("list", "--check ")]
     with cluster(tree.place) as (_, kubeconfig):
         here, vary = ("--kubeconfig", kubeconfig, "-o", "json"), ("out.pods.*.age_s", "out.pods.*.uid")

@@ -31,16 +31,22 @@ class Difference(NamedTuple):
 
 
 class Intended(NamedTuple):
-    """Patterns of answer and path (`*` is anything, dots too), and why they may differ. ``how``: only so."""
+    """Patterns of answers and of paths (`*` is anything, dots too), and why they may differ. ``how``: only so."""
 
-    answer: str
-    path: str
+    answer: tuple[str, ...]
+    path: tuple[str, ...]
     reason: str
     how: str = ""
 
     def covers(self, one: Difference) -> bool:
-        mine = fnmatchcase(one.answer, self.answer) and fnmatchcase(one.path, self.path)
-        return mine and self.how in ("", one.how)
+        return self.how in ("", one.how) and _like(one.answer, self.answer) and _like(one.path, self.path)
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.answer)}: {' '.join(self.path)}: {self.reason}"
+
+
+def _like(text: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
 def _short(value: Any) -> str:
@@ -105,9 +111,14 @@ def _are_named(some: Sequence[Any]) -> bool:
     return len(names) == len(some) == len(set(map(str, names))) and all(isinstance(name, str) for name in names)
 
 
+def _entry(answer: str | list[str], path: str | list[str], reason: str, how: str = "") -> Intended:
+    patterns = [(some,) if isinstance(some, str) else tuple(some) for some in (answer, path)]
+    return Intended(*patterns, reason, how)
+
+
 def intended(path: Path) -> list[Intended]:
     """Entries of the file. Raises ValueError (TypeError) if one is not complete, or has a key that is none."""
-    entries = [Intended(**entry) for entry in tomllib.loads(path.read_text()).get("intended", ())]
+    entries = [_entry(**one) for one in tomllib.loads(path.read_text()).get("intended", ())]
     for entry in entries:
         if not entry.reason.strip() or entry.how not in ("", GONE, NEW, CHANGED):
             raise ValueError(f"{path}: {entry}: each needs a reason, and how is {GONE}, {NEW} or {CHANGED}")
@@ -130,6 +141,6 @@ def report(found: Iterable[Difference], listed: Sequence[Intended]) -> tuple[lis
         lines += [f"{name}: ... and {len(some) - MOST_OF_ONE} more"] if len(some) > MOST_OF_ONE else []
     if len(unlisted) > MOST_ANSWERS:
         lines.append(f"... and {len(unlisted) - MOST_ANSWERS} more answers: {', '.join(list(unlisted)[MOST_ANSWERS:])}")
-    lines += [f"intended, {count} times: {e.answer}: {e.path}: {e.reason}" for e, count in used.items() if count]
-    lines += [f"intended, and matches nothing: {e.answer}: {e.path}: {e.reason}" for e, n in used.items() if not n]
+    lines += [f"intended, {count} times: {e}" for e, count in used.items() if count]
+    lines += [f"intended, and matches nothing: {e}" for e, n in used.items() if not n]
     return lines, not unlisted
