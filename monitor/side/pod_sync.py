@@ -75,9 +75,9 @@ class PodSync:
             (self._log.error if problem in change.errors else self._log.warning)(problem)
         for uid in change.removed:
             self.scores.remove_pod(uid)
-            if uid in before:
-                self.view.log_budget.forget(label(before[uid].pod))
-            self.view.log_budget("info", "pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
+            name = label(before[uid].pod) if uid in before else uid
+            self.view.log_budget("info", "pod gone", pod=name, uid=uid)
+            self.view.log_budget.forget(name)
         for found in change.updated:
             if found.pod.uid not in before:
                 self._log_new(found)

@@ -173,7 +173,7 @@ def test_the_next_side_gets_the_new_descriptor() -> None:
     side = Side(old, -1, -1)
     side.take_config(new)
     try:
-        assert RunConfig.from_fd(new).name == "new"
+        assert RunConfig.from_fd(new).log_format == "json"
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(old)
     finally:

@@ -187,4 +187,4 @@ def test_what_is_no_recording_is_reported_and_kept(node: LabNode, tmp_path: Path
     assert path.read_text() == "important"
     live.one_line(replay(path), 1, f"{path}: no recording", "outrace run --record FILE")
     live.one_line(replay(tmp_path / "nothing"), 1, "nothing: No such file or directory")
-    live.one_line(replay(tmp_path), 1, "Is a directory")
+    live.one_line(replay(tmp_path), 1, "not a regular file but a directory")

@@ -91,8 +91,10 @@ class LogBudget:
                 self._flush(key, kind, now)
 
     def forget(self, pod: str) -> None:
-        """A pod is gone, and so is its count."""
+        """A pod is gone, and so is its count; what was left out is logged still."""
         self.left_out.pop(pod, None)
+        for key in [key for key, kind in self._kinds.items() if key[0] == pod and not kind.left_out]:
+            del self._kinds[key]
 
     def _flush(self, key: tuple[str, str], kind: _Kind, now_ns: int) -> None:
         if kind.left_out:
