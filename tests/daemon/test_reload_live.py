@@ -69,7 +69,10 @@ def test_a_bad_file_changes_nothing_and_its_reason_is_logged_exported_and_printe
         live.filled(node, pod, 60)
         for text, problem in (
             ("eviction-hard: {memory.available: 80Mi\n", "not YAML"),
-            ("eviction-hard: {memory.available: 80Mi}\nstep: 2Mi\n", "cannot change while running: step (1048576 -> 2"),
+            (
+                "eviction-hard: {memory.available: 80Mi}\nexpose-metrics: true\n",
+                "running: expose-metrics (false -> true",
+            ),
         ):
             own.write_text(text)
             since = len(daemon.log)
