@@ -1,6 +1,5 @@
 """What the tests of the live kernel share: pinned programs loaded once, the daemon on them, waiting."""
 
-import gc
 import os
 import shutil
 import subprocess
@@ -46,12 +45,6 @@ GATE = 64 * PAGE * (os.cpu_count() or 1)
 RUNGS = "outrace.rungs="
 CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
-
-
-def open_descriptors() -> int:
-    """Of this process, without those of what earlier tests left and nobody has collected yet."""
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 def lend_pins(state: Path) -> None:

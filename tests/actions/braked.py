@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from monitor.actions.changes import Change, opened
 from monitor.actions.ledger import Ledger, attributes_of
 from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
 from monitor.actions.undo import Undone, undo
@@ -95,11 +94,6 @@ class Stand:
     def noted(self) -> bool:
         """Whether something is written down at the pod."""
         return self.journal.attribute in os.listxattr(self.pod)
-
-    def noted_changes(self) -> list[Change]:
-        """What is."""
-        with opened(self.pod) as directory:
-            return self.journal.changes(directory)
 
     def oom_kills(self) -> int:
         """Of the node, the pod and what is below it."""
