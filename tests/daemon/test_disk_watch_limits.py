@@ -8,15 +8,21 @@ from typing import Any
 
 import pytest
 
+from monitor.actions.reclaim import DONE, FAILED
 from monitor.kernel import cgroupfs
 from monitor.kernel.disks import find_disks
 from monitor.link.messages import DiskFigures
 from monitor.pods.storage import Roots
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.policy.signals import PID, Observation
+from monitor.settings.config import RunConfig
 from monitor.side import disk_watch
+from monitor.side.disk_watch import Cleanup
+from monitor.side.export.log import Log
+from monitor.side.export.metrics import reclaim_metrics
 from tests import live
 from tests.daemon.disk_bench import MI, SIZE, Bench
+from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
 
 
@@ -161,3 +167,23 @@ def test_the_kubelet_s_pods_are_found_below_its_directory(bench: Bench, tmp_path
     (bench.node / "pods").mkdir()
     assert Roots.of(bench.disks) == Roots(pods=bench.node / "pods")
     shutil.rmtree(bench.node / "pods")
+
+
+# What the daemon counts of the clean-ups that it ran.
+def test_what_came_back_is_counted(mounts: Mounts) -> None:
+    disk = mounts.tmpfs("store", 16 << 20)
+    (disk / "dead").write_bytes(bytes(8 << 20))
+    config = RunConfig(enforce=True, reclaim_images=("rm", str(disk / "dead")))
+    done: list[tuple[str, ...]] = []
+    cleanup = Cleanup(config, [disk, disk, Path("/none")], done.append, Log("logfmt"))
+    for number in (1, 2):  # the second finds nothing to remove
+        cleanup.request([DELETE_CONTAINERS, DELETE_IMAGES])
+        live.until(lambda: len(done) == number, "the end of the clean-up")  # noqa: B023 - used before the next turn
+    cleanup.close(live.TIMEOUT_S)
+    samples = [one for metric in reclaim_metrics(cleanup) for one in metric.samples]
+    assert {(one.name, *one.labels.values()): one.value for one in samples if one.value} == {
+        ("outrace_reclaim_runs_total", DELETE_IMAGES, DONE): 1.0,
+        ("outrace_reclaim_runs_total", DELETE_IMAGES, FAILED): 1.0,
+        ("outrace_reclaim_freed_bytes_total", DELETE_IMAGES): float(8 << 20),
+        ("outrace_reclaim_freed_inodes_total", DELETE_IMAGES): 1.0,
+    }
