@@ -37,7 +37,9 @@ class ThawReasons:
         found = ""
         self._walk = self._walk or walk(self._cgroup)
         processes, cgroups, end_ns = PROCESSES, CGROUPS, time.monotonic_ns() + _MOST_NS
-        while processes and (self._pids or cgroups) and time.monotonic_ns() < end_ns:
+        is_first = True  # a look goes on, however slow the CPU
+        while processes and (self._pids or cgroups) and (is_first or time.monotonic_ns() < end_ns):
+            is_first = False
             if self._pids:
                 processes -= 1
                 waits = _waits_for(self._pids.pop())
