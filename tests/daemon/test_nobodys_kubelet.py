@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def test_its_plugin_does_not_run_and_its_thresholds_are_not_read(marker: Path, c
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run(sys.executable, "-c", CLI, *command, env=env, cwd="/")
     assert not marker.exists()
-    assert "77Mi" not in done.stdout + done.stderr
+    assert not re.search(r"\b77Mi", done.stdout + done.stderr)  # the default may be 1077Mi here
     assert str(marker.parent) not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
