@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions import brake_file, ledger
+from monitor.actions import brake_file, ledger, thaw_reasons
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import HELD
@@ -193,6 +193,7 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "scandir", Listed)
     read, real = list[str](), cgroup_procs._pids_in
     monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
+    monkeypatch.setattr(thaw_reasons, "_MOST_NS", 60_000_000_000)  # an emulated CPU lists for a millisecond
     reasons = ThawReasons(tmp_path)
     looks = (lambda: cgroup_procs.anybody(tmp_path, CGROUPS), lambda: cgroup_procs.empty(tmp_path, CGROUPS))
     for look in (*looks, reasons.look, reasons.look):
