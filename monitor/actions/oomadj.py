@@ -195,7 +195,9 @@ class OomScores:
         pids = sorted(pid for pid in cgroup_procs.processes(pod.found.cgroup) if pid > since)
         self._check(pod, *pids[:_TURN])
         if len(pids) > _TURN:
-            self._waiting.appendleft((0, -pids[_TURN - 1], pod.found.pod.uid))
+            uid = pod.found.pod.uid  # one rest for each pod, however often it changes
+            self._waiting = deque(one for one in self._waiting if one[1] >= 0 or one[2] != uid)
+            self._waiting.appendleft((0, -pids[_TURN - 1], uid))
         return min(_TURN, len(pids))
 
     def _check(self, pod: _PodScores, *pids: int) -> None:

@@ -144,6 +144,9 @@ def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
         scores.settle()
         done.append([pid for pid in pids if read(pid) == 1000])
     assert done == [pids[:2], pids[:4], pids]
+    for _ in range(5):
+        scores.set_pod(found(cgroup, {"main": cgroup}))
+    assert len([pid for _, pid, _ in scores._waiting if pid < 0]) == 1, "a pod that changes often fills no queue"
 
 
 def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
