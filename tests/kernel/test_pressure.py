@@ -65,11 +65,9 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
         for event in (event for event in watch.events if event.domain == index):
             # Another CPU's drained batch may have been taken off between comparing and reporting.
             assert event.working_set > ceilings[index][event.threshold] * PAGE - 64 * PAGE * (os.cpu_count() or 1)
+            # A hog that loses its CPU at the line loses the unused part of its batch too: below, and above again. That is
+            # news once rearm_ns is over, which the next but one test decides without a clock.
             if seen and seen[-1].threshold == event.threshold:
-                # A hog that loses its CPU at the line loses the unused part of its batch too: below, and above again,
-                # which is news no sooner than rearm_ns later.
-                # (It is stamped after it was compared: an emulated CPU may stand still for 1 ms in between.)
-                assert event.ts_ns - seen[-1].ts_ns >= 5_000_000 - (2_000_000 if live.emulated() else 0)
                 continue
             seen.append(event)
         assert [event.threshold for event in seen] == [0, 1] * cycles
