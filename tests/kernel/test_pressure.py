@@ -65,8 +65,8 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
         for event in (event for event in watch.events if event.domain == index):
             # Another CPU's drained batch may have been taken off between comparing and reporting.
             assert event.working_set > ceilings[index][event.threshold] * PAGE - 64 * PAGE * (os.cpu_count() or 1)
-            # A hog that loses its CPU at the line loses the unused part of its batch too: below, and above again. That is
-            # news once rearm_ns is over, which the next but one test decides without a clock.
+            # A hog that loses its CPU at the line loses the unused part of its batch too: below, and above again. That
+            # is news once rearm_ns is over, which the next but one test decides without a clock.
             if seen and seen[-1].threshold == event.threshold:
                 continue
             seen.append(event)
