@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +19,21 @@ def _mount(*arguments: object) -> None:
     done = run("mount", *map(str, arguments))
     if done.returncode:
         pytest.skip(f"cannot mount: {done.stderr.strip()}" + ("" if os.geteuid() == 0 else " (not root)"))
+
+
+@contextmanager
+def swap(mib: int = 96) -> Iterator[None]:
+    """So much of it on the machine, in a file: only in a guest that may be lost."""
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as place:
+        file = Path(place, "swap")
+        file.touch(0o600)
+        file.write_bytes(bytes(mib << 20))
+        subprocess.run(["mkswap", file], check=True, capture_output=True)
+        subprocess.run(["swapon", file], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["swapoff", file], check=True)
 
 
 class Mounts:

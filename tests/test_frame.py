@@ -63,12 +63,6 @@ def test_a_command_that_is_gone_names_its_replacement() -> None:
         assert f" is gone: use {instead}" in done.stderr
 
 
-def test_an_unknown_command_is_a_usage_error() -> None:
-    done = outrace("evcit")
-    assert done.returncode == 2
-    assert "No such command 'evcit'" in done.stderr
-
-
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch):
     """Puts a function in the command table as `outrace try`."""

@@ -35,35 +35,29 @@ def test_the_judge(races: ModuleType, lost: int, runs: int, base_lost: int, base
     assert races.judge(lost, runs, base_lost, base_runs) == expected
 
 
-@pytest.mark.parametrize(("rate", "most"), [(0.002, 0.01), (0.1, 0.01)])
-def test_a_family_that_did_not_change_is_hardly_ever_found_worse(races: ModuleType, rate: float, most: float) -> None:
-    """Looked at after every race, as the run does: fewer than one in a hundred, of 2,000 with a baseline of 1,000."""
+@pytest.mark.parametrize(
+    ("rate", "base", "times", "worse"),
+    [
+        (0.002, (2, 1000), 2000, (0, 0.01)),
+        (0.1, (100, 1000), 2000, (0, 0.01)),
+        (0.1, (0, 360), 200, (0.95, 1)),  # one in ten instead of none
+    ],
+)
+def test_a_family_is_found_worse_that_is_and_hardly_ever_another(
+    races: ModuleType, rate: float, base: tuple[int, int], times: int, worse: tuple[float, float]
+) -> None:
+    """Looked at after every race, as the run does."""
     chance = random.Random(34)
-    base = round(rate * 1000)
     found = 0
-    for _ in range(2000):
+    for _ in range(times):
         lost = 0
         for runs in range(1, 300):
             lost += chance.random() < rate
-            said = races.judge(lost, runs, base, 1000)
+            said = races.judge(lost, runs, *base)
             if said != "undecided":
                 found += said == "worse"
                 break
-    assert found / 2000 < most
-
-
-def test_a_family_that_loses_one_in_ten_instead_of_none_is_found(races: ModuleType) -> None:
-    chance = random.Random(34)
-    found = 0
-    for _ in range(200):
-        lost = 0
-        for runs in range(1, 300):
-            lost += chance.random() < 0.1
-            said = races.judge(lost, runs, 0, 360)
-            if said != "undecided":
-                found += said == "worse"
-                break
-    assert found > 190
+    assert worse[0] <= found / times <= worse[1]
 
 
 def hold(**changed: Any) -> dict[str, Any]:

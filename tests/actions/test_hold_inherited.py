@@ -270,9 +270,18 @@ def test_pods_that_are_held_are_taken_over_without_a_look_at_all_cgroups(
 
 
 @pytest.mark.parametrize("running", [False, True])
-@pytest.mark.parametrize("wrong", [("--node-cgroup", "no-such-cgroup"), ("--listen", "192.0.2.1:1")])
-def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str, str], running: bool) -> None:
-    """Before it has the lock, and after; not what a daemon holds that runs."""
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--node-cgroup", "no-such-cgroup"),
+        ("--listen", "192.0.2.1:1"),
+        ("--no-such-option",),
+        ("--config", "/no/such/file"),
+    ],
+    ids=lambda wrong: wrong[0],
+)
+def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str, ...], running: bool) -> None:
+    """Before it has the lock, and after; not what a daemon holds that runs. The service manager starts it no more."""
     held.state.mkdir()
     if running:
         assert held.brake().apply(64 * MIB) is not None
@@ -286,5 +295,5 @@ def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str,
     if running:
         os.close(lock_fd)
     assert ended.returncode, ended.stderr
-    assert wrong[1].partition(":")[0] in ended.stderr or "another outrace" in ended.stderr
+    assert wrong[-1].partition(":")[0] in ended.stderr or "another outrace" in ended.stderr
     assert held.noted() == running, ended.stderr

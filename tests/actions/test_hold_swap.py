@@ -1,7 +1,5 @@
 """A hold where there is swap: only in a guest that may be lost, where a file may be made swap (`make test-vm`)."""
 
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,28 +10,20 @@ from monitor.actions.pod_brake import LIMIT
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.actions.braked import HIERARCHY, MIB, V2, Stand, stand
+from tests.filesystems import swap
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Stand]:
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as place:
-        file = Path(place, "swap")
-        file.touch(0o600)
-        file.write_bytes(bytes(96 * MIB))
-        subprocess.run(["mkswap", file], check=True, capture_output=True)
-        subprocess.run(["swapon", file], check=True)
-        try:
-            with stand(tmp_path / "state") as made:
-                if V2:
-                    (made.node / "memory.swap.max").write_text("max")
-                else:
-                    for path in (made.node, made.pod):
-                        (path / "memory.swappiness").write_text("60")
-                yield made
-        finally:
-            subprocess.run(["swapoff", file], check=True)
+    with swap(), stand(tmp_path / "state") as made:
+        if V2:
+            (made.node / "memory.swap.max").write_text("max")
+        else:
+            for path in (made.node, made.pod):
+                (path / "memory.swappiness").write_text("60")
+        yield made
 
 
 def test_a_held_pod_does_not_grow_in_memory_where_there_is_swap(held: Stand) -> None:

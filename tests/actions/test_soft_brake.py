@@ -105,32 +105,6 @@ def test_a_memory_high_that_was_set_before_comes_back_exactly(held: Stand, soft:
         brake.close()
 
 
-@pytest.mark.parametrize("side_first", [True, False])
-def test_a_memory_high_that_hold_and_soft_brake_set_comes_back_exactly(
-    held: Stand, soft: SoftBrake, side_first: bool
-) -> None:
-    """Before Linux 6.16 the soft brake writes a lower one than the hold did. From then on the hold's own is the lower
-    one already: the soft brake changes nothing of it, and it goes with the hold.
-    """
-    with held.puppet() as puppet:
-        puppet.do("anon(32)")
-        (held.pod / HIGH).write_text(str(112 * MIB))
-        before, brake = held.files(), held.brake()
-        assert brake.apply(64 * MIB) is not None
-        brake.high_is_left = True
-        of_hold = number(held.pod / HIGH)
-        soft.soften(0, 5.0)
-        high = number(held.pod / HIGH)
-        assert high < 112 * MIB
-        if side_first:
-            soft.harden()
-        brake.close()
-        if not side_first:
-            assert number(held.pod / HIGH) == (high if high < of_hold else 112 * MIB)
-            soft.harden()
-        assert held.files() == before
-
-
 def test_a_lower_memory_high_of_its_own_stays(held: Stand, soft: SoftBrake) -> None:
     with held.puppet() as puppet:
         puppet.do("anon(24)")

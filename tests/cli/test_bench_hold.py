@@ -55,6 +55,11 @@ def test_demo_holds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("demo", "--margin", "2Mx"), "2Mx"),
+        (("demo", "--margin", "-1Mi"), "must be more than 0"),
+        (("demo", "--margin", "400Mi"), "more than half the node"),
+        (("demo", "--node-memory", "64Mi"), "at least 128Mi"),
+        (("demo", "--runs", "0"), "--runs"),
         (("demo", "--mode", "hold", "--no-monitor"), "--no-monitor has no meaning in mode hold"),
         (("demo", "--mode", "hold", "--trigger", "kernel"), "--trigger kernel has no meaning in mode hold"),
         (("demo", "--mode", "hold", "--node-memory", "128Mi"), "leaves no room for a pod to hold"),

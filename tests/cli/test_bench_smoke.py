@@ -1,5 +1,5 @@
-"""`outrace bench footprint`, `latency` and `kills` on the live kernel, for seconds instead of minutes: what they
-print, what must hold, that nothing is left behind. How fast anything was is not asserted.
+"""`outrace bench footprint`, `latency`, `overhead` and `kills` on the live kernel, for seconds instead of
+minutes: what they print, what must hold, that nothing is left behind. How fast anything was is not asserted.
 """
 
 import json
@@ -13,6 +13,7 @@ import pytest
 
 from monitor.kernel import cgroupfs, pins
 from monitor.lab import bench_footprint
+from monitor.lab.bench import summary
 from tests.pin_instances import state_directory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ def run_bench(directory: Path, name: str, *options: str) -> tuple[int, dict[str,
     assert out, err
     answer = json.loads(out)
     assert answer["bench"] == name
-    assert not (cgroupfs.detect().root / f"outrace-{name}-{bench.pid}").exists()
+    assert not [path for path in cgroupfs.detect().root.iterdir() if path.name.endswith(f"{name}-{bench.pid}")]
     assert not list(directory.iterdir())
     owners = [state_directory(instance) for instance in (pins.ROOT.iterdir() if pins.ROOT.is_dir() else ())]
     assert not [owner for owner in owners if owner is not None and owner.is_relative_to(directory)]
@@ -70,6 +71,24 @@ def test_bench_latency_measures_the_monitor_and_the_floor_in_turns(tmp_path: Pat
         assert 0 < rows[f"crossing_to_decision_{label}"]["p50"] < ours["p50"]
         assert rows[f"sigkill_to_floor_{label}"]["unit"] == "ratio"
         assert rows[f"sigkill_to_floor_{label}"]["p50"] == ours["p50"] / floor["p50"]
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_bench_overhead_measures_both_states(tmp_path: Path) -> None:
+    code, rows = run_bench(tmp_path, "overhead", "--triples", "3")
+    assert code == 0
+    assert [(name, row["unit"], row["n"]) for name, row in rows.items()] == [
+        ("armed", "ratio", 3),
+        ("disarmed", "ratio", 3),
+    ]
+    assert all(0 < row["p50"] <= row["p99"] <= row["max"] for row in rows.values())
+
+
+def test_a_row_is_median_99th_percentile_and_maximum() -> None:
+    values = [1.0 + i / 100 for i in range(100)]
+    row = summary("armed", values[::-1], "ratio")
+    assert row == {"name": "armed", "unit": "ratio", "n": 100, "p50": 1.495, "p99": 1.98, "max": 1.99}
 
 
 def test_memory_and_cpu_are_of_the_process_asked_for() -> None:

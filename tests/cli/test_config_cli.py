@@ -6,12 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from monitor.cli import options
 from monitor.cli.config import _thresholds, check, show
 from monitor.cli.main import main
 from monitor.cli.run import run
@@ -283,20 +280,6 @@ def test_flags_that_cannot_be_translated(
 
 def test_translate_without_flags_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert output_of(capsys, "translate")[0] == 2
-
-
-def test_booleans_as_the_kubelets_flags_write_them() -> None:
-    resolved: list[Any] = []
-    command = click.command()(
-        options.configuration_options(lambda **values: resolved.append(options.resolve(values).config))
-    )
-    for flag in (
-        "--kernel-memcg-notification",
-        "--kernel-memcg-notification=t",
-        "--kernel-memcg-notification=F",
-    ):
-        assert CliRunner().invoke(command, [flag], standalone_mode=False).exception is None
-    assert [c.kernel_memcg_notification for c in resolved] == [True, True, False]
 
 
 def test_a_full_disk_evicts_no_service(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import pytest
 from monitor.kernel import cgroup_procs, cgroupfs, pins
 from monitor.kernel.readable import readable
 from tests import live
-from tests.cli.called import called
 from tests.pin_instances import state_directory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -118,16 +117,3 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         os.close(fd)
     live.until(lambda: not traces(process.pid), "the demo's cgroups and manifests to go")
     live.until(lambda: not mine.exists(), "the demo's pins to go")
-
-
-def test_bad_input_is_refused_before_anything_is_made() -> None:
-    for option, value, expected in (
-        ("--margin", "2Mx", "2Mx"),
-        ("--margin", "-1Mi", "must be more than 0"),
-        ("--margin", "400Mi", "more than half the node"),
-        ("--node-memory", "64Mi", "at least 128Mi"),
-        ("--runs", "0", "--runs"),
-    ):
-        done = called("demo", option, value)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert expected in done.stderr.strip().splitlines()[-1]

@@ -65,10 +65,11 @@ def test_a_lack_is_reported_in_one_line(tmp_path: Path, lack: str) -> None:
     ("change", "why"),
     [
         ((hide("/sys/kernel/btf"),), "/sys/kernel/btf/vmlinux"),
+        ((hide(f"{BCC}"),), "bcc cannot be imported"),
         ((hide("/sys/kernel/tracing/events/memcg"),), "no tracepoint memcg:mod_memcg_lruvec_state"),
         (NO_BPFFS, "bpf is not mounted at /sys/fs/bpf"),
     ],
-    ids=["BTF", "tracepoint", "bpffs"],
+    ids=["BTF", "BCC", "tracepoint", "bpffs"],
 )
 def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: tuple[str, ...], why: str) -> None:
     with (

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +21,7 @@ from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, Bad, Decision, HotMessage, Message, Oom, State
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
 from monitor.side.export.route import FRESH_S
-from tests.own_cgroups import removed_with_session
+from tests import live
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Far longer than anything takes; only a hang reaches it.
@@ -175,36 +174,6 @@ class Hot:
         os.close(self.stats.fd)
 
 
-@contextmanager
-def test_cgroup(name: str) -> Iterator[Path]:
-    """A memory cgroup of the test's own, removed afterwards with what is below it."""
-    path = cgroupfs.detect().root / f"outrace-test-{name}-{os.getpid()}"
-    removed_with_session(path)
-    cgroupfs.make(path)
-    try:
-        yield path
-    finally:
-        cgroupfs.remove(path)
-
-
-@contextmanager
-def sleeper(cgroup: Path) -> Iterator[int]:
-    """A process that waits in the cgroup until the block ends; its pid."""
-    script = f"echo $$ > {cgroup}/cgroup.procs && exec cat"
-    process = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdin.write(b"ready\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"ready\n"  # cat runs, so it is in the cgroup
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-
-
 def manifest(
     directory: Path, name: str, cgroup: Path, *, memory: str = "", uid: str = "", namespace: str = "default"
 ) -> Path:
@@ -260,8 +229,7 @@ class Node:
 
 def side_node(tmp_path: Path) -> Iterator[Node]:
     """For `pytest.fixture`: a node of 512 MiB; the side that was run on it ends with it."""
-    with test_cgroup("side") as cgroup:
-        cgroupfs.set_limit(cgroup, 512 << 20)
+    with live.cgroup("side", 512 << 20) as cgroup:
         node = Node(tmp_path, cgroup)
         try:
             yield node

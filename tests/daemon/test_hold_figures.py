@@ -23,38 +23,28 @@ def figures(usages: dict[str, int]) -> HoldFigures:
 
 
 @pytest.mark.parametrize(
-    ("cap", "counted"),
+    ("cap", "grew", "fell", "cap_now", "counted"),
     [
-        (104 * MIB, 0),  # 4 MiB are left then, and the second line is at 2
-        (107 * MIB, 3),  # 1 MiB would be left
-        (0, 3),  # frozen only
+        (104, 3, 3, 104, 0),  # 4 MiB are left then, and the second line is at 2
+        (107, 3, 3, 107, 3),  # 1 MiB would be left
+        (0, 3, 3, 0, 3),  # frozen only
+        (101, 0, 2, 101, 2),  # of others beside a capped pod
+        (104, 0, 0, 0, 0),  # the brake is released
     ],
 )
-def test_growth_up_to_a_cap_is_none_unless_it_reaches_the_second_line(cap: int, counted: int) -> None:
+def test_growth_up_to_a_cap_is_none_unless_it_reaches_the_second_line(
+    cap: int, grew: int, fell: int, cap_now: int, counted: int
+) -> None:
+    """MiB. A pod that has 100 with a cap, of a domain in which 8 are left, which then fall."""
     usages = {"a": 100 * MIB}
     held = figures(usages)
-    caps = {"a": cap} if cap else {}
-    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
-    usages["a"] += 3 * MIB
-    now = held.with_rates({"memory.available": Domain(5 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
-    assert now["memory.available"].rate == counted * MIB * 1_000_000_000 // LEAST_NS
-
-
-def test_growth_of_others_counts_beside_a_capped_pod() -> None:
-    held = figures({"a": 100 * MIB})
-    caps = {"a": 101 * MIB}
-    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
-    now = held.with_rates({"memory.available": Domain(6 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
-    assert now["memory.available"].rate == 2 * MIB * 1_000_000_000 // LEAST_NS
-
-
-def test_a_brake_that_is_released_is_no_growth() -> None:
-    usages = {"a": 100 * MIB}
-    held = figures(usages)
-    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, {"a": 104 * MIB}, HELD)
-    held.braked()
-    now = held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, {}, HELD)
-    assert now["memory.available"].rate == 0
+    before, now = ({"a": mib * MIB} if mib else {} for mib in (cap, cap_now))
+    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, before, HELD)
+    usages["a"] += grew * MIB
+    if now != before:
+        held.braked()
+    seen = held.with_rates({"memory.available": Domain((8 - fell) * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, now, HELD)
+    assert seen["memory.available"].rate == counted * MIB * 1_000_000_000 // LEAST_NS
 
 
 def test_who_is_known_only_since_the_crossing_did_not_grow_by_what_it_had() -> None:

@@ -1,10 +1,9 @@
-"""Both processes killed in the middle of a hold: what they changed is undone by the next start, in any mode, and by
-`outrace unload`; and the soft brake of a grace, from the hot process to the kernel and back.
+"""Both processes killed in the middle of a hold: what they changed is undone by the next start, in any mode;
+and the soft brake of a grace, from the hot process to the kernel and back.
 """
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -77,34 +76,6 @@ def test_the_next_start_releases_also_in_mode_observe(node: LabNode) -> None:
             assert hog.answer() == "done"
             which = {"cgroup": str(pod.cgroup), "outcome": "restored"}  # others on this machine may have left some too
             live.message(running, "a change of an earlier daemon is undone", **which)
-    assert node.oom_kills() == 0
-
-
-def test_unload_releases_on_whatever_state_dir(node: LabNode, tmp_path: Path) -> None:
-    pod = node.add_pod("hog")
-    with live.Puppet(pod.containers["c0"]) as hog:
-        grown_and_left(node, pod, hog)
-        done = live.outrace("unload", "--holds", "--state-dir", str(tmp_path))
-        assert done.returncode == 0, done.stderr
-        assert is_as_before(pod)
-        assert hog.answer() == "done"
-    assert node.oom_kills() == 0
-
-
-@pytest.mark.parametrize("wrong", [("--no-such-option",), ("--config", "/no/such/file")], ids=lambda wrong: wrong[0])
-def test_a_start_that_fails_undoes_what_killed_processes_left(node: LabNode, wrong: tuple[str, ...]) -> None:
-    """The service manager does not start it again then: a limit and raised oom_score_adj would stay."""
-    pod = node.add_pod("hog")
-    with live.Puppet(pod.containers["c0"]) as hog:
-        score = Path(f"/proc/{hog.pid}/oom_score_adj")
-        score.write_text("100")
-        grown_and_left(node, pod, hog)
-        done = live.outrace("run", "--mode", "hold", "--state-dir", str(live.state_dir()), *wrong)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.splitlines()[-1].startswith("outrace: error: ")
-        assert is_as_before(pod)
-        assert (score.read_text(), os.listxattr(pod.cgroup)) == ("100\n", [])
-        assert hog.answer() == "done"
     assert node.oom_kills() == 0
 
 

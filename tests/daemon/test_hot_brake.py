@@ -96,16 +96,6 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert live.messages(daemon, "would evict") == []
 
 
-@pytest.mark.once
-def test_a_shortage_that_stands_still_when_a_daemon_starts_is_ended(node: LabNode) -> None:
-    pods = [live.filled(node, node.add_pod(f"large-{n}", "Burstable", request=8 * MIB), 25) for n in range(4)]
-    with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        live.message(daemon, "evicted")
-        live.ended(daemon)
-        assert len(decided(daemon)) == 1
-    assert sum(hog.process.poll() is None for hog in pods) == 3
-
-
 @pytest.mark.parametrize(
     "options",
     [

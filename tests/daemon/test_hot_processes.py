@@ -154,12 +154,3 @@ def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> Non
         evicted(daemon, pod)
         assert crosser.wait() == -signal.SIGKILL
         live.ended(daemon)
-
-
-@pytest.mark.once
-def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
-    with live.daemon(node) as daemon:
-        result = live.outrace("run", "--state-dir", str(live.state_dir()), "--listen", "127.0.0.1:0")
-        live.one_line(result, 1, f"(pid {daemon.pid})", str(live.state_dir()), "--state-dir")
-        assert daemon.get("/readyz")[0] == 200
-        live.ended(daemon)

@@ -171,39 +171,6 @@ def test_a_loader_that_fails_is_a_rung_less(
         assert live.rung(daemon) == POLL
 
 
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("wrapper", "problem", "remedy"),
-    [
-        pytest.param(
-            live.in_own_mounts("mount -t tmpfs none /usr/lib/python3/dist-packages/bcc"),
-            "bcc cannot be imported",
-            "apt-get install python3-bpfcc",
-            id="bcc",
-        ),
-        pytest.param(
-            live.in_own_mounts("umount -l /sys/fs/bpf", *without("sys_admin")),
-            "bpf is not mounted at /sys/fs/bpf",
-            "mount -t bpf -o mode=0700 bpf /sys/fs/bpf",
-            id="bpffs",
-        ),
-    ],
-)
-def test_what_is_taken_away_costs_a_rung_and_nothing_else(
-    node: LabNode, tmp_path: Path, wrapper: tuple[str, ...], problem: str, remedy: str
-) -> None:
-    if charging.missing_tracepoints():
-        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
-    live.pin_dir()  # mounts what is missing: there must be something to take away
-    pod = node.add_pod("hog")
-    with soft(node, tmp_path, "auto", "--enforce", wrapper=wrapper) as daemon:
-        logged = live.message(daemon, "better hooks cannot be used here")
-        assert problem in logged["problem"]
-        assert remedy in logged["remedy"]
-        assert live.rung(daemon) == POLL
-        wins(node, pod, daemon)
-
-
 def test_a_daemon_whose_hook_fails_ends_and_the_next_one_polls(node: LabNode, tmp_path: Path) -> None:
     """Started again by its service manager: it polls, until BPF is tried again."""
     if charging.missing_tracepoints():

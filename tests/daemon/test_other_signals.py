@@ -1,4 +1,4 @@
-"""The daemon on signals other than memory: real disks, process ids, limits (what is decided: test_decide.py)."""
+"""The daemon on signals other than memory: real disks and process ids (what is decided: test_decide.py)."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def disk() -> Iterator[Path]:
         yield mounts.tmpfs("nodefs", 64 * MIB)
 
 
-def with_scratch(node: LabNode, name: str, disk: Path, mib: int, size_limit: str = "", **options: Any) -> LabPod:
+def with_scratch(node: LabNode, name: str, disk: Path, mib: int, **options: Any) -> LabPod:
     """A pod whose emptyDir `scratch` holds a file of so many MiB."""
     pod = node.add_pod(name, **options)
     directory = disk / name
@@ -39,7 +39,7 @@ def with_scratch(node: LabNode, name: str, disk: Path, mib: int, size_limit: str
     (directory / "file").write_bytes(bytes(mib * MIB))
     manifest = json.loads(pod.manifest.read_text())
     manifest["metadata"]["annotations"]["outrace/volume.scratch"] = str(directory)
-    manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {"sizeLimit": size_limit} if size_limit else {}}]
+    manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {}}]
     unfinished = pod.manifest.with_name(f".{pod.manifest.name}.new")
     unfinished.write_text(json.dumps(manifest))
     unfinished.rename(pod.manifest)
@@ -90,19 +90,6 @@ def test_a_short_disk_costs_the_pod_that_uses_most_of_it(node: LabNode, disk: Pa
     assert live.alive(small_process.pid)
 
 
-def test_the_node_is_cleaned_up_before_a_pod_goes(node: LabNode, disk: Path, tmp_path: Path) -> None:
-    pod = with_scratch(node, "pod", disk, 25)  # of 64 MiB, of which 45 are to be free
-    process = node.start_hog(pod, mib=1)
-    (disk / "image").write_bytes(bytes(10 * MIB))
-    options = on_disk(disk, "nodefs.available<45Mi", "--enforce", "--reclaim-images", f"rm -f {disk}/image")
-    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
-        asked = live.message(daemon, "cleaning up the node before a pod is evicted")
-        assert asked["actions"] == ["DeleteUnusedImages"]
-        live.message(daemon, "evicting", pod=name_of(pod))
-        assert not (disk / "image").exists()
-        live.ends(process.pid)
-
-
 def test_a_condition_refuses_pods_and_ends_although_the_side_that_reported_it_died(
     node: LabNode, disk: Path, tmp_path: Path
 ) -> None:
@@ -119,25 +106,6 @@ def test_a_condition_refuses_pods_and_ends_although_the_side_that_reported_it_di
         os.kill(side, signal.SIGKILL)
         live.until(lambda: daemon.get("/readyz")[0] == 200, "another side")
         live.until(lambda: live.metric(daemon, 'node_condition{condition="DiskPressure"}') == 0, "the condition's end")
-
-
-def test_a_pod_over_a_limit_of_its_own_goes_without_any_threshold(node: LabNode, disk: Path, tmp_path: Path) -> None:
-    fair = with_scratch(node, "fair", disk, 1, size_limit="8Mi")
-    over = with_scratch(node, "over", disk, 3, size_limit="2Mi")
-    critical = with_scratch(node, "critical", disk, 3, size_limit="2Mi", priority=2_000_000_000)
-    spared = [node.start_hog(pod, mib=1) for pod in (fair, critical)]
-    process = node.start_hog(over, mib=1)
-    options = on_disk(disk, "memory.available<1Mi", "--enforce")
-    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
-        decision = live.message(daemon, "evicting", kind="limit")
-        assert decision["pod"] == name_of(over)
-        live.ends(process.pid)
-        status = left(daemon, over, "pods")["status"]
-        assert status["message"] == 'Usage of EmptyDir volume "scratch" exceeds the limit "2Mi". '
-        assert [c["type"] for c in status["conditions"]] == ["Ready", "ContainersReady"]
-        live.ended(daemon)
-        assert len(live.messages(daemon, "evicting")) == 1
-    assert all(live.alive(hog.pid) for hog in spared)
 
 
 def test_process_ids_cost_the_pod_that_has_most_of_them(node: LabNode, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The side's part in races, on the live kernel: names, forecasts, the kernel's likely victim, a damaged store."""
+"""The side's part in races, on the live kernel: names, and the kernel's likely victim."""
 
 import json
 from pathlib import Path
@@ -40,28 +40,6 @@ def test_it_is_reported_when_the_kernel_would_kill_another_pod(node: LabNode, tm
         protected = live.filled(node, small, 10)
         Path(f"/proc/{protected.pid}/oom_score_adj").write_text("1000")
         live.until(lambda: live.metric(daemon, "victim_mismatch") == 1, "the mismatch")
-
-
-@pytest.mark.once
-def test_kills_on_the_rest_of_the_machine_are_counted_and_no_incidents(node: LabNode, tmp_path: Path) -> None:
-    service = cgroupfs.make(node.cgroup / "service")
-    cgroupfs.set_limit(service, 16 * MIB)
-    with (
-        live.cgroup("elsewhere", 16 * MIB) as outside,
-        live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon,
-    ):
-        for where in (outside, outside, service):
-            with live.Puppet(where) as puppet:
-                puppet.tell("anon(64)")
-                assert puppet.answer() == ""
-        found = stored(daemon, final(daemon))
-        assert (found["verdict"], found["domain"]) == ("own_limit", f"/{service.relative_to(cgroupfs.detect().root)}")
-        assert live.metric(daemon, "oom_kills_elsewhere_total") >= 2
-        live.message(daemon, "OOM kills on this machine outside the node's cgroup")
-        live.ended(daemon)
-        killed = live.messages(daemon, "the kernel's OOM killer killed a process")
-        assert len(killed) == 1, "the one of the node"
-        assert {r["id"] for r in live.messages(daemon, "incident")} == {found["id"]}
 
 
 def test_cgroup_names_give_what_a_cgroup_is() -> None:

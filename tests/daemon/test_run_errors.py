@@ -129,6 +129,7 @@ def test_a_wrong_command_line_is_one_line_and_ends_with_2(
         (("--kernel-memcg-notification", "--enforce"), True),
         (("--kernel-memcg-notification=true",), True),
         (("--kernel-memcg-notification=1",), True),
+        (("--kernel-memcg-notification=t",), True),
         (("--kernel-memcg-notification=FALSE",), False),
     ],
 )

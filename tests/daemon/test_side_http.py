@@ -74,7 +74,7 @@ def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:
     cgroup = node.pod("a", memory="64Mi")
     hot = node.synced()
     pod = {"namespace": "default", "pod": "a"}
-    with harness.sleeper(cgroup):
+    with live.Puppet(cgroup):
 
         def is_exact() -> bool:  # the kernel takes back what a CPU has in stock (64 pages) at any moment
             usage = metric(hot, "pod_memory_usage_bytes", **pod)
@@ -133,7 +133,7 @@ def test_counters_and_histograms_come_from_the_shared_page(node: Node) -> None:
 def test_summary_has_the_kubelets_shape(node: Node) -> None:
     cgroup = node.pod("a")
     hot = node.synced()
-    with harness.sleeper(cgroup):
+    with live.Puppet(cgroup):
         status, body = hot.get("/stats/summary")
     assert status == 200
     summary = json.loads(body)

@@ -13,6 +13,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.link.messages import LogLine, PodGone, PodSeen, Reap, Synced
+from tests import live
 from tests.daemon import harness
 from tests.daemon.harness import DECISION, STATE, Node, eventually, metric, metrics, value
 
@@ -53,7 +54,7 @@ def test_a_side_that_was_killed_sends_all_pods_again_and_totals_outlive_it(node:
 
 
 def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
-    with harness.test_cgroup("stranger") as stranger:
+    with live.cgroup("stranger") as stranger:
         harness.manifest(node.manifests, "stranger", stranger)
         harness.manifest(node.manifests, "itself", node.cgroup)
         node.pod("inside")
@@ -151,27 +152,27 @@ def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
 @pytest.mark.parametrize("enforce", [False, True])
 def test_oom_score_adj_is_audited_and_under_enforce_written_also_for_new_processes(node: Node, enforce: bool) -> None:
     cgroup = node.pod("a")
-    with harness.sleeper(cgroup) as first:
-        before = Path(f"/proc/{first}/oom_score_adj").read_text()
+    with live.Puppet(cgroup) as first:
+        before = Path(f"/proc/{first.pid}/oom_score_adj").read_text()
         hot = node.synced(enforce=enforce)
-        with harness.sleeper(cgroup) as second:
-            for pid in (first, second):
+        with live.Puppet(cgroup) as second:
+            for pid in (first.pid, second.pid):
                 if enforce:
                     eventually(lambda pid=pid: Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n")
                 else:
                     line = hot.wait_for_log(f"pid={pid} ")
                     assert f"is_now={before.strip()} should_be=1000 qos=BestEffort" in line
                     assert Path(f"/proc/{pid}/oom_score_adj").read_text() == before
-        assert enforce or hot.log().count(f"pid={first} ") == 1
+        assert enforce or hot.log().count(f"pid={first.pid} ") == 1
 
 
 def test_reap_of_live_and_dead_processes_is_harmless(node: Node) -> None:
     cgroup = node.pod("a")
     hot = node.synced()
-    with harness.sleeper(cgroup) as pid:
-        hot.send(Reap(7, [pid, 2**22 + 1]))
+    with live.Puppet(cgroup) as puppet:
+        hot.send(Reap(7, [puppet.pid, 2**22 + 1]))
         hot.send(LogLine("info", "after the reap"))
         hot.wait_for_log("after the reap")
-        assert Path(f"/proc/{pid}").exists()
+        assert live.alive(puppet.pid)
     assert hot.end() == 0
     assert "process_mrelease failed" not in hot.log()

@@ -65,13 +65,6 @@ def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: La
     become(hogs, *OWN)
 
 
-def test_another_pod_takes_the_first_place(node: LabNode, hogs: list[Hog]) -> None:
-    with live.daemon(node, "--enforce", *hard(8)):
-        become(hogs, 1000, SECOND)
-        live.filled(node, node.pods["second"], 40)  # over its request, which goes before the priority
-        become(hogs, FIRST, 1000)
-
-
 def test_in_mode_observe_no_pod_is_marked(node: LabNode, hogs: list[Hog]) -> None:
     with live.daemon(node, "--mode", "observe", *hard(8)) as daemon:
         live.until(lambda: live.metric(daemon, "armed") == 1, "the threshold to be near")

@@ -1,16 +1,14 @@
 """Swap in use, for real: only in a guest that may be lost, where a file may be made swap (`make test-vm`)."""
 
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.filesystems import swap
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 
@@ -20,18 +18,9 @@ def node() -> Iterator[LabNode]:
     """A node of 160 MiB that may swap, on a machine with 96 MiB of swap."""
     if cgroupfs.detect().version == 1:
         pytest.skip("nothing can be swapped out on request on cgroup v1: it has no memory.reclaim")
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as place:
-        file = Path(place, "swap")
-        file.touch(0o600)
-        file.write_bytes(bytes(96 * MIB))
-        subprocess.run(["mkswap", file], check=True, capture_output=True)
-        subprocess.run(["swapon", file], check=True)
-        try:
-            with LabNode("test-swap", 160 * MIB) as made:
-                (made.cgroup / "memory.swap.max").write_text("max")
-                yield made
-        finally:
-            subprocess.run(["swapoff", file], check=True)
+    with swap(), LabNode("test-swap", 160 * MIB) as made:
+        (made.cgroup / "memory.swap.max").write_text("max")
+        yield made
 
 
 def test_swapped_memory_is_no_working_set_until_it_comes_back(node: LabNode) -> None:
