@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import itertools
 import re
 import socket
 import struct
@@ -303,6 +304,28 @@ def test_out_of_cpu_time_a_probe_is_answered_and_the_rest_refused_later(running:
     codes = re.findall(rb"HTTP/1.1 (\d+)", answer)
     assert codes in ([b"200", b"200"], [b"200", b"503"], [b"200", b"200", b"200"])
     assert (b"Connection: close" in answer) == (len(codes) == 2)
+
+
+def test_a_cpu_that_takes_longer_to_wake_up_than_that_earns_answers_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an emulated one does: 5 to 15 ms, of the 10 ms that it has earned in the second before."""
+    monkeypatch.setattr(http_server, "DEAF_S", 0.01)
+    looks = itertools.count(1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(
+        listener,
+        {"/good": lambda _: text(200, "good")},
+        copies={"/kept": lambda _: text(200, "kept")},
+        cpu=lambda: next(looks) * 2 * BURST_S,
+    )
+    server.start()
+    try:
+        for path in ("/good", "/kept"):
+            with contextlib.closing(http.client.HTTPConnection(*listener.getsockname(), timeout=10)) as connection:
+                assert get(connection, path)[0] in ((200,) if path == "/good" else (200, 503))
+    finally:
+        server.close()
 
 
 def test_what_is_kept_is_rendered_once_for_each_format_whatever_clients_accept(

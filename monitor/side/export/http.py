@@ -75,7 +75,7 @@ class Server:
             "render", lambda key: self._copies.render(key, self._copied[key[0]]), self._answered, on_error
         )
         self._workers |= dict.fromkeys(self._copied, renderer)
-        self._budget = Budget(share, cpu=cpu)
+        self._budget = Budget(share, cpu=cpu, longest_s=DEAF_S)
         self._on_error = on_error
         self.refused = 0
         self.cut = 0
@@ -124,8 +124,9 @@ class Server:
                 elif (connection := self._open.get(fd)) is not None:
                     self._guarded(connection, self._turn, connection)
             self._expire(time.monotonic())
-            while (debt_s := self._budget.debt_s()) > 0 and not self._ending:
-                time.sleep(min(debt_s, DEAF_S))  # clients wait in the kernel, which is cheap
+            if (debt_s := self._budget.debt_s()) > 0 and not self._ending:
+                time.sleep(debt_s)  # clients wait in the kernel, which is cheap
+                self._budget.rested()
         for worker in self._workers.values():
             worker.close()
         for connection in list(self._open.values()):
