@@ -121,6 +121,25 @@ def test_what_draws_pods_or_traffic_stays(resource: str, objects: Any) -> None:
 
 
 @EACH
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({"taints": [{"key": "a/b", "effect": "NoSchedule"}]}, True),
+        ({"taints": [{"key": "a/b", "effect": "NoSchedule"}, {"key": "outrace.io/x", "effect": "NoSchedule"}]}, True),
+        ({"taints": [{"key": "a/b", "effect": "NoExecute"}]}, False),
+        ({"taints": [{"key": "outrace.io/x", "effect": "NoSchedule"}]}, False),
+        ({}, False),
+        ({"taints": [{"key": "a/b", "effect": "NoSchedule"}], "unschedulable": True}, False),
+        ({"taints": [{"key": "a/b", "effect": "NoSchedule"}], "unschedulable": False}, True),
+    ],
+)
+def test_only_taints_of_its_own_change(spec: Object, allowed: bool, objects: Any) -> None:
+    old = {"metadata": {"name": "a"}, "spec": {"taints": [{"key": "a/b", "effect": "NoSchedule"}]}}
+    found = denied(objects(), asked("nodes", "a"), oldObject=old, object={"metadata": {"name": "a"}, "spec": spec})
+    assert found == ([] if allowed else ["outrace changes its own taints alone"])
+
+
+@EACH
 def test_events_are_about_the_node(objects: Any) -> None:
     made = objects()
     for name, allowed in (("a", True), ("b", False)):
