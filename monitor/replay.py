@@ -225,7 +225,6 @@ class Races:
 
     def __init__(self, config: RunConfig, head: Mapping[str, Any], found: Replayed) -> None:
         self._config = config.pass_config()
-        self._version = int(head["cgroup_version"])
         self._realtime_ns = int(head["realtime_ns"])
         found.clocks = [(0, self._realtime_ns)]
         self._found = found
@@ -268,7 +267,7 @@ class Races:
     def _judge(self, over: Iterable[episode.Episode]) -> None:
         for one in over:
             try:
-                incident = judge(one, self._config, self._version, self._realtime_ns)
+                incident = judge(one, self._config, self._realtime_ns)
             except Exception as error:  # noqa: BLE001 - as live: a defect in judging must not cost the next its verdict
                 problem = f"an episode in {one.domain} could not be judged: {type(error).__name__}: {error}"
                 self._found.differs("incident", self._number, None, problem)

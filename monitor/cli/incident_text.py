@@ -250,9 +250,8 @@ def _counterfactual(what_if: Json, needless: bool = False) -> str:
     """One sentence: would a kubelet have decided in time, when, and on whom. ``needless``: only its own formula was
     crossed.
     """
-    how = {"poll": "polling every 10 s", "memcg": "with memcg notification"}.get(
-        what_if["mode"], clean(what_if["mode"])
-    )
+    polls = what_if["mode"] == "poll"  # else an earlier release stored it
+    how = "polling every 10 s" if polls else f"with {clean(what_if['mode'])} notification"
     if needless:
         text = f"A kubelet {how} would have evicted here in {what_if['detected']:.0%} of cases; nothing was wrong"
     elif what_if["oom_ms"] is None:

@@ -114,11 +114,3 @@ def used(signal: str, usage: int, inactive_file: int, active_file: int) -> int:
 def observe_available(available: int, working_set_bytes: int, stamp_ns: int) -> Observation:
     """The memory signal from a Summary API pair; the capacity is their sum. Both are cast to 64 bits with a sign."""
     return Observation(int64(available), int64(available + working_set_bytes), stamp_ns)
-
-
-def notification_level(quantity: int, available: int, working_set_bytes: int, usage: int) -> int:
-    """The usage in bytes at which `available` falls to `quantity`, given today's inactive cache (usage - working set).
-
-    The kubelet arms its cgroup v1 notification here; it drifts as the cache does.
-    """
-    return available + working_set_bytes - quantity + (usage - working_set_bytes)

@@ -1,9 +1,8 @@
-"""What a kubelet would have done with the same record: its 10 s loop, and its memcg notification on cgroup v1.
+"""What a kubelet would have done with the same record, by its 10 s loop.
 
 The phase of the 10 s loop is not known, so every phase counts alike. The record cuts the phases into
 cells in which the same passes see the same thresholds met; in a cell one run of the policy's own pass answers for all
-of it, so the probabilities are exact, not sampled. (Two things are: a notification is armed where the inactive cache
-was, which is looked at in steps of a 64th of the period; and the victim at a few moments of each cell.)
+of it, so the probabilities are exact, not sampled. (Only the victim is looked at, at a few moments of each cell.)
 """
 
 from __future__ import annotations
@@ -16,21 +15,16 @@ from typing import NamedTuple
 
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, PassState, run_pass
 from monitor.policy.ranking import Candidate, memory_order
-from monitor.policy.signals import Observation, notification_level
+from monitor.policy.signals import Observation
 from monitor.race.codec import Record
 from monitor.race.figure_age import FigureAge, figure_age
 from monitor.race.series import first_victim
 from monitor.race.world import World
 
-POLL, MEMCG = "poll", "memcg"
 PERIOD_NS = 10_000_000_000
-#: From a notification to the pass it leads to: 0.02-0.22 s with a real kubelet 1.36.
-NOTIFIED_NS = (20_000_000, 220_000_000)
 #: The runtime layer gives a pod 2 s at least, and the SIGKILL came 2.03 s after the decision.
 MIN_GRACE_S = 2
 KILL_NS = 30_000_000
-#: Cells are at most this part of a period wide where an armed level depends on the phase.
-_STEPS = 64
 #: Passes looked at at most: 10 minutes of the loop; soft graces are shorter.
 _MOST_PASSES = 60
 #: Its victim is computed in steps of 50 ms.
@@ -49,12 +43,13 @@ class Chance(Record):
 class Counterfactual(Record):
     """What a kubelet would have done. Times in ms from the crossing; probabilities over all phases of its loop.
 
-    `mode`: "poll" or "memcg". `detected`: it decides before the OOM killer comes. `in_time`: its victim is dead before
-    that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of SIGTERM at once. `p10_ms`,
-    `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part of the phases). `oom_ms`:
-    when the OOM killer comes (None: never); `assumed`: by growing on, not by the record. `victims`: whom it decides on;
-    nobody is named where a pod's priority, which a kubelet knows, is not known. `figures`: whom by the age of its
-    figures of pods, at the median of its decisions before the OOM killer comes; None where `victims` is empty.
+    `mode`: "poll" (earlier releases had "memcg" too). `detected`: it decides before the OOM killer comes. `in_time`:
+    its victim is dead before that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of
+    SIGTERM at once. `p10_ms`, `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part
+    of the phases). `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record.
+    `victims`: whom it decides on; nobody is named where a pod's priority, which a kubelet knows, is not known.
+    `figures`: whom by the age of its figures of pods, at the median of its decisions before the OOM killer comes; None
+    where `victims` is empty.
     """
 
     mode: str
@@ -79,9 +74,9 @@ class _Piece(NamedTuple):
     grace_s: int
 
 
-def counterfactual(world: World, config: PassConfig, mode: str = POLL) -> Counterfactual:
-    """What a kubelet with these thresholds would have done. ``mode`` "memcg" only makes sense on cgroup v1."""
-    pieces = _pieces(world, config, mode)
+def counterfactual(world: World, config: PassConfig) -> Counterfactual:
+    """What a kubelet with these thresholds would have done."""
+    pieces = _pieces(world, config)
     oom = inf if world.oom_ns is None else world.oom_ns
     detected = sum(p.weight * _part_before(p, oom) for p in pieces)
     in_time = sum(p.weight * _part_before(p, oom - max(MIN_GRACE_S, p.grace_s) * 1e9 - KILL_NS) for p in pieces)
@@ -90,7 +85,7 @@ def counterfactual(world: World, config: PassConfig, mode: str = POLL) -> Counte
     oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)
     victims = _victims(world, config, pieces, oom) if all(pod.priority is not None for pod in world.pods) else ()
     return Counterfactual(
-        mode,
+        "poll",
         _rounded(detected),
         _rounded(in_time),
         _rounded(obeying),
@@ -127,17 +122,15 @@ def _quantile(pieces: Sequence[_Piece], q: float, since: int) -> float | None:
     return None
 
 
-def _pieces(world: World, config: PassConfig, mode: str) -> list[_Piece]:
+def _pieces(world: World, config: PassConfig) -> list[_Piece]:
     """Every decision the phases lead to."""
     order = memory_order(world.pods, config.era.memory_key)
     # The first pass of every phase sees what was before.
     first = min([world.crossed_ns, *map(int, _corners(world, config))]) - PERIOD_NS
-    edges = _edges(world, config, first, fine=mode == MEMCG)
-    found: list[_Piece] = []
-    for low, high in pairwise(edges):
-        if high - low > 1e-6:
-            found += _cell(world, config, order, first, low, high, mode)
-    return found
+    edges = _edges(world, config, first)
+    cells = [(low, high) for low, high in pairwise(edges) if high - low > 1e-6]
+    pieces = [_cell(world, config, order, first, low, high) for low, high in cells]
+    return [piece for piece in pieces if piece is not None]
 
 
 def _corners(world: World, config: PassConfig) -> list[float]:
@@ -154,35 +147,24 @@ def _corners(world: World, config: PassConfig) -> list[float]:
     return found
 
 
-def _edges(world: World, config: PassConfig, first: int, fine: bool) -> list[float]:
+def _edges(world: World, config: PassConfig, first: int) -> list[float]:
     """The borders between phases (0 to the period) that see different things."""
-    edges = {0.0, float(PERIOD_NS), *((t - first) % PERIOD_NS for t in _corners(world, config))}
-    if fine:
-        edges |= {PERIOD_NS * i / _STEPS for i in range(_STEPS)}
-    return sorted(edges)
+    return sorted({0.0, float(PERIOD_NS), *((t - first) % PERIOD_NS for t in _corners(world, config))})
 
 
 def _cell(
-    world: World, config: PassConfig, order: Sequence[Candidate], first: int, low: float, high: float, mode: str
-) -> list[_Piece]:
-    """The decisions of one cell of phases, by the passes of the phase in its middle."""
+    world: World, config: PassConfig, order: Sequence[Candidate], first: int, low: float, high: float
+) -> _Piece | None:
+    """The decision of one cell of phases, by the passes of the phase in its middle; None: there is none."""
     state = KNOWN_LAYOUT
-    weight = (high - low) / PERIOD_NS
-    found: list[_Piece] = []
     for k in range(_MOST_PASSES):
         start = first + low + k * PERIOD_NS
         middle = first + (low + high) / 2 + k * PERIOD_NS
         result = _pass(world, config, state, order, middle)
         state = result.state
         if result.outcome.victim is not None:
-            return [*found, _Piece(start, start + high - low, weight, result.grace_s)]
-        for fired in _fires(world, config, middle) if mode == MEMCG else ():
-            state, notified, rest = _notified(world, config, state, order, fired)
-            found += [piece._replace(weight=piece.weight * weight) for piece in notified]
-            weight *= rest
-        if weight < 1e-9:
-            break
-    return found
+            return _Piece(start, start + high - low, (high - low) / PERIOD_NS, result.grace_s)
+    return None
 
 
 def _pass(world: World, config: PassConfig, state: PassState, order: Sequence[Candidate], ts: float) -> PassResult:
@@ -193,42 +175,6 @@ def _pass(world: World, config: PassConfig, state: PassState, order: Sequence[Ca
         capacity = world.capacity[signal]
         seen[signal] = Observation(capacity - round(series.at(ts)), capacity, now)
     return run_pass(config, state, seen, now, lambda _signal: order)
-
-
-def _fires(world: World, config: PassConfig, armed_ns: float) -> list[float]:
-    """When the notifications armed by the pass at ``armed_ns`` fire, before the next pass arms them anew."""
-    times: list[float] = []
-    for rule in config.later.rules:
-        usage, ws = world.usage.get(rule.signal), world.working_set.get(rule.signal)
-        if not usage or not ws:
-            continue
-        capacity, now = world.capacity[rule.signal], round(ws.at(armed_ns))
-        value = rule.threshold.quantity(capacity)
-        level = notification_level(value, capacity - now, now, round(usage.at(armed_ns)))
-        at = usage.rises_through(level, armed_ns)
-        if at is not None and at < armed_ns + PERIOD_NS:
-            times.append(at)
-    return sorted(times)
-
-
-def _notified(
-    world: World, config: PassConfig, state: PassState, order: Sequence[Candidate], fired: float
-) -> tuple[PassState, list[_Piece], float]:
-    """The pass a notification leads to, over its delay: pieces (of weight 1 in all) and the part that saw nothing."""
-    begin, end = fired + NOTIFIED_NS[0], fired + NOTIFIED_NS[1]
-    edges = [begin, *sorted(t for t in _corners(world, config) if begin < t < end), end]
-    found: list[_Piece] = []
-    rest = 1.0
-    after = state
-    for low, high in pairwise(edges):
-        result = _pass(world, config, state, order, (low + high) / 2)
-        if result.outcome.victim is not None:
-            part = (high - low) / (end - begin)
-            found.append(_Piece(low, high, part, result.grace_s))
-            rest -= part
-        else:
-            after = result.state
-    return after, found, max(0.0, rest)
 
 
 def _victims(world: World, config: PassConfig, pieces: Sequence[_Piece], oom: float) -> tuple[Chance, ...]:

@@ -68,17 +68,6 @@ class TimeSeries:
                 begin = None
         return spans if begin is None else [*spans, (begin, inf)]
 
-    def rises_through(self, level: float, since: float) -> float | None:
-        """The first moment from ``since`` on at which the value rises above ``level``, having been at or below it."""
-        before = self.at(since) <= level
-        for i in range(max(1, bisect_right(self.times, since)), len(self.times)):
-            if self.values[i] > level:
-                if before:
-                    return max(since, self._meets(i - 1, level))
-            else:
-                before = True
-        return None
-
     def _meets(self, i: int, level: float) -> float:
         """Where the line from point i to the next one has this value."""
         v1, v2 = self.values[i], self.values[i + 1]

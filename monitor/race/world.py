@@ -23,11 +23,10 @@ _NEAR_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A record as the kubelet's numbers. By memory signal: the series of its cgroup and its capacity. The pods as
+    """A record as the kubelet's numbers. By memory signal: the working set of its cgroup and its capacity. The pods as
     candidates, and what is known of them. When the threshold was crossed and when the OOM killer comes (None: never).
     """
 
-    usage: Mapping[str, TimeSeries]
     working_set: Mapping[str, TimeSeries]
     capacity: Mapping[str, int]
     pods: tuple[Candidate, ...]
@@ -52,21 +51,19 @@ def world(f: Facts) -> World | None:
         oom = None
         if rate is not None and f.limit is not None and f.usage:
             oom = cut + max(0.0, f.limit - TimeSeries(f.usage).held(cut)) / rate * 1e9
-    usage, sets, capacity = _domains(f)
+    sets, capacity = _domains(f)
     if not sets:
         return None
     history = pod_history(f)
     if cut is not None:
-        usage = {signal: _grown_on(series, cut, oom) for signal, series in usage.items()}
         sets = {signal: _grown_on(series, cut, oom) for signal, series in sets.items()}
         grown = {uid: _grown_on(series, cut, oom) for uid, series in history.series.items()}
         history = replace(history, series=grown)
-    return World(usage, sets, capacity, f.order, history, f.crossed_ns, oom, assumed)
+    return World(sets, capacity, f.order, history, f.crossed_ns, oom, assumed)
 
 
-def _domains(f: Facts) -> tuple[dict[str, TimeSeries], dict[str, TimeSeries], dict[str, int]]:
-    """By signal: usage, working set, and the capacity that `available` is taken of."""
-    usage: dict[str, TimeSeries] = {}
+def _domains(f: Facts) -> tuple[dict[str, TimeSeries], dict[str, int]]:
+    """By signal: working set, and the capacity that `available` is taken of."""
     sets: dict[str, TimeSeries] = {}
     capacity: dict[str, int] = {}
     for domain, signal in SIGNAL_OF.items():
@@ -74,10 +71,9 @@ def _domains(f: Facts) -> tuple[dict[str, TimeSeries], dict[str, TimeSeries], di
         capacities = [w.capacity for w in f.episode.watched if w.domain == domain]
         capacities += [e.capacity for e in seen if isinstance(e, Crossing)]
         if seen and capacities:
-            usage[signal] = TimeSeries((e.ts_ns, e.usage) for e in seen)
             sets[signal] = TimeSeries((e.ts_ns, e.working_set) for e in seen)
             capacity[signal] = capacities[0]
-    return usage, sets, capacity
+    return sets, capacity
 
 
 def pod_history(f: Facts) -> PodHistory:

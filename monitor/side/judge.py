@@ -41,23 +41,23 @@ _RETRY_S = 5.0
 AT_ONCE = LOST_RACES | {OWN_LIMIT}
 
 
-def judge(found: Episode, config: PassConfig, cgroup_version: int, realtime_ns: int) -> Incident:
+def judge(found: Episode, config: PassConfig, realtime_ns: int) -> Incident:
     """The incident of an episode. Pure: the same episode gives the same incident, live and in a replay.
 
     ``realtime_ns``: Unix time less CLOCK_MONOTONIC, for an episode that does not know.
     """
     return replace(
         verdict(found, realtime_ns=realtime_ns, key=config.era.memory_key),
-        counterfactual=kubelets_answer(found, config, cgroup_version),
+        counterfactual=kubelets_answer(found, config),
     )
 
 
-def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
-    """What a kubelet with these thresholds would have done, by its own formula where outrace's thresholds have others:
-    by its loop and, where there is one, by notification.
+def kubelets_answer(found: Episode, config: PassConfig) -> tuple[Counterfactual, ...]:
+    """What a kubelet with these thresholds would have done, by its own formula where outrace's thresholds have others;
+    nothing where none was crossed.
     """
     # Imported by the first incident that needs them.
-    from monitor.race.counterfactual import MEMCG, POLL, counterfactual
+    from monitor.race.counterfactual import counterfactual
     from monitor.race.facts import facts
     from monitor.race.world import world
 
@@ -65,8 +65,7 @@ def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> 
     if seen is None:
         return ()
     config = replace(config, thresholds=kubelets(config.thresholds))
-    modes = (POLL, MEMCG) if cgroup_version == 1 else (POLL,)
-    return tuple([counterfactual(seen, config, mode) for mode in modes])
+    return (counterfactual(seen, config),)
 
 
 class Latest(Generic[T]):
@@ -123,13 +122,11 @@ class Judge:
     def __init__(
         self,
         config: RunConfig,
-        cgroup_version: int,
         log: Log,
         tally: Tally,
         on_incident: Callable[[dict[str, Any]], None],
     ) -> None:
         self._config = config.pass_config()
-        self._version = cgroup_version
         self._log = log
         self._tally = tally
         self._on_incident = on_incident
@@ -199,7 +196,7 @@ class Judge:
     def _judge(self, found: Episode, final: bool) -> None:
         try:
             incident = (
-                judge(found, self._config, self._version, self.offset_ns)
+                judge(found, self._config, self.offset_ns)
                 if final
                 else verdict(found, realtime_ns=self.offset_ns, key=self._config.era.memory_key)
             )

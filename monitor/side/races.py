@@ -40,7 +40,7 @@ class Races:
         self._node = os.uname().nodename
         self.tally = Tally()
         self.alerts = self._sender(config)
-        self.judge = Judge(config, view.hierarchy.version, log, self.tally, self._on_incident)
+        self.judge = Judge(config, log, self.tally, self._on_incident)
         self._kmsg: Kmsg | None = None
         try:
             self._kmsg = Kmsg()

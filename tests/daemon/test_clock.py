@@ -51,7 +51,7 @@ def test_a_replay_of_a_run_in_which_the_clock_was_set_gives_the_same(tmp_path: P
         wall.look(ms(t + 5_000))
     take(End(ms(70_000)))
     recorder.close(30.0)
-    live = [json.dumps(judge(one, config.pass_config(), 1, AT - ms(0)).to_json()) for one in over]
+    live = [json.dumps(judge(one, config.pass_config(), AT - ms(0)).to_json()) for one in over]
     assert [json.loads(one)["start"] for one in live] == ["2027-01-15T08:00:00.000Z", "2027-01-15T09:01:00.000Z"]
     with open(tmp_path / "rec", "rb") as file:
         found = replay([Reader(file, "rec")])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.policy.gosyntax import parse_float32, parse_percentage
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import SIGNALS, notification_level, working_set
+from monitor.policy.signals import SIGNALS, working_set
 from monitor.policy.thresholds import (
     DEFAULT_HARD,
     PolicyError,
@@ -173,5 +173,3 @@ def test_flag_maps() -> None:
 
 def test_memory_figures() -> None:
     assert (working_set(100, 30), working_set(30, 100)) == (70, 0)
-    # Capacity 1000, 200 of inactive cache: at usage 1100 the working set is 900 and 100 are available.
-    assert notification_level(100, 700, 300, 500) == 1100

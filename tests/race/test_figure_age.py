@@ -205,7 +205,7 @@ def test_of_a_pod() -> None:
 
 def test_the_counterfactual_reports_it_too() -> None:
     node = (*growing(-1000, -100, 800, 100), crossing(), sample(8999, 905), sample(9000, 400))
-    incident = judge(one(*START, *node, HOGS, clear(9000), END), HARD, 2, 0)
+    incident = judge(one(*START, *node, HOGS, clear(9000), END), HARD, 0)
     (answer,) = incident.counterfactual
     assert answer.figures is not None
     # The median of its decisions, 4.5 s after the crossing: 9 s of the loop's 10 see the threshold met.
@@ -228,4 +228,4 @@ def test_a_pod_of_which_nothing_was_read_has_no_series() -> None:
     found = one(*START, crossing(), moved(1, points("hog", (20, 20), (1, 500)), points("x", new=True)), mark(300), END)
     assert set(pod_history(facts(found)).series) & {"uid-hog", "uid-x"} == {"uid-hog"}
     assert pod_history(facts(found)).born_ns == {}
-    assert judge(found, HARD, 2, 0).verdict == "oom_before_decision"
+    assert judge(found, HARD, 0).verdict == "oom_before_decision"

@@ -41,7 +41,7 @@ def live(events: list[Event], path: Path, states: set[int], file_bytes: int = 1 
             recorder.state(state)
     recorder.close(TIMEOUT_S)
     assert recorder.dropped == 0
-    return [json.dumps(judge(one, CONFIG.pass_config(), 1, REALTIME_NS).to_json()) for one in found]
+    return [json.dumps(judge(one, CONFIG.pass_config(), REALTIME_NS).to_json()) for one in found]
 
 
 def replayed(*paths: Path) -> Replayed:
@@ -92,7 +92,7 @@ def test_a_rotated_file_stands_alone(
         state, over = episode.feed(state, event)
         if number == split:
             recorder.state(state)
-        made = [judge(one, CONFIG.pass_config(), 1, REALTIME_NS).to_json() for one in over]
+        made = [judge(one, CONFIG.pass_config(), REALTIME_NS).to_json() for one in over]
         incidents += [(number, json.dumps(one)) for one in made]
     recorder.close(TIMEOUT_S)
     alone = replayed(path)
@@ -186,7 +186,6 @@ def test_a_queue_that_overflows_is_counted_and_a_snapshot_asked_for(tmp_path: Pa
         {"config": {"policy": "kubelet-9.9"}},
         {"config": {"eviction_hard": 5}},
         {"config": {"eviction_hard": {"memory.available": "much"}}},
-        {"cgroup_version": "two"},
         {"realtime_ns": None},
         {"realtime_ns": 1e400},
     ],
