@@ -264,10 +264,8 @@ def _counterfactual(what_if: Json, needless: bool = False) -> str:
         text += f"; the pod would have been dead in time in {what_if['in_time']:.0%}"
         if what_if["in_time_if_obeying"] != what_if["in_time"]:
             text += f" ({what_if['in_time_if_obeying']:.0%} if it obeys SIGTERM)"
-    victims = [f"{clean(who['pod'])} {who['probability']:.0%}" for who in what_if["victims"][:3]]
-    text += f". It would have taken {', '.join(victims)}." if victims else "."
     figures = what_if.get("figures")
-    return f"{text} {figures_text(figures)}" if figures else text
+    return f"{text}. {figures_text(figures)}" if figures else f"{text}."
 
 
 def _kubelets(evicted: Json) -> str:

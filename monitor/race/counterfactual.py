@@ -2,7 +2,7 @@
 
 The phase of the 10 s loop is not known, so every phase counts alike. The record cuts the phases into
 cells in which the same passes see the same thresholds met; in a cell one run of the policy's own pass answers for all
-of it, so the probabilities are exact, not sampled. (Only the victim is looked at, at a few moments of each cell.)
+of it, so the probabilities are exact, not sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import Observation
 from monitor.race.codec import Record
 from monitor.race.figure_age import FigureAge, figure_age
-from monitor.race.series import first_victim
 from monitor.race.world import World
 
 PERIOD_NS = 10_000_000_000
@@ -27,30 +26,21 @@ MIN_GRACE_S = 2
 KILL_NS = 30_000_000
 #: Passes looked at at most: 10 minutes of the loop; soft graces are shorter.
 _MOST_PASSES = 60
-#: Its victim is computed in steps of 50 ms.
-_VICTIM_NS = 50_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Chance(Record):
-    """A pod and the probability that it would have been the one."""
-
-    pod: str
-    probability: float
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual(Record):
     """What a kubelet would have done. Times in ms from the crossing; probabilities over all phases of its loop.
 
-    `mode`: "poll" (earlier releases had "memcg" too). `detected`: it decides before the OOM killer comes. `in_time`:
-    its victim is dead before that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of
-    SIGTERM at once. `p10_ms`, `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part
-    of the phases). `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record.
-    `victims`: whom it decides on; nobody is named where a pod's priority, which a kubelet knows, is not known.
-    `figures`: whom by the age of its figures of pods, at the median of its decisions before the OOM killer comes; None
-    where `victims` is empty.
+    `mode`: "poll" (earlier releases: "memcg" too). `detected`: it decides before the OOM killer comes. `in_time`: its
+    victim is dead before that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of SIGTERM
+    at once. `p10_ms`, `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part of the
+    phases). `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record. `figures`:
+    whom it takes by the age of its figures of pods, at the median of its decisions before the OOM killer comes; None
+    where there are none, or where a pod's priority, which a kubelet knows, is not known.
     """
+
+    RETIRED = frozenset(("victims",))  # stored by earlier releases
 
     mode: str
     detected: float
@@ -61,7 +51,6 @@ class Counterfactual(Record):
     p90_ms: float | None
     oom_ms: float | None
     assumed: bool
-    victims: tuple[Chance, ...]
     figures: FigureAge | None = None
 
 
@@ -83,7 +72,6 @@ def counterfactual(world: World, config: PassConfig) -> Counterfactual:
     obeying = sum(p.weight * _part_before(p, oom - KILL_NS) for p in pieces)
     p10, p50, p90 = (_quantile(pieces, q, world.crossed_ns) for q in (0.1, 0.5, 0.9))
     oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)
-    victims = _victims(world, config, pieces, oom) if all(pod.priority is not None for pod in world.pods) else ()
     return Counterfactual(
         "poll",
         _rounded(detected),
@@ -94,8 +82,7 @@ def counterfactual(world: World, config: PassConfig) -> Counterfactual:
         p90,
         oom_ms,
         world.assumed,
-        victims,
-        _figures(world, config, pieces, oom) if victims else None,
+        _figures(world, config, pieces, oom),
     )
 
 
@@ -175,27 +162,6 @@ def _pass(world: World, config: PassConfig, state: PassState, order: Sequence[Ca
         capacity = world.capacity[signal]
         seen[signal] = Observation(capacity - round(series.at(ts)), capacity, now)
     return run_pass(config, state, seen, now, lambda _signal: order)
-
-
-def _victims(world: World, config: PassConfig, pieces: Sequence[_Piece], oom: float) -> tuple[Chance, ...]:
-    """Whom it decides on, over all phases in which it decides before ``oom``; the probabilities sum to `detected`."""
-    names = {c.uid: f"{c.namespace}/{c.name}" for c in world.pods}
-    found: dict[str, float] = {}
-    known: dict[int, dict[str, float]] = {}  # by time, in steps
-    for piece in pieces:
-        part = _part_before(piece, oom)
-        if not part:
-            continue
-        width = (piece.end - piece.begin) * part
-        nodes = max(1, min(8, round(width / 5e8)))
-        for i in range(nodes):
-            step = round((piece.begin + width * (i + 0.5) / nodes) / _VICTIM_NS)
-            if step not in known:
-                known[step] = first_victim(world.pods, world.history.series, step * _VICTIM_NS, config.era.memory_key)
-            for uid, chance in known[step].items():
-                found[uid] = found.get(uid, 0.0) + chance * piece.weight * part / nodes
-    ranked = sorted(found.items(), key=lambda item: (-item[1], names[item[0]]))
-    return tuple([Chance(names[uid], _rounded(p)) for uid, p in ranked if p >= 5e-4])
 
 
 def _figures(world: World, config: PassConfig, pieces: Sequence[_Piece], oom: float) -> FigureAge | None:

@@ -14,7 +14,7 @@ from monitor.policy.ranking import Candidate, Key, memory_key
 from monitor.race.codec import Record
 from monitor.race.series import TimeSeries
 
-#: The oldest figure looked at. (cAdvisor's jitter can make one older still: `monitor.race.series`.)
+#: The oldest figure looked at. (cAdvisor waits 1 to 2 times 10 or 15 s, so one can be older still.)
 OLDEST_NS = 15_000_000_000
 #: Most ages at which pods are ranked: a sample a second makes 15.
 _MOST = 64

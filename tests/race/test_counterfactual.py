@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.policy.eviction_pass import PassConfig
-from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.counterfactual import counterfactual
 from monitor.race.facts import facts
 from monitor.race.figure_age import PodHistory
-from monitor.race.series import BUSY_NS, QUIET_NS, TimeSeries, age_below, first_victim
+from monitor.race.series import TimeSeries
 from monitor.race.world import World, world
 from tests.race.builders import (
     MI,
@@ -29,7 +28,6 @@ from tests.race.builders import (
     mark,
     ms,
     one,
-    pod,
     ranked,
     same_after_json,
     sample,
@@ -102,38 +100,7 @@ def test_probabilities_are_those_of_the_arithmetic(rate: float) -> None:
     assert found.detected == pytest.approx(min(1, left / 10), abs=1e-5)
     assert found.in_time == pytest.approx(min(1, max(0, left - 2.03) / 10), abs=1e-5)
     assert found.in_time_if_obeying == pytest.approx(min(1, max(0, left - 0.03) / 10), abs=1e-5)
-    assert sum(c.probability for c in found.victims) == pytest.approx(found.detected, abs=2e-3)
     assert same_after_json(found)
-
-
-def test_ages_are_spread_as_waits_between_one_and_two_intervals_make_them() -> None:
-    steps = 20_000
-    total = 0.0
-    for i in range(steps):  # P(age <= a) = integral of P(wait > x) / mean wait, numerically
-        x = (i + 0.5) / steps * 2 * BUSY_NS
-        total += (1 if x <= BUSY_NS else 2 - x / BUSY_NS) * 2 * BUSY_NS / steps / (1.5 * BUSY_NS)
-        if i % 1000 == 999:
-            assert age_below((i + 1) / steps * 2 * BUSY_NS, BUSY_NS) == pytest.approx(total, abs=1e-4)
-    assert (age_below(2 * QUIET_NS, QUIET_NS), age_below(0, QUIET_NS)) == (1.0, 0.0)
-
-
-def test_a_pod_that_grew_just_now_is_not_yet_known_to_be_the_biggest() -> None:
-    quick = TimeSeries([(ms(-30_000), 10 * MI), (ms(0), 900 * MI)])
-    steady = TimeSeries([(ms(-30_000), 300 * MI)])
-    pods = (pod("hog", 900 * MI), pod("cart", 300 * MI))
-    found = first_victim(pods, {"uid-hog": quick, "uid-cart": steady}, ms(3000))
-    # Looked at since the jump 3 s ago: 3 s / (1.5 x 10 s).
-    assert found == pytest.approx({"uid-hog": 0.2, "uid-cart": 0.8})
-
-
-@given(st.lists(st.lists(st.integers(0, 500), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_somebody_is_the_first(usages: list[list[int]]) -> None:
-    pods = [Candidate(f"u{i}", "n", f"p{i}", 0, 100, 0, False) for i in range(len(usages))]
-    series_by_uid = {
-        f"u{i}": TimeSeries([(ms(-4000 * k), value) for k, value in enumerate(values)])
-        for i, values in enumerate(usages)
-    }
-    assert math.fsum(first_victim(pods, series_by_uid, ms(0)).values()) == pytest.approx(1.0)
 
 
 def test_a_record_with_an_oom_is_taken_as_it_is() -> None:
@@ -173,7 +140,9 @@ def test_time_series() -> None:
 def test_nobody_is_named_where_priorities_are_not_known() -> None:
     """It was certain of the largest pod, while the kubelet beside it took one of a lower priority."""
     seen = growth(8)
-    assert counterfactual(seen, HARD).victims
+    figures = counterfactual(seen, HARD).figures
+    assert figures is not None
+    assert figures.fresh == "shop/hog"
     unknown = dataclasses.replace(seen.pods[0], priority=None)
     found = counterfactual(dataclasses.replace(seen, pods=(unknown, *seen.pods[1:])), HARD)
-    assert (found.victims, found.detected) == ((), 1.0)
+    assert (found.figures, found.detected) == (None, 1.0)

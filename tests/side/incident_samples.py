@@ -74,7 +74,6 @@ EVICTION_WON: Incident = _incident(
     counterfactual=[
         {"mode": "poll", "detected": 0.062, "in_time": 0.0, "in_time_if_obeying": 0.058, "p10_ms": 980.0}
         | {"p50_ms": 4980.0, "p90_ms": 9010.0, "oom_ms": 620.0, "assumed": True}
-        | {"victims": [{"pod": "shop/cart", "probability": 0.71}, {"pod": "shop/search", "probability": 0.29}]}
         | {"figures": _FIGURES}
     ],
 )
