@@ -62,6 +62,7 @@ GONE = {
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
+    "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency --flood`, or leave it out",
 }
 

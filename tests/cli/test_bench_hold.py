@@ -1,6 +1,5 @@
-"""`outrace demo`, `bench race` and `bench kills` with pods that are held, for seconds."""
+"""`bench race` and `bench kills` with pods that are held, for seconds."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.lab.bench_hold import row
 from monitor.lab.hold_race import HoldResult
-from tests import live
 from tests.cli.called import called
 from tests.cli.test_bench_smoke import run_bench
 
@@ -40,18 +38,6 @@ def test_bench_kills_in_holds_leaves_nobody_held(tmp_path: Path) -> None:
     assert code == 0
 
 
-@pytest.mark.kernel
-@pytest.mark.once
-def test_demo_holds() -> None:
-    done = live.outrace("demo", "--mode", "hold", "--runs", "1", "--margin", "100Mi", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert (answer["held"], answer["right"], answer["oom_kills"]) == (1, 1, 0)
-    (race,) = answer["runs"]
-    assert (race["outcome"], race["ended"], race["killed"], race["changed"]) == ("held", "clear", 0, [])
-    assert not [path for path in cgroupfs.detect().root.iterdir() if path.name.startswith("outrace-demo")]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -60,9 +46,7 @@ def test_demo_holds() -> None:
         (("demo", "--margin", "400Mi"), "more than half the node"),
         (("demo", "--node-memory", "64Mi"), "at least 128Mi"),
         (("demo", "--runs", "0"), "--runs"),
-        (("demo", "--mode", "hold", "--no-monitor"), "--no-monitor has no meaning in mode hold"),
-        (("demo", "--mode", "hold", "--trigger", "kernel"), "--trigger kernel has no meaning in mode hold"),
-        (("demo", "--mode", "hold", "--node-memory", "128Mi"), "leaves no room for a pod to hold"),
+        (("demo", "--mode", "hold"), "`outrace demo --mode` is gone: use `outrace bench race --mode hold`"),
         (("bench", "race", "--load", "4k"), "--load is of races in mode hold; give --mode hold too"),
         (("bench", "race", "--mode", "hold", "--load", "4k,x"), "--load x: no load of that name; they are 4k, thp"),
         (("bench", "race", "--mode", "hold", "--hogs", "0"), "--hogs '0' is not a number from 1 to 16"),
