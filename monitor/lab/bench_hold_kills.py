@@ -18,9 +18,9 @@ from monitor.actions.ledger import OF_PROCESSES
 from monitor.errors import MonitorError
 from monitor.kernel import loader
 from monitor.lab.bench import Row
-from monitor.lab.child import PATIENCE_S, Child
+from monitor.lab.child import Child, until
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.hold_race import HoldStage, differences, until
+from monitor.lab.hold_race import HoldStage, differences
 from monitor.lab.node import MIB, LabNode
 
 HOT, SIDE = "hot", "side"
@@ -137,11 +137,7 @@ class HoldKills:
             dead = any(child.process.poll() is not None for child in children)
             return dead or bool(self._changed()) or self._node.oom_kills() > oom_kills
 
-        deadline = time.monotonic() + PATIENCE_S
-        while not over():
-            if time.monotonic() > deadline:
-                raise MonitorError(f"nobody was held within {PATIENCE_S:g} s: {self._daemon.complaint()}")
-            time.sleep(_LOOK_S)
+        until(over, "a hold", pause=_LOOK_S)
 
     def _wait(self, seconds: float) -> None:
         """A part of the moments lies close to what has just happened."""

@@ -21,9 +21,8 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.kmsg import Killed, Kmsg
 from monitor.lab.bench import Found, Row, bench, number, print_rows, progress, trigger_option
 from monitor.lab.bench_hold_kills import HOT, SIDE, HoldKills, children, left_behind, oom_score_adj, strike
-from monitor.lab.child import PATIENCE_S, Hog
+from monitor.lab.child import PATIENCE_S, Hog, until
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.hold_race import until
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import populate
 from monitor.settings.config import ENFORCE, HOLD

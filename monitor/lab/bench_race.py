@@ -18,7 +18,7 @@ from monitor.kernel.rungs import AUTO, NAMES, facts, rungs
 from monitor.lab import bench_hold
 from monitor.lab.bench import Found, Row, bench, number, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
-from monitor.lab.child import Child, Hog
+from monitor.lab.child import Child, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import Monitor, RaceResult, Watcher, populate, run_race
@@ -151,11 +151,7 @@ def from_detached(rows: Bench) -> None:
             for hogs in (1, 2):
                 results = []
                 for _ in range(rows.runs):
-                    deadline = time.monotonic() + 30
-                    while daemon.metrics()["outrace_armed"]:
-                        if time.monotonic() > deadline:
-                            raise MonitorError("the monitor stays attached although the node is empty")
-                        time.sleep(0.1)
+                    until(lambda: not daemon.metrics()["outrace_armed"], "the monitor to detach", 30, 0.1)
                     results.append(run_race(node, pod, Monitor(daemon), hogs, thp=True))
                 rows.add(f"user from detached {_where(hogs, True, margin)}", results)
 

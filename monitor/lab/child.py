@@ -6,6 +6,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -16,6 +18,15 @@ _WORKER = Path(__file__).with_name("worker.py")
 PATIENCE_S = 120.0
 #: Without site-packages and environment: 25 ms to start instead of 60.
 PYTHON = (sys.executable, "-S", "-E")
+
+
+def until(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S, pause: float = 0.002) -> None:
+    """Wait for what nobody announces. Raises MonitorError after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise MonitorError(f"waited {timeout:g} s for {what}")
+        time.sleep(pause)
 
 
 class Child:

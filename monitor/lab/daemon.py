@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
 from monitor.kernel import loader, python
-from monitor.lab.child import PATIENCE_S
+from monitor.lab.child import PATIENCE_S, until
 from monitor.lab.node import LabNode
 from monitor.side.export.route import FRESH_S
 
@@ -179,6 +179,11 @@ class LabDaemon:
         """As `wait_for`, a record with this ``msg`` and these fields."""
         wanted = {"msg": msg, **fields}
         return self.wait_for(lambda r: wanted.items() <= r.items(), timeout, since)
+
+    def wait_for_pod(self, namespace: str, name: str) -> None:
+        """Until it has counted a pod. Raises MonitorError."""
+        series = f'outrace_pod_memory_usage_bytes{{namespace="{namespace}",pod="{name}"}}'
+        until(lambda: series in self.metrics(), f"the daemon to count {name}")
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of one HTTP request to it; status 0 when nothing answers."""

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.cli.output import format_bytes
-from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.lab.child import PATIENCE_S, Child
+from monitor.lab.child import Child, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import populate
@@ -122,7 +121,7 @@ class HoldStage:
         self.node.remove_pod(self.victim)
         self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
         self.before = self.snapshot()
-        self._wait_for(daemon, self.victim.name)
+        daemon.wait_for_pod(self.victim.namespace, self.victim.name)
 
     def name_anew(self, daemon: LabDaemon) -> None:
         """Give the pod another name and uid for the next race: of one pod the daemon reports one hold a minute."""
@@ -133,11 +132,7 @@ class HoldStage:
             whole = self.victim.manifest.with_suffix(".new")
             whole.write_text(json.dumps(made))
             whole.replace(self.victim.manifest)
-            self._wait_for(daemon, made["metadata"]["name"])
-
-    def _wait_for(self, daemon: LabDaemon, name: str) -> None:
-        series = f'outrace_pod_memory_usage_bytes{{namespace="demo",pod="{name}"}}'
-        until(lambda: series in daemon.metrics(), f"the daemon to count {name}")
+            daemon.wait_for_pod(self.victim.namespace, made["metadata"]["name"])
 
     def load(self) -> None:
         """Fill the node up again, long enough before a race: who grew just before the crossing is held too."""
@@ -255,12 +250,12 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
             held = holds.wait(_SELDOM_S)
             return held or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
 
-        until(over, f"a hold: {daemon.complaint()}")
+        until(over, "a hold")
         if holds.held:
             _watch(stage, out, holds, watch_s)
         stage.unload()
         _go_on(children, out)
-        _wait_for_end(daemon, holds)
+        until(lambda: {r["id"] for r in holds.held} <= {r["id"] for r in holds.ended}, "the end of a hold")
         out.oom_kills = node.oom_kills() - before
         out.killed = sum(child.process.poll() is not None for child in children)
         _read(holds, out)
@@ -297,15 +292,6 @@ def _go_on(children: Sequence[Child], out: HoldResult) -> None:
     out.right = all(answer == "right" for answer in answers)
 
 
-def _wait_for_end(daemon: LabDaemon, holds: Holds) -> None:
-    """Every hold has an end, which is logged."""
-    deadline = time.monotonic() + PATIENCE_S
-    while {r["id"] for r in holds.held} - {r["id"] for r in holds.ended}:
-        if time.monotonic() > deadline:
-            raise MonitorError(f"a hold without an end: {daemon.complaint()}")
-        time.sleep(_LOOK_S)
-
-
 def _read(holds: Holds, out: HoldResult) -> None:
     if held := holds.held:
         first = held[0]
@@ -319,15 +305,6 @@ def _read(holds: Holds, out: HoldResult) -> None:
     if ended := holds.ended:
         out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
     out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in holds.evictions]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what nobody announces. Raises MonitorError."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise MonitorError(f"waited {PATIENCE_S:g} s for {what}")
-        time.sleep(_LOOK_S)
 
 
 def differences(before: dict[Path, str], after: dict[Path, str]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
+from monitor.lab.child import until
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.scenario import (
     CRITICAL,
@@ -59,7 +60,7 @@ def guided(stage: Stage) -> None:
         "small": stage.filled(stage.pod("small", qos="Burstable", request=100 * MIB, priority=-10), 60),
     }
     score = Path(f"/proc/{pods['small'].pid}/oom_score_adj")
-    stage.until(lambda: int(score.read_text()) == 1000, "oom_score_adj 1000 of the policy's victim")
+    until(lambda: int(score.read_text()) == 1000, "oom_score_adj 1000 of the policy's victim")
     service = stage.hog_outside_pods(90, rate=STEADY)
     service.go()
     stage.dies(pods["small"])

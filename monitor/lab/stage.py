@@ -10,14 +10,14 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.lab.child import PATIENCE_S, Hog
+from monitor.lab.child import PATIENCE_S, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.scenario import NOTHING, Incident, Outcome, Scenario, judged, unix
@@ -49,8 +49,7 @@ class Stage:
         """A new pod that the daemon knows and has counted."""
         pod = self.node.add_pod(f"{name}-{self.run}", **options)
         self.pods[name] = pod
-        series = f'outrace_pod_memory_usage_bytes{{namespace="{pod.namespace}",pod="{pod.name}"}}'
-        self.until(lambda: series in self.daemon.metrics(), f"the daemon to count {pod.name}")
+        self.daemon.wait_for_pod(pod.namespace, pod.name)
         return pod
 
     def hog(self, pod: LabPod, mib: int, *, container: str = "c0", **options: str | int) -> Hog:
@@ -62,7 +61,7 @@ class Stage:
         self.hogs.append(hog)
         if self.scored and pod.qos == "BestEffort":
             score = Path(f"/proc/{hog.pid}/oom_score_adj")
-            self.until(lambda: int(score.read_text()) == _BEST_EFFORT, f"oom_score_adj {_BEST_EFFORT} of {pod.name}")
+            until(lambda: int(score.read_text()) == _BEST_EFFORT, f"oom_score_adj {_BEST_EFFORT} of {pod.name}")
         return hog
 
     def grow(self, pod: LabPod, mib: int = 400, rate: int = STEADY, **options: Any) -> None:
@@ -103,14 +102,6 @@ class Stage:
             if status not in (-signal.SIGKILL, -signal.SIGTERM):
                 raise MonitorError(f"process {hog.pid} of the scenario ended with {status} instead of being killed")
 
-    def until(self, check: Callable[[], bool], what: str) -> None:
-        """Wait for what nobody announces."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not check():
-            if time.monotonic() > deadline:
-                raise MonitorError(f"the scenario waited in vain for {what}")
-            time.sleep(0.005)
-
     def wait_for_log(self, msg: str, **fields: object) -> None:
         """Wait for a log record of the daemon about this run."""
         if self.daemon.message(msg, PATIENCE_S, self._since, **fields) is None:
@@ -127,7 +118,7 @@ class Stage:
         state = path / "freezer.state"
         (path / "cgroup.procs").write_text(str(pid))
         state.write_text("FROZEN")
-        self.until(lambda: state.read_text().strip() == "FROZEN", "a process to freeze")
+        until(lambda: state.read_text().strip() == "FROZEN", "a process to freeze")
         self._freezers.append(path)
         try:
             yield
