@@ -86,6 +86,17 @@ class Size(click.ParamType[int]):
         return size
 
 
+class Listed(click.ParamType[tuple[Any, ...]]):
+    """Values of a type with commas between, each once."""
+
+    def __init__(self, of: click.ParamType[Any]) -> None:
+        self._of, self.name = of, f"{of.name.split()[0]},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        words = value if isinstance(value, tuple) else str(value).split(",")
+        return tuple(dict.fromkeys(self._of.convert(str(word).strip(), param, ctx) for word in words))
+
+
 def number(flag: str, default: float, text: str, least: float = 1, most: float | None = None) -> Callable[[F], F]:
     """An option that takes a number; ``flag`` may name the parameter too."""
     kind = Finite(least, most) if isinstance(default, float) else click.IntRange(int(least), most)

@@ -13,13 +13,11 @@ from monitor.cli.finite import Finite
 from monitor.cli.output import format_bytes
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from monitor.kernel import loader
-from monitor.lab.bench import Found, Row, Size, print_rows, progress, state_dir
+from monitor.lab.bench import Found, Listed, Row, Size, print_rows, progress, state_dir
 from monitor.lab.checked import KINDS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
 from monitor.lab.node import MIB, LabNode
-from monitor.policy.errors import PolicyError
-from monitor.policy.quantity import Quantity
 from monitor.settings.config import ENFORCE, HOLD
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +25,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 NODE_BYTES = 512 * MIB
 MARGINS = (8 * MIB, 32 * MIB, 100 * MIB)
 HOGS = (1, 2, 4)
-MOST_HOGS = 16
 WATCH_S = 1.0
 COLUMNS = "name runs held oom killed right grew_p50_bytes grew_max_bytes brake_p50 brake_max least_left_bytes failed"
 
@@ -66,11 +63,14 @@ def options(command: F) -> F:
             type=click.Choice((ENFORCE, HOLD)),
             help="Whether the pod is killed or held at the crossing.",
         ),
-        click.option("--load", metavar="NAME,...", help=f"In mode hold: only these of {', '.join(KINDS)}."),
-        click.option("--hogs", metavar="N,...", help="In mode hold: how many processes. [1,2,4]"),
         click.option(
-            "--margin", metavar="QUANTITY,...", help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]"
+            "--load",
+            metavar="NAME,...",
+            type=Listed(click.Choice(tuple(KINDS))),
+            help=f"In mode hold: only these of {', '.join(KINDS)}.",
         ),
+        click.option("--hogs", type=Listed(click.IntRange(1, 16)), help="In mode hold: how many processes. [1,2,4]"),
+        click.option("--margin", type=Listed(Size()), help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]"),
         click.option(
             "--node-memory", type=Size(), help="In mode hold: memory of the node. Less takes smaller margins. [512Mi]"
         ),
@@ -90,18 +90,19 @@ def refuse(hold: Mapping[str, object]) -> None:
 def hold_races(
     runs: int,
     quick: bool,
-    load: str | None,
-    hogs: str | None,
-    margin: str | None,
+    load: tuple[str, ...] | None,
+    hogs: tuple[int, ...] | None,
+    margin: tuple[int, ...] | None,
     node_memory: int | None,
     watch: float | None,
 ) -> Found:
     """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
-    loads = _loads(load)
-    counts = HOGS if hogs is None else tuple(_count(word) for word in _words(hogs))
     size = node_memory or NODE_BYTES
-    words = [format_bytes(line) for line in (MARGINS[1:2] if quick else MARGINS)] if margin is None else _words(margin)
-    margins = tuple(_margin(word, size) for word in words)
+    margins = margin or (MARGINS[1:2] if quick else MARGINS)
+    for line in margins:
+        if not Sizes.of(size, line).fits():
+            room = f"what leaves room on a node of {format_bytes(size)}"
+            raise ConfigError(f"--margin {format_bytes(line)} is more than {room}", "give it less, or the node more")
     rows, clean = [], True
     with LabNode("race", size, with_freezer=True) as node, state_dir(node) as directory:
         instance = loader.instance_directory(directory)
@@ -109,8 +110,8 @@ def hold_races(
             stage = HoldStage(node, line)
             given = ("--mode", HOLD, "--eviction-hard", f"memory.available<{line}")
             with LabDaemon(node, *given, state_dir=directory, keep_pins=True) as daemon:
-                for kind in loads:
-                    for count in counts:
+                for kind in load or KINDS:
+                    for count in hogs or HOGS:
                         name, results = f"{kind} hogs={count} margin={format_bytes(line)}", list[HoldResult]()
                         for number in range(1, runs + 1):
                             results.append(run_hold(stage, daemon, kind, count, watch or WATCH_S))
@@ -122,32 +123,3 @@ def hold_races(
             stage.leave()
         loader.unload(instance)
     return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, lambda: print_rows(COLUMNS, rows))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-
-
-def _loads(text: str | None) -> tuple[str, ...]:
-    names = tuple(KINDS) if text is None else _words(text)
-    for name in names:
-        if name not in KINDS:
-            raise ConfigError(f"--load {name}: no load of that name", f"they are {', '.join(KINDS)}")
-    return names
-
-
-def _count(word: str) -> int:
-    if not word.isdecimal() or not 1 <= int(word) <= MOST_HOGS:
-        raise ConfigError(f"--hogs {word!r} is not a number from 1 to {MOST_HOGS}", "write for example 1,2,4")
-    return int(word)
-
-
-def _margin(word: str, node: int) -> int:
-    try:
-        margin = Quantity.parse(word).value
-    except PolicyError as error:
-        raise ConfigError(f"--margin {word!r}: {error}", "write for example 8Mi,32Mi") from error
-    if margin <= 0 or not Sizes.of(node, margin).fits():
-        room = f"what leaves room on a node of {format_bytes(node)}"
-        raise ConfigError(f"--margin {word} is not between 0 and {room}", "give it less, or the node more")
-    return margin

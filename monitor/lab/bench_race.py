@@ -16,7 +16,7 @@ from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, facts, rungs
 from monitor.lab import bench_hold
-from monitor.lab.bench import Found, Row, bench, number, progress, state_dir
+from monitor.lab.bench import Found, Listed, Row, bench, number, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.child import Child, Hog, until
 from monitor.lab.daemon import LabDaemon
@@ -160,29 +160,27 @@ def _where(hogs: int, thp: bool, margin: int) -> str:
     return f"hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
 
 
-def _rungs(hooks: str | None) -> tuple[str, ...]:
-    """The rungs named by --hooks, each checked to be one and to be offered here. Raises MonitorError."""
-    if hooks is None:
-        return ()
-    names = tuple(dict.fromkeys(name.strip() for name in hooks.split(",")))
-    for name in names:
-        if name not in NAMES:
-            raise ConfigError(f"--hooks {name}: no rung of that name", f"they are {', '.join(NAMES)}")
-    for rung in rungs(facts(fastest_fill())):
+def _check_offered(names: Sequence[str]) -> None:
+    """Raises CannotError for a hook that is not there."""
+    for rung in rungs(facts(fastest_fill())) if names else ():
         if rung.name in names and not rung.ok:
             raise CannotError(f"--hooks {rung.name}: {rung.detail}", rung.remedy)
-    return names
 
 
 @bench("name wins runs p50 max kill_p50 kill_max least_left_bytes cpu_ms_per_s")
 @number("--runs", 20, "Races of each kind.")
 @click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel; 32Mi in mode hold).")
 @click.option(
-    "--hooks", metavar="NAME,...", help="Only races by these rungs of the hook ladder, on every margin, side by side."
+    "--hooks",
+    metavar="NAME,...",
+    type=Listed(click.Choice(NAMES)),
+    help="Only races by these hooks, on every margin, side by side.",
 )
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
 @bench_hold.options
-def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, mode: str, **hold: Any) -> list[Row] | Found:
+def race(
+    runs: int, quick: bool, hooks: tuple[str, ...] | None, no_baselines: bool, mode: str, **hold: Any
+) -> list[Row] | Found:
     """Race the OOM killer.
 
     1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down to 256
@@ -200,7 +198,8 @@ def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, mode: st
             raise ConfigError("--hooks and --no-baselines are of races in mode enforce", "leave them out")
         return bench_hold.hold_races(runs, quick, **hold)
     bench_hold.refuse(hold)
-    names = _rungs(hooks)
+    names = hooks or ()
+    _check_offered(names)
     with LabNode("race", NODE_BYTES) as node, state_dir(node) as directory:
         instances = [loader.instance_directory(directory / name) for name in names]
         for instance in instances:
