@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from monitor.actions.ledger import OF_PROCESSES
@@ -47,16 +47,7 @@ class HoldTally:
     problems: list[str] = field(default_factory=list)
 
     def row(self, name: str) -> Row:
-        return {
-            "name": name,
-            "unit": "runs",
-            "runs": self.runs,
-            "held": self.held,
-            "right": self.right,
-            "killed": self.killed,
-            "oom": self.oom,
-            "problems": self.problems,
-        }
+        return {"name": name, "unit": "runs", **asdict(self)}
 
 
 class HoldKills:

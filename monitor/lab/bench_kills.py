@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import click
 import psutil
@@ -48,24 +48,16 @@ class Tally:
     """What came of the runs in which one of the processes was killed."""
 
     runs: int = 0
+    right: int = 0  # without a problem
     evicted: int = 0
     oom: int = 0  # races that the kernel won
-    again: int = 0  # evictions that the next daemon went on with
-    unsaid: int = 0  # evictions that only the next daemon reported
+    gone_on: int = 0  # evictions that the next daemon went on with
+    told_by_next: int = 0  # evictions that only the next daemon reported
     problems: list[str] = field(default_factory=list)  # one line each
 
     def row(self, name: str) -> Row:
-        return {
-            "name": name,
-            "unit": "runs",
-            "runs": self.runs,
-            "right": self.runs - len({problem.partition(":")[0] for problem in self.problems}),
-            "evicted": self.evicted,
-            "oom": self.oom,
-            "gone_on": self.again,
-            "told_by_next": self.unsaid,
-            "problems": self.problems,
-        }
+        self.right = self.runs - len({problem.partition(":")[0] for problem in self.problems})
+        return {"name": name, "unit": "runs", **asdict(self)}
 
 
 class Kills:
@@ -131,9 +123,9 @@ class Kills:
         decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
         decided = {when: pod for when, pod in decided.items() if when not in self._decided}
         self._decided |= decided.keys()
-        tally.again += sum("going on with the eviction" in str(r.get("msg")) for r in records)
+        tally.gone_on += sum("going on with the eviction" in str(r.get("msg")) for r in records)
         unsaid = sum("while it was signalling" in str(r.get("msg")) for r in records)
-        tally.unsaid += unsaid
+        tally.told_by_next += unsaid
         if won and not decided and not unsaid:
             tally.problems.append(f"run {number}: an eviction that nobody reported")
         tally.evicted, tally.oom = tally.evicted + won, tally.oom + (not won)

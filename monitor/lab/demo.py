@@ -16,7 +16,7 @@ from monitor.errors import CannotError, ConfigError
 from monitor.lab.bench import Size, number, trigger_option
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.race import Monitor, Nobody, RaceResult, populate, run_race
+from monitor.lab.race import Monitor, RaceResult, populate, run_race
 from monitor.settings.options import HOOKS
 
 
@@ -65,7 +65,7 @@ def demo(
     with LabNode("demo", node_memory) as node:
         victim = populate(node)
         with nullcontext() if no_monitor else LabDaemon(node, *options) as daemon:
-            watcher = Nobody() if daemon is None else Monitor(daemon)
+            watcher = None if daemon is None else Monitor(daemon)
             for i in range(runs):
                 results.append(run_race(node, victim, watcher, hogs, thp))
                 if sys.stderr.isatty():

@@ -48,17 +48,6 @@ class Watcher(Protocol):
         ...
 
 
-class Nobody:
-    """Leaves it to the kernel."""
-
-    def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
-        del pod, hogs
-
-    def finish(self, evicted: bool) -> dict[str, Any]:
-        del evicted
-        return {}
-
-
 class Monitor:
     """The daemon under test, through its log."""
 
@@ -95,15 +84,17 @@ class Monitor:
         return out
 
 
-def run_race(node: LabNode, pod: LabPod, watcher: Watcher, hogs: int = 1, thp: bool = False) -> RaceResult:
-    """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see who kills them.
+def run_race(node: LabNode, pod: LabPod, watcher: Watcher | None, hogs: int = 1, thp: bool = False) -> RaceResult:
+    """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see who kills them. ``watcher``
+    None: the race is left to the kernel.
 
     Raises MonitorError when the race does not end.
     """
     each = 2 * node.memory_bytes // MIB // hogs + 64
     running = [node.start_hog(pod, mib=each, pages="thp" if thp else "4k") for _ in range(hogs)]
     try:
-        watcher.begin(pod, running)
+        if watcher is not None:
+            watcher.begin(pod, running)
         node.reset_peak()
         before = node.oom_kills()
         for hog in running:
@@ -120,7 +111,7 @@ def run_race(node: LabNode, pod: LabPod, watcher: Watcher, hogs: int = 1, thp: b
     finally:
         for hog in running:
             node.end(hog)
-    known = watcher.finish(evicted=not killed)
+    known = {} if watcher is None else watcher.finish(evicted=not killed)
     if killed and not known.get("oom_victims"):
         known["oom_victims"] = [{"victim_pid": hog.pid} for hog in running if hog.process.returncode == -9][:killed]
     fields: dict[str, Any] = {"detection_us": None, "kill_us": None, "evicted": None, **known}
