@@ -20,20 +20,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 node = live.fixture(LabNode, "test-labd", 64 * MIB)
 
 
-def test_it_is_ready_serves_and_stops(node: LabNode) -> None:
-    with live.daemon(node) as daemon:
-        assert daemon.get("/healthz")[0] == 200
-        assert live.metric(daemon, "ready") == 1
-        assert daemon.get("/nothing")[0] == 404
-        since = len(daemon.log)
-        assert daemon.wait_for(lambda r: r.get("msg") == "starting") is daemon.log[0], "from the beginning"
-        assert daemon.wait_for(lambda r: r.get("msg") == "starting", 0.0, since) is None
-        assert daemon.stop() == 0
-        assert daemon.stop() == 0, "stopping twice is no error"
-        assert daemon.wait_for(lambda _: False) is None
-        assert daemon.get("/healthz")[0] == 0
-
-
 def test_why_it_does_not_start(node: LabNode) -> None:
     for option, expected in (
         (("--eviction-hard", "memory.free<1Mi"), "unsupported eviction signal memory.free"),

@@ -163,18 +163,6 @@ def test_the_arithmetic_is_that_of_the_race_that_counts() -> None:
     assert found["hold"].threshold == pytest.approx(threshold_for(30 * MI, HOLD), abs=2)
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 40))
-def test_a_faster_race_never_needs_a_smaller_threshold(rates: list[int], at: int, more: int) -> None:
-    faster = list(rates)
-    faster[at % len(rates)] += more
-    before, after = (by_reaction(*map(steady, those), quantile=1.0) for those in (rates, faster))
-    for name in before:
-        low, high = (CAPACITY if a[name].threshold is None else a[name].threshold for a in (before, after))
-        assert low is not None
-        assert high is not None
-        assert low <= high
-
-
 def test_what_is_in_use_outside_the_pods_has_to_be_reserved() -> None:
     """Node of 1000 MiB, kubepods limited to 800: 200 are reserved. 900 - 640 = 260 are used outside: 60 more."""
     burst = burst_of(
@@ -258,9 +246,3 @@ def test_what_a_threshold_survives_needs_no_more(quantity: int, reaction: Reacti
     assert found.always <= found.at_best
     assert threshold_for(found.always, reaction, beyond) <= quantity
     assert threshold_for(found.always + 1, reaction, beyond) > quantity
-
-
-@given(RATES, RATES, REACTION)
-def test_faster_growth_never_needs_a_smaller_threshold(one: int, other: int, reaction: Reaction) -> None:
-    slower, faster = sorted((one, other))
-    assert threshold_for(slower, reaction) <= threshold_for(faster, reaction)
