@@ -1,4 +1,4 @@
-"""`outrace bench policy`: what one whole pass of the policy costs, and the lookup that is left of it at a crossing.
+"""`outrace bench policy`: what one whole pass of the policy costs.
 
 A pass takes an answer of the Summary API as parsed JSON through everything: observations, thresholds, local storage,
 the ranking of all pods, the decision and its message. Pods are the same in every pass, as on a node. Nothing here
@@ -12,21 +12,16 @@ import json
 import os
 import random
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from monitor.lab.bench import STATISTICS, Found, Row, bench, number, progress, summary
 
 SIZES = (10, 50, 110, 250, 500, 1000, 2500, 5000)
 #: What the project promises: median microseconds, by the number of pods, whatever the signal.
 PASS_TARGETS = {110: 1000.0, 500: 5000.0}
-LOOKUP_TARGET = 20.0
-LOOKUP_PODS = 500
 MIB = 1 << 20
 SECOND = 10**9
 #: One signal of each way to rank; "limited" is memory again, with limits of local storage on every pod to be checked.
@@ -36,10 +31,7 @@ SIGNALS = {
     "pid": "pid.available",
     "limited": "memory.available",
 }
-TARGETS = {
-    **{f"pass_{kind}_{pods}": target for kind in SIGNALS for pods, target in PASS_TARGETS.items()},
-    f"victim_lookup_{LOOKUP_PODS}": LOOKUP_TARGET,
-}
+TARGETS = {f"pass_{kind}_{pods}": target for kind in SIGNALS for pods, target in PASS_TARGETS.items()}
 
 
 def crowd(pods: int, limited: bool, seed: int = 1) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -129,52 +121,6 @@ def time_passes(kind: str, pods: int, repeats: int) -> Row:
     return {**summary(f"pass_{kind}_{pods}", spent), "cpu_p50": statistics.median(cpu), "pods": pods}
 
 
-class _NoCounters:
-    """Stands for the table of the BPF counters, of which a lookup reads nothing."""
-
-    def check_room(self, entries: int) -> None:
-        del entries  # there is always room
-
-    def add(self, cgroup_id: int, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
-        del flags, step, path
-        return cgroup_id
-
-
-def time_lookups(pods: int, critical: int, name: str, repeats: int) -> Row:
-    """One row: `Registry.first` over ``pods`` ranked pods, of which ``critical`` stand first and may not be evicted."""
-    from monitor.hot.registry import Registry
-    from monitor.link.messages import PodSeen
-
-    registry = Registry(cast(Any, _NoCounters()), MIB)
-    with tempfile.TemporaryDirectory(prefix="outrace-bench-policy-") as directory:
-        for i in range(pods):
-            cgroup = Path(directory) / f"p{i:05d}"
-            cgroup.mkdir()
-            pod = PodSeen(
-                uid=f"uid-{i:05d}",
-                namespace="ns",
-                name=f"p{i:05d}",
-                priority=2_000_000_000 if i < critical else 0,
-                request=0 if i < critical else MIB,
-                qos="Burstable",
-                spec_known=True,
-                critical=i < critical,
-                grace_s=30,
-                cgroup=str(cgroup),
-                containers={},
-            )
-            registry.move(registry.put(pod), MIB)
-    return {**summary(name, list(_timed(registry.first, repeats))), "pods": pods}
-
-
-def _timed(call: Callable[[], object], repeats: int) -> Iterator[float]:
-    """Microseconds of each call."""
-    for _ in range(repeats):
-        began = time.perf_counter_ns()
-        call()
-        yield (time.perf_counter_ns() - began) / 1000
-
-
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Without garbage collection, as the daemon runs."""
@@ -194,27 +140,17 @@ def no_collection() -> Iterator[None]:
 @number("--max-pods", SIZES[-1], "The largest crowd.", 10)
 @number("--passes", 100, "Passes at 500 pods or fewer.")
 def policy(max_pods: int, passes: int) -> Found:
-    """Measure a whole pass from 10 to 5,000 pods, and the lookup of the victim kept ready.
+    """Measure a whole pass from 10 to 5,000 pods.
 
-    Targets: 110 pods within 1 ms and 500 within 5 ms (medians, for every signal), the lookup within 20 us. Beyond some
-    thousand pods their figures no longer fit the processor's caches, and each costs about twice as much.
+    Targets: 110 pods within 1 ms and 500 within 5 ms (medians, for every signal). Beyond some thousand pods their
+    figures no longer fit the processor's caches, and each costs about twice as much.
     """
-    measures = [
-        partial(time_passes, kind, pods, min(passes, max(10, passes * 500 // pods)))
-        for kind in SIGNALS
-        for pods in SIZES
-        if pods <= max_pods
-    ]
-    # A fifth of the pods critical and first in the order is the worst a node can make of the lookup.
-    measures += [
-        partial(time_lookups, LOOKUP_PODS, critical, f"victim_lookup{behind}_{LOOKUP_PODS}", passes * 100)
-        for critical, behind in ((0, ""), (LOOKUP_PODS // 5, "_behind_critical"))
-    ]
     rows = []
     with no_collection():
-        for measure in measures:
-            rows.append(measure())
-            progress(f"{rows[-1]['name']}: {rows[-1]['p50']:.1f} us")
+        for kind in SIGNALS:
+            for pods in (size for size in SIZES if size <= max_pods):
+                rows.append(time_passes(kind, pods, min(passes, max(10, passes * 500 // pods))))
+                progress(f"{rows[-1]['name']}: {rows[-1]['p50']:.1f} us")
     for row in rows:
         if row["name"] in TARGETS:
             row["target_p50"] = TARGETS[row["name"]]
