@@ -1,6 +1,4 @@
-"""Pods that were held in an episode: how long, by which brake, what grew meanwhile, how it ended, and what would have
-been without.
-"""
+"""Pods that were held in an episode: how long, by which brake, how it ended, and what would have been without."""
 
 from __future__ import annotations
 
@@ -8,31 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from monitor.race.codec import Record
-from monitor.race.events import KUBELET, Event, Hold, HoldEnd, KubeletEvicted, Sample
+from monitor.race.events import KUBELET, Event, Hold, HoldEnd, KubeletEvicted
 from monitor.race.facts import Facts, growth
 from monitor.race.units import size, span
 
 #: Why a hold ended that the kubelet did not answer, or answered with another pod.
 UNANSWERED = frozenset({"unanswered", "other_pod"})
-#: Of those that grew meanwhile so many are named, if by so much.
-_GROWERS, _NOTABLE = 3, 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Grown(Record):
-    """Another pod that grew during a hold, by so many bytes."""
-
-    pod: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPod(Record):
     """One hold. `ms`: how long it lasted, or has so far; `why` it ended, "" while it goes on. `available_bytes` of the
     signal as it began, and `cap_bytes` that the pod could have at most (0: no limit). `grew_bytes`: the pod's growth
-    meanwhile, `grown` that of others. `lasts_ms`: how long what was left would have lasted without the hold, at the
-    growth before it (None: not known, or no growth). `by_kubelet`: the kubelet evicted the pod; `instead`: another one.
+    meanwhile. `lasts_ms`: how long what was left would have lasted without the hold, at the growth before it (None: not
+    known, or no growth). `by_kubelet`: the kubelet evicted the pod; `instead`: another one.
     """
+
+    RETIRED = frozenset(("grown",))  # stored by earlier releases
 
     pod: str
     reason: str
@@ -42,7 +32,6 @@ class HeldPod(Record):
     ms: float
     why: str
     grew_bytes: int | None
-    grown: tuple[Grown, ...]
     lasts_ms: float | None
     by_kubelet: bool
     instead: str | None
@@ -80,7 +69,6 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
                 ms=round((end.held_ns if end is not None else max(0, until_ns - hold.ts_ns)) / 1e6, 3),
                 why=end.why if end is not None else "",
                 grew_bytes=end.grew if end is not None else None,
-                grown=_grown(f, hold, until_ns),
                 lasts_ms=lasts_ms if hold.ts_ns == start_ns else None,
                 by_kubelet=evicted.get(hold.pod, -1) >= hold.ts_ns,
                 instead=end.instead if end is not None else None,
@@ -96,22 +84,6 @@ def _lasts_ms(f: Facts, at_ns: int) -> float | None:
     if rate is None or f.limit is None or not before:
         return None
     return round(max(0, f.limit - before[-1]) / rate * 1e3, 3)
-
-
-def _grown(f: Facts, hold: Hold, until_ns: int) -> tuple[Grown, ...]:
-    """Who grew most from the hold to its end, besides the pod."""
-    names = {c.uid: f"{c.namespace}/{c.name}" for c in f.order}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for event in f.episode.events:
-        if isinstance(event, Sample) and event.pod is not None and event.container is None and event.pod != hold.pod:
-            if event.ts_ns <= hold.ts_ns:
-                first[event.pod] = event.working_set
-            elif event.ts_ns <= until_ns:
-                first.setdefault(event.pod, event.working_set)
-                last[event.pod] = event.working_set
-    grown = sorted(((last[uid] - first[uid], names.get(uid, uid)) for uid in last), key=lambda row: (-row[0], row[1]))
-    return tuple(Grown(name, n) for n, name in grown[:_GROWERS] if n >= _NOTABLE)
 
 
 def _evicted_by_kubelet(f: Facts) -> dict[str, int]:
