@@ -10,7 +10,7 @@ from typing import Any
 from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.cli.explain_node import Situation
 from monitor.kernel import cgroup_procs
-from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
+from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.pods.model import FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
@@ -127,9 +127,9 @@ def _badness(seen: Situation, uid: str) -> dict[str, Any]:
 
     total = total_pages(hierarchy, node)
     processes = candidates(hierarchy, node, owner)
-    own = likely_victim([p for p in processes if p.pod == uid], total, page=PAGE)
+    own = likely_victim([p for p in processes if p.pod == uid], total)
     memcg = None if node == hierarchy.root else str(node)
-    victim = likely_victim(processes, total, memcg, groups(node), PAGE)
+    victim = likely_victim(processes, total, memcg, groups(node))
     differs = mismatch(victim, [one.candidate for one in order])
     return {
         "total_pages": total,

@@ -7,7 +7,7 @@ from typing import Any
 
 from monitor.cli.brake_text import brake_lines, held_lines
 from monitor.cli.output import format_bytes, table_lines
-from monitor.kernel.oom_candidates import PAGE
+from monitor.race.badness import PAGE
 
 Data = Mapping[str, Any]
 #: Comparisons whose verdicts end alike for every pod.

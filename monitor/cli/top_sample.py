@@ -17,7 +17,7 @@ from monitor.cli.top_frame import Node
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
+from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.pods.source import open_for
 from monitor.race.badness import likely_victim
 from monitor.settings.config import RunConfig
@@ -142,7 +142,7 @@ class ProcessLooks:
 def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
     total = total_pages(hierarchy, node)
     found = candidates(hierarchy, node, owner)
-    taken = likely_victim(found, total, None if node == hierarchy.root else str(node), groups(node), PAGE)
+    taken = likely_victim(found, total, None if node == hierarchy.root else str(node), groups(node))
     values: dict[str, list[int]] = {}
     for process in found:
         if process.pod is not None:
@@ -158,7 +158,6 @@ def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | No
             "points": taken.points,
             "rss": who.rss,
             "oom_score_adj": who.oom_score_adj,
-            "waits": taken.waits,
         }
     return Looked(victim, {uid: (min(each), max(each)) for uid, each in values.items()})
 

@@ -184,7 +184,7 @@ def _below(sample: Sample, width: int) -> Iterator[_Block]:
 def _victim(victim: Json, room: int) -> str:
     """In ``room`` columns if that is possible: the pod's name is shortened for it."""
     who = f"{shorten(plain(victim['comm']), 24)} ({victim['pid']})"
-    what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}" + (", dying" if victim["waits"] else "")
+    what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
     name = plain(victim["pod"]) if victim["pod"] else ""
     return who + (f" of {shorten(name, max(8, room - len(who) - len(what) - 4))}" if name else ", in no pod") + what
 

@@ -10,9 +10,7 @@ from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process as Open
 from monitor.kernel.wire import printable
-from monitor.race.badness import Process
-
-PAGE = 4096
+from monitor.race.badness import PAGE, Process
 
 
 class Owner(NamedTuple):

@@ -1,29 +1,27 @@
 """The process the kernel's OOM killer would take: its arithmetic (mm/oom_kill.c) on facts given as values.
 
 points = pages of (rss + swap + page tables) + oom_score_adj * (totalpages / 1000), in whole numbers, the quotient
-truncated first. A process at -1000, or one whose memory is being reaped already, is never taken. Since Linux 5.9
-points may be negative; before, none was below 1, so all processes with a strongly negative adj were equal.
+truncated first. A process at -1000 is never taken. (Before Linux 5.9 none had less than one point, so all processes
+with a strongly negative adj were equal.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from monitor.policy.ranking import Candidate
-from monitor.race.codec import Record
 
 #: oom_score_adj of a process that is never killed.
 NEVER = -1000
+PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Process(Record):
+class Process(NamedTuple):
     """One process (thread group) as the OOM killer sees it. `rss` = anonymous + file + shared; all sizes in bytes.
 
-    `cgroups`: the paths of its memory cgroup and all above it, innermost first. `pod`, `container` None: of none.
-    `marked`: the OOM killer took it before and it is not gone yet. `skip`: nothing can be had of it any more
-    (MMF_OOM_SKIP, vfork), or it is init or a kernel thread.
+    `cgroups`: the paths of its memory cgroup and all above it, innermost first. `pod` None: of none. `skip`: it is init
+    or a kernel thread.
     """
 
     pid: int
@@ -35,81 +33,51 @@ class Process(Record):
     cgroups: tuple[str, ...]
     pod: str | None = None
     pod_name: str | None = None
-    marked: bool = False
     skip: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Victim(Record):
-    """The process the kernel would kill. `points` in pages. `equal`: pids with as many points, of which the kernel
-    takes the last it meets. `also`: further pids that die with it (memory.oom.group). `waits`: a process is dying
-    already, so the kernel kills no other until it is gone; then `process` is that one.
-    """
+class Victim(NamedTuple):
+    """The process the kernel would kill; its `points` in pages. `also`: pids that die with it (memory.oom.group)."""
 
     process: Process
     points: int
-    equal: tuple[int, ...] = ()
     also: tuple[int, ...] = ()
-    waits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch(Record):
-    """The kernel and the policy would take different pods. `policy_rank`: of the kernel's choice in the policy's order
-    of pods that may be evicted, from 1; None: the policy would never take it.
-    """
+class Mismatch(NamedTuple):
+    """The kernel and the policy would take different pods: what the kernel would take, whom the policy."""
 
-    kernel_pod: str | None
-    kernel_comm: str
-    kernel_pid: int
-    policy_pod: str
-    policy_rank: int | None
+    kernel: str
+    policy: str
     reason: str
 
 
-def badness(process: Process, totalpages: int, page: int = 4096, floor: bool = False) -> int | None:
-    """Points in pages; None: never chosen. ``totalpages``: the limit (with swap) or the machine, in pages.
-
-    ``floor``: as before Linux 5.9, never below 1.
-    """
+def badness(process: Process, totalpages: int) -> int | None:
+    """Points in pages; None: never chosen. ``totalpages``: the limit (with swap) or the machine, in pages."""
     if process.oom_score_adj <= NEVER or process.skip:
         return None
-    pages = process.rss // page + process.swap // page + process.pgtables // page
-    points = pages + process.oom_score_adj * (totalpages // 1000)
-    return max(1, points) if floor else points
+    pages = process.rss // PAGE + process.swap // PAGE + process.pgtables // PAGE
+    return pages + process.oom_score_adj * (totalpages // 1000)
 
 
 def likely_victim(
-    processes: Iterable[Process],
-    totalpages: int,
-    memcg: str | None = None,
-    groups: Iterable[str] = (),
-    page: int = 4096,
-    floor: bool = False,
+    processes: Iterable[Process], totalpages: int, memcg: str | None = None, groups: Iterable[str] = ()
 ) -> Victim | None:
     """The victim of the OOM killer at the limit of cgroup ``memcg`` (None: of the machine); None: no one can be killed.
 
-    ``processes`` in the order the kernel meets them (by cgroup, oldest first); ``groups``: cgroups with
-    memory.oom.group set.
+    ``processes`` in the order the kernel meets them (by cgroup, oldest first): of equal ones it takes the last.
+    ``groups``: cgroups with memory.oom.group set.
     """
+    inside = [p for p in processes if memcg is None or memcg in p.cgroups]
     best: Process | None = None
     most = 0
-    equal: list[int] = []
-    inside = [p for p in processes if memcg is None or memcg in p.cgroups]
     for p in inside:
-        if p.marked and not p.skip:
-            return Victim(p, badness(p, totalpages, page, floor) or 0, waits=True)
-        points = badness(p, totalpages, page, floor)
-        if points is None or (best is not None and points < most):
-            continue
-        if best is not None and points == most:
-            equal.append(best.pid)
-        else:
-            equal = []
-        best, most = p, points
+        points = badness(p, totalpages)
+        if points is not None and (best is None or points >= most):
+            best, most = p, points
     if best is None:
         return None
-    return Victim(best, most, tuple(equal), _group(best, inside, memcg, frozenset(groups)))
+    return Victim(best, most, _group(best, inside, memcg, frozenset(groups)))
 
 
 def _group(victim: Process, inside: Sequence[Process], memcg: str | None, groups: frozenset[str]) -> tuple[int, ...]:
@@ -135,7 +103,7 @@ def policy_rank(order: Iterable[Candidate], pod: str | None) -> int | None:
 def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> Mismatch | None:
     """How the kernel's choice differs from the policy's; None: it does not, or one of them has none."""
     first = next(iter(evictable(order)), None)
-    if victim is None or victim.waits or first is None or victim.process.pod == first.uid:
+    if victim is None or first is None or victim.process.pod == first.uid:
         return None
     p = victim.process
     rank = policy_rank(order, p.pod)
@@ -151,4 +119,4 @@ def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> Mismatch | No
         f"the kernel would kill {who}: {p.rss >> 20} MiB with oom_score_adj {p.oom_score_adj}; "
         f"the policy would evict {wanted} first, and {why}"
     )
-    return Mismatch(p.pod_name or p.pod, p.comm, p.pid, wanted, rank, reason)
+    return Mismatch(p.pod_name or p.pod or p.comm, wanted, reason)

@@ -216,9 +216,7 @@ class Forecaster:
         inside = None if view.config.node_cgroup is None else str(view.node_path)
         victim = likely_victim(processes, total, inside, frozenset(groups(view.node_path)))
         found = mismatch(victim, self._order())
-        if found is None:
-            return None
-        return {"kernel": found.kernel_pod or found.kernel_comm, "policy": found.policy_pod, "reason": found.reason}
+        return None if found is None else found._asdict()
 
     def _order(self) -> list[Candidate]:
         """The policy's order by the figures of this moment."""

@@ -111,7 +111,7 @@ def daemon(**more: Any) -> dict[str, Any]:
 def victim(comm: str = "hog", uid: str | None = "uid-a", **more: Any) -> dict[str, Any]:
     name = None if uid is None else f"ns/{uid.removeprefix('uid-')}"
     given = {"pid": 4711, "comm": comm, "pod": name, "uid": uid, "points": 512, "rss": 300 * MI}
-    return {**given, "oom_score_adj": 900, "waits": False, **more}
+    return {**given, "oom_score_adj": 900, **more}
 
 
 def incident(verdict: str = "eviction_won", **more: Any) -> dict[str, Any]:

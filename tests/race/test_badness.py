@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.race.badness import Process, badness, likely_victim, mismatch
-from tests.race.builders import MI, PODS, same_after_json
+from tests.race.builders import MI, PODS
 
 GIB_PAGES = 262_144
 
@@ -25,9 +25,8 @@ def test_points_are_pages_and_thousandths_of_the_limit() -> None:
     assert badness(p, GIB_PAGES) == 25_600 + 2048 + 3 + 500 * 262
 
 
-def test_negative_points_count_since_5_9_and_are_1_before() -> None:
-    p = process(1, 1, -997)
-    assert (badness(p, GIB_PAGES), badness(p, GIB_PAGES, floor=True)) == (256 - 997 * 262, 1)
+def test_negative_points_count() -> None:
+    assert badness(process(1, 1, -997), GIB_PAGES) == 256 - 997 * 262
 
 
 def test_the_protected_are_never_chosen() -> None:
@@ -39,20 +38,11 @@ def test_the_protected_are_never_chosen() -> None:
 def test_the_biggest_is_chosen_unless_oom_score_adj_decides() -> None:
     found = likely_victim([process(1, 300), process(2, 100, 999)], GIB_PAGES)
     assert found.process.pid == 2
-    assert same_after_json(found)
 
 
 def test_of_equals_the_last_met_is_chosen() -> None:
     found = likely_victim([process(1), process(2), process(3, 50)], GIB_PAGES)
-    assert (found.process.pid, found.equal) == (2, (1,))
-
-
-def test_while_a_victim_is_dying_nobody_else_is_killed() -> None:
-    found = likely_victim([process(1, 900), process(2, marked=True)], GIB_PAGES)
-    assert (found.process.pid, found.waits) == (2, True)
-    assert mismatch(found, PODS) is None
-    reaped = likely_victim([process(1, 900), process(2, marked=True, skip=True)], GIB_PAGES)
-    assert reaped.process.pid == 1
+    assert found.process.pid == 2
 
 
 def test_a_group_dies_together_but_for_the_protected() -> None:
@@ -71,20 +61,19 @@ def test_the_outermost_group_below_the_limit_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "why"),
+    ("name", "why"),
     [
-        ("db", 3, "it is number 3 of the policy's order"),
-        ("agent", None, "the policy never evicts it"),
-        ("stranger", None, "the policy does not know it"),
-        (None, None, "the policy knows pods only"),
+        ("db", "it is number 3 of the policy's order"),
+        ("agent", "the policy never evicts it"),
+        ("stranger", "the policy does not know it"),
+        (None, "the policy knows pods only"),
     ],
 )
-def test_a_mismatch_has_a_reason(name: str | None, rank: int | None, why: str) -> None:
+def test_a_mismatch_has_a_reason(name: str | None, why: str) -> None:
     found = mismatch(likely_victim([process(1, 300, 999, name), process(2)], GIB_PAGES), PODS)
-    assert (found.policy_pod, found.policy_rank) == ("shop/hog", rank)
+    assert found.policy == "shop/hog"
     assert "300 MiB with oom_score_adj 999" in found.reason
     assert found.reason.endswith(why)
-    assert same_after_json(found)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(-1000, 1000)), max_size=20), st.integers(1, 10**7))
@@ -95,4 +84,3 @@ def test_nobody_has_more_points_than_the_victim(facts: list[tuple[int, int]], to
     assert (found is None) == (not points)
     if found is not None:
         assert found.points == max(points)
-        assert 1 + len(found.equal) == points.count(max(points))
