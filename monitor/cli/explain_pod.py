@@ -14,7 +14,7 @@ from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.pods.model import FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
-from monitor.policy.explain import changes, contrast
+from monitor.policy.explain import contrast
 from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.local_storage import storage_violation
@@ -67,7 +67,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
 
 
 def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked | None) -> list[dict[str, Any]]:
-    """The first victim, the pod before this one and the one behind it: the comparisons, and what would swap the two.
+    """The first victim, the pod before this one and the one behind it: the comparisons.
 
     Those that are never evicted are left out: to stand before or behind one changes nothing.
     """
@@ -81,7 +81,6 @@ def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked |
     for role, other in roles.items():
         if other is None or other is one or any(row["uid"] == other.pod.uid for row in found):
             continue
-        swaps = [] if one.candidate.critical else changes(one, other, seen.signal, seen.layout, seen.era)
         found.append(
             {
                 "role": role,
@@ -90,7 +89,6 @@ def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked |
                 "rank": order.index(other) + 1,
                 "goes_first": other.key < one.key,
                 "comparisons": [c._asdict() for c in contrast(one, other, seen.signal, seen.layout, seen.era)],
-                "changes": [{"kind": c.kind, "old": c.old, "new": c.new, "text": c.text} for c in swaps],
             }
         )
     return found

@@ -105,7 +105,7 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
         last = name
     for other in pod["against"]:
         yield ""
-        yield from _against(pod, other)
+        yield from _against(other)
 
 
 def _rank(pod: Data) -> str:
@@ -115,20 +115,12 @@ def _rank(pod: Data) -> str:
     return f"{rank}, the next to be evicted" if pod["next"] else rank
 
 
-def _against(pod: Data, other: Data) -> Iterator[str]:
+def _against(other: Data) -> Iterator[str]:
     goes = "goes before it" if other["goes_first"] else "comes after it"
     yield f"  against {other['pod']} ({other['role']}, rank {other['rank']}), which {goes}:"
     rows = [[c["name"], c["one"], c["other"], "<-- decides" if c["decides"] else ""] for c in other["comparisons"]]
     for line in table_lines(["", "this pod", other["pod"], ""], rows, prose=True):
         yield f"    {line}".rstrip()
-    if pod["critical"]["critical"]:
-        return
-    side = "before" if other["goes_first"] else "behind"
-    aim = "to be passed over: " if pod["next"] else f"to stand {side} it: "
-    if not other["changes"]:
-        yield f"    nothing it asks for or uses would bring it {side} {other['pod']}"
-    for i, change in enumerate(other["changes"]):
-        yield f"    {'or ' if i else aim}{change['text']}"
 
 
 def _scores(scores: Data) -> Iterator[str]:

@@ -288,10 +288,8 @@ def test_why_it_would_be_next(node: LabNode) -> None:
     (behind,) = pod["against"]
     assert (behind["role"], behind["pod"], behind["goes_first"]) == ("behind it", "lab/besteffort", False)
     assert [c["name"] for c in behind["comparisons"] if c["decides"]] == ["excess"]
-    assert [change["kind"] for change in behind["changes"]] == ["request", "priority", "usage"]
     shown = text(node, "burstable")
     assert "lab/burstable: rank 1 of 4, the next to be evicted for memory.available\n" in shown
-    assert "to be passed over: raise the memory request of container c0 from 8388608 to " in shown
 
 
 def test_why_it_would_not_be_next(node: LabNode) -> None:
@@ -301,11 +299,9 @@ def test_why_it_would_not_be_next(node: LabNode) -> None:
     assert (first["role"], first["pod"], first["goes_first"]) == ("first victim", "lab/burstable", True)
     assert (before["role"], before["pod"], before["goes_first"]) == ("before it", "lab/besteffort", True)
     assert [c["name"] for c in first["comparisons"] if c["decides"]] == ["usage"]
-    (more,) = first["changes"]
-    assert (more["kind"], more["new"] > 64 * MIB) == ("usage", True)
     critical = explain(node, "critical")["pod"]
     assert critical["critical"] == {"critical": True, "why": "priority 2000000000"}
-    assert (critical["eviction"], [other["changes"] for other in critical["against"] if other["changes"]]) == (None, [])
+    assert critical["eviction"] is None
     assert "lab/critical: never evicted (it would be rank 3 of 4) for memory.available\n" in text(node, "critical")
 
 

@@ -1,0 +1,99 @@
+"""Why a pod has its class and its request, in words."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.pod_reasons import why_class, why_request
+from monitor.policy.pods import Pod
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
+from monitor.policy.releases import CURRENT, ERAS, era
+from tests.policy.builders import container, pod
+
+AMOUNT = st.sampled_from(["0", "1", "1500m", "2", "4"])
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Pod]:
+    """Pods with sidecars, overhead, requests of the whole pod and limits."""
+    pods = []
+    for name in draw(st.lists(st.sampled_from("abcde"), unique=True, min_size=2, max_size=4)):
+        containers = []
+        for c in ("c", "d")[: draw(st.integers(1, 2))]:
+            asked = draw(st.none() | AMOUNT)
+            limit = draw(st.sampled_from([None, asked, "5"]))  # never below the request: no API server admits that
+            memory = {} if asked is None else {"memory": asked, "cpu": "1", "ephemeral_storage": draw(AMOUNT)}
+            containers.append(container(c, {} if limit is None else {"memory": limit, "cpu": "1"}, **memory))
+        spec: dict[str, Any] = {"priority": draw(st.sampled_from([None, -1, 0, 1, 10**9, 2 * 10**9]))}
+        if draw(st.booleans()):
+            spec["initContainers"] = [container("i", memory=draw(AMOUNT))]
+            spec["initContainers"][0]["restartPolicy"] = draw(st.sampled_from([None, "Always"]))
+        if draw(st.booleans()):
+            spec["overhead"] = {"memory": draw(AMOUNT)}
+        if draw(st.integers(0, 3)) == 0:
+            spec["resources"] = draw(st.sampled_from([{}, {"requests": {"memory": "2"}}, {"limits": {"memory": "3"}}]))
+        pods.append(pod(name, *containers, **spec))
+    return pods
+
+
+def test_how_the_class_came_about() -> None:
+    both = {"cpu": "1", "memory": "64Mi"}
+    cases = [
+        (pod("a"), "no container names a request or limit of cpu or memory"),
+        (pod("a", container(limits=both, **both)), "requests and limits are the same: cpu 1, memory 64Mi"),
+        (pod("a", container(memory="1Mi")), "not Guaranteed: container c has no cpu limit"),
+        (pod("a", container(limits=both, memory="1Mi", cpu="1")), "not Guaranteed: memory: 1Mi requested, limit 64Mi"),
+        (pod("a", container(memory="1Mi"), resources={}), "spec.resources names no request or limit of cpu or memory"),
+        (pod("a", resources={"limits": both}), "not Guaranteed: cpu: 0 requested, limit 1"),
+        (replace(pod("a"), qos_class_status="Burstable"), "as its status says (status.qosClass)"),
+    ]
+    assert [why_class(one) for one, _ in cases] == [text for _, text in cases]
+    by_pod = pod("a", container(memory="1Mi"), resources={})
+    assert why_class(by_pod, era("kubelet-1.17")) == "not Guaranteed: container c has no cpu limit"
+
+
+@given(crowds(), st.sampled_from(ERAS))
+def test_the_reason_fits_the_class(crowd: list[Pod], name: str) -> None:
+    beginnings = {
+        BEST_EFFORT: ("no container", "spec.resources"),
+        GUARANTEED: "requests",
+        BURSTABLE: "not Guaranteed: ",
+    }
+    for one in crowd:
+        assert why_class(one, era(name)).startswith(beginnings[era(name).qos_class(one)])
+
+
+def test_how_the_request_came_about() -> None:
+    side = {**container("side", memory="8Mi"), "restartPolicy": "Always"}
+    first = container("first", memory="100Mi")
+    small, overhead = container(memory="64Mi"), {"memory": "1Mi"}
+    cases = [
+        (pod("a", small), "64Mi: containers 64Mi"),
+        (
+            pod("a", small, initContainers=[side], overhead=overhead),
+            "73Mi: containers 64Mi + sidecars 8Mi + overhead 1Mi",
+        ),
+        (
+            pod("a", small, initContainers=[side, first]),
+            "108Mi: 108Mi at a step of the init containers, more than the 72Mi of the running ones",
+        ),
+        (pod("a", small, resources={"requests": {"memory": "9Mi"}}), "9Mi: 9Mi for the pod"),
+        (
+            pod("a", small, resources={"limits": {"cpu": "1"}}),
+            "0: spec.resources names none, which hides the containers'",
+        ),
+        (pod("a", overhead=overhead), "0: containers 0"),
+    ]
+    assert [why_request(one, "memory") for one, _ in cases] == [text for _, text in cases]
+    blog = era("kubelet-1.17")
+    assert why_request(cases[2][0], "memory", blog).startswith("100Mi: the largest init container's (kubelet-1.17 ")
+    assert why_request(cases[1][0], "memory", blog).startswith("64Mi: the containers' together")
+
+
+@given(crowds())
+def test_the_reason_begins_with_the_request_that_is_compared(crowd: list[Pod]) -> None:
+    for one in crowd:
+        for resource in ("memory", "ephemeral-storage"):
+            assert why_request(one, resource).startswith(f"{CURRENT.request(one, resource)}: ")
