@@ -19,7 +19,7 @@ class Span(NamedTuple):
 
 Line = Sequence[Span]
 
-#: What `monitor.cli.terminal` has an attribute for.
+#: What `monitor.cli.top_live` has an attribute for.
 STYLES = ("title", "dim", "good", "warn", "bad", "anon", "kernel", "other", "active", "inactive")
 #: In the place of what was cut out.
 CUT = "~"

@@ -71,7 +71,7 @@ def _print_once(sample: Sample, output: str) -> None:
 def _live(sampler: Sampler) -> None:
     """The live view, or frame after frame where the terminal cannot do it."""
     try:
-        from monitor.cli.terminal import unusable
+        from monitor.cli.top_live import live, unusable
 
         why = unusable()
     except ImportError as error:  # a Python that was built without ncurses
@@ -80,8 +80,6 @@ def _live(sampler: Sampler) -> None:
         click.echo(f"outrace: no live view: {why}", err=True)
         _follow(sampler, "table")
         return
-    from monitor.cli.top_live import live
-
     live(sampler)
 
 

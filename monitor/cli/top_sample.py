@@ -1,7 +1,4 @@
-"""One look of `outrace top`: the frame, how fast all grow, what memory is made of, and whom the OOM killer would take.
-
-In the live view a thread of its own looks (`monitor.cli.top_live`), because a daemon, a kubelet or a disk may hang.
-"""
+"""One look of `outrace top`: the frame, how fast all grow, what memory is made of, and the kernel's next victim."""
 
 from __future__ import annotations
 

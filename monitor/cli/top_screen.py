@@ -41,7 +41,7 @@ class View:
     ended: bool = False
 
     def press(self, key: str) -> None:
-        """``key`` as `monitor.cli.terminal` names it."""
+        """``key`` as `monitor.cli.top_live` names it."""
         if key == "q":
             self.ended = True
         elif key == "s":

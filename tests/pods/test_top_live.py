@@ -112,21 +112,7 @@ def _third_look(what: str) -> tuple[str, ...]:
     return (sys.executable, "-c", script, "top")
 
 
-def test_keys_are_answered_while_a_look_hangs(options: list[str]) -> None:
-    with seat(*_third_look("threading.Event().wait()"), *options, cwd=REPOSITORY) as made:
-        made.before = made.modes()
-        first = made.shows("default/busy").lines[0][-9:]
-        second = made.until(lambda screen: screen.lines[0][-9:] != first).lines[0][-9:]
-        made.press("s")
-        made.shows("by used")
-        assert made.screen.lines[0].endswith(second), "it does hang"
-        made.press("q")
-        assert made.end() == 0
-        assert restored(made)
-
-
 def test_a_defect_leaves_the_terminal_as_it_was(options: list[str]) -> None:
-    """An exception in the thread that looks."""
     with seat(*_third_look("1 / 0"), *options, cwd=REPOSITORY) as made:
         made.before = made.modes()
         made.shows("default/busy")
