@@ -1,10 +1,7 @@
-"""`outrace config show|check|translate|example|schema`: what is in force and where it came from, what bites in it, old
-flags, and every key explained.
-"""
+"""`outrace config show|check|translate|example`: what is in force, what bites in it, old flags, every key."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +11,7 @@ import click
 
 from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, no_daemon_option
 from monitor.cli.kubelet_files import of_files, of_process
+from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
@@ -48,7 +46,7 @@ _NOT_LISTED = ("eviction-hard", "eviction-soft", "eviction-soft-grace-period", "
 _NS = 10**9
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Show, check, translate or explain the configuration."""
 
@@ -101,14 +99,6 @@ def example() -> None:
     from monitor.settings.documented import example as text
 
     click.echo(text(), nl=False)
-
-
-@config.command()
-def schema() -> None:
-    """Print the JSON schema of the configuration file, for editors and checks before a rollout."""
-    from monitor.settings.documented import schema as found
-
-    click.echo(json.dumps(found(), indent=2, ensure_ascii=False))
 
 
 @config.command(context_settings={"ignore_unknown_options": True})

@@ -52,6 +52,7 @@ COMMANDS = {
 }
 #: Command or option that is gone -> what to use instead.
 GONE = {
+    "outrace config schema": "`outrace config check --config FILE`",
     "outrace daemons": "`outrace doctor`, which shows the daemon that runs here",
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
     "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",
@@ -97,7 +98,16 @@ def _harmless(found: re.Match[str]) -> str:
     return text if kept else f"\\u{ord(text):04x}"
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A group that names what there is instead of a command that is gone."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if instead := GONE.get(path := f"{ctx.command_path} {cmd_name}"):
+            raise click.UsageError(f"`{path}` is gone: use {instead}", ctx)
+        return super().get_command(ctx, cmd_name)
+
+
+class LazyGroup(Group):
     """A group that imports the module of a command when that command is called."""
 
     def __init__(self, *, table: Mapping[str, tuple[str, str]], **rest: object) -> None:
@@ -109,9 +119,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
-            if instead := GONE.get(path := f"{ctx.command_path} {cmd_name}"):
-                raise click.UsageError(f"`{path}` is gone: use {instead}", ctx)
-            return None
+            return super().get_command(ctx, cmd_name)
         module, _, attribute = self.table[cmd_name][0].partition(":")
         try:
             command = getattr(importlib.import_module(module), attribute)

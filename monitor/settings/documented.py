@@ -1,4 +1,4 @@
-"""The own file explained, made of the table of options: an example with every key, and its JSON schema."""
+"""The own file explained, made of the table of options: an example with every key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _HEAD = """\
 # "at reload": a running daemon takes a new value when it gets SIGHUP, or by `outrace reload`; others need a restart.
 """
 _WIDTH = 118
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def example() -> str:
@@ -58,22 +57,3 @@ def _yaml(key: str, value: Any) -> list[str]:
 def shown_value(option: Option) -> Any:
     """The value in the example: the default where a file can have it, else one to begin with."""
     return next(documents.from_yaml(option.default)) if option.example is None else option.example
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of the own file. It checks keys, types and forms; `outrace config check` checks the rest."""
-    return {
-        "$schema": _DIALECT,
-        "title": "Configuration of outrace",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            option.name: _property(option) for _, options in GROUPS for option in options if option.own_file
-        },
-    }
-
-
-def _property(option: Option) -> dict[str, Any]:
-    """null is a key that is not given, whatever the option."""
-    about = f"{option.help} Unit: {option.value.unit}. Default: {option.default}. {option.why}"
-    return {"description": about, "anyOf": [dict(option.value.schema), {"type": "null"}]}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from monitor.settings import values
@@ -17,67 +17,34 @@ TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch
 #: ... what only the own file has, and what only a KubeletConfiguration has.
 TABLE, KEY = "table", "key"
 
-_QUANTITY = r"^\+?[0-9]*\.?[0-9]*([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
-_STRING = {"type": "string"}
-_COMMAND = {"anyOf": [_STRING, {"type": "array", "items": _STRING}]}
-
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`parse` raises ValueError for a wrong value. `unit`: how it is written. `schema`: the JSON schema of a value in
-    the own file; it accepts all that `parse` does, and less of what is wrong than that refuses.
-    """
+    """`parse` raises ValueError for a wrong value. `unit`: how it is written."""
 
     parse: Callable[[Any], Any]
     unit: str
-    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string", "minLength": 1})
 
 
 FILE_NAME = Value(values.text, "name of a file or directory")
 DIRECTORY = Value(values.path, "path of a directory")
-ABSOLUTE_PATH = Value(values.absolute_path, "absolute path", {"type": "string", "pattern": "^/"})
+ABSOLUTE_PATH = Value(values.absolute_path, "absolute path")
 NAME = Value(values.text, "text")
-OPTIONAL_PATH = Value(values.optional_text, 'path; may be ""', _STRING)
+OPTIONAL_PATH = Value(values.optional_text, 'path; may be ""')
 RECORDING = Value(values.record, "path of a file")
 PODS = Value(values.pods, "source of pods")
-BOOLEAN = Value(values.boolean, "true or false", {"type": "boolean"})
-SECONDS = Value(values.whole_number, "seconds", {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1})
-SIZE = Value(
-    values.size,
-    "bytes: a quantity such as 512Ki, 1Mi, 6Gi",
-    {"anyOf": [{"type": "string", "pattern": _QUANTITY}, {"type": "integer", "minimum": 1, "maximum": 1 << 62}]},
-)
-_DURATION = {"type": "string", "pattern": r"^\+?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)$"}
-DURATION = Value(values.positive_duration_ns, "duration such as 90s, 1m30s; at most 24h", _DURATION)
-WHOLE_SECONDS = Value(values.whole_seconds_ns, "duration of whole seconds such as 30s; at most 24h", _DURATION)
-PERIOD = Value(values.duration_ns, "duration such as 90s, 5m; 0 is the default", _DURATION)
+BOOLEAN = Value(values.boolean, "true or false")
+SECONDS = Value(values.whole_number, "seconds")
+DURATION = Value(values.positive_duration_ns, "duration such as 90s, 1m30s; at most 24h")
+WHOLE_SECONDS = Value(values.whole_seconds_ns, "duration of whole seconds such as 30s; at most 24h")
+PERIOD = Value(values.duration_ns, "duration such as 90s, 5m; 0 is the default")
 _WRITTEN = "or a command: a list, or one text split as a shell does"
-IMAGE_PRUNE = Value(values.prunes_images, f"crictl, podman, {_WRITTEN}", _COMMAND)
-LISTEN = Value(values.listen, "HOST:PORT", {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
-ENFORCEABLE = Value(
-    values.enforceable,
-    "list",
-    {"anyOf": [_STRING, {"type": "array", "items": {"enum": list(values.ENFORCEABLE)}}]},
-)
-_RULE = {
-    "priority": {"type": "integer"},
-    "request": SIZE.schema,
-    "grace": WHOLE_SECONDS.schema,
-    "never": BOOLEAN.schema,
-}
+IMAGE_PRUNE = Value(values.prunes_images, f"crictl, podman, {_WRITTEN}")
+LISTEN = Value(values.listen, "HOST:PORT")
+ENFORCEABLE = Value(values.enforceable, "list")
 SERVICES = Value(
     values.services,
     "table of patterns: priority (a number; lower goes first), request (bytes), grace (as 90s), never (true or false)",
-    {
-        "type": "object",
-        "propertyNames": {"minLength": 1},
-        "additionalProperties": {
-            "type": "object",
-            "minProperties": 1,
-            "properties": _RULE,
-            "additionalProperties": False,
-        },
-    },
 )
 
 
@@ -149,24 +116,22 @@ def choice(
     **rest: Any,
 ) -> Option:
     """``gone``: a value of earlier versions -> what to write instead."""
-    value = Value(values.choice(choices, gone or {}), f"one of {', '.join(choices)}", {"enum": list(choices)})
+    value = Value(values.choice(choices, gone or {}), f"one of {', '.join(choices)}")
     return setting(name, value, help, metavar or "|".join(choices), **{"default": choices[0], **rest})
 
 
 def text_map(name: str, operator: str, what: str, example: str, **rest: Any) -> Option:
     """A map of signals or resources to amounts, as a kubelet's file or flag has it."""
     parse = values.text_map(operator)
-    schema = {"anyOf": [_STRING, {"type": "object", "additionalProperties": _STRING}]}
     unit = "durations by signal" if "grace" in name else "quantities or percentages by signal"
     if "reserved" in name:
         unit = "quantities by resource"
-    value = Value(parse, unit, schema)
+    value = Value(parse, unit)
     return setting(
         name, value, f"{what}, such as '{example}'.", "MAP", kubelet=True, **{"example": parse(example), **rest}
     )
 
 
 def urls(name: str, help: str, **rest: Any) -> Option:  # noqa: A002
-    url = {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}
-    value = Value(values.urls(f"--{name}"), "URL, or a list of them", {"anyOf": [url, {"type": "array", "items": url}]})
+    value = Value(values.urls(f"--{name}"), "URL, or a list of them")
     return setting(name, value, help, "URL", kind=TEXTS, field=f"{name}s", **rest)

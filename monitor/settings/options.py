@@ -2,7 +2,7 @@
 
 ``--eviction-hard`` is `OUTRACE_EVICTION_HARD` in the environment and ``eviction-hard`` in the own file.
 `monitor.cli.options` makes click's options of the table, `monitor.settings.read` reads the files by it, and
-`monitor.settings.documented` makes the example and the JSON schema of it.
+`monitor.settings.documented` makes the example of it.
 """
 
 from __future__ import annotations
