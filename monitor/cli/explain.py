@@ -13,7 +13,7 @@ from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_pod import about, label
 from monitor.cli.explain_text import lines
-from monitor.cli.options import as_settled, configuration_options, resolve_here
+from monitor.cli.options import as_settled, node_options, resolve_here
 from monitor.cli.output import emit, output_option
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
@@ -24,18 +24,11 @@ from monitor.policy.synchronize import Outcome
 from monitor.policy.victims import Ranked
 from monitor.settings.read import Resolved, resolved_again
 
-#: Options of `run` that change nothing about what is explained.
-_OF_RUN_ALONE = {
-    *("enforce", "trigger", "hooks"),
-    *("record", "log_format"),
-    *("mode", "hold_limit", "hard_grace", "listen", "expose_metrics"),
-}
-
 
 @click.command()
 @click.argument("pod", required=False, metavar="[NS/POD]")
 @click.option("--signal", metavar="SIGNAL", help="Rank pods for this signal. [the starved one, else memory.available]")
-@configuration_options
+@node_options
 @no_daemon_option
 @output_option
 def explain(
@@ -82,9 +75,6 @@ def explain(
     emit(output, answer, lambda: lines(answer))
     for problem in seen.problems if output == "table" else ():
         click.echo(f"outrace: {problem}", err=True)
-
-
-explain.params = [param for param in explain.params if param.name not in _OF_RUN_ALONE]
 
 
 def _find(order: Sequence[Ranked], text: str) -> Ranked:

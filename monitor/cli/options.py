@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Options that change nothing about what is shown of a node.
+_OF_RUN_ALONE = (
+    *("enforce", "trigger", "hooks", "mode", "hold-limit", "hard-grace"),
+    *("record", "log-format", "listen", "expose-metrics"),
+)
 _FILES = ("config", "kubelet-config")
 
 
@@ -40,11 +45,18 @@ def _click_option(option: Option) -> Callable[[F], F]:
     return click.option(f"--{option.name}", **given)
 
 
-def configuration_options(command: F) -> F:
+def configuration_options(command: F, but: Collection[str] = ()) -> F:
     """Give a click command every option of the configuration; all arrive as keyword arguments, for `resolve`."""
-    for option in reversed([option for option in OPTIONS if option.kind not in (TABLE, KEY)]):
+    for option in reversed(
+        [option for option in OPTIONS if option.kind not in (TABLE, KEY) and option.name not in but]
+    ):
         command = _click_option(option)(command)
     return command
+
+
+def node_options(command: F) -> F:
+    """The same for a command that shows a node, without those that change nothing about it."""
+    return configuration_options(command, _OF_RUN_ALONE)
 
 
 def with_disks(config: RunConfig) -> tuple[RunConfig, Disks]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from monitor.cli.daemons import choose_daemon, no_daemon_option
-from monitor.cli.options import with_default_threshold
+from monitor.cli.options import node_options, resolve_here
 from monitor.cli.output import output_option, print_json, print_lines
 from monitor.cli.spans import plain
 from monitor.cli.top_sample import Sample, Sampler
 from monitor.cli.top_screen import once
-from monitor.policy.releases import ERAS
-from monitor.settings.config import RunConfig
 
 _REFRESH_S = 1.0
 #: Columns where there is no terminal.
@@ -26,14 +23,7 @@ _PIPE = 140
 
 @click.command()
 @click.option("--once", "is_once", is_flag=True, help="Print one frame and end.")
-@click.option("--node-cgroup", metavar="PATH", help="Treat this cgroup as the node; its limit is the capacity.")
-@click.option("--pods", metavar="SOURCE", help="As for outrace run. [auto]")
-@click.option("--kubeconfig", metavar="FILE", envvar="OUTRACE_KUBECONFIG", help="As for outrace run.")
-@click.option("--node-name", metavar="NAME", envvar="OUTRACE_NODE_NAME", help="As for outrace run.")
-@click.option("--eviction-hard", metavar="MAP", help="Show the distance to 'memory.available<100Mi' (the default).")
-@click.option("--eviction-soft", metavar="MAP", help="Show the distance to these soft thresholds as well.")
-@click.option("--policy", type=click.Choice(ERAS), help="The release whose order of eviction is shown. [kubelet-1.36]")
-@click.option("--state-dir", metavar="DIR", help="That daemon's, for the pods it evicted. [/var/lib/outrace]")
+@node_options
 @no_daemon_option
 @output_option
 def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
@@ -45,7 +35,7 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
     each second, until it is ended.
     """
     found = choose_daemon(flags, no_daemon)
-    sampler = Sampler(_config(flags) if found is None else found.config, found, is_live=not is_once)
+    sampler = Sampler(resolve_here(flags).config if found is None else found.config, found, is_live=not is_once)
     try:
         if is_once:
             _print_once(sampler.sample(), output)
@@ -90,20 +80,3 @@ def _follow(sampler: Sampler, output: str) -> None:
         sys.stdout.write("" if output == "json" else "\n")
         sys.stdout.flush()
         time.sleep(_REFRESH_S)
-
-
-def _config(flags: Mapping[str, str | None]) -> RunConfig:
-    """The flags, checked as `outrace run` checks them."""
-    from monitor.policy.errors import PolicyError
-    from monitor.policy.thresholds import parse_flag_map
-    from monitor.settings.read import read
-
-    given = {name.replace("_", "-"): value for name, value in flags.items()}
-    try:
-        soft = parse_flag_map(given.get("eviction-soft") or "")
-    except PolicyError:
-        soft = {}  # build() says what is wrong with it
-    if soft:
-        # A soft threshold needs a grace period to be one; nothing here waits for it, so its length does not matter.
-        given["eviction-soft-grace-period"] = ",".join(f"{signal}=1s" for signal in soft)
-    return with_default_threshold(read(given, ask_kubelet=True).config)

@@ -69,7 +69,8 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
 @pytest.mark.live
 def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
     (folder / "bad.yaml").write_text("kind: Service")
-    done = top(*common(folder, tmp_path, node), "--eviction-soft", "memory.available<100Gi")
+    soft = ("--eviction-soft", "memory.available<100Gi", "--eviction-soft-grace-period", "memory.available=1s")
+    done = top(*common(folder, tmp_path, node), *soft)
     assert done.returncode == 0
     assert done.stderr.startswith(f"outrace: {folder}/bad.yaml: document 1: kind: not a v1 Pod")
     assert done.stderr.count("\n") == 1
