@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from monitor import documents
 from monitor.cli.daemons import Daemon
-from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.limits import Limits, read
@@ -100,7 +98,6 @@ class Node:
             "braked": self._braked,
             "held": self._held,
             "pods": order,
-            "evicted": evicted(Path(self.config.state_dir)),
             **script_figures(node),
             "unlisted": source.unlisted_text(),
             "problems": list(source.problems),
@@ -261,22 +258,6 @@ def script_figures(node: MemoryReading) -> dict[str, int | None]:
 
 def _truncated(value: int) -> int:
     return value // 1024 if value >= 0 else -(-value // 1024)
-
-
-def evicted(state_dir: Path) -> list[dict[str, Any]]:
-    """The pods evicted by a daemon with this state directory: namespace, name, uid, message. Raises MonitorError."""
-    rows = []
-    try:
-        for path in sorted((state_dir / "pods").glob("*.json")):
-            pod = documents.from_json(documents.decoded(documents.read_bytes(path)))
-            names = {key: pod["metadata"][key] for key in _NAMES}
-            rows.append({**names, "message": pod["status"]["message"]})
-    except OSError as e:
-        problem = f"{path}: {e}" if isinstance(e, documents.NotAFileError) else f"{e.filename}: {e.strerror}"
-        raise MonitorError(problem, "run as root, or name another --state-dir") from e
-    except (ValueError, KeyError, TypeError) as e:
-        raise MonitorError(f"{path}: not the status of an evicted pod", "remove the file") from e
-    return rows
 
 
 def limit_fields(hierarchy: Hierarchy, path: Path | None) -> dict[str, Any]:

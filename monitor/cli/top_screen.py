@@ -106,8 +106,6 @@ def once(sample: Sample, width: int) -> Iterator[str]:
         if name.startswith("memory_"):
             # As the scripts of the Kubernetes documentation print them: memory.available_in_kb 123
             yield f"{name.replace('_', '.', 1)} {value}"
-    for pod in frame["evicted"]:
-        yield plain(f"evicted {pod['namespace']}/{pod['name']}: {pod['message']}")
 
 
 def problem(text: Any, width: int, height: int) -> list[list[Span]]:

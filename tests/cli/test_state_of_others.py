@@ -1,4 +1,4 @@
-"""A state directory that another user made: `unload` believes nothing in it, and `top` waits for nothing in it."""
+"""A state directory that another user made: `unload` believes nothing in it, and waits for nothing in it."""
 
 import json
 import os
@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from monitor.cli.main import main
-from monitor.cli.top_frame import evicted
-from monitor.errors import MonitorError
 from tests import others
 from tests.pin_instances import new_instance
 from tests.pin_instances import root as root
@@ -40,16 +38,3 @@ def test_a_state_directory_of_another_user_is_not_believed(
         assert f"{state} belongs to user {others.UID}; chown root {state}" in line
         assert "taints are left" not in line
         assert not instance.exists()
-
-
-@pytest.mark.parametrize("what", ["fifo", "/dev/zero"])
-def test_the_status_of_an_evicted_pod_is_a_file(tmp_path: Path, what: str) -> None:
-    """Else the first waits for ever, and the second fills memory."""
-    status = tmp_path / "pods" / "a.json"
-    status.parent.mkdir()
-    if what == "fifo":
-        os.mkfifo(status)
-    else:
-        status.symlink_to(what)
-    with pytest.raises(MonitorError, match=f"{status}: not a regular file"):
-        evicted(tmp_path)

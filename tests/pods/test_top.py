@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.status import EvictedPod, StatusStore
 from monitor.cli import top_frame
 from monitor.cli.top_sample import INCIDENTS, ProcessLooks, Sampler, Trends, composition
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.oom_candidates import Owner
 from monitor.pods.source import open_source
-from monitor.policy.pods import pod_from_object
 from monitor.race.events import WorkingSets
 from monitor.race.figure_age import PodPoints
 from monitor.settings.config import RunConfig
@@ -157,19 +155,6 @@ def test_an_answer_of_no_use_is_one_line(folder: Path, tmp_path: Path, node: Pat
     frame = _frame(node, folder, tmp_path, _Daemon(body))
     assert frame["source"].startswith("cgroup files (the daemon node-7 gave no usable answer: ")
     assert len(frame["pods"]) == 2
-
-
-@pytest.mark.live
-def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> None:
-    pod = pod_from_object({"metadata": {"name": "gone", "namespace": "ns", "uid": "u-1"}})
-    eviction = EvictedPod("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
-    StatusStore(tmp_path / "state").write(eviction)
-    done = top(*common(folder, tmp_path, node))
-    assert "evicted ns/gone: The node was low on resource: memory." in done.stdout
-    (tmp_path / "state/pods/odd.json").write_text("{}")
-    done = top(*common(folder, tmp_path, node))
-    assert done.returncode == 1
-    assert "odd.json: not the status of an evicted pod; remove the file" in done.stderr
 
 
 def test_the_scripts_divide_like_the_shell() -> None:

@@ -209,12 +209,11 @@ def test_losses_and_what_is_wrong_are_shown() -> None:
 
 
 def test_once_shows_every_pod_and_no_keys() -> None:
-    made = full() | {"problems": ["one"], "evicted": [{"namespace": "ns", "name": "gone", "message": "low"}]}
+    made = full() | {"problems": ["one"]}
     lines = list(once(sample(made), 80))
     assert sum("ns/web" in one for one in lines) == 20
     assert not any("quit" in one for one in lines)
     assert all(len(one) <= 80 for one in lines)
-    assert "evicted ns/gone: low" in lines
     assert "one" not in lines, "it is printed to stderr"
 
 

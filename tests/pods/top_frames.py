@@ -81,7 +81,6 @@ def frame(pods: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
         "braked": None,
         "held": [],
         "pods": list(pods),
-        "evicted": [],
         "unlisted": "",
         "problems": [],
         "kernel_victim": None,
