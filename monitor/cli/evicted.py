@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
 import click
@@ -16,8 +17,7 @@ from monitor.cli.main import LazyGroup
 from monitor.cli.output import emit, output_option, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
 from monitor.evicted.pods import after
-from monitor.evicted.selection import Choice, Criteria, choose
-from monitor.evicted.sweep import FAILED, Found, Progress, Sweep
+from monitor.evicted.sweep import FAILED, Choice, Criteria, Found, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.owner import alone
@@ -163,7 +163,7 @@ def delete(output: str, yes: bool, rate: float, retry_s: float, kubeconfig: str,
         except (KeyboardInterrupt, MonitorError):
             click.echo(f"ended early: {printer.progress}; run it again to go on", err=True)
             raise
-    emit(output, _outcome(progress), lambda: _outcome_text(progress))
+    emit(output, _outcome(progress), lambda: [str(progress)])
     for problem in progress.problems:
         click.echo(f"outrace: error: {problem}", err=True)
     return EXIT_FAILURE if progress.outcomes[FAILED] else EXIT_OK
@@ -184,21 +184,12 @@ class ProgressPrinter:
             click.echo(str(progress), err=True)
 
 
-class _Closing:
-    def __init__(self, sweep: Sweep) -> None:
-        self._sweep = sweep
-
-    def __enter__(self) -> Sweep:
-        return self._sweep
-
-    def __exit__(self, *_: object) -> None:
-        self._sweep.close()
-
-
-def _sweep(kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0) -> _Closing:
+def _sweep(
+    kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0
+) -> closing[Sweep]:
     stop = threading.Event()
     client = ApiClient(find(kubeconfig, context, stop, distrust=alone()), stop)
-    return _Closing(Sweep(client, criteria, stop, rate=rate, retry_s=retry_s))
+    return closing(Sweep(client, criteria, stop, rate=rate, retry_s=retry_s))
 
 
 def _found(sweep: Sweep, criteria: Criteria) -> tuple[Found, tuple[Choice, ...]]:
@@ -240,13 +231,12 @@ def _text(choices: Sequence[Choice]) -> Iterator[str]:
     for choice in choices:
         pod = choice.pod
         age = "unknown" if pod.since is None else format_age(now - pod.since)
-        row = (pod.key, pod.owner, pod.node or "-", age, choice.stays or "-")
-        rows.append([printable(cell) for cell in row])
+        rows.append((pod.key, pod.owner, pod.node or "-", age, choice.stays or "-"))
     yield from table_lines(["pod", "owner", "node", "age", "stays"], rows)
     yield ""
     kinds = Counter(choice.pod.owner_kind for choice in choices)
     for kind, count in kinds.most_common():
-        yield printable(f"{kind} ({count} pod{'' if count == 1 else 's'}): {after(kind)}")
+        yield f"{kind} ({count} pod{'' if count == 1 else 's'}): {after(kind)}"
 
 
 def _outcome(progress: Progress) -> dict[str, Any]:
@@ -254,19 +244,10 @@ def _outcome(progress: Progress) -> dict[str, Any]:
     return {"dry_run": False, "total": progress.total, **counts, "problems": progress.problems}
 
 
-def _outcome_text(progress: Progress) -> Iterator[str]:
-    yield str(progress)
-
-
 def _print_left_alone(found: Found) -> None:
     if found.others:
         reasons = ", ".join(f"{reason} {count}" for reason, count in found.others.most_common(8))
-        click.echo(printable(f"left alone: {found.others.total()} pods that Failed otherwise ({reasons})"), err=True)
-
-
-def printable(text: str) -> str:
-    """Whoever owns a pod may write into some of its fields what a terminal would obey."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+        click.echo(f"left alone: {found.others.total()} pods that Failed otherwise ({reasons})", err=True)
 
 
 def format_age(seconds: float) -> str:

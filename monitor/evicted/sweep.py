@@ -8,13 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from monitor.evicted.pods import EvictedPod, decode
-from monitor.evicted.selection import Criteria, choose
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient, Listed
 from monitor.kube.errors import Cancelled, Conflict, Forbidden, KubeError, NotFound, TransportError, Unauthorized
@@ -33,6 +32,53 @@ _MOST_PROBLEMS = 10
 #: What became of a pod: deleted; the same, but finalizers keep it; gone or made anew already; not to go any more;
 #: refused.
 DELETED, MARKED, GONE, CHANGED, FAILED = OUTCOMES = ("deleted", "marked", "gone", "changed", "failed")
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """``older_than_s`` seconds; None: of any age. What a server can look for comes first: ``namespaces`` (none: all),
+    ``label_selector``, ``node``.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    label_selector: str = ""
+    node: str = ""
+    owner_kinds: frozenset[str] = frozenset()
+    older_than_s: float | None = None
+
+    @property
+    def field_selector(self) -> str:
+        """Reason is no field that pods can be looked for by."""
+        return "status.phase=Failed" + (f",spec.nodeName={self.node}" if self.node else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A pod, and why it stays; "" if it is to go."""
+
+    pod: EvictedPod
+    stays: str
+
+    @property
+    def goes(self) -> bool:
+        return not self.stays
+
+
+def choose(pods: Iterable[EvictedPod], criteria: Criteria, now: float) -> tuple[Choice, ...]:
+    """Of all pods of the owner kinds, oldest first: that is the order in which they go."""
+    kinds = {kind.lower() for kind in criteria.owner_kinds}
+    found = [pod for pod in pods if not kinds or pod.owner_kind.lower() in kinds]
+    found.sort(key=lambda pod: (pod.since is None, -(pod.since or 0.0), pod.key), reverse=True)
+    return tuple(Choice(pod, pod.held or _too_young(pod, criteria, now)) for pod in found)
+
+
+def _too_young(pod: EvictedPod, criteria: Criteria, now: float) -> str:
+    """Why its age keeps it."""
+    if criteria.older_than_s is None:
+        return ""
+    if pod.since is None:
+        return "its age is not known"
+    return "not old enough" if now - pod.since < criteria.older_than_s else ""
 
 
 @dataclass(frozen=True)

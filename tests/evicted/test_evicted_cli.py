@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.evicted import ProgressPrinter, format_age, printable
+from monitor.cli.evicted import ProgressPrinter, format_age
 from monitor.evicted.sweep import Progress
 from tests.evicted.made import evicted, names, owned, put
 from tests.kube import faults
@@ -138,7 +138,3 @@ def test_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ages_are_in_one_unit() -> None:
     ages = [0, 119, 120, 7199, 7200, 172799, 172800, 73 * 86400]
     assert [format_age(age) for age in (*ages, -5)] == ["0s", "119s", "2m", "119m", "2h", "47h", "2d", "73d", "0s"]
-
-
-def test_no_pod_writes_to_the_terminal() -> None:
-    assert printable("Workflow/\x1b]0;x\x07") == "Workflow/?]0;x?"

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from monitor.evicted.selection import Criteria
-from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Sweep
+from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Criteria, Sweep
 from monitor.kube.client import ApiClient, PatchType
 from monitor.kube.resources import PODS
 from tests.evicted.made import evicted, stamp

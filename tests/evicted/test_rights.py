@@ -4,8 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from monitor.evicted.selection import Criteria
-from monitor.evicted.sweep import Sweep
+from monitor.evicted.sweep import Criteria, Sweep
 from monitor.kube.client import ApiClient
 from tests.evicted.made import evicted, put
 from tests.kube.fake_apiserver import VERBS, FakeApiServer

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.evicted.pods import EvictedPod
-from monitor.evicted.selection import Criteria, choose
+from monitor.evicted.sweep import Criteria, choose
 
 NOW = 1_000_000.0
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.evicted.pods import EvictedPod
-from monitor.evicted.selection import Criteria
-from monitor.evicted.sweep import CHANGED, DELETED, FAILED, GONE, Progress, Sweep
+from monitor.evicted.sweep import CHANGED, DELETED, FAILED, GONE, Criteria, Progress, Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import Cancelled, ServerError, TransportError
 from tests.evicted.made import OTHERWISE, evicted, names, owned, put
