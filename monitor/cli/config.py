@@ -38,7 +38,7 @@ from monitor.policy.signals import (
 )
 from monitor.settings.config import RunConfig
 from monitor.settings.options import SETTINGS
-from monitor.settings.read import Resolved, check_enforced, from_inputs, resolved_again
+from monitor.settings.read import Resolved, check_enforced, from_inputs, resolved_again, value_of
 from monitor.settings.read import resolve as resolve_settings
 
 #: Shown as thresholds, not among the other settings; a recording cannot be asked for.
@@ -255,12 +255,10 @@ def _settings(resolved: Resolved) -> Iterator[dict[str, Any]]:
         value: Any
         if s.kubelet_key in TEXT_MAPS:
             value = resolved.settings.texts(s.kubelet_key)
-        elif s.name == "listen":
-            value = f"{run_config.listen_host}:{run_config.listen_port}"
         elif s.field.endswith("_ns"):
             value = f"{getattr(run_config, s.field) / _NS:g}s"
         else:
-            value = getattr(run_config, s.field)
+            value = value_of(run_config, s)
         yield {"name": s.name, "value": value, "origin": run_config.origins[s.field]}
 
 

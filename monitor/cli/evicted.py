@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from monitor.cli.finite import Finite
+from monitor.cli.finite import Finite, seconds_of
 from monitor.cli.main import LazyGroup
 from monitor.cli.output import emit, output_option, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
@@ -22,20 +21,16 @@ from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.owner import alone
 from monitor.policy.errors import PolicyError
-from monitor.policy.gosyntax import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_DAYS = re.compile(r"(\d{1,5})d(.*)")
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """A Go duration, which may begin with days (`7d`, `1d12h`), in seconds."""
     if text is None:
         return None
-    days, rest = (int(found[1]), found[2]) if (found := _DAYS.fullmatch(text)) else (0, text)
     try:
-        seconds = days * 86400 + (parse_duration(rest) / 1e9 if rest else 0.0)
+        seconds = seconds_of(text)
     except PolicyError:
         seconds = -1.0
     if seconds < 0:

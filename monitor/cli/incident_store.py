@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from monitor.cli.daemons import NoDaemonError, choose_daemon, no_daemon_option
+from monitor.cli.finite import seconds_of
 from monitor.errors import MonitorError
 from monitor.policy.errors import PolicyError
-from monitor.policy.gosyntax import parse_duration
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_files
 
 if TYPE_CHECKING:
@@ -25,16 +24,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STATE_DIR = "/var/lib/outrace"
-_DAYS = re.compile(r"([0-9]{1,5})d(.*)")
 
 
 def moment(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Unix seconds of how long ago (`90s`, `1h30m`, `2d`), or of a time in ISO 8601 (without an offset: local time)."""
     if text is None:
         return None
-    days, rest = (int(found[1]), found[2]) if (found := _DAYS.fullmatch(text)) else (0, text)
     try:
-        return time.time() - days * 86400 - (parse_duration(rest) / 1e9 if rest or not found else 0)
+        return time.time() - seconds_of(text)
     except PolicyError:
         pass  # perhaps a point in time
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import closing
 from typing import Any
 
 import click
@@ -50,8 +49,11 @@ def _answer(found: Daemon) -> dict[str, Any]:
         )
     wanted = found.info.reload["asked"] + 1
     try:
-        with closing(_Process(found.info.hot_pid)) as process:
-            process.hang_up()
+        process = os.pidfd_open(found.info.hot_pid)
+        try:
+            signal.pidfd_send_signal(process, signal.SIGHUP)
+        finally:
+            os.close(process)
     except ProcessLookupError:
         raise MonitorError(f"the daemon {found.name} has ended") from None
     except PermissionError:
@@ -68,16 +70,3 @@ def _answer(found: Daemon) -> dict[str, Any]:
         if info.reload["answered"] >= wanted:
             return dict(info.reload)
     raise MonitorError(f"the daemon does not answer within {_TIMEOUT_S:g} s", "look: outrace config show")
-
-
-class _Process:
-    """One that cannot be mistaken for another of its number, once it is open. Raises ProcessLookupError."""
-
-    def __init__(self, pid: int) -> None:
-        self._fd = os.pidfd_open(pid)
-
-    def hang_up(self) -> None:
-        signal.pidfd_send_signal(self._fd, signal.SIGHUP)
-
-    def close(self) -> None:
-        os.close(self._fd)

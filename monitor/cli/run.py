@@ -22,8 +22,7 @@ import click
 
 from monitor.actions.undo import undo_left
 from monitor.cli.hooks import announcement, take
-from monitor.cli.in_turn import in_turn
-from monitor.cli.listen import address_of, bind_or_other
+from monitor.cli.listen import address_of, bind_or_other, in_turn
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hot.supervise import Side

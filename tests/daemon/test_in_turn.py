@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import pytest
 
-from monitor.cli.in_turn import PATIENCE_S, in_turn
-from monitor.cli.listen import bind
+from monitor.cli.listen import LOCK_PATIENCE_S as PATIENCE_S
+from monitor.cli.listen import bind, in_turn
 from monitor.cli.run import lock
 from monitor.errors import InUseError, MonitorError
 from monitor.side.export.log import Log
