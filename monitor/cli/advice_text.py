@@ -54,21 +54,15 @@ def reservation_line(found: Reservation) -> str:
     return f"reservation: {used}, {had}: enough"
 
 
-def survives_lines(survived: Sequence[Survives]) -> list[str]:
-    """A table: the growth that one threshold survives, for each way of reacting."""
-    rows = [(REACTIONS[each.reaction], _speed(each.always), _speed(each.at_best), each.rule) for each in survived]
-    return table_lines(["who reacts", "always wins up to", "never above", "from a crossing"], rows, prose=True)
-
-
 def _up_to(found: Survives | None) -> str:
     if found is None:
         return "-"
     if found.always == found.at_best:
-        return _speed(found.always)
-    return f"{_speed(found.always)} ({_speed(found.at_best)} at best)"
+        return speed(found.always)
+    return f"{speed(found.always)} ({speed(found.at_best)} at best)"
 
 
-def _speed(bytes_per_s: int | None) -> str:
+def speed(bytes_per_s: int | None) -> str:
     return "nothing" if bytes_per_s is None else rate(bytes_per_s)
 
 

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 from collections.abc import Iterator
 
 from monitor.cli.advice_text import REACTIONS as NAMES
-from monitor.cli.advice_text import survives_lines
-from monitor.race.reaction import REACTIONS, Reaction, Survives, survives, threshold_for
+from monitor.cli.advice_text import speed
+from monitor.race.reaction import REACTIONS, Reaction, survives, threshold_for
 from monitor.race.units import quantity, rate
 
 KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
-#: Key of the JSON for each resource.
-_KEYS = {MEMORY_RESOURCE: "memory", CPU: "cpu", DISK: "data_disk"}
+#: The resources, the option (and, with _, the key of the JSON) that each has, and its unit.
+_RESOURCES = ((MEMORY_RESOURCE, "memory", BYTES), (CPU, "cpu", MILLICORES), (DISK, "data-disk", BYTES))
 #: Options that only the model `kubelet` has: those of CCE work these values out.
 _KUBELET_ONLY = ("system-reserved", "kube-reserved", "eviction-hard", "enforce-node-allocatable", "kubelet-config")
 #: What stands in enforceNodeAllocatable where a reservation is a limit, also as `...-compressible`.
@@ -58,12 +58,9 @@ _LARGEST = 1 << 62
 
 
 class _Node(NamedTuple):
-    """What is to be sized, and where each number is from."""
+    """What is to be sized: amounts by resource, and where each number is from."""
 
-    memory: int
-    cpu: int | None
-    disk: int | None
-    huge_pages: int
+    amounts: Mapping[str, int]
     origins: Mapping[str, str]
 
 
@@ -92,6 +89,8 @@ def reserve(model: str, output: str, **options: Any) -> None:
     Also how fast memory may grow for eviction to win with that threshold; with --growth, which threshold that growth
     needs.
     """
+    from monitor.kernel import meminfo
+
     node = _node(model, options)
     wanted = _amount("growth", options["growth"])
     try:
@@ -99,9 +98,9 @@ def reserve(model: str, output: str, **options: Any) -> None:
     except PolicyError as error:
         raise ConfigError(f"--{error}") from None
     memory = next(sizing for sizing in sizings if sizing.resource == MEMORY_RESOURCE)
-    kernels = _kernels_share() if options["this_node"] and options["memory"] is None else 0
+    kernels = meminfo.kernels_share() if options["this_node"] and options["memory"] is None else 0
+    growth = _growth(memory, wanted, kernels)
     if output == "json":
-        growth = growth_json(memory, wanted, kernels)
         print_json(_json(model, node, options, sizings, made, notes) | {"growth": growth})
         return
     if output == "kubelet-config":
@@ -109,7 +108,7 @@ def reserve(model: str, output: str, **options: Any) -> None:
 
         click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
     else:
-        for line in (*_lines(sizings, node), "", *growth_lines(memory, wanted, kernels)):
+        for line in (*_lines(sizings, node), "", *_growth_lines(memory, growth)):
             click.echo(line)
     for note in notes:
         click.echo(f"note: {note}", err=True)
@@ -170,9 +169,9 @@ def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
             f"max-pods: is missing, and {model} keeps memory back by it; give the node's maxPods, such as 110"
         )
     if model == CCE_V1:
-        memory = cce.memory_v1(node.memory, max_pods)
+        memory = cce.memory_v1(node.amounts[MEMORY_RESOURCE], max_pods)
     else:
-        memory = cce.memory_v2(node.memory, max_pods, options["runtime"])
+        memory = cce.memory_v2(node.amounts[MEMORY_RESOURCE], max_pods, options["runtime"])
     terms: dict[str, Callable[[int], tuple[Term, ...]]] = {CPU: cce.cpu, DISK: cce.data_disk}
     sizings = [
         _size(node, resource, unit, capacity, memory if resource == MEMORY_RESOURCE else terms[resource](capacity))
@@ -182,8 +181,8 @@ def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
 
 
 def _size(node: _Node, resource: str, unit: str, capacity: int, terms: Sequence[Term], enforced: bool = True) -> Sizing:
-    if resource == MEMORY_RESOURCE and node.huge_pages:
-        terms = (*terms, huge_pages(node.huge_pages, node.origins[HUGE]))
+    if resource == MEMORY_RESOURCE and node.amounts[HUGE]:
+        terms = (*terms, huge_pages(node.amounts[HUGE], node.origins[HUGE]))
     try:
         return size(resource, unit, capacity, terms, enforced)
     except PolicyError as error:
@@ -191,19 +190,15 @@ def _size(node: _Node, resource: str, unit: str, capacity: int, terms: Sequence[
 
 
 def _capacities(node: _Node) -> list[tuple[str, str, int]]:
-    found = ((MEMORY_RESOURCE, BYTES, node.memory), (CPU, MILLICORES, node.cpu), (DISK, BYTES, node.disk))
-    return [(resource, unit, amount) for resource, unit, amount in found if amount is not None]
+    return [(name, unit, node.amounts[name]) for name, _, unit in _RESOURCES if name in node.amounts]
 
 
 def _node(model: str, options: Mapping[str, Any]) -> _Node:
     """The capacities: what is given, else, with --this-node, what this machine has."""
-    given = {
-        MEMORY_RESOURCE: _amount("memory", options["memory"]),
-        CPU: _amount("cpu", options["cpu"], milli=True),
-        DISK: _amount("data-disk", options["data_disk"]),
-        HUGE: _amount("huge-pages", options["huge_pages"]),
-    }
-    origins = dict(zip(given, ("--memory", "--cpu", "--data-disk", "--huge-pages"), strict=True))
+    asked = {**{name: option for name, option, _ in _RESOURCES}, HUGE: "huge-pages"}
+    given = {name: _amount(option, options[option.replace("-", "_")], name == CPU) for name, option in asked.items()}
+    amounts = {name: amount for name, amount in given.items() if amount is not None}
+    origins = {name: f"--{option}" for name, option in asked.items()}
     max_pods = options["max_pods"]
     if max_pods is not None and not 0 < max_pods < 1 << 31:
         raise ConfigError(
@@ -211,18 +206,17 @@ def _node(model: str, options: Mapping[str, Any]) -> _Node:
         )
     if options["this_node"]:
         for resource, (amount, origin) in _this_node(model).items():
-            if given[resource] is None:
-                given[resource], origins[resource] = amount, origin
-    memory = given[MEMORY_RESOURCE]
-    if memory is None:
+            if resource not in amounts:
+                amounts[resource], origins[resource] = amount, origin
+    if MEMORY_RESOURCE not in amounts:
         raise ConfigError("--memory: is missing", "give the node's memory, such as --memory 16Gi, or --this-node")
-    huge = given[HUGE] or 0
+    huge, memory = amounts.setdefault(HUGE, 0), amounts[MEMORY_RESOURCE]
     if huge > memory:
         raise ConfigError(
             f"{origins[HUGE]}: {huge} bytes of huge pages are more than the node's memory of {memory}",
             f"set aside less, or correct {origins[MEMORY_RESOURCE]}",
         )
-    return _Node(memory, given[CPU], given[DISK], huge, origins)
+    return _Node(amounts, origins)
 
 
 def _this_node(model: str) -> dict[str, tuple[int, str]]:
@@ -241,12 +235,6 @@ def _this_node(model: str) -> dict[str, tuple[int, str]]:
         path = disks.find_disks().nodefs
         found[DISK] = (disks.file_system(path).capacity, f"the file system of {path}")
     return found
-
-
-def _kernels_share() -> int:
-    from monitor.kernel import meminfo
-
-    return meminfo.kernels_share()
 
 
 def _amount(option: str, text: str | None, milli: bool = False) -> int | None:
@@ -276,20 +264,20 @@ def _json(
     made: Mapping[str, Any],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    keys = {one[1].replace("-", "_"): one for one in _RESOURCES}
+    sized = {sizing.resource: _resource(sizing) for sizing in sizings}
+    return {
         "model": model,
         "inputs": {
-            "memory_bytes": node.memory,
-            "cpu_millicores": node.cpu,
-            "data_disk_bytes": node.disk,
-            "huge_pages_bytes": node.huge_pages,
+            **{f"{key}_{unit}": node.amounts.get(name) for key, (name, _, unit) in keys.items()},
+            "huge_pages_bytes": node.amounts[HUGE],
             "max_pods": options["max_pods"],
             "runtime": options["runtime"] if model == CCE_V2 else None,
         },
+        **{key: sized.get(name) for key, (name, _, _) in keys.items()},
+        "kubelet_configuration": made,
+        "notes": list(notes),
     }
-    found |= dict.fromkeys(_KEYS.values())
-    found |= {_KEYS[sizing.resource]: _resource(sizing) for sizing in sizings}
-    return found | {"kubelet_configuration": made, "notes": list(notes)}
 
 
 def _resource(sizing: Sizing) -> dict[str, Any]:
@@ -339,13 +327,15 @@ def _formula(sizing: Sizing) -> str:
     return "capacity - reserved - eviction threshold" + (" - huge pages" if sizing.of(HUGE) else "")
 
 
-def growth_json(memory: Sizing, wanted: int | None, kernels: int = 0) -> dict[str, Any]:
+def _growth(memory: Sizing, wanted: int | None, kernels: int) -> dict[str, Any]:
     """``wanted``: bytes a second that are to be survived; None: nobody asked. ``kernels``: bytes that the kernel keeps
     (`monitor.kernel.meminfo.kernels_share`; 0: not known): they count as available, and no process gets them.
     """
+    threshold, beyond = memory.of(EVICTION), _beyond(memory, kernels)
     return {
-        "threshold_bytes": memory.of(EVICTION),
-        "system_may_use_bytes": _left_to_the_system(memory),
+        "threshold_bytes": threshold,
+        # Pods that use all of Allocatable leave this much above the threshold: what is reserved.
+        "system_may_use_bytes": memory.of(SYSTEM, KUBE),
         "kernel_keeps_bytes": kernels,
         "survives": [
             {
@@ -354,64 +344,64 @@ def growth_json(memory: Sizing, wanted: int | None, kernels: int = 0) -> dict[st
                 "at_best_bytes_per_s": each.at_best,
                 "rule": each.rule,
             }
-            for each in _survived(memory, kernels)
+            for each in (survives(threshold, reaction, beyond) for reaction in REACTIONS)
         ],
         "wanted_bytes_per_s": wanted,
-        "needs": None
-        if wanted is None
-        else [
-            {"reaction": reaction.name, "threshold_bytes": needed, "allocatable_bytes": allocatable}
-            for reaction, needed, allocatable in _needs(memory, wanted, kernels)
-        ],
+        "needs": None if wanted is None else [_need(memory, wanted, beyond, reaction) for reaction in REACTIONS],
     }
 
 
-def growth_lines(memory: Sizing, wanted: int | None, kernels: int = 0) -> Iterator[str]:
-    """What `growth_json` has, as tables."""
-    if threshold := memory.of(EVICTION):
+def _need(memory: Sizing, wanted: int, beyond: int, reaction: Reaction) -> dict[str, Any]:
+    """The threshold that a way of reacting needs, and Allocatable with it (None: there would be none)."""
+    needed = threshold_for(wanted, reaction, beyond)
+    allocatable = memory.capacity - memory.of(SYSTEM, KUBE, HUGE) - needed
+    return {
+        "reaction": reaction.name,
+        "threshold_bytes": needed,
+        "allocatable_bytes": allocatable if allocatable >= 0 else None,
+    }
+
+
+def _growth_lines(memory: Sizing, growth: Mapping[str, Any]) -> Iterator[str]:
+    """What `_growth` has, as tables."""
+    kernels = growth["kernel_keeps_bytes"]
+    if threshold := growth["threshold_bytes"]:
         yield f"With {MEMORY}<{written(memory, threshold)}, eviction wins against this growth:"
         if beyond := _beyond(memory, kernels):
             what = "that the kernel keeps" if kernels > memory.of(HUGE) else "in huge pages"
             yield f"({written(memory, beyond)} {what} count as available, and pods cannot grow into them.)"
-        yield from survives_lines(_survived(memory, kernels))
-        system = written(memory, _left_to_the_system(memory))
+        survived = [
+            (
+                NAMES[each["reaction"]],
+                speed(each["always_bytes_per_s"]),
+                speed(each["at_best_bytes_per_s"]),
+                each["rule"],
+            )
+            for each in growth["survives"]
+        ]
+        head = ["who reacts", "always wins up to", "never above", "from a crossing"]
+        yield from table_lines(head, survived, prose=True)
+        system = written(memory, growth["system_may_use_bytes"])
         yield f"While pods use no more than their requests, the system may use {system} before any is evicted."
     else:
         yield f"No hard threshold for {MEMORY}: eviction wins against no growth at all."
-    if wanted is None:
+    if growth["needs"] is None:
         return
     yield ""
-    yield f"To win against {rate(wanted)} in every phase:"
+    yield f"To win against {rate(growth['wanted_bytes_per_s'])} in every phase:"
     rows = [
         (
-            NAMES[reaction.name],
-            f"{MEMORY}<{quantity(needed)}" if needed < memory.capacity else "none is enough",
-            "-" if allocatable is None else format_bytes(allocatable),
+            NAMES[each["reaction"]],
+            f"{MEMORY}<{quantity(needed)}"
+            if (needed := each["threshold_bytes"]) < memory.capacity
+            else "none is enough",
+            format_bytes(each["allocatable_bytes"]),
         )
-        for reaction, needed, allocatable in _needs(memory, wanted, kernels)
+        for each in growth["needs"]
     ]
     yield from table_lines(["who reacts", "threshold", "allocatable then"], rows, prose=True)
-
-
-def _survived(memory: Sizing, kernels: int) -> list[Survives]:
-    return [survives(memory.of(EVICTION), reaction, _beyond(memory, kernels)) for reaction in REACTIONS]
 
 
 def _beyond(memory: Sizing, kernels: int) -> int:
     """Bytes that count as available and that nobody can grow into. (Huge pages are in what the kernel keeps.)"""
     return max(memory.of(HUGE), kernels)
-
-
-def _left_to_the_system(memory: Sizing) -> int:
-    """Pods that use all of Allocatable leave this much above the threshold: what is reserved."""
-    return memory.of(SYSTEM, KUBE)
-
-
-def _needs(memory: Sizing, wanted: int, kernels: int) -> list[tuple[Reaction, int, int | None]]:
-    """For each way of reacting: the threshold in bytes, and Allocatable with it (None: there would be none)."""
-    found = []
-    for reaction in REACTIONS:
-        needed = threshold_for(wanted, reaction, _beyond(memory, kernels))
-        allocatable = memory.capacity - memory.of(SYSTEM, KUBE, HUGE) - needed
-        found.append((reaction, needed, allocatable if allocatable >= 0 else None))
-    return found
