@@ -12,11 +12,10 @@ from monitor.evicted.pods import EvictedPod
 from monitor.evicted.sweep import CHANGED, DELETED, FAILED, GONE, Criteria, Progress, Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import Cancelled, ServerError, TransportError
-from tests.evicted.made import OTHERWISE, evicted, names, owned, put
+from tests.evicted.made import evicted, names, put
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer
-from tests.kube.fake_apiserver import pod as running
 from tests.kube.fake_http import Asked, Reply
 
 Make = Callable[..., Sweep]
@@ -39,24 +38,6 @@ def make(client: ApiClient, clock: WaitedClock) -> Make:
 
 def swept(sweep: Sweep, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
     return sweep.delete(sweep.find().pods, on_progress)
-
-
-def test_evicted_pods_go_and_nothing_else_that_failed(api: FakeApiServer, make: Make) -> None:
-    for number, reason in enumerate(OTHERWISE):
-        made = evicted(f"other-{number}")
-        made["status"]["reason"] = reason
-        put(api, made)
-    put(api, running("live"), running("done", phase="Succeeded", reason="Evicted"))
-    before = names(api)
-    put(api, evicted("a"), evicted("b", "shop"), evicted("c", "shop", **owned("StatefulSet", "db")))
-    found = make().find()
-    assert found.others.total() == len(OTHERWISE)
-    assert found.others["NodeLost"] == 1
-    progress = make().delete(found.pods)
-    assert (progress.total, dict(progress.outcomes)) == (3, {DELETED: 3})
-    assert names(api) == before
-    for asked in api.seen("DELETE"):
-        assert asked.json()["preconditions"].keys() == {"uid", "resourceVersion"}
 
 
 def test_only_what_the_server_is_asked_for(api: FakeApiServer, make: Make) -> None:
@@ -223,6 +204,8 @@ def test_deletes_are_paced(api: FakeApiServer, make: Make, clock: WaitedClock) -
     put(api, *(evicted(f"a{number}") for number in range(20)))
     swept(make(rate=5.0))
     assert clock.now == pytest.approx(19 / 5)
+    for asked in api.seen("DELETE"):
+        assert asked.json()["preconditions"].keys() == {"uid", "resourceVersion"}
 
 
 def test_it_ends_between_two_deletes(api: FakeApiServer, make: Make) -> None:
