@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -61,27 +62,24 @@ class HoldKills:
         self.left_behind: list[str] = []
 
     def __enter__(self) -> HoldKills:
-        self._node.__enter__()
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self._node)
             self._stage = HoldStage(self._node, MARGIN)
             self._scores = {child: {oom_score_adj(child.pid)} for child in self._node.children}
             self._daemon = LabDaemon(self._node, *self._options)
-            self._daemon.start()
-        except BaseException:
-            self._node.close()
-            raise
+            stack.callback(self._look_for_changes)
+            stack.enter_context(self._daemon)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._daemon.__exit__(None, None, None)
-            # The daemon has ended: nothing of its holds is there, not even of what the last one left.
-            self.left_behind += differences(self._stage.before, self._stage.snapshot())
-            self.left_behind += self._changed_scores()
-            self.left_behind += [f"{path} still has {name}" for path, name in _attributes(self._stage.victim.cgroup)]
-        finally:
-            self._node.close()
+        self._stack.close()
         self.left_behind += left_behind(self._node, self._daemon)
+
+    def _look_for_changes(self) -> None:
+        """The daemon has ended: nothing of its holds is there, not even of what the last one left."""
+        self.left_behind += self._changed() + self._changed_scores()
+        self.left_behind += [f"{path} still has {name}" for path, name in _attributes(self._stage.victim.cgroup)]
 
     def run(self, what: str) -> None:
         """One hold with a kill in it."""

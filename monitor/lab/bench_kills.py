@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 
 import click
@@ -77,24 +78,18 @@ class Kills:
         self.left_behind: list[str] = []
 
     def __enter__(self) -> Kills:
-        self._node.__enter__()
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._kmsg.close)
+            stack.enter_context(self._node)
             self._victim = populate(self._node)
             self._node.fill(self._node.add_pod("idle", namespace="demo"), 24)  # the next in order
-            self._daemon = LabDaemon(self._node, *self._options)
-            self._daemon.start()
+            self._daemon = stack.enter_context(LabDaemon(self._node, *self._options))
             self._bystanders = {child: oom_score_adj(child.pid) for child in self._node.children}
-        except BaseException:
-            self._node.close()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._daemon.__exit__(None, None, None)
-        finally:
-            self._node.close()
-            self._kmsg.close()
+        self._stack.close()
         self.left_behind += left_behind(self._node, self._daemon)
         self.left_behind += [f"process {pid} of the monitor is left behind" for pid in self._ours if _is_ours(pid)]
 
