@@ -93,16 +93,6 @@ class Threshold:
         return f"{self.signal}<{self.value}{grace}"
 
 
-def effective_hard(hard: Mapping[str, str] | None, merge_defaults: bool = False) -> dict[str, str]:
-    """The hard thresholds of a configuration file: all the defaults if it has none, none of them if it names any.
-
-    With ``merge_defaults`` (`mergeDefaultEvictionSettings`) each default it does not name is added.
-    """
-    if hard is None:
-        return dict(DEFAULT_HARD)
-    return {**DEFAULT_HARD, **hard} if merge_defaults else dict(hard)
-
-
 def parse_flag_map(text: str, operator: str = "<") -> dict[str, str]:
     """The value of a kubelet flag: ``memory.available<100Mi,nodefs.available<10%`` (or ``=`` for grace and reclaim)."""
     pairs: dict[str, str] = {}
@@ -127,8 +117,8 @@ def parse_thresholds(
 ) -> tuple[Threshold, ...]:
     """All thresholds of a configuration, the allocatable copy included; raises PolicyError.
 
-    Defaults are not applied here: None is an empty map (see `effective_hard`). ``in_order``: of the maps, hard, soft,
-    then the allocatable copies; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as well.
+    Defaults are not applied here: None is an empty map. ``in_order``: of the maps, hard, soft, then the allocatable
+    copies; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as well.
     """
     known = ALL_SIGNALS if own else SIGNALS
     found = [_threshold(signal, value, known) for signal, value in (hard or {}).items()]

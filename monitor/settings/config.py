@@ -17,7 +17,7 @@ from monitor.pods.spec import SERVICES
 from monitor.policy.compat import SANE
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import OF_DOMAIN, OWN_SIGNALS, PID
-from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, ThresholdValue, effective_hard
+from monitor.policy.thresholds import DEFAULT_HARD, DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, ThresholdValue
 
 if TYPE_CHECKING:
     from monitor.policy.eviction_pass import PassConfig
@@ -98,7 +98,7 @@ class RunConfig:
     compat: str = SANE
 
     #: The maps as they were written, for who shows or records them.
-    eviction_hard: Mapping[str, str] = field(default_factory=lambda: effective_hard(None))
+    eviction_hard: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_HARD))
     eviction_soft: Mapping[str, str] = field(default_factory=dict)
     eviction_soft_grace_period: Mapping[str, str] = field(default_factory=dict)
     eviction_minimum_reclaim: Mapping[str, str] = field(default_factory=dict)

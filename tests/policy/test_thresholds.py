@@ -12,9 +12,7 @@ from monitor.policy.gosyntax import parse_float32, parse_percentage
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import SIGNALS, working_set
 from monitor.policy.thresholds import (
-    DEFAULT_HARD,
     PolicyError,
-    effective_hard,
     parse_duration,
     parse_flag_map,
     parse_thresholds,
@@ -26,15 +24,6 @@ GI = 2**30
 def test_ten_percent_of_16_gi_is_computed_with_32_bits() -> None:
     (threshold,) = parse_thresholds({"memory.available": "10%"})
     assert (threshold.value.percentage, threshold.quantity(16 * GI)) == (0.10000000149011612, 1717986944)
-
-
-def test_defaults_are_all_or_nothing() -> None:
-    assert (effective_hard(None), effective_hard({})) == (DEFAULT_HARD, {})
-    assert effective_hard({"memory.available": "1Gi"}) == {"memory.available": "1Gi"}
-    merged = effective_hard({"memory.available": "1Gi"}, merge_defaults=True)
-    assert merged == {**DEFAULT_HARD, "memory.available": "1Gi"}
-    assert len(parse_thresholds(DEFAULT_HARD)) == 5
-    assert parse_thresholds(None) == ()
 
 
 @pytest.mark.parametrize(
