@@ -250,6 +250,15 @@ class RunConfig:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return json.dumps(values, separators=(",", ":"), default=astuple)  # thresholds, as `_threshold` reads them
 
+    def has_own_line(self, found: bool) -> bool:
+        """Whether the hard thresholds are others than the kubelet's, whose line holds stay above. One that was not
+        ``found`` by its files has what --kubelet-config says, or the defaults.
+        """
+        if found:
+            return any("evictionHard" in line for line in self.kubelet_differs)
+        origin = self.origins.get("eviction_hard", "default")
+        return origin != "default" and not origin.endswith("evictionHard")
+
     @classmethod
     def from_json(cls, text: str | bytes) -> RunConfig:
         """The value `to_json` wrote. Raises ValueError for anything else."""

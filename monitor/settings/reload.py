@@ -112,7 +112,8 @@ def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[s
     for signal in {threshold.signal for threshold in config.thresholds()}:
         if sum(t.signal == signal for t in config.thresholds()) + lines > MAX_THRESHOLDS:
             raise ConfigError(f"{signal}: more than {MAX_THRESHOLDS - lines} thresholds", "drop some")
-    if config.hold and _beside_kubelet(current) != _beside_kubelet(config):
+    own = [(current.has_own_line(found), config.has_own_line(found)) for found in (False, True)]
+    if config.hold and current.kubelet_flags and any(before != now for before, now in own):
         raise ConfigError(
             f"{config.origins['eviction_hard']}: mode hold cannot leave or join the kubelet's line while running",
             _RESTART,
@@ -121,8 +122,3 @@ def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[s
 
 def _own_signals(thresholds: Sequence[Threshold]) -> set[str]:
     return {threshold.signal for threshold in thresholds if threshold.signal in OWN_SIGNALS}
-
-
-def _beside_kubelet(config: RunConfig) -> bool:
-    """Whether hard thresholds are another than the kubelet's (`monitor.cli.run`: `two_steps`)."""
-    return any("evictionHard" in line for line in config.kubelet_differs)

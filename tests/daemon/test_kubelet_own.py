@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monitor.cli.run import _announce
+from monitor.cli.run import _announce, _with_pods
 from monitor.errors import ConfigError, MonitorError
 from monitor.pods import installations
 from monitor.pods.access import Access
@@ -17,7 +18,7 @@ from monitor.pods.node_kubelet import NodeKubelet
 from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
-from monitor.settings.read import Resolved, check_enforced, read
+from monitor.settings.read import Resolved, build, check_enforced, read
 from tests.daemon.config_files import KUBELET, kubeconfig, write
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
@@ -162,6 +163,31 @@ def test_what_was_given_wins_and_the_difference_is_logged(monkeypatch: pytest.Mo
         '--eviction-hard is {"memory.available": "1Gi"}; '
         'the kubelet\'s /k.yaml has evictionHard {"memory.available": "100Mi"}',
     )
+
+
+def test_whose_line_it_is_that_holds_stay_above(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Found by its files, by --kubelet-config alone, or not at all: then it has the defaults."""
+    file = tmp_path / "kubelet.yaml"
+    file.write_text(KUBELET + "evictionHard: {memory.available: 200Mi}\n")
+    ours = {"eviction-hard": "memory.available<100Mi"}
+    assert not build({}, None, str(file)).has_own_line(found=False)
+    assert not build({}).has_own_line(found=False)
+    assert build(ours, None, str(file)).has_own_line(found=False)
+    assert build(ours).has_own_line(found=False)
+    config = build(ours)
+    assert not config.has_own_line(found=True)
+    assert dataclasses.replace(config, kubelet_differs=("x has evictionHard {}",)).has_own_line(found=True)
+    choice, access = (
+        Choice("kubelet:https://127.0.0.1:10250", "as given"),
+        SimpleNamespace(kubelet=NodeKubelet(), settled=dict),
+    )
+    monkeypatch.setattr("monitor.pods.source.settle", lambda _: (choice, access))
+    for given, held_above in (
+        ({"mode": "hold"}, True),
+        ({"mode": "hold", **ours}, False),
+        ({"mode": "enforce"}, False),
+    ):
+        assert _with_pods(build(given, None, str(file)))[0].two_steps == held_above
 
 
 def test_without_credentials_nobody_is_asked() -> None:

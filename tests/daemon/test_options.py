@@ -280,9 +280,12 @@ def test_a_kubelet_that_cannot_be_read_or_another_line_of_its_own_in_mode_hold(t
     current, fresh = started("mode: hold\n", tmp_path), read({"mode": "hold"}).config
     with pytest.raises(MonitorError, match="the kubelet's configuration cannot be read: its file is gone"):
         merged(current, dataclasses.replace(fresh, kubelet_unread="its file is gone"))
-    current = dataclasses.replace(current, pods="kubelet")
-    with pytest.raises(ConfigError, match="mode hold cannot leave or join the kubelet's line"):
-        merged(current, dataclasses.replace(fresh, kubelet_differs=("x has evictionHard {}",)))
+    current = dataclasses.replace(current, pods="kubelet", kubelet_flags={"cert-dir": "/x"})
+    given = read({"mode": "hold", "eviction-hard": "memory.available<100Mi"}).config
+    for other in (dataclasses.replace(fresh, kubelet_differs=("x has evictionHard {}",)), given):
+        with pytest.raises(ConfigError, match="mode hold cannot leave or join the kubelet's line"):
+            merged(current, other)
+    merged(dataclasses.replace(current, kubelet_flags={}), given)  # no kubelet: no line of it
 
 
 def test_a_configuration_that_was_not_read_cannot_be_read_again() -> None:
