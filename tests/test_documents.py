@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from monitor.errors import ConfigError
 from monitor.pods import manifest_files
-from monitor.settings.read import build
+from tests.daemon.config_files import build
 
 #: 351 bytes; printed it is 120 MiB.
 LAUGHS = 'a: &a ["lol","lol","lol","lol","lol","lol","lol","lol","lol"]\n' + "".join(

@@ -57,19 +57,6 @@ class Resolved(NamedTuple):
     drop_ins: tuple[Source, ...]
 
 
-def build(
-    flags: Mapping[str, Any],
-    config_file: str | None = None,
-    kubelet_config_file: str | None = None,
-) -> RunConfig:
-    """The checked configuration of `outrace run`.
-
-    ``flags`` maps option names (``eviction-hard``) to the values given on the command line; absent or None means not
-    given. Raises ConfigError: one line with the option or file and key, what is wrong, and the remedy.
-    """
-    return read(flags, config_file, kubelet_config_file).config
-
-
 def read(
     flags: Mapping[str, Any],
     config_file: str | None = None,
@@ -78,9 +65,12 @@ def read(
     *,
     ask_kubelet: bool = False,
 ) -> Resolved:
-    """`build`, with what the configuration was made of. Raises ConfigError. ``variables``: option name -> the variable
-    of the environment that gave its value, instead of a flag.
+    """The checked configuration of `outrace run`, and what it was made of.
+
+    ``flags`` maps option names (``eviction-hard``) to the values given on the command line; absent or None means not
+    given. ``variables``: option name -> the variable of the environment that gave its value, instead of a flag.
     ``ask_kubelet``: without a kubelet's file, the configuration of the kubelet that runs here is the lowest layer.
+    Raises ConfigError: one line with the option or file and key, what is wrong, and the remedy.
     """
     arguments = {
         "flags": {name: value for name, value in flags.items() if value is not None},

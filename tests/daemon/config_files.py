@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ def write(tmp_path: Path, name: str, text: str) -> str:
     path = tmp_path / name
     path.write_text(text)
     return str(path)
+
+
+def build(flags: Mapping[str, Any], own: str | None = None, kubelets: str | None = None) -> RunConfig:
+    """The configuration that these flags and files make. Raises ConfigError."""
+    return read(flags, own, kubelets).config
 
 
 def started(text: str, tmp_path: Path, **flags: object) -> RunConfig:

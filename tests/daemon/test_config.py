@@ -17,8 +17,8 @@ from monitor.policy.old_releases import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS
-from monitor.settings.read import build, check_kernel, read
-from tests.daemon.config_files import KUBELET, write
+from monitor.settings.read import check_kernel, read
+from tests.daemon.config_files import KUBELET, build, write
 
 
 def test_defaults_are_the_kubelets() -> None:

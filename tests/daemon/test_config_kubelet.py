@@ -10,8 +10,8 @@ from monitor.policy.configuration import Given, Source
 from monitor.policy.thresholds import DEFAULT_HARD
 from monitor.settings.files import read_kubelet
 from monitor.settings.options import KUBELET_KEYS
-from monitor.settings.read import build, resolve
-from tests.daemon.config_files import KUBELET, write
+from monitor.settings.read import resolve
+from tests.daemon.config_files import KUBELET, build, write
 
 #: The fields of a KubeletConfiguration (kubelet.config.k8s.io/v1beta1) that say nothing about eviction.
 OTHER_FIELDS = """

@@ -15,9 +15,9 @@ from monitor.settings.config import RunConfig
 from monitor.settings.documented import shown_value
 from monitor.settings.option import KEY, TABLE, Option
 from monitor.settings.options import OWN_KEYS, SETTINGS
-from monitor.settings.read import build, read, value_of
+from monitor.settings.read import read, value_of
 from monitor.settings.reload import merged, reread
-from tests.daemon.config_files import started, write
+from tests.daemon.config_files import build, started, write
 
 S = 10**9
 

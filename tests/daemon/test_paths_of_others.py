@@ -12,13 +12,12 @@ from monitor.cli.daemons import running
 from monitor.cli.run import lock, warn_of_code
 from monitor.errors import ConfigError, MonitorError
 from monitor.link.daemon_socket import SOCKET
-from monitor.settings.read import build
 from monitor.side.export.log import Log
 from monitor.side.incidents.reader import IncidentReader
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.recording import Writer
 from tests import others
-from tests.daemon.config_files import KUBELET, write
+from tests.daemon.config_files import KUBELET, build, write
 from tests.side.incident_samples import SAMPLES
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
@@ -163,7 +162,7 @@ def test_what_the_caller_hands_over_is_the_callers_word(tmp_path: Path, how: str
     """`sudo outrace run --config /dev/stdin < mine.yaml`: no other user can change which file that is."""
     path = write(tmp_path, "own.yaml", "listen: 0.0.0.0:1\n")
     os.chown(path, others.UID, -1)
-    code = "from monitor.settings.read import build; print(build({}, '/dev/stdin').listen_port)"
+    code = "from monitor.settings.read import read; print(read({}, '/dev/stdin').config.listen_port)"
     with open(path) as file:
         where = {"stdin": file} if how == "file" else {"input": file.read()}
         done = subprocess.run([sys.executable, "-c", code], **where, capture_output=True, text=True, check=True)

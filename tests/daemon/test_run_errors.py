@@ -21,8 +21,9 @@ from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.option import variable_of
 from monitor.settings.options import GONE_OPTIONS
-from monitor.settings.read import build, check_enforced
+from monitor.settings.read import check_enforced
 from tests.commands import run as run_command
+from tests.daemon.config_files import build
 from tests.live import CLI, ROOT
 from tests.live import one_line as refused
 

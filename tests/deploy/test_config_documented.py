@@ -14,7 +14,8 @@ from monitor.errors import ConfigError
 from monitor.settings import files
 from monitor.settings.documented import example
 from monitor.settings.options import OPTIONS, OWN_KEYS
-from monitor.settings.read import build, read
+from monitor.settings.read import read
+from tests.daemon.config_files import build
 
 OWN = tuple(option for option in OPTIONS if option.own_file)
 

@@ -14,7 +14,7 @@ from monitor.pods.kubepods import candidate_paths, holds_pods, kubepods_of, of_p
 from monitor.pods.source import Change, FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
-from monitor.settings.read import build
+from tests.daemon.config_files import build
 from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
 
 pytestmark = [

@@ -14,8 +14,8 @@ from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import ChangeableError, changed_by, mend, read_alone
 from monitor.pods.source import Change, PodSource, open_source
-from monitor.settings.read import build
 from tests.commands import run
+from tests.daemon.config_files import build
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _write
 from tests.waiting import until
 
