@@ -7,10 +7,9 @@ import re
 import select
 import signal
 import struct
-import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ class Screen:
         self.colours: set[int] = set()  # foreground colours that were used
         self.alternate = self.cursor_hidden = False
         self.overflows = 0  # characters beyond the last column
-        self.draws = 0
 
     def resize(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -112,7 +110,6 @@ class Screen:
                 self.alternate = (kind == "h") if 1049 in values else self.alternate
                 self.cursor_hidden = (kind == "l") if 25 in values else self.cursor_hidden
         elif kind == "H":
-            self.draws += values[0] <= 1
             self.y = min(self.rows, n) - 1
             self.x = min(self.columns, max(1, values[1] if len(values) > 1 else 1)) - 1
         elif kind in "ABCDGd":
@@ -278,7 +275,3 @@ def _environment(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 def _set_size(descriptor: int, columns: int, rows: int) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
-def python(*arguments: str) -> Sequence[str]:
-    return (sys.executable, *arguments)
