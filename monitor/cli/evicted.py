@@ -45,12 +45,6 @@ def given(_ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def duration_option(name: str, *names: str, text: str, default: str | None = None) -> Callable[[F], F]:
-    return click.option(
-        name, *names, metavar="DURATION", callback=duration, default=default, show_default=bool(default), help=text
-    )
-
-
 def cluster_options(command: F) -> F:
     for option in (
         click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig."),
@@ -72,7 +66,8 @@ def selection_options(command: F) -> F:
         click.option("--owner-kind", "owner_kinds", multiple=True, metavar="KIND", callback=given,
                      help="Only pods whose owner is of this kind: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, "
                           "none (bare pods), or a custom kind; repeatable. [all]"),
-        duration_option("--older-than", text="Keep what was evicted more recently: 90s, 12h, 7d."),
+        click.option("--older-than", metavar="DURATION", callback=duration,
+                     help="Keep what was evicted more recently: 90s, 12h, 7d."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -92,14 +87,10 @@ def criteria_of(options: dict[str, Any]) -> Criteria:
 
 rate_option = click.option("--rate", type=Finite(min=0.0, min_open=True), default=10.0, show_default=True,
                            metavar="N", help="Deletes a second, on average.")  # fmt: skip
-retry_option = duration_option(
-    "--retry",
-    "retry_s",
-    text="How long a request is tried again while the server is away, throttles or fails.",
-    default="1m",
-)
 
 
+#: How long a delete is tried again while the server is away, throttles or fails (seconds).
+_RETRY_S = 60.0
 #: A line about how far it is on stderr, so often (seconds).
 _PROGRESS_S = 5.0
 COMMANDS = {
@@ -132,17 +123,16 @@ def list_(output: str, check: bool, kubeconfig: str, context: str, **options: An
 @selection_options
 @click.option("--yes", is_flag=True, help="Delete. Without it: show what would be deleted.")
 @rate_option
-@retry_option
 @cluster_options
 @output_option
-def delete(output: str, yes: bool, rate: float, retry_s: float, kubeconfig: str, context: str, **options: Any) -> int:
+def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, **options: Any) -> int:
     """Delete evicted pods, oldest first; a dry run without --yes.
 
     Each is deleted on condition that it is the pod that was looked at, unchanged. Ended or failed half way: run it
     again.
     """
     criteria = criteria_of(options)
-    with _sweep(kubeconfig, context, criteria, rate, retry_s) as sweep:
+    with _sweep(kubeconfig, context, criteria, rate, _RETRY_S) as sweep:
         found, choices = _found(sweep, criteria)
         going = [choice for choice in choices if choice.goes]
         if not yes:

@@ -55,6 +55,7 @@ GONE = {
     "outrace config schema": "`outrace config check --config FILE`",
     "outrace daemons": "`outrace doctor`, which shows the daemon that runs here",
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
+    "outrace evicted delete --retry": "`outrace evicted delete` without it: it tries again for a minute",
     "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",
     **dict.fromkeys(
         ("outrace bench giveback", "outrace bench pods", "outrace bench soak", "outrace bench sweep"), "`make races`"

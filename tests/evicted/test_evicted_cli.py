@@ -112,7 +112,7 @@ def test_ended_early_it_reports_how_far_it_was(cluster: FakeApiServer, outrace: 
         ("--rate", "0"),
         ("--rate", "nan"),
         ("--rate", "inf"),
-        ("--retry", "x"),
+        ("--retry", "1m"),
     ],
 )
 def test_what_is_refused(cluster: FakeApiServer, outrace: Outrace, arguments: tuple[str, ...]) -> None:
