@@ -53,12 +53,6 @@ class Daemon:
         """Its answer to a path. Raises OSError if it is gone or hangs, ValueError for an answer of no use."""
         return _get(self.socket, path)
 
-    def again(self) -> Daemon:
-        """The daemon as it is now: started again, or with another configuration. Raises as `get` does; TypeError where
-        its configuration is another release's.
-        """
-        return described(self.socket)
-
     def to_json(self) -> dict[str, Any]:
         """The key ``daemon`` of what commands print."""
         config = self.config
@@ -84,7 +78,9 @@ class Daemon:
 
 
 def described(path: Path) -> Daemon:
-    """The daemon at a socket. Raises OSError, ValueError, TypeError."""
+    """The daemon at a socket, as it is now: started again, or with another configuration. Raises as `get` does;
+    TypeError where its configuration is another release's.
+    """
     info = DaemonInfo.from_json(_get(path, INFO_PATH))
     return Daemon(path, info, RunConfig.from_json(json.dumps(info.config)))
 

@@ -64,7 +64,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
     if needs_bpf:
         # What this kernel offers and something else kept from it is what can be mended; the hooks it does not offer are
         # reported only where there is none.
-        found = _joined(tried or missed)
+        found = joined(tried or missed)
         raise CannotError(f"--trigger kernel needs a BPF program: {found['problem']}", found["remedy"])
     return dataclasses.replace(_polling(config), missed=tuple(missed)), False
 
@@ -112,12 +112,8 @@ def _polling(config: RunConfig) -> RunConfig:
     return polling
 
 
-def announcement(config: RunConfig) -> dict[str, str]:
-    """What is logged at start of the better rungs that could not be taken: nothing, or `problem` and `remedy`."""
-    return _joined(config.missed) if config.missed else {}
-
-
-def _joined(missed: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def joined(missed: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Why hooks could not be taken, and what to do about it, for a line of log or an error."""
     return {
         "problem": "; ".join(f"{one['name']}: {one['why']}" for one in missed),
         "remedy": "; or ".join(dict.fromkeys(one["remedy"] for one in missed if one["remedy"])),

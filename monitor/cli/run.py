@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from monitor.actions.undo import undo_left
-from monitor.cli.hooks import announcement, take
+from monitor.cli.hooks import joined, take
 from monitor.cli.listen import address_of, bind_or_other, in_turn
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
@@ -283,7 +283,7 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))
     if config.missed:
         log_line = log.info if config.rung in BPF_RUNGS else log.warning
-        log_line("better hooks cannot be used here", hooks=config.rung, **announcement(config))
+        log_line("better hooks cannot be used here", hooks=config.rung, **joined(config.missed))
     if config.kernel_memcg_notification:
         log.info(
             "kernel-memcg-notification is accepted and changes nothing: every threshold is compared in the kernel "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.cli.daemons import Daemon
+from monitor.cli.daemons import Daemon, described
 from monitor.cli.top_frame import Node
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
@@ -234,7 +234,7 @@ class Sampler:
         if before is None:
             return
         try:
-            now = before.again()
+            now = described(before.socket)
         except (OSError, ValueError, TypeError):
             return
         if now.config == before.config:
