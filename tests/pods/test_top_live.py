@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs
-from tests.commands import run
 from tests.pods.top_node import MI, REPOSITORY, common
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
@@ -184,44 +182,6 @@ def test_a_terminal_that_cannot_place_text_gets_frame_after_frame(
         assert b"\x1b" not in made.raw
         os.kill(made.pid, signal.SIGINT)
         assert made.end() == 0
-
-
-EVIL = "\x1b[2J\x1b]0;owned\x07\u202e\u4e2d[bold]"
-SHOWN = r"\x1b[2J\x1b]0;owned\x07\u202e\u4e2d[bold]"
-
-
-def test_names_cannot_reach_the_terminal(tmp_path: Path, node: Path) -> None:
-    """Of a manifest that is refused, a cgroup and a process. The screen of the test refuses what it does not know."""
-    cgroupfs.make(node / EVIL)
-    folder = tmp_path / "pods"
-    folder.mkdir()
-    for name, at in ((EVIL, "quiet"), ("evil", EVIL)):
-        metadata = {"name": name, "annotations": {"outrace/cgroup": f"{node.name}/{at}"}}
-        containers = [{"name": "c", "resources": {"requests": {"memory": "1Mi"}}}]
-        (folder / f"{at == EVIL}.json").write_text(
-            json.dumps({"kind": "Pod", "metadata": metadata, "spec": {"containers": containers}})
-        )
-    comm = "\x1b[2Jevil\r"
-    joins = f"open({str(node / EVIL / 'cgroup.procs')!r}, 'w').write('0'); open('/proc/self/comm', 'w').write({comm!r})"
-    source = f"{joins}; x = bytearray(b'x') * {8 * MI}; print(flush=True); input()"
-    process = subprocess.Popen([sys.executable, "-S", "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with process:
-        try:
-            assert process.stdout
-            process.stdout.readline()
-            options = [*common(folder, tmp_path, node)[1:]]
-            with seat(*TOP, *options, cwd=REPOSITORY, columns=240) as made:
-                made.shows("default/evil", SHOWN, r"the kernel kills next: \x1b[2Jevil\x0d (")
-                made.press("q")
-                assert made.end() == 0
-            done = run(*TOP, "--once", *options, cwd=REPOSITORY)
-            assert done.returncode == 0
-            for text in (done.stdout, done.stderr):
-                assert text.replace("\n", "").isprintable()
-            assert SHOWN in done.stderr
-            assert r"the kernel kills next: \x1b[2Jevil\x0d (" in done.stdout
-        finally:
-            process.kill()
 
 
 def test_once_on_a_terminal_fits_its_width(options: list[str]) -> None:
