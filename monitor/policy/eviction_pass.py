@@ -51,17 +51,15 @@ class PassConfig:
     #: What a kubelet's first pass looks at, which learns the layout only while it runs, and what all later ones do.
     first: EvictionConfig = field(init=False, repr=False, compare=False)
     later: EvictionConfig = field(init=False, repr=False, compare=False)
-    conflicts: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.era.containerfs:
-            thresholds, in_place, conflicts = overlay_containerfs(self.thresholds, self.layout)
+            thresholds, in_place, _ = overlay_containerfs(self.thresholds, self.layout)
         else:
-            thresholds, in_place, conflicts = self.thresholds, self.thresholds, ()
+            thresholds, in_place = self.thresholds, self.thresholds
         later = EvictionConfig(thresholds, self.transition_period_ns, self.max_pod_grace_s, self.compat)
         object.__setattr__(self, "first", replace(later, thresholds=in_place))
         object.__setattr__(self, "later", later)
-        object.__setattr__(self, "conflicts", conflicts)
 
     @property
     def limit_grace_s(self) -> int:

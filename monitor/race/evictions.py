@@ -126,7 +126,7 @@ def met_before(events: Iterable[ev.Event], until_ns: int) -> dict[tuple[str, str
     return met
 
 
-def by_kubelet(events: Iterable[ev.Event], given: Sequence[Candidate] = ()) -> list[RecordedEviction]:
+def by_kubelet(events: Iterable[ev.Event]) -> list[RecordedEviction]:
     """Evictions by a kubelet, which reports nothing when it decides.
 
     Known by what its runtime did: SIGKILL to a pod that might be evicted, while a threshold of the node was met, and
@@ -134,12 +134,12 @@ def by_kubelet(events: Iterable[ev.Event], given: Sequence[Candidate] = ()) -> l
     SIGTERM gets no SIGKILL while the threshold is met.
 
     Not of a pod that outrace evicts or in which the OOM killer was: what a runtime kills then is what they left. When
-    the kubelet decided is not known: the first SIGKILL stands for it, or when memory came back. ``given``: the ranking,
-    where no event has one.
+    the kubelet decided is not known: the first SIGKILL stands for it, or when memory came back.
     """
     met: dict[Threshold, ev.Crossing] = {}
     pressed: list[Pressed] = []
-    order, others = tuple(given), set()
+    order: tuple[Candidate, ...] = ()
+    others: set[str] = set()
     found: dict[str, RecordedEviction] = {}
     gone: dict[str, ev.Gone] = {}
     over: dict[str, RecordedEviction] = {}

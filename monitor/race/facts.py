@@ -115,15 +115,15 @@ class Facts:
         return max(0, self.limit - max(seen)) if seen else None
 
 
-def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
-    """Take an episode apart. ``order``: the policy's ranking at the decision or mark, where no event has it."""
+def facts(episode: Episode) -> Facts:
+    """Take an episode apart."""
     events = episode.events
     marks = [e for e in events if isinstance(e, ev.Mark)]
     unproven = _denied(events)
     kills = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
     killed = {m.victim_pid for m in kills}
     exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
-    evictions = sorted((*recorded_evictions(events), *by_kubelet(events, order)), key=lambda e: e.decision.ts_ns)
+    evictions = sorted((*recorded_evictions(events), *by_kubelet(events)), key=lambda e: e.decision.ts_ns)
     at = kills[0].ts_ns if kills else None
     # What another domain had crossed is no part of a race that was run for this one.
     raced = domain_of(kills[0]) if kills and kills[0].scope in ev.RACE_SCOPES else None
@@ -159,7 +159,7 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
         lost=tuple([e for e in events if isinstance(e, ev.Lost) and e.count > 0]),
         kubelets_line=_kubelets_line(episode, compared, at),
         only_kubelets=only_kubelets and crossed_ns is not None,
-        order=_order(events, at, order),
+        order=_order(events, at),
     )
 
 
@@ -256,11 +256,11 @@ def _user_kills(events: Sequence[ev.Event], denied: frozenset[int]) -> list[ev.K
     return found
 
 
-def _order(events: Sequence[ev.Event], at_ns: int | None, given: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The ranking to judge by: the last recorded before the kill (or at all), else the one given."""
+def _order(events: Sequence[ev.Event], at_ns: int | None) -> tuple[Candidate, ...]:
+    """The ranking to judge by: the last recorded before the kill, else the first; empty: none was."""
     ranked = [e for e in events if isinstance(e, ev.Ranked)]
     before = [e for e in ranked if at_ns is None or e.ts_ns <= at_ns]
-    return (before[-1] if before else ranked[0]).order if ranked else tuple(given)
+    return (before[-1] if before else ranked[0]).order if ranked else ()
 
 
 # ---- the kubelet's formula at the moment of a kill

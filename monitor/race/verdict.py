@@ -1,6 +1,6 @@
 """The verdict on an episode: exactly one, with its flags, its margins and the sentence that says it.
 
-A pure function of the episode and the policy's order. docs/verdicts.md explains every name with an example.
+A pure function of the episode. docs/verdicts.md explains every name with an example.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ _ID_CHARS = 64
 
 def verdict(
     episode: Episode,
-    order: Sequence[Candidate] = (),
     realtime_ns: int = 0,
     key: Callable[[Candidate], Key] = memory_key,
 ) -> Incident:
     """Judge an episode. Never raises for any episode that `feed` made.
 
-    ``order``: the policy's ranking at the decision or the mark, if no `Ranked` event has it. ``realtime_ns``: what
-    to add to the episode's times to get the time since 1970, where the episode does not know. ``key``: how the release
-    of the kubelet ranks.
+    ``realtime_ns``: what to add to the episode's times to get the time since 1970, where the episode does not know.
+    ``key``: how the release of the kubelet ranks.
     """
     if episode.realtime_ns is not None:
         realtime_ns = episode.realtime_ns
-    f = facts(episode, order)
+    f = facts(episode)
     ruling = rule(f)
     basis = ruling.basis
     marks = flags(f)

@@ -106,11 +106,6 @@ def test_clean_up_comes_before_a_pod(signal: str, figure: str, layout: DiskLayou
     assert in_vain.warning == enough.warning
 
 
-def test_conflicting_thresholds_are_reported() -> None:
-    policy = config({"nodefs.available": "10%", "containerfs.available": "5%"})
-    assert policy.conflicts == ("found containerfs.available for hard eviction. ignoring",)
-
-
 # ---- laws
 
 LAYOUTS = st.sampled_from([SINGLE_DISK, IMAGEFS, SPLIT, DiskLayout(False, True)])
