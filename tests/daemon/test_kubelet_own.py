@@ -18,8 +18,8 @@ from monitor.pods.node_kubelet import NodeKubelet
 from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
-from monitor.settings.read import Resolved, build, check_enforced, read
-from tests.daemon.config_files import KUBELET, kubeconfig, write
+from monitor.settings.read import Resolved, check_enforced, read
+from tests.daemon.config_files import KUBELET, build, kubeconfig, write
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
 from tests.kube.fake_kubelet import FakeKubelet
