@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from monitor.side.alerts.rules import Alert
 from monitor.side.alerts.send import AlertSender
-from tests.live import environment, until
+from tests.live import until
 from tests.log_lines import LogLines
 from tests.ports import reserved
 
@@ -180,64 +179,15 @@ def _listens(port: int) -> bool:
 
 @contextmanager
 def sender(
-    state: Path,
     alertmanagers: list[str] | None = None,
     webhooks: list[str] | None = None,
     log: LogLines | None = None,
     **options: Any,
 ) -> Iterator[AlertSender]:
     """A started sender, closed at the end."""
-    made = AlertSender(state, alertmanagers or [], webhooks or [], log or LogLines(), "node1", **options)
+    made = AlertSender(alertmanagers or [], webhooks or [], log or LogLines(), "node1", **options)
     made.start()
     try:
         yield made
     finally:
         assert made.close(60)
-
-
-# Our side as a process of its own, to be killed: it fires what it reads, one alert a line, and prints that.
-_CHILD = """
-import json, sys
-from pathlib import Path
-from monitor.side.alerts.rules import Alert
-from monitor.side.alerts.send import AlertSender
-from monitor.side.export.log import Log
-options = json.loads(sys.argv[1])
-sender = AlertSender(Path(options["state"]), options["alertmanagers"], options["webhooks"], Log(), "node1")
-sender.start()
-print("started", flush=True)
-for line in sys.stdin:
-    sender.fire(Alert.from_json(json.loads(line)))
-    print("fired", flush=True)
-"""
-
-
-class Child:
-    """A process with a sender in it."""
-
-    def __init__(self, state: Path, alertmanagers: list[str], webhooks: list[str]) -> None:
-        options = json.dumps({"state": str(state), "alertmanagers": alertmanagers, "webhooks": webhooks})
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, options],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self._answer() == "started"
-
-    def fire(self, alert: Alert) -> None:
-        assert self.process.stdin is not None
-        print(json.dumps(alert.to_json()), file=self.process.stdin, flush=True)
-        assert self._answer() == "fired"
-
-    def kill(self) -> None:
-        """SIGKILL, and wait."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            stream.close()
-
-    def _answer(self) -> str:
-        return self.process.stdout.readline().strip()

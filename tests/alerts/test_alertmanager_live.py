@@ -34,8 +34,8 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmana
         yield made
 
 
-def test_an_incident_is_there_with_its_labels(alertmanager: Alertmanager, tmp_path: Path) -> None:
-    with sender(tmp_path, [alertmanager.url]) as sending:
+def test_an_incident_is_there_with_its_labels(alertmanager: Alertmanager) -> None:
+    with sender([alertmanager.url]) as sending:
         for alert in alerts_for({**OOM_DURING_GRACE, "flags": []}, "node1"):
             sending.fire(alert)
         (found,) = until(lambda: alertmanager.alerts(OOM_KILL, pod="db-0"), "the alert")
@@ -53,8 +53,8 @@ def test_an_incident_is_there_with_its_labels(alertmanager: Alertmanager, tmp_pa
     assert (found["startsAt"], found["status"]["state"]) == ("2026-01-31T12:00:00.250Z", "active")
 
 
-def test_resolved_after_clear_and_firing_again(alertmanager: Alertmanager, tmp_path: Path) -> None:
-    with sender(tmp_path, [alertmanager.url]) as sending:
+def test_resolved_after_clear_and_firing_again(alertmanager: Alertmanager) -> None:
+    with sender([alertmanager.url]) as sending:
         for _ in range(2):
             now = time.time()
             sending.update([pressure(now)], now)
@@ -68,10 +68,10 @@ def test_resolved_after_clear_and_firing_again(alertmanager: Alertmanager, tmp_p
     assert counts == {"sent": 4, "failed": 0, "dropped": 0, "waiting": 0}
 
 
-def test_a_silence_is_respected_and_an_event_resolves_by_itself(alertmanager: Alertmanager, tmp_path: Path) -> None:
+def test_a_silence_is_respected_and_an_event_resolves_by_itself(alertmanager: Alertmanager) -> None:
     amtool = (binary("amtool"), f"--alertmanager.url={alertmanager.url}", "silence", "add", "--author=test")
     subprocess.run([*amtool, "--comment=test", "--duration=1h", "node=silenced"], check=True)
-    with sender(tmp_path, [alertmanager.url]) as sending:
+    with sender([alertmanager.url]) as sending:
         now = time.time()
         sending.fire(pressure(now, "silenced"))
         sending.fire(Alert(EVICTION, {"pod": "a"}, {}, now, now + 2.0))
@@ -90,7 +90,7 @@ def test_what_was_raised_while_it_was_down_or_is_forgotten_arrives(tmp_path: Pat
     bad one is refused and holds up no other.
     """
     alertmanager, log = Alertmanager(tmp_path), LogLines()
-    with sender(tmp_path, [alertmanager.url], log=log, resend_s=0.2) as sending:
+    with sender([alertmanager.url], log=log, resend_s=0.2) as sending:
         now = time.time()
         sending.fire(Alert("OutraceBad", {"no label name": "x"}, {}, now))
         sending.fire(pressure(now))

@@ -97,7 +97,7 @@ def test_from_the_counter_to_alertmanager(tmp_path: Path) -> None:
             "OutracePressure",
         }
         # The same by push as well: with the inhibition of the example configuration people hear of it once.
-        with sender(tmp_path, [alertmanager.url]) as sending:
+        with sender([alertmanager.url]) as sending:
             sending.fire(pressure(time.time()))
             until(lambda: alertmanager.alerts("OutracePressure", source="push"), "pushed")
             until(

@@ -1,7 +1,6 @@
 """Webhooks: a real HTTP server process takes what is sent, or does not."""
 
 import contextlib
-import re
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from monitor.side.alerts import http_post
 from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.examples import EVICTION_WON
-from tests.alerts.services import Child, Webhook, sender
+from tests.alerts.services import Webhook, sender
 from tests.kube.fake_tls import Authority
 from tests.live import until
 from tests.log_lines import LogLines
@@ -33,7 +32,7 @@ def counts(sending: AlertSender) -> dict[str, int]:
 def test_one_object_for_each_change(tmp_path: Path) -> None:
     hook = Webhook(tmp_path)
     (alert,) = alerts_for(EVICTION_WON, "node1")
-    with hook.running(), sender(tmp_path, webhooks=[hook.url]) as sending:
+    with hook.running(), sender(webhooks=[hook.url]) as sending:
         sending.fire(alert)
         sending.fire(alert)  # the same event: no change
         until(lambda: len(hook.got()) == 2, "raised and, long past its hold time, resolved")
@@ -75,7 +74,7 @@ def test_one_object_for_each_change(tmp_path: Path) -> None:
 def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
     hook = Webhook(tmp_path)
     now = time.time()
-    with sender(tmp_path, webhooks=[hook.url]) as sending:
+    with sender(webhooks=[hook.url]) as sending:
         for n in range(20):
             sending.fire(event(n, now))
         pressure = Alert(PRESSURE, {"signal": "memory.available"}, {}, now)
@@ -94,40 +93,10 @@ def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
     assert len({m["id"] for m in hook.got()}) == 26
 
 
-def written(state: Path) -> set[str]:
-    """The pods whose alerts are in the state file."""
-    return {pod for path in state.glob("alerts.json") for pod in re.findall(r'"pod":"(.*?)"', path.read_text())}
-
-
-def test_killed_while_it_was_down(tmp_path: Path) -> None:
-    """Two of our processes are killed before the receiver comes back; nothing is lost, nothing comes twice."""
-    hook = Webhook(tmp_path)
-    now = time.time()
-    for k in range(2):
-        child = Child(tmp_path, [], [hook.url])
-        for n in range(5):
-            child.fire(event(5 * k + n, now))
-        until(lambda k=k: len(written(tmp_path)) == 5 * (k + 1), "all are written down")
-        if k:
-            child.fire(Alert(PRESSURE, {"signal": "memory.available"}, {}, now))
-            until(lambda: PRESSURE in (tmp_path / "alerts.json").read_text(), "it too")
-        child.kill()
-    with hook.running():
-        with sender(tmp_path, webhooks=[hook.url]) as sending:
-            until(lambda: len(hook.got()) == 11, "all arrive")
-            until(lambda: counts(sending)["waiting"] == 0, "all acknowledged")
-        with sender(tmp_path, webhooks=[hook.url]) as sending:
-            # A third process finds no pressure: what the first one raised is over, and the events are not.
-            sending.update([], time.time(), settle_s=0)
-            until(lambda: len(hook.got()) == 12, "resolved")
-    assert [m["labels"].get("pod") for m in hook.got()] == [*(f"pod-{n}" for n in range(10)), None, None]
-    assert [m["status"] for m in hook.got()[10:]] == ["firing", "resolved"]
-
-
 def test_a_receiver_that_errs_is_tried_again(tmp_path: Path) -> None:
     hook = Webhook(tmp_path)
     log = LogLines()
-    with sender(tmp_path, webhooks=[hook.url], log=log) as sending:
+    with sender(webhooks=[hook.url], log=log) as sending:
         sending.fire(event(0, time.time()))
         for status, expected in ((500, "HTTP 500"), (404, "HTTP 404"), (302, "redirects are not followed")):
             with hook.running(status):
@@ -146,7 +115,7 @@ def test_a_receiver_that_errs_is_tried_again(tmp_path: Path) -> None:
 def test_what_is_refused_does_not_block_the_rest(tmp_path: Path) -> None:
     hook = Webhook(tmp_path)
     log = LogLines()
-    with sender(tmp_path, webhooks=[hook.url], log=log) as sending:
+    with sender(webhooks=[hook.url], log=log) as sending:
         with hook.running(422):
             sending.fire(event(0, time.time()))
             until(lambda: counts(sending)["dropped"] == 1, "given up")
@@ -166,7 +135,7 @@ def silent() -> Iterator[str]:
 def test_a_silent_receiver_delays_nobody(tmp_path: Path) -> None:
     hook = Webhook(tmp_path)
     with silent() as dead:
-        sending = AlertSender(tmp_path, [dead], [f"{dead}/x", hook.url], LogLines(), "node1")
+        sending = AlertSender([dead], [f"{dead}/x", hook.url], LogLines(), "node1")
         sending.start()
         with hook.running():
             for n in range(50):

@@ -239,8 +239,8 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
     assert made.config.eviction_hard == after.eviction_hard
 
 
-def test_a_receiver_that_stays_keeps_its_name_and_a_new_one_gets_another(tmp_path: Path) -> None:
-    sender = AlertSender(tmp_path, (), ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b"), Log(), "node")
+def test_a_receiver_that_stays_keeps_its_name_and_a_new_one_gets_another() -> None:
+    sender = AlertSender((), ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b"), Log(), "node")
     first, second = sender.counters
     sender.start()
     try:

@@ -1,7 +1,6 @@
-"""The undelivered changes for one receiver: a bounded queue that survives a restart.
+"""The undelivered changes for one receiver: a bounded queue.
 
-No clock and no files here: times are Unix seconds given by the caller, and every change is announced to
-``on_change``, so that `monitor.side.alerts.send.StateFile` writes a snapshot, which a later process loads.
+No clock and no files here: times are Unix seconds given by the caller.
 
 Two kinds of receiver. A webhook wants every change, in order. Alertmanager wants to know how things stand: only the
 last change of an alert counts, and what is firing is sent again and again, because Alertmanager forgets what it does
@@ -12,9 +11,9 @@ raised while it was down is kept firing for a while after it got through (`Outbo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monitor.side.alerts.rules import HOLD_S, Alert
 
@@ -24,9 +23,6 @@ RESOLVED = "resolved"
 #: Changes that wait for one receiver, and alerts that are firing, at most. A change takes about 1 KiB.
 MAX_WAITING = 1000
 MAX_ACTIVE = 1000
-#: An alert that is over by itself is extended by this many seconds at least: an incident is judged again up to 7 times
-#: a second, and each time would be written down.
-EXTEND_S = 10.0
 
 
 class Change(NamedTuple):
@@ -38,7 +34,7 @@ class Change(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The same at every try, also after a restart: a receiver recognises a repetition by it."""
+        """The same at every try: a receiver recognises a repetition by it."""
         return f"{self.alert.fingerprint}-{round(self.alert.starts_at * 1000)}-{self.status}"
 
 
@@ -61,14 +57,12 @@ class _Active:
 class Outbox:
     """The state for one receiver. ``every``: it wants every change (a webhook), not only how things stand.
 
-    Not locked: the owner does that. ``dropped`` counts changes that were given up for lack of room. ``on_change`` is
-    called whenever `snapshot` has become another.
+    Not locked: the owner does that. ``dropped`` counts changes that were given up for lack of room.
     """
 
-    def __init__(self, every: bool, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, every: bool) -> None:
         self.every = every
         self.dropped = 0
-        self._on_change = on_change
         self._seq = 0
         self._active: OrderedDict[str, _Active] = OrderedDict()
         self._pending: OrderedDict[int, Change] = OrderedDict()
@@ -92,7 +86,7 @@ class Outbox:
         """Raise an alert; False if it need not be delivered again.
 
         One that is firing already and lasts is only brought up to date (annotations, and an end announced by `end` is
-        taken back). One that is over by itself goes on where it now ends later (by `EXTEND_S` at least), and fires
+        taken back). One that is over by itself goes on where it now ends later, and fires
         again when it starts at another moment: another kill.
         """
         key = alert.fingerprint
@@ -104,16 +98,13 @@ class Outbox:
             entry = _Active(alert, _hold_s(alert), alert.ends_at)
         elif alert.ends_at is None and entry.hold_s is None:
             entry.alert = replace(alert, starts_at=entry.alert.starts_at)
-            if entry.ends_at is not None:
-                entry.ends_at = None
-                self._on_change()
+            entry.ends_at = None
             return False
         elif alert.ends_at is not None and alert.starts_at == entry.alert.starts_at:
             # The same trouble, of which more is known: while it goes on, so does the alert.
             known = entry.ends_at if entry.hold_s is not None else None
-            if known is not None and alert.ends_at >= known + EXTEND_S:
+            if known is not None and alert.ends_at > known:
                 entry.alert, entry.ends_at, entry.hold_s = alert, alert.ends_at, _hold_s(alert)
-                self._on_change()
             return False
         else:
             entry = _Active(alert, _hold_s(alert), alert.ends_at, None, entry.occurrences + 1)
@@ -133,7 +124,6 @@ class Outbox:
         when = max(when, entry.alert.starts_at)  # a clock that was set back; Alertmanager refuses the opposite
         if entry.ends_at is None or when < entry.ends_at:
             entry.ends_at = when
-            self._on_change()
 
     def due(self, key: str) -> float | None:
         """When the alert is to be reported as resolved; None: not known yet."""
@@ -186,11 +176,8 @@ class Outbox:
                 for seq in [n for n, each in self._pending.items() if n < change.seq and each.alert.fingerprint == key]:
                     del self._pending[seq]
             entry = self._active.get(key) if change.status == FIRING else None
-            first = entry is not None and entry.acked_at is None and entry.alert.starts_at == change.alert.starts_at
-            if entry is not None and first:
+            if entry is not None and entry.acked_at is None and entry.alert.starts_at == change.alert.starts_at:
                 entry.acked_at = now
-            if waited or first:
-                self._on_change()
 
     def refuse(self, change: Change) -> None:
         """The receiver will never take this change: it is dropped and counted, and an alert it raised is forgotten."""
@@ -198,7 +185,6 @@ class Outbox:
             self.dropped += 1
         if change.status == FIRING:
             self._active.pop(change.alert.fingerprint, None)
-        self._on_change()
 
     def _settle(self, key: str, due: float) -> None:
         """The alert is over and reported as such, with ``due`` as its end where it was not known before."""
@@ -214,39 +200,7 @@ class Outbox:
             oldest = next((seq for seq, change in self._pending.items() if change.status == RESOLVED), None)
             self._pending.pop(next(iter(self._pending)) if oldest is None else oldest)
             self.dropped += 1
-        self._on_change()
-
-    # what survives a restart
-
-    def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON knows it."""
-        return {
-            "seq": self._seq,
-            "active": [
-                (entry.alert.to_json(), entry.hold_s, entry.ends_at, entry.acked_at, entry.occurrences)
-                for entry in self._active.values()
-            ],
-            "pending": [(change.seq, change.status, change.alert.to_json()) for change in self._pending.values()],
-        }
-
-    def load(self, snapshot: Mapping[str, Any]) -> None:
-        """Become what `snapshot` gave. Raises LookupError, TypeError or ValueError if it is no such thing."""
-        active: OrderedDict[str, _Active] = OrderedDict()
-        for data, hold_s, ends_at, acked_at, count in snapshot["active"]:
-            alert = Alert.from_json(data)
-            entry = _Active(alert, _number(hold_s), _number(ends_at), _number(acked_at), int(count))
-            active[alert.fingerprint] = entry
-        pending: OrderedDict[int, Change] = OrderedDict()
-        for seq, status, data in snapshot["pending"]:
-            if status not in (FIRING, RESOLVED):
-                raise ValueError(f"unknown status {status!r}")
-            pending[int(seq)] = Change(int(seq), status, Alert.from_json(data))
-        self._seq, self._active, self._pending = int(snapshot["seq"]), active, pending
 
 
 def _hold_s(alert: Alert) -> float | None:
     return None if alert.ends_at is None else max(0.0, alert.ends_at - alert.starts_at)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

@@ -1,7 +1,6 @@
 """One receiver of alerts, an Alertmanager or a webhook: its queue and the thread that delivers.
 
-An alert is sent at once, and tried again until somebody takes it: after 0.1 s, doubling to 30 s. This thread waits for
-no disk: `monitor.side.alerts.send.StateFile` writes down what waits.
+An alert is sent at once, and tried again until the receiver takes it: after 0.1 s, doubling to 30 s.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from monitor import __version__
@@ -78,22 +77,9 @@ def webhook_body(change: Change, node: str) -> bytes:
 
 
 class Receiver(threading.Thread):
-    """One receiver: its queue and its thread. ``name`` is what logs and metrics call it.
+    """One receiver: its queue and its thread. ``name`` is what logs and metrics call it."""
 
-    ``saved`` is what `snapshot` gave an earlier process; ``on_change`` is called when it gives something else.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        webhook: bool,
-        log: Log,
-        node: str,
-        resend_s: float,
-        saved: Mapping[str, Any] | None,
-        on_change: Callable[[], None],
-    ) -> None:
+    def __init__(self, name: str, url: str, webhook: bool, log: Log, node: str, resend_s: float) -> None:
         super().__init__(name=name, daemon=True)
         self.counters: Counter[str] = Counter(sent=0, failed=0)
         self._url = url if webhook else url + ALERTMANAGER_PATH
@@ -101,7 +87,7 @@ class Receiver(threading.Thread):
         self._log = log
         self._node = node
         self._resend_s = resend_s
-        self._outbox = Outbox(webhook, on_change)
+        self._outbox = Outbox(webhook)
         self._changed = threading.Condition()
         self._closing = False
         self._pause_s = 0.0  # before the next try; 0: the last one went well
@@ -109,8 +95,6 @@ class Receiver(threading.Thread):
         self._retry_at = 0.0
         self._repeat_at = 0.0
         self._problem = ""
-        if saved is not None:
-            self._load(saved)
 
     # for whoever raises alerts: memory only
 
@@ -136,11 +120,6 @@ class Receiver(threading.Thread):
         with self._changed:
             return {**self.counters, "dropped": self._outbox.dropped, "waiting": self._outbox.waiting}
 
-    def snapshot(self) -> dict[str, Any]:
-        """What a later process has to know."""
-        with self._changed:
-            return self._outbox.snapshot()
-
     def close(self) -> None:
         """Have the thread try once more what waits, and end; `join` waits for that."""
         with self._changed:
@@ -149,15 +128,6 @@ class Receiver(threading.Thread):
             self._changed.notify()
 
     # the thread
-
-    def _load(self, saved: Mapping[str, Any]) -> None:
-        try:
-            self._outbox.load(saved)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            problem = f"{type(error).__name__}: {error}"
-            self._log.error("alerts from before the restart are damaged", receiver=self.name, problem=problem)
-        if self._outbox.waiting:
-            self._log.info("alerts from before the restart wait", receiver=self.name, waiting=self._outbox.waiting)
 
     def run(self) -> None:
         hurry()

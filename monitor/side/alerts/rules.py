@@ -97,15 +97,6 @@ class Alert:
         """16 hex digits that depend on the name and the labels only."""
         return fingerprint(self.name, self.labels)
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict that `from_json` reads."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Alert:
-        """The alert of `to_json`. Raises AttributeError, TypeError or ValueError for anything else."""
-        return cls(**data)
-
 
 def fingerprint(name: str, labels: Mapping[str, str]) -> str:
     """Identity of an alert: the same name and labels (in any order) give the same 16 hex digits."""
