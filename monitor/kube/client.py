@@ -186,21 +186,6 @@ class ApiClient:
         target = _write_target(resource.path(namespace))
         return self._read("POST", target, *_action_and_rule(resource, "create", namespace, ""), body=body)
 
-    def create_subresource(
-        self,
-        resource: Resource,
-        name: str,
-        subresource: str,
-        body: Mapping[str, Any],
-        namespace: str = "",
-        timeout_s: float | None = None,
-    ) -> Object:
-        """POST to a subresource, as serviceaccounts/token and pods/eviction."""
-        action_and_rule = _action_and_rule(resource, "create", namespace, name, subresource)
-        return self._read(
-            "POST", resource.path(namespace, name, subresource), *action_and_rule, body=body, timeout_s=timeout_s
-        )
-
     def delete(
         self,
         resource: Resource,
@@ -224,7 +209,9 @@ class ApiClient:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": _delete_options(uid, "", grace_period_s),
         }
-        return self.create_subresource(PODS, name, "eviction", body, namespace, EVICTION_TIMEOUT_S)
+        target = PODS.path(namespace, name, "eviction")
+        action_and_rule = _action_and_rule(PODS, "create", namespace, name, "eviction")
+        return self._read("POST", target, *action_and_rule, body=body, timeout_s=EVICTION_TIMEOUT_S)
 
     def create_event(self, body: Mapping[str, Any], namespace: str) -> Object:
         return self.create(EVENTS, body, namespace)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
@@ -31,7 +31,6 @@ from monitor.kube.errors import (
 from monitor.kube.resources import PODS
 from monitor.kube.retry import passes
 from monitor.link.messages import Decision
-from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -39,6 +38,9 @@ from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.race.events import Refused
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
+
+if TYPE_CHECKING:
+    from monitor.side.view import View
 
 # One request for pods/eviction, and what its answer means for the pod and for the pods after it.
 #: A pod that was refused is not asked for again before this: the kubelet's loop, and that of repeated decisions.
@@ -174,17 +176,6 @@ _SHOWN = 10
 _LEAST_GRACE_S = 1
 
 
-class Node(Protocol):
-    """What has to be known of the node; `View` has it."""
-
-    @property
-    def pods(self) -> Mapping[str, FoundPod]: ...
-    @property
-    def met(self) -> Sequence[Mapping[str, str]]: ...
-    @property
-    def disk_orders(self) -> Mapping[str, Sequence[str]]: ...
-
-
 @dataclass
 class EvictionTally:
     """For the metrics."""
@@ -208,7 +199,7 @@ class ApiEvictions:
     def __init__(
         self,
         client: ApiClient,
-        node: Node,
+        view: View,
         max_pod_grace_s: int,
         log: Log,
         on_accepted: Callable[[Decision], object],
@@ -218,7 +209,7 @@ class ApiEvictions:
         back_off: BackOff | None = None,
     ) -> None:
         self.tally = EvictionTally()
-        self._node = node
+        self._view = view
         self._max_pod_grace_s = max_pod_grace_s
         self._log = log
         self._on_accepted, self._on_ended, self._on_refused = on_accepted, on_ended, on_refused
@@ -284,7 +275,7 @@ class ApiEvictions:
         """Whether it is true still, for one that had to wait."""
         if decision.signal is None or age_s < _SETTLED_S:
             return age_s < _FRESH_S
-        met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._node.met)
+        met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._view.met)
         return met and age_s < _FRESH_S
 
     def _ask_first(self, decision: Decision, since: float) -> bool:
@@ -331,7 +322,7 @@ class ApiEvictions:
 
     def _has_processes(self, pod: Asked) -> bool:
         """The API server has no such pod: one that was deleted by force may run on and keep its memory."""
-        found = self._node.pods.get(pod.uid)
+        found = self._view.pods.get(pod.uid)
         try:
             return found is not None and found.cgroup is not None and not cgroup_procs.empty(found.cgroup)
         except OSError:
@@ -343,8 +334,8 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             uids += [one.uid for one in (Candidate(*row) for row in decision.order) if not one.critical]
         elif decision.signal is not None:
-            uids += self._node.disk_orders.get(decision.signal, ())
-        pods = self._node.pods
+            uids += self._view.disk_orders.get(decision.signal, ())
+        pods = self._view.pods
         found = (pods[uid].pod for uid in dict.fromkeys(uids) if uid in pods)
         return [
             Asked(pod.uid, pod.namespace, pod.name, self._grace_s(decision, pod.grace_period_s))
@@ -367,7 +358,7 @@ class ApiEvictions:
         self._log.warning(
             "evicted by the API server", pod=pod.title, uid=pod.uid, grace_s=pod.grace_s, seconds=round(took_s, 4)
         )
-        found = self._node.pods.get(pod.uid)
+        found = self._view.pods.get(pod.uid)
         self._ending = _Ending(pod, found.cgroup if found is not None else None, self._clock())
         made: dict[str, Any] = {"pod": pod.uid, "name": pod.title, "rank": rank, "given_s": pod.grace_s}
         if pod.uid != decision.pod:
