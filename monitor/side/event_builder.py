@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from monitor.link import messages
@@ -20,7 +20,6 @@ from monitor.race import events as ev
 from monitor.race.episode import Episode, State
 from monitor.race.events import NODE, Watched
 from monitor.race.joining import PRESSURE
-from monitor.side import hold_events
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.holds import FOR_MEMORY, HoldRation
 from monitor.side.kill_confirmation import KillConfirmation
@@ -123,8 +122,8 @@ class EventBuilder:
         self._handlers: dict[type, Callable[[Any], None]] = {
             messages.Cross: self._on_cross,
             messages.Decision: self._on_decision,
-            messages.Braked: lambda m: self._feed_all(hold_events.braked(m)),
-            messages.Released: lambda m: self._feed_all(hold_events.released(m)),
+            messages.Braked: self._on_braked,
+            messages.Released: self._on_released,
             Held: self._on_held,
             HoldEnded: self._on_hold_ended,
             messages.Killed: self._on_killed,
@@ -246,13 +245,46 @@ class EventBuilder:
 
     # messages of the hot process
 
-    def _feed_all(self, events: Iterable[ev.Event]) -> None:
-        for event in events:
-            self.feed(event)
+    def _on_braked(self, message: messages.Braked) -> None:
+        """Evictions are held, because they would not help."""
+        self.feed(ranked(message.ts_ns, message.order))
+        self.feed(
+            ev.Held(
+                message.ts_ns,
+                message.domain,
+                message.signal,
+                message.kind == "hard",
+                message.reason,
+                available=message.available,
+                quantity=message.quantity,
+                pods=message.pods_bytes,
+                outside=message.outside_bytes,
+                pod=message.victim,
+                pod_name=message.name,
+            )
+        )
+
+    def _on_released(self, message: messages.Released) -> None:
+        self.feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
-        if (left_out := self._hold_ration.ended(message)) is not None:
-            self._feed_all(hold_events.hold_ended(message, self._name_of, left_out))
+        if (left_out := self._hold_ration.ended(message)) is None:
+            return
+        self.feed(
+            ev.HoldEnd(
+                message.ts_ns,
+                message.pod,
+                message.name,
+                message.id,
+                message.held_ns,
+                message.why,
+                message.grew,
+                message.usage,
+                message.available,
+                instead=self._name_of(message.other) if message.other else None,
+                left_out=left_out,
+            )
+        )
 
     def _name_of(self, uid: str) -> str:
         found = self._view.pods.get(uid)
@@ -308,7 +340,30 @@ class EventBuilder:
     def _on_held(self, message: Held) -> None:
         if (left_out := self._hold_ration.held(message)) is None:
             return
-        self._feed_all(hold_events.held(message, left_out))
+        if message.order:  # who a kubelet would take: nobody decides, so no decision has it
+            self.feed(ranked(message.ts_ns, message.order))
+        self.feed(
+            ev.Hold(
+                message.ts_ns,
+                message.domain,
+                message.signal,
+                True,  # only hard thresholds hold
+                pod=message.pod,
+                pod_name=message.name,
+                hold=message.id,
+                brake=message.brake,
+                cap=message.cap,
+                usage=message.usage,
+                quantity=message.quantity,
+                available=message.available,
+                second_line=message.second_line,
+                reason=message.reason,
+                until_ns=message.until_ns,
+                step=message.step,
+                crossed_ns=message.crossed_ns,
+                left_out=left_out,
+            )
+        )
         self._feed_figures(self._now())  # held above the kubelet's line: nothing was crossed yet
 
     def _on_decision(self, message: messages.Decision) -> None:

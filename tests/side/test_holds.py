@@ -206,7 +206,7 @@ def test_the_record_of_a_race_is_not_filled_with_one_pods_holds() -> None:
     """Each comes with the order of eviction, 10 KiB, and beyond its bounds a record drops kills of others."""
     fed: list[Event] = []
     made: Any = SimpleNamespace(_hold_ration=HoldRation(), _now=lambda: 0)
-    made._feed_all, made._feed_figures, made._name_of = fed.extend, lambda _: None, str
+    made.feed, made._feed_figures, made._name_of = fed.append, lambda _: None, str
     for message in cycles(CYCLES + 1):
         handle = EventBuilder._on_held if isinstance(message, Held) else EventBuilder._on_hold_ended
         handle(made, message)  # type: ignore[arg-type]
