@@ -40,8 +40,8 @@ from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
 from monitor.link.messages import Flight, LogLine
 from monitor.link.upgrade import refuse_other_code
 from monitor.pods.source import open_for
+from monitor.pods.spec import CLUSTER, check_spec
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
-from monitor.side.cluster.opening import cluster_for
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.garbage import Garbage
@@ -127,7 +127,7 @@ class Side:
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
         source.notify_evicted(self.view.pod_evicted)
         source.notify_ending(self.view.holds.evicted)
-        self.watch = PodWatch(source, self.wake, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self.watch = PodWatch(source, self.wake)
         self.view.look_at_pods = self.watch.look_soon
         self.view.reloader = self.reloader = Reloader(self.view)
         self.view.pods_stalled_s = self.watch.stalled_s
@@ -158,7 +158,7 @@ class Side:
         self.disks.start()
         started()  # what the hot process waits for, it has
         self._open_races()
-        self.view.cluster = cluster_for(self.view, self.files, self.messages)
+        self._open_cluster()
         poll = select.poll()
         log_fd = self.races.fileno() if self.races is not None else None
         feed_fd = self.processes.fileno()
@@ -307,6 +307,22 @@ class Side:
             return
         self.races.start()
         self.view.races = self.races
+
+    def _open_cluster(self) -> None:
+        """Report to the cluster that the pods come from, if any; its client, some MB, is imported only then. Taints
+        that an instance before left are removed without one too.
+        """
+        cluster, state_dir = None, Path(self.config.state_dir)
+        if check_spec(self.config.pods)[0] in CLUSTER:
+            from monitor.side.cluster.cluster import open_cluster
+
+            cluster = self.view.cluster = open_cluster(self.view, self.files, self.messages)
+        if (state_dir / "taints").is_dir():
+            from monitor.side.cluster.taint_record import start_removal
+
+            # One that sets taints looks at those of its node itself. Another may lack the right they were set with.
+            own = cluster.node if cluster is not None and self.config.taints_node else ""
+            start_removal(state_dir, self.log, own)
 
     def _send_disk_figures(self) -> None:
         """Pass on what was measured. What does not get through goes with the next measurement."""

@@ -25,10 +25,9 @@ STALLED_S = 5.0
 class PodWatch:
     """Polls ``source`` from its own thread; ``wake()`` is called there when `take` has something."""
 
-    def __init__(self, source: PodSource, wake: Callable[[], None], look_fd: int | None = None) -> None:
-        """``look_fd``: an eventfd; written, the next look begins at once."""
+    def __init__(self, source: PodSource, wake: Callable[[], None]) -> None:
         self._source = source
-        self._look_fd = look_fd
+        self._look_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # written, the next look begins at once
         self._wake = wake
         self.looks = 0  # that are over, and what they found can be taken
         self._found: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
@@ -41,8 +40,7 @@ class PodWatch:
 
     def look_soon(self) -> int:
         """Have a look begun at once, from any thread; how many are over."""
-        if self._look_fd is not None:
-            os.eventfd_write(self._look_fd, 1)
+        os.eventfd_write(self._look_fd, 1)
         return self.looks
 
     def wait_known(self, timeout_s: float) -> bool:
@@ -71,13 +69,12 @@ class PodWatch:
         fd = self._source.fileno()
         if fd is not None:
             poll.register(fd, select.POLLIN)
-        if self._look_fd is not None:
-            poll.register(self._look_fd, select.POLLIN)
+        poll.register(self._look_fd, select.POLLIN)
         try:
             while True:
                 self._rest(self._look())
                 ready = poll.poll(1000 * max(_POLL_S, self._source.due_s()))
-                if self._look_fd is not None and any(fd == self._look_fd for fd, _ in ready):
+                if any(fd == self._look_fd for fd, _ in ready):
                     os.eventfd_read(self._look_fd)
         except Exception as error:  # noqa: BLE001 - raised again by `take`: a thread that ends in silence would be worse
             self._found.put(error)
@@ -86,8 +83,7 @@ class PodWatch:
     def _rest(self, took_s: float) -> None:
         """After a look, so that events that others cause take a quarter of a CPU at most; `look_soon` ends it."""
         poll = select.poll()
-        if self._look_fd is not None:
-            poll.register(self._look_fd, select.POLLIN)
+        poll.register(self._look_fd, select.POLLIN)
         poll.poll(1000 * min(_POLL_S, 3 * took_s))
 
     def _look(self) -> float:
