@@ -18,7 +18,6 @@ from monitor.link.clock import wall_offset_ns
 from monitor.side.alerts.rules import OWN_LIMIT
 from tests import live
 from tests.alerts.oom_storm import StandIn
-from tests.alerts.services import Alertmanager
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 PODS, LIMIT_MIB = 30, 8
@@ -71,16 +70,6 @@ def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode) -> None:
         late = [known.first[OWN_LIMIT, *pod.split("/")] - (ts + offset) / 1e9 for pod, ts in first.items()]
     print(f"first alert of each pod after {statistics.median(late):.2f} s in the median, {max(late):.2f} s at most")
     assert statistics.median(late) < (10 if live.emulated() else 2)
-
-
-def test_alertmanager_knows_them_too(node: LabNode, tmp_path: Path) -> None:
-    known = Alertmanager(tmp_path)
-    with known.running():
-        storm(
-            node,
-            known.url,
-            lambda: {f"{a['labels']['namespace']}/{a['labels']['pod']}" for a in known.alerts(OWN_LIMIT)},
-        )
 
 
 def test_who_brings_an_alert_goes_before_ordinary_threads(node: LabNode, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.config_files import kubeconfig
 from tests.daemon.hot_node import decided, evicted, hard, hot_node
-from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
 from tests.pods.cluster import Object, a_pod, uid_of
@@ -103,29 +102,6 @@ def test_by_the_api_nobody_is_killed_and_the_incident_has_the_end(
         assert live.metric(daemon, 'cluster_evictions_total{outcome="accepted"}') == 1
         incident = live.message(daemon, "incident")
         assert "shop/hog" in json.dumps(incident)
-        live.ended(daemon)
-
-
-def test_a_pod_that_a_webhook_keeps_for_ever_keeps_no_other(
-    node: LabNode, api: FakeApiServer, options: tuple[str, ...]
-) -> None:
-    """The larger pod is first in the order of eviction; outrace asked for it 28 times in 120 s, and for no other."""
-    denied = 'admission webhook "keeper" denied the request: not this pod'
-    api.fail(faults.status(403, "Forbidden", denied), times=10_000, path="/hog/eviction")
-    hog, other = started_hog(node, api, mib=60), started_hog(node, api, "other", mib=30)
-    with live.daemon(node, *options, "--enforce", *hard(48), "--evict-by", "api") as daemon:
-        live.until(lambda: live.metric(daemon, "pods") == 2, "the pods of the API server")
-        hog.go()
-        other.go()
-        live.message(daemon, "evicted by the API server", pod="shop/other")
-        assert hog.process.poll() is None
-        asked = [one.path.split("/")[-2] for one in api.seen("POST", "/eviction")]
-        assert asked[-1] == "other"
-        assert 1 <= asked.count("hog") <= 5  # more crossings may have been first
-        other.process.kill()
-        other.wait()
-        live.message(daemon, "an evicted pod has ended", pod="shop/other")
-        assert live.metric(daemon, 'cluster_evictions_total{outcome="accepted"}') == 1
         live.ended(daemon)
 
 
