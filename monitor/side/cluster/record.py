@@ -60,12 +60,29 @@ def pod_record(
     namespace: str, pod: str, uid: str, node: str, reason: str, text: str, when: float, kind: str, warns: bool = True
 ) -> Record:
     """An event on a pod. ``kind`` ends the name of its file."""
+    about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod, "uid": uid}
+    event = _event(f"{pod}.{int(when * 1e9):x}", namespace, about, reason, text, node, when, warns)
+    name = f"{uid}.{int(when * 1e9):x}.{kind}".replace("/", "-")
+    return Record(name, namespace, pod, uid, when, {}, (_accepted(event),))
+
+
+def condition_record(node: str, condition: str, reason: str, holds: bool, when: float) -> Record:
+    """That a condition of the node changed at ``when``: an event on it."""
+    name, why = f"{node}.{int(when * 1e9):x}.{condition.lower()}", f"NodeHas{reason}"
+    text = f"Node {node} status is now: {why} (outrace.io/{condition})"
+    about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+    return Record(name, "", node, "", when, {}, (_event(name, "default", about, why, text, node, when, holds),))
+
+
+def _event(
+    name: str, namespace: str, about: Mapping[str, str], reason: str, text: str, node: str, when: float, warns: bool
+) -> dict[str, Any]:
     at = timestamp(when)
-    event = {
+    return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{pod}.{int(when * 1e9):x}", "namespace": namespace},
-        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod, "uid": uid},
+        "metadata": {"name": name, "namespace": namespace},
+        "involvedObject": about,
         "type": "Warning" if warns else "Normal",
         "reason": reason,
         "message": text,
@@ -76,29 +93,6 @@ def pod_record(
         "lastTimestamp": at,
         "count": 1,
     }
-    name = f"{uid}.{int(when * 1e9):x}.{kind}".replace("/", "-")
-    return Record(name, namespace, pod, uid, when, {}, (_accepted(event),))
-
-
-def condition_record(node: str, condition: str, reason: str, holds: bool, when: float) -> Record:
-    """That a condition of the node changed at ``when``: an event on it."""
-    why, at = f"NodeHas{reason}", timestamp(when)
-    event: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{node}.{int(when * 1e9):x}.{condition.lower()}", "namespace": "default"},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
-        "type": "Warning" if holds else "Normal",
-        "reason": why,
-        "message": f"Node {node} status is now: {why} (outrace.io/{condition})",
-        "source": {"component": "outrace", "host": node},
-        "reportingComponent": "outrace",
-        "reportingInstance": node,
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": 1,
-    }
-    return Record(event["metadata"]["name"], "", node, "", when, {}, (event,))
 
 
 def _accepted(event: Mapping[str, Any]) -> dict[str, Any]:
