@@ -48,8 +48,8 @@ FATES: Mapping[str, tuple[str, str]] = {
     ),
     AWAY: (
         "error",
-        "the API server took no status of an evicted pod in time: its kubelet runs it again, with its memory limited "
-        "until the server answers, and its event is sent when the server is back",
+        "the API server took no status of an evicted pod in time: its kubelet runs it again, and its event is sent "
+        "when the server is back",
     ),
     GONE: ("info", "an evicted pod was deleted before its kubelet had taken its status"),
     REFUSED: ("error", "the API server refuses the status of an evicted pod"),
