@@ -257,29 +257,6 @@ def knows(feed: PodFeed, *wanted: str) -> None:
     until(lambda: feed.synced and names(feed.manifests()) == sorted(wanted), "the pods")
 
 
-def test_the_api_server_is_away_with_and_without_a_cache(cluster: Cluster) -> None:
-    cluster.create(a_pod("a"), cgroup=False)
-    first = cluster.watched(cache=True)
-    first.start()
-    knows(first, "a")
-    until((cluster.state / "pods-cache.json").exists, "it is stored")
-    first.close()
-    cluster.api.refuse()
-    second = cluster.watched(cache=True)
-    second.start()
-    assert second.wait(TIMEOUT_S)
-    assert second.is_known
-    assert names(second.manifests()) == ["a"]
-    until(lambda: "its last pods stay in use" in " ".join(second.problems()), "it is reported")
-    third = cluster.watched()
-    third.start()
-    assert third.wait(TIMEOUT_S)
-    assert not third.is_known
-    cluster.api.listen()
-    knows(third, "a")
-    until(lambda: not second.problems(), "its end is reported")
-
-
 def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
     """Every watch meets that some day, and lists again: a warning each time would be noise."""
     feed = cluster.watched()
