@@ -64,10 +64,10 @@ class Situation:
             return self.held
         return tuple(sorted(self.result.outcome.conditions)) if self.result.outcome is not None else ()
 
-    def order(self, signal: str = "") -> list[Ranked]:
-        """All pods in the order in which they are evicted for ``signal`` (or ours)."""
+    def order(self) -> list[Ranked]:
+        """All pods in the order in which they are evicted."""
         pods = [found.pod for found in self.found.values()]
-        return rank_pods(signal or self.signal, pods, self.summary.pods, self.layout, ranker=self.era.ranker)
+        return rank_pods(self.signal, pods, self.summary.pods, self.layout, ranker=self.era.ranker)
 
 
 def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemon | None = None) -> Situation:

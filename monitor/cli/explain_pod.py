@@ -1,16 +1,14 @@
-"""What `outrace explain NS/POD` says about one pod: its rank, class and request, and whom the kernel would take."""
+"""What `outrace explain NS/POD` says about one pod: its rank, class, request, scores and limits."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.cli.explain_node import Situation
 from monitor.kernel import cgroup_procs
-from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.pods.model import FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
@@ -22,10 +20,9 @@ from monitor.policy.messages import eviction_message
 from monitor.policy.pod_reasons import why_class, why_critical, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
-from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, RESOURCE, Observation
+from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE, Observation
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import Ranked
-from monitor.race.badness import Victim, likely_victim, mismatch
 
 STORAGE = "ephemeral-storage"
 
@@ -36,7 +33,7 @@ def label(pod: Pod) -> str:
 
 
 def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, Any]:
-    """The facts as data; sizes in bytes, badness in pages."""
+    """The facts as data; sizes in bytes."""
     pod, found = one.pod, seen.found[one.pod.uid]
     at = order.index(one)
     victim = next((other for other in order if not other.candidate.critical), None)
@@ -59,7 +56,6 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "critical": {"critical": one.candidate.critical, "why": why_critical(pod, seen.era)},
         "against": _against(seen, order, at, victim),
         "oom_score_adj": _scores(seen, found),
-        "badness": _badness(seen, pod.uid),
         "local_storage": _storage(seen, one),
         "admission": {"conditions": list(seen.conditions), **admit(pod, seen.conditions)._asdict()},
         "eviction": _eviction(seen, one),
@@ -112,47 +108,6 @@ def _scores(seen: Situation, found: FoundPod) -> dict[str, Any]:
         for c in (*found.pod.containers, *found.pod.init_containers)
     ]
     return {"containers": containers, "mismatches": mismatches}
-
-
-def _badness(seen: Situation, uid: str) -> dict[str, Any]:
-    """The pod's worst process, and whom the OOM killer would take on this node if eviction came too late."""
-    hierarchy, node = seen.node.hierarchy, seen.node.path
-    order = seen.order(signal=MEMORY)
-    owners = {seen.found[one.pod.uid].cgroup: Owner(one.pod.uid, label(one.pod)) for one in order}
-
-    def owner(cgroup: Path) -> Owner | None:
-        return next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
-
-    total = total_pages(hierarchy, node)
-    processes = candidates(hierarchy, node, owner)
-    own = likely_victim([p for p in processes if p.pod == uid], total)
-    memcg = None if node == hierarchy.root else str(node)
-    victim = likely_victim(processes, total, memcg, groups(node))
-    differs = mismatch(victim, [one.candidate for one in order])
-    return {
-        "total_pages": total,
-        "pod": _process(own),
-        "node": _process(victim),
-        "differs": None if differs is None else differs.reason,
-    }
-
-
-def _process(victim: Victim | None) -> dict[str, Any] | None:
-    """The process, its badness in pages and what that is made of, in bytes."""
-    if victim is None:
-        return None
-    p = victim.process
-    return {
-        "pid": p.pid,
-        "comm": p.comm,
-        "pod": p.pod_name,
-        "points": victim.points,
-        "rss": p.rss,
-        "swap": p.swap,
-        "page_tables": p.pgtables,
-        "oom_score_adj": p.oom_score_adj,
-        "also": list(victim.also),
-    }
 
 
 def _storage(seen: Situation, one: Ranked) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from monitor.cli.brake_text import brake_lines, held_lines
 from monitor.cli.output import format_bytes, table_lines
-from monitor.race.badness import PAGE
 
 Data = Mapping[str, Any]
 #: Comparisons whose verdicts end alike for every pod.
@@ -90,7 +89,6 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
     else:
         facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
         facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
-    facts += [("OOM killer", text) for text in _badness(pod["badness"])]
     if not service:
         facts.append(("local storage", _storage(pod["local_storage"])))
         facts.append(("admission", _admission(pod["admission"])))
@@ -132,28 +130,6 @@ def _scores(scores: Data) -> Iterator[str]:
         yield f"pid {m['pid']} of {m['container'] or 'the pod'} has {m['is_now']}, should have {m['should_be']}"
     if not scores["mismatches"]:
         yield "every process has what it should"
-
-
-def _badness(killer: Data) -> Iterator[str]:
-    own, victim = killer["pod"], killer["node"]
-    if own is None:
-        yield "it has no process that could be taken"
-    else:
-        parts = " + ".join(
-            f"{name} {own[key] // PAGE}"
-            for name, key in (("rss", "rss"), ("swap", "swap"), ("page tables", "page_tables"))
-        )
-        adj = f"{own['oom_score_adj']} x {killer['total_pages'] // 1000}"
-        yield f"its worst process: {own['comm']} (pid {own['pid']}), badness {own['points']} pages = {parts} + {adj}"
-    if victim is None:
-        yield "nobody on this node could be taken"
-    else:
-        whose = victim["pod"] or "no pod"
-        yield f"of all it would take {victim['comm']} (pid {victim['pid']}) of {whose}, badness {victim['points']}"
-        if victim["also"]:
-            yield f"and with it, as their cgroup dies together, {len(victim['also'])} more"
-    if killer["differs"] is not None:
-        yield killer["differs"]
 
 
 def _storage(storage: Data) -> str:
