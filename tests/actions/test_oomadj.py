@@ -20,7 +20,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
-from tests.daemon import harness
+from tests import live
 from tests.daemon.test_scores import capable
 
 pytestmark = pytest.mark.kernel
@@ -53,10 +53,7 @@ class Recorder:
         self.lines.append((level, message, fields))
 
 
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    with harness.test_cgroup("adj") as path:
-        yield path
+cgroup = live.fixture(live.cgroup, "adj")
 
 
 Sleeper = Callable[[Path], int]
@@ -65,7 +62,7 @@ Sleeper = Callable[[Path], int]
 @pytest.fixture
 def sleeper() -> Iterator[Sleeper]:
     with ExitStack() as stack:
-        yield lambda path: stack.enter_context(harness.sleeper(path))
+        yield lambda path: stack.enter_context(live.Puppet(path)).pid
 
 
 @pytest.fixture
