@@ -1,6 +1,7 @@
 """Instances of pins (`monitor.kernel.instances`) as far as directories go, in a root of the test's own."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         root.unlink()
     if root.is_dir():
         instances.remove(root)
+    for left in root.parent.glob(f"outrace_of_user_*_{os.getpid()}_*"):  # by other users, in a test
+        subprocess.run(["rm", "-rf", left], check=True)
 
 
 def new_instance(state: Path) -> Path:

@@ -41,6 +41,7 @@ MALICIOUS = {
     "a number": (POD + f"spec: {{priority: {'9' * 5000}}}\n", "line 3: a number of 5000 characters"),
     "a hexadecimal number": (POD + f"spec: {{priority: 0x{'f' * 100_000}}}\n", "line 3: a number of 100002 characters"),
     "a map as a key": (POD + "? {a: 1}\n: 1\n", "line 3: a key must be text"),
+    "keys of one hash": (POD + f"{8 * (2**61 - 1)}: 1\n{9 * (2**61 - 1)}: 1\n", "line 4: a key must be text"),
     "directives": (
         "".join(f"%TAG !a{i}! x\n" for i in range(2000)) + "---\n" + POD,
         "more than 100 lines begin with '%'",

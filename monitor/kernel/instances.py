@@ -21,7 +21,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import stat
 import struct
 import time
@@ -118,9 +117,8 @@ def _make(instance: Path) -> None:
         aside = root.with_name(f"outrace_of_user_{status.st_uid}_{os.getpid()}_{time.monotonic_ns()}")
         aside.mkdir(mode=0o700)
         _exchange(aside, root)  # or what is there is gone again
-        shutil.rmtree(aside, ignore_errors=True)  # follows no link
-        with suppress(FileNotFoundError, IsADirectoryError):
-            aside.unlink()  # it is one, or a file
+        with suppress(OSError):  # a directory that is not empty stays, however deep the user made it
+            (aside.rmdir if aside.is_dir() and not aside.is_symlink() else aside.unlink)()
     raise OSError(errno.EPERM, f"user {status.st_uid} makes it again and again: stop that user's processes", root)
 
 

@@ -210,7 +210,13 @@ def test_the_pins_of_another_user_are_not_believed(root: Path, tmp_path: Path) -
     os.close(instances.hold(wanted))
     assert list(wanted.iterdir()) == []
     assert (root.stat().st_uid, root.stat().st_mode & 0o777) == (0, 0o700)
-    assert list(root.parent.glob("outrace_of_user_*")) == []
+    assert [left.stat().st_uid for left in root.parent.glob("outrace_of_user_*")] == [others.UID]
+
+
+def test_a_tree_of_another_user_is_put_aside_however_deep_it_is(root: Path, tmp_path: Path) -> None:
+    others.does(f"os.mkdir('{root}'); os.chdir('{root}')\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')")
+    made_instance(tmp_path / "state")
+    assert root.stat().st_uid == 0
 
 
 def test_another_user_that_makes_it_again_and_again_does_not_win(root: Path, tmp_path: Path) -> None:
