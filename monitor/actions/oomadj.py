@@ -131,7 +131,7 @@ class OomScores:
     def look_around(self, uid: str) -> None:
         """A pod has processes without a record: look at some of them now, at others the next time."""
         pod = self._pods.get(uid)
-        if pod is None:
+        if pod is None or self._needs_no_look(pod):
             return
         pids = sorted(cgroup_procs.processes(pod.found.cgroup))
         later = [pid for pid in pids if pid > pod.looked_at] or pids
@@ -192,6 +192,8 @@ class OomScores:
         """Look at the pod's processes with larger pids than ``since``, at most `_TURN`; at how many. The others are due
         at once: 14,000 in one turn of the side's loop took 0.6 s, and it was killed as one that hangs.
         """
+        if self._needs_no_look(pod):
+            return 0
         pids = sorted(pid for pid in cgroup_procs.processes(pod.found.cgroup) if pid > since)
         self._check(pod, *pids[:_TURN])
         if len(pids) > _TURN:
@@ -199,6 +201,15 @@ class OomScores:
             self._waiting = deque(one for one in self._waiting if one[1] >= 0 or one[2] != uid)
             self._waiting.appendleft((0, -pids[_TURN - 1], uid))
         return min(_TURN, len(pids))
+
+    def _needs_no_look(self, pod: _PodScores) -> bool:
+        """Whether nothing is known by which its processes could be compared, as of every service. A user makes 60,000
+        cgroups in a unit of its own: to list their processes took 1.6 s, and the side was killed as one that hangs.
+        """
+        if pod.found.pod.uid in self.raised:
+            self.on_raised(pod.found.pod.uid)
+            return True
+        return not pod.scores
 
     def _check(self, pod: _PodScores, *pids: int) -> None:
         """Compare processes with what they should have; log a difference once; with notes, write."""

@@ -176,6 +176,21 @@ def test_a_pod_with_more_processes_than_are_reported_is_read_in_parts(
     scores.look_around("uid-nobody")
 
 
+def test_a_pod_without_values_is_not_walked(cgroup: Path, log: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's unit, in which that user made 60,000 cgroups."""
+    service = found(cgroup, {"main": cgroup})
+    service = dataclasses.replace(service, pod=dataclasses.replace(service.pod, spec_known=False))
+    walked: list[Path] = []
+    monkeypatch.setattr(oomadj.cgroup_procs, "processes", lambda path: walked.append(path) or [])
+    scores = make_scores(True, log)
+    scores.set_pod(service)
+    scores.look_around("u")
+    scores.audit_all()
+    assert walked == []
+    scores.set_pod(found(cgroup, {"main": cgroup}))
+    assert walked == [cgroup]
+
+
 def test_enforce_writes_every_container_its_own_value(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
     paths = {name: cgroupfs.make(cgroup / name) for name in ("big", "small")}
     pids = {name: sleeper(path) for name, path in paths.items()}
