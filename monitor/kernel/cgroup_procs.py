@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -171,10 +171,12 @@ def _kept(file: int) -> set[int]:
     return {int(line) for line in text.split()} - {0}
 
 
-def anybody(path: Path, most: int = 1000) -> bool | None:
-    """Whether a process runs in the cgroup or below; None if the first ``most`` cgroups have none. Raises OSError."""
+def anybody(path: Path, most: int = 1000, counts: Callable[[int], bool] = bool) -> bool | None:
+    """Whether a process that ``counts`` is in the cgroup or below; None if the first ``most`` cgroups have none.
+    Raises OSError.
+    """
     for number, (_, pids) in enumerate(walk(path)):
-        if pids:
+        if any(map(counts, pids)):
             return True
         if number >= most:
             return None
@@ -214,7 +216,7 @@ def populated(path: Path) -> bool | None:
     return "populated 1" in events.splitlines()
 
 
-def empty(path: Path, most: int = 1 << 62) -> bool:
+def empty(path: Path, most: int = 1000) -> bool:
     """Whether no process is left in it and below; on v2 also none whose memory is being freed. Not on v1 where the
     first ``most`` cgroups have none and there are more, 15 us each. Raises OSError.
 

@@ -280,10 +280,10 @@ class MessageHandler:
             self._reclaimer.submit(lambda: self._give_back(found))
 
     def _on_left(self, message: messages.Left) -> None:
-        """Others killed a process of a pod: whether anybody lives on in it."""
+        """Others killed a process of a pod: whether any lives on in it, or may in one of more than 1,000 cgroups."""
         found = self.view.pods.get(message.pod)
-        pids = cgroup_procs.pids_below(found.cgroup) if found is not None else ()
-        self.view.send(messages.Lives(message.id, any(map(lives, pids))))
+        runs = found is not None and cgroup_procs.anybody(found.cgroup, counts=lives) is not False
+        self.view.send(messages.Lives(message.id, runs))
 
     def _on_giveback(self, message: messages.GiveBack) -> None:
         """A pod that went keeps some of its memory, and the next one may have to go for it."""

@@ -202,6 +202,12 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
         look()
         assert 0 < len(LISTED) <= 17 * CGROUPS
         assert 0 < len(read) <= CGROUPS + 1
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    (tmp_path / "c1499" / "cgroup.procs").write_text("")
+    for look in (cgroup_procs.empty, lambda path: cgroup_procs.anybody(path, counts=lambda pid: pid != os.getpid())):
+        read.clear()
+        assert not look(tmp_path)  # not known: 1,000 of them have none that counts
+        assert len(read) <= 1001
 
 
 def left_holds(held: Stand, root: Path, keep: Callable[[Path], bool] = lambda _: False) -> LeftHolds:
