@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -194,10 +195,13 @@ def _pids_in(directory: str) -> list[int]:
         raise
 
 
-def processes(path: Path, recursive: bool = True) -> list[int]:
-    """Process ids in the cgroup (and below it), ascending; see `pids_below`. MonitorError if it cannot be read."""
+def processes(path: Path, recursive: bool = True, most: int | None = None) -> list[int]:
+    """Process ids in the cgroup (and below it, in the first ``most`` cgroups), ascending; see `pids_below`. MonitorError
+    if it cannot be read.
+    """
     try:
-        found = pids_below(path) if recursive else set(_pids_in(os.fspath(path)))
+        below = itertools.islice(walk(path), most)
+        found = {pid for _, pids in below for pid in pids} if recursive else set(_pids_in(os.fspath(path)))
     except OSError as e:
         if e.errno in GONE:
             return []

@@ -181,7 +181,7 @@ def test_a_pod_without_values_is_not_walked(cgroup: Path, log: Recorder, monkeyp
     service = found(cgroup, {"main": cgroup})
     service = dataclasses.replace(service, pod=dataclasses.replace(service.pod, spec_known=False))
     walked: list[Path] = []
-    monkeypatch.setattr(oomadj.cgroup_procs, "processes", lambda path: walked.append(path) or [])
+    monkeypatch.setattr(oomadj.cgroup_procs, "processes", lambda path, most: walked.append(path) or [])
     scores = make_scores(True, log)
     scores.set_pod(service)
     scores.look_around("u")
