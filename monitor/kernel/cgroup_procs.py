@@ -196,8 +196,8 @@ def _pids_in(directory: str) -> list[int]:
 
 
 def processes(path: Path, recursive: bool = True, most: int | None = None) -> list[int]:
-    """Process ids in the cgroup (and below it, in the first ``most`` cgroups), ascending; see `pids_below`. MonitorError
-    if it cannot be read.
+    """Process ids in the cgroup (and below it, in ``most`` cgroups), ascending; see `pids_below`. MonitorError if it
+    cannot be read.
     """
     try:
         below = itertools.islice(walk(path), most)

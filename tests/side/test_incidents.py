@@ -226,6 +226,16 @@ def test_a_pod_that_has_incidents_all_day_leaves_others_theirs(path: Path) -> No
     assert {"incident-00000", "incident-00016", "incident-00017"} <= kept
 
 
+def test_a_tenant_that_makes_pod_after_pod_leaves_others_theirs(path: Path) -> None:
+    store = store_at(path, keep=6)
+    for number in range(30):
+        pod = "prod/db-0" if number < 2 else f"jobs/job-{number}"
+        victim = {**OWN_LIMIT["oom_victims"][0], "pod": pod}
+        store.add(variant(number, OWN_LIMIT, oom_victims=[victim], invoker={**OWN_LIMIT["invoker"], "pod": pod}))
+    kept = {found["id"] for found in store.list()}
+    assert kept == {f"incident-{number:05d}" for number in (0, 1, 26, 27, 28, 29)}
+
+
 def test_the_size_on_disk_is_bounded_over_a_thousand_incidents(fast: Path) -> None:
     noise = random.Random(7)
     store = store_at(fast, max_bytes=MIN_BYTES)

@@ -35,11 +35,12 @@ WAIT_S = 2.0
 KEEP_DAMAGED = 3
 #: Rows too old that are deleted in one transaction: its journal stays small.
 _BATCH = 200
-#: A user's units are one: the user makes any number of them.
+#: Of the namespace with most those of the pods with most go, the oldest first: a tenant makes any number of pods, and a
+#: user of units.
 _SURPLUS = """DELETE FROM incidents WHERE seq IN (
-    SELECT seq FROM (SELECT seq, count(*) OVER (PARTITION BY
-        CASE WHEN substr(pods, 1, 7) = '["user-' THEN substr(pods, 1, instr(pods, '/')) ELSE pods END) AS n
-    FROM incidents WHERE id <> ?) ORDER BY n DESC, seq LIMIT ?)"""
+    SELECT seq FROM (SELECT seq, count(*) OVER (PARTITION BY substr(pods, 1, instr(pods, '/'))) AS those,
+        count(*) OVER (PARTITION BY pods) AS its FROM incidents WHERE id <> ?)
+    ORDER BY those DESC, its DESC, seq LIMIT ?)"""
 
 
 def _boot_s() -> float:
