@@ -122,6 +122,43 @@ def test_what_draws_pods_or_traffic_stays(resource: str, objects: Any) -> None:
 
 @EACH
 @pytest.mark.parametrize(
+    ("resource", "status", "allowed"),
+    [
+        ("pods/status", {"phase": "Failed", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}, True),
+        ("pods/status", {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.6.6.6"}]}, False),
+        ("pods/status", {"podIP": "10.6.6.6", "podIPs": [{"ip": "10.0.0.1"}]}, False),
+        ("pods/status", {}, False),
+        ("nodes/status", {}, True),
+        ("nodes/status", {"addresses": [{"type": "InternalIP", "address": "10.6.6.6"}]}, False),
+        ("nodes/status", {"capacity": {"memory": "9Ti"}}, False),
+        ("nodes/status", {"allocatable": {"memory": "9Ti"}}, False),
+        ("nodes/status", {"daemonEndpoints": {"kubeletEndpoint": {"Port": 6666}}}, False),
+        ("nodes/status", {"conditions": [{"type": "Ready", "status": "False"}]}, False),
+        (
+            "nodes/status",
+            {"conditions": [{"type": "Ready", "status": "True"}, {"type": "outrace.io/Full", "status": "True"}]},
+            True,
+        ),
+    ],
+)
+def test_of_a_status_its_own_parts_change(resource: str, status: Object, allowed: bool, objects: Any) -> None:
+    spec = {"nodeName": "a"}
+    before: Object = {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}
+    if resource == "nodes/status":
+        before = {
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}],
+            "capacity": {"memory": "8Gi"},
+            "allocatable": {"memory": "7Gi"},
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        status = before | status
+    old, new = ({"metadata": {"name": "a"}, "spec": spec, "status": one} for one in (before, status))
+    assert (denied(objects(), asked(resource, "a"), oldObject=old, object=new) == []) == allowed
+
+
+@EACH
+@pytest.mark.parametrize(
     ("spec", "allowed"),
     [
         ({"taints": [{"key": "a/b", "effect": "NoSchedule"}]}, True),
