@@ -53,8 +53,7 @@ def of_process(pid: int) -> list[Word]:
         with Process(pid) as process:
             if others := process.users() - {0, os.geteuid()}:
                 raise ConfigError(f"--pid {pid}: is a process of user {min(others)}", _NAME_IT)
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return of_arguments(pid, os.fsdecode(file.read(_MOST)).rstrip("\0").split("\0"))
+            return of_arguments(pid, os.fsdecode(process.arguments(_MOST)).rstrip("\0").split("\0"))
     except OSError as error:
         raise ConfigError(f"--pid {pid}: {error.strerror}", _NAME_IT) from None
 

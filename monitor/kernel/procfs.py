@@ -99,6 +99,13 @@ class Process:
         text = self._read("stat")
         return int(text.rpartition(")")[2].split()[19]) if text else None
 
+    def arguments(self, most: int) -> bytes:
+        """The first ``most`` bytes of its command line. Raises OSError, also if it has ended."""
+        if self._fd is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        with open(os.open("cmdline", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd), "rb") as file:
+            return file.read(most)
+
     def users(self) -> set[int]:
         """Its real, effective, saved and file system user ids."""
         return set(map(int, self._status("Uid:")))
