@@ -97,6 +97,14 @@ def _bytes(view: View, path: Path, processes: list[Process]) -> int:
     return sum(p.rss for p in processes)
 
 
+def lives_on(cgroup: Path) -> bool:
+    """Whether a process lives on in a pod; in one with more cgroups than are looked at, as the kernel says it: a user
+    makes 1,000 empty ones, and memory that comes back from the dead is to be waited for. Raises OSError.
+    """
+    runs = cgroup_procs.anybody(cgroup, counts=lives)
+    return cgroup_procs.populated(cgroup) is not False if runs is None else runs
+
+
 #: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
 _MAX_EVICTIONS = 256
 #: What a decision is counted as that no signal led to: a pod over a limit of its own.
@@ -280,10 +288,9 @@ class MessageHandler:
             self._reclaimer.submit(lambda: self._give_back(found))
 
     def _on_left(self, message: messages.Left) -> None:
-        """Others killed a process of a pod: whether any lives on in it, or may in one of more than 1,000 cgroups."""
+        """Others killed a process of a pod: whether any lives on in it."""
         found = self.view.pods.get(message.pod)
-        runs = found is not None and cgroup_procs.anybody(found.cgroup, counts=lives) is not False
-        self.view.send(messages.Lives(message.id, runs))
+        self.view.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
 
     def _on_giveback(self, message: messages.GiveBack) -> None:
         """A pod that went keeps some of its memory, and the next one may have to go for it."""
