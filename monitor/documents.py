@@ -298,9 +298,11 @@ class _Builder:
 
     @staticmethod
     def _begin_pair(top: _Open, key: Any, line: int) -> None:
-        # A multiple of 2**61 - 1 has the hash 0, so that 300,000 of them would take half an hour.
-        if isinstance(key, dict | list) or (isinstance(key, int) and key.bit_length() > 64):
+        if isinstance(key, dict | list):
             raise UnreadableError(f"not YAML at line {line}: a key must be text; correct it")
+        if isinstance(key, bool | int | float | None):
+            # As text, which has a secret hash: 160,000 numbers that are chosen for theirs took half a minute.
+            key = json.dumps(key)
         if key in top.keys:
             name = "<<" if key is _MERGE else shown(key)
             raise UnreadableError(f"line {line}: key {name} is given twice; remove one")

@@ -27,8 +27,9 @@ _EVERY_PROCESS = 0
 _EVERY_POD = ""
 #: Processes looked at in one turn of the main loop (some 60 us each), and of a pod that makes more than are reported.
 _TURN, _SAMPLE = 128, 256
-#: Cgroups of a pod whose processes are listed, 27 us each: those in later ones have what they inherit.
-_CGROUPS = 4096
+#: Cgroups of a pod whose processes are listed, 27 us each: those in later ones have what they inherit. A pod counts as
+#: so many processes at least, because empty cgroups cost as much.
+_CGROUPS, _LEAST = 1024, 16
 #: Mismatches remembered per pod, so that each is logged once.
 _MAX_REPORTED = 1024
 
@@ -112,7 +113,7 @@ class OomScores:
         left = _TURN
         for uid, pod in self._pods.items():
             if left > 0:
-                left -= self._audit(pod)
+                left -= max(self._audit(pod), _LEAST)
             else:
                 self._waiting.appendleft((0, _EVERY_PROCESS, uid))
 

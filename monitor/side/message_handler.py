@@ -341,7 +341,6 @@ class MessageHandler:
         uid = message.pod or self._owner(event.victim_cgroup)
         found = self.view.pods.get(uid) if uid is not None else None
         pod = label(found.pod) if found is not None else message.pod_name
-        about = f"cgroup {event.victim_cgroup}"
         if event.kind != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
             known = ["ts_ns", "victim_pid", "victim_comm", "victim_cgroup"]
@@ -354,7 +353,7 @@ class MessageHandler:
             else:
                 text = "SIGKILL by a process: no OOM kill"
                 known += ["invoker_pid", "invoker_comm", "si_code"]
-            self.log_budget("info", text, pod=pod, about=about, **{key: getattr(event, key) for key in known})
+            self.log_budget("info", text, pod=pod, **{key: getattr(event, key) for key in known})
             return
         more = {k: v for k, v in present(message).items() if k not in ("event", "pod", "pod_name")}
         fields = event_fields(event) | more
@@ -365,7 +364,7 @@ class MessageHandler:
             level, text = "info", "OOM killer chose a process that was exiting anyway"
         else:
             self.view.oom_kills[scope] += 1
-        self.log_budget(level, text, pod=pod, about=about, scope=scope, **fields)
+        self.log_budget(level, text, pod=pod, scope=scope, **fields)
 
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""

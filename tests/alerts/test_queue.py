@@ -1,5 +1,7 @@
 """The queue of one receiver: what is delivered, and when."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,6 +141,19 @@ def test_what_is_firing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         delivered(outbox, 100)
     assert [alert.name for alert in outbox.active()] == [f"A{n}" for n in range(15, 25)]
     assert outbox.dropped == 15
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_pods_do_not_push_out_what_is_said_of_the_node(every: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user makes any number of units, each with alerts of its own name."""
+    for name in ("MAX_ACTIVE", "MAX_WAITING"):
+        monkeypatch.setattr(queue, name, 10)
+    outbox = Outbox(every)
+    outbox.fire(lasting("node"))
+    for n in range(25):
+        outbox.fire(replace(lasting("pod"), labels={"pod": f"u{n}"}))
+    assert [alert.name for alert in outbox.active()].count("node") == 1
+    assert (FIRING, "node") in delivered(outbox, 100)
 
 
 # laws

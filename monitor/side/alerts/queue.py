@@ -112,7 +112,8 @@ class Outbox:
         self._active[key] = entry
         self._push(FIRING, entry.shown())
         while len(self._active) > MAX_ACTIVE:
-            self._active.popitem(last=False)
+            # Alerts of pods before those of the node: a user makes any number of units.
+            del self._active[min(self._active, key=lambda one: not self._active[one].alert.labels.get("pod"))]
             self.dropped += 1
         return True
 
@@ -197,9 +198,13 @@ class Outbox:
         self._seq += 1
         self._pending[self._seq] = Change(self._seq, status, alert)
         while len(self._pending) > MAX_WAITING:
-            oldest = next((seq for seq, change in self._pending.items() if change.status == RESOLVED), None)
-            self._pending.pop(next(iter(self._pending)) if oldest is None else oldest)
+            del self._pending[min(self._pending, key=self._worth)]
             self.dropped += 1
+
+    def _worth(self, seq: int) -> tuple[bool, bool, int]:
+        """What is dropped first is the smallest."""
+        change = self._pending[seq]
+        return not change.alert.labels.get("pod"), change.status != RESOLVED, seq
 
 
 def _hold_s(alert: Alert) -> float | None:

@@ -31,6 +31,7 @@ BURST, INTERVAL_NS = 30, 10_000_000_000
 #: Pods and kinds that are kept apart; beyond that all others are one.
 _MOST = 4096
 _OTHERS = "(others)"
+_NO_POD = "(no pod)"
 
 
 @dataclass(slots=True)
@@ -53,12 +54,13 @@ class LogBudget:
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        """One line about the ``pod`` of the fields, or where that is None about what ``about`` names (not written).
+        """One line about the ``pod`` of the fields.
 
-        A user's units have one budget: the user makes 1,000 a second, each with a name of its own.
+        A user's units have one budget: the user makes 1,000 a second, each with a name of its own. What is in no pod
+        has one too.
         """
-        about, pod = fields.pop("about", ""), fields.get("pod")
-        of = pod.partition("/")[0] if pod is not None and pod.startswith("user-") else pod or about
+        pod = fields.get("pod")
+        of = pod.partition("/")[0] if pod is not None and pod.startswith("user-") else pod or _NO_POD
         now, key = self._clock(), (of, message)
         if key not in self._kinds and len(self._kinds) >= _MOST:
             self.flush()
