@@ -1,6 +1,6 @@
 """Which pods are held while memory is short, how much more they may take, and when that ends (`--mode hold`).
 
-docs/hold.md has the rules ("How it is decided"); reasons that are in no rule:
+docs/hold.md has the rules ("How outrace decides"); reasons that are in no rule:
 
 * A frozen pod's cap is for the one system call that takes everything. Each may have all that is left to take
   (`Look.freezes`), because v2 kills a pod that reaches its cap before the freeze (4 pods with 1 MiB each, in a guest).
