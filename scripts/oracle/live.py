@@ -31,14 +31,11 @@ VARIANTS = (
     ("mode", "observe", ("collateral", "wrong-victim")),
     ("policy", "kubelet-1.17", ("evicted-hard", "evicted-soft", "two-hogs", "kubepods-limit")),
     ("policy", "kubelet-1.8", ("evicted-hard", "evicted-soft", "two-hogs", "wrong-victim")),
-    ("compat", "kubelet-1.36", ("evicted-hard", "evicted-soft", "tmpfs-outlives", "relieved")),
     ("hooks", "poll", ("evicted-hard", "relieved", "own-limit", "user-kill", "would-have-won")),
     ("hooks", "kprobe", ("evicted-hard",)),
     ("hooks", "fentry", ("evicted-hard", "active-flood")),
-    ("guide_oom_killer", "false", ("burst", "in-soft-period", "wrong-victim")),
 )
 LOADS = ("4k", "thp", "tmpfs", "fork", "pipes", "sockets", "populate", "one-write")
-BRAKES = ("auto", "limit", "freeze")
 
 
 def commands() -> Iterator[tuple[str, dict[str, str], list[str]]]:
@@ -53,11 +50,6 @@ def commands() -> Iterator[tuple[str, dict[str, str], list[str]]]:
     hold = ["bench", "race", "--mode", "hold", "--runs", "1", "--hogs", "2", "--watch", "0.3"]
     for load in LOADS:
         yield f"hold-{load}", {}, [*hold, "--margin", "32Mi", "--load", load]
-    for brake in BRAKES:
-        yield f"hold-brake-{brake}", {"hold_brake": brake}, ["demo", "--mode", "hold", "--runs", "1"]
-    yield "hold-16-hogs", {}, ["demo", "--mode", "hold", "--runs", "1", "--hogs", "16", "--margin", "32Mi"]
-    yield "hold-never-kill", {"never_kill": "true"}, ["demo", "--mode", "hold", "--runs", "1"]
-    yield "hold-limit", {"hold_limit": "1s"}, ["demo", "--mode", "hold", "--runs", "1"]
     for hogs, trigger in ((1, "user"), (4, "user"), (4, "kernel")):
         yield f"race-{hogs}-{trigger}", {}, ["demo", "--runs", "2", "--hogs", str(hogs), "--trigger", trigger]
     yield "race-thp", {}, ["demo", "--runs", "2", "--thp", "--margin", "16Mi"]
