@@ -1,7 +1,6 @@
 """The messages between the hot process and the side: one class each, every field with its unit and meaning.
 
-`docs/messages.md` is made from this file (scripts/messages_doc.py). `monitor.link.codec` makes packets of them. Times
-are CLOCK_MONOTONIC nanoseconds, sizes bytes; a field with a default may be missing in a packet.
+`monitor.link.codec` makes packets of them. Times are CLOCK_MONOTONIC nanoseconds, sizes bytes; a field with a default may be missing in a packet.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_what_happens_is_heard_in_order(api: FakeApiServer, start: Start) -> Non
 
 
 def test_watches_of_many_nodes_do_not_stay_in_step(client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All begin at once when an API server was restarted; docs/scale.md has what 5,000 ask for."""
+    """All begin at once when an API server was restarted; docs/kubernetes.md has what 5,000 ask for."""
     asked: list[float] = []
     monkeypatch.setattr(client, "watch", lambda *_, watch_s, **__: asked.append(watch_s))
     pods = ListWatch(client, PODS)
