@@ -156,7 +156,7 @@ def test_a_lane_with_a_test_that_is_gone_is_found() -> None:
 def test_a_command_that_only_reads_runs(line: str, tmp_path: Path) -> None:
     """As it is written, with a state directory of its own: on a developer's machine a daemon may use the usual one."""
     words = shlex.split(line)[1:]
-    own = ["--state-dir", str(tmp_path)] if words[0] in ("doctor", "top", "explain", "incidents", "report") else []
+    own = ["--state-dir", str(tmp_path)] if words[0] in ("doctor", "top", "explain", "incidents") else []
     done = run(sys.executable, "-m", "monitor.cli.main", *words, *own, cwd=ROOT)
     assert done.returncode in (EXIT_OK, EXIT_CANNOT, EXIT_FINDINGS), done.stderr
     assert "Traceback" not in done.stderr

@@ -42,7 +42,6 @@ COMMANDS = {
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "explain": ("monitor.cli.explain:explain", "Show who would be evicted next, and why or why not."),
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
-    "report": ("monitor.cli.report:report", "Sum up the stored races: verdicts, margins, pods, advice."),
     "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
     "evicted": ("monitor.cli.evicted:evicted", "List or delete Evicted pods left behind in the API server."),
     "replay": ("monitor.cli.replay:replay", "Decide and judge again what `run --record` recorded."),
@@ -64,6 +63,7 @@ GONE = {
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
+    "outrace report": "`outrace incidents list --since 7d`, and `outrace incidents advise`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency --flood`, or leave it out",
 }
