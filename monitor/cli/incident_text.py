@@ -14,8 +14,6 @@ import click
 
 from monitor.cli.incident_steps import clean, describe, process
 from monitor.cli.output import format_bytes, table_lines
-from monitor.race.codec import RecordError
-from monitor.race.figure_age import OLDEST_NS, FigureAge, of_pod, seconds
 from monitor.race.incident import KUBELET_ONLY
 from monitor.side.incidents.file import unix_time
 
@@ -26,8 +24,6 @@ _FOLD = 6
 _ENDS = 2
 #: Victims of the OOM killer that are named.
 _NAMED = 3
-#: Changes of whom a kubelet takes that are shown, from fresh figures to old ones.
-_SPANS = 4
 #: A pause in the timeline that gets a line of its own, in ms.
 _PAUSE_MS = 1000.0
 #: Narrower than this, nothing is wrapped any more.
@@ -136,11 +132,9 @@ def facts(incident: Json) -> list[tuple[str, str]]:
 
 
 def kubelet_sentences(incident: Json) -> list[str]:
-    """What a kubelet went by, and what one alone would have done."""
-    found = [_kubelets(who) for who in incident.get("evicted", ()) if who.get("figures")]
+    """What a kubelet alone would have done."""
     needless = KUBELET_ONLY in incident.get("flags", ())
-    answers = incident.get("counterfactual") or ()
-    return found + [sentence for each in answers if (sentence := _counterfactual(each, needless))]
+    return [_counterfactual(each, needless) for each in incident.get("counterfactual") or ()]
 
 
 def _who(incident: Json) -> str:
@@ -264,48 +258,7 @@ def _counterfactual(what_if: Json, needless: bool = False) -> str:
         text += f"; the pod would have been dead in time in {what_if['in_time']:.0%}"
         if what_if["in_time_if_obeying"] != what_if["in_time"]:
             text += f" ({what_if['in_time_if_obeying']:.0%} if it obeys SIGTERM)"
-    figures = what_if.get("figures")
-    return f"{text}. {figures_text(figures)}" if figures else f"{text}."
-
-
-def _kubelets(evicted: Json) -> str:
-    """By which figures the pod that a kubelet evicted was first."""
-    figures, pod = evicted["figures"], clean(evicted["pod"])
-    try:
-        why = of_pod(FigureAge.from_json(figures), evicted["pod"])
-    except RecordError:
-        why = ""  # of another version
-    old = seconds(figures["known_s"])
-    why = clean(why) or f"it was first on no figures up to {old} old, as they were recorded"
-    return f"The kubelet took {pod}. {why[0].upper()}{why[1:]}."
-
-
-def figures_text(figures: Json) -> str:
-    """Whom a kubelet takes by the age of its figures of pods, and which of them are the wrong pod."""
-    fresh, spans = clean(figures["fresh"]), [s for s in figures["by_age"] if s["to_s"] > s["from_s"]]
-    known = seconds(figures["known_s"])
-    others = [
-        name for who in figures["could"] if (name := clean(who)) not in {fresh, *(clean(s["pod"]) for s in spans)}
-    ]
-    also = (
-        f" Each pod's figure has an age of its own: {', '.join(others[:_NAMED])} could be taken too." if others else ""
-    )
-    if not spans:
-        return f"It would have taken {fresh} on fresh figures of pods; what they had before is not known."
-    if figures["known_s"] < OLDEST_NS / 1e9:
-        also = f" What they had before is not known.{also}"
-    if all(clean(span["pod"]) == fresh for span in spans):
-        return f"Figures of pods up to {known} old change nothing: {fresh} is taken.{also}"
-    parts = [] if clean(spans[0]["pod"]) == fresh else [f"{fresh} on fresh figures of pods"]
-    for span in spans[:_SPANS]:
-        if span["from_s"]:
-            old = f"on those {seconds(span['from_s'], '')} to {seconds(span['to_s'])} old"
-        else:
-            old = f"on figures of pods up to {seconds(span['to_s'])} old"
-        wrong = "" if clean(span["pod"]) == fresh else ", the wrong pod"
-        parts.append(f"{clean(span['pod'])} {old} ({span['share']:.0%} of the ages up to {known}{wrong})")
-    more = f"; {len(spans) - _SPANS} more changes" if len(spans) > _SPANS else ""
-    return f"It would have taken {', '.join(parts)}{more}.{also}"
+    return f"{text}."
 
 
 def _wrap(text: str, width: int, indent: str, first: str | None = None) -> list[str]:

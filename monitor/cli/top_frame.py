@@ -59,7 +59,6 @@ class Node:
         self._braked: dict[str, Any] | None = None  # as the daemon reported with the last frame
         self._forecasts: list[dict[str, Any]] = []  # the same
         self._held: list[dict[str, Any]] = []  # the same: pods that are held
-        self.working_sets: dict[str, Any] | None = None  # the same: what pods had before, as in a recording
         self.status: dict[str, Any] | None = None  # the same: `monitor.side.endpoints`; None: no daemon answered
         mine = [t for t in config.thresholds() if t.signal in MEMORY_SIGNALS]
         # What a kubelet has in place of outrace's own signals is shown beside them.
@@ -74,7 +73,7 @@ class Node:
         """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
         source.poll()
         self.capacity = self._capacity_now()  # plugged memory and a changed limit show in the next frame
-        self._braked, self._forecasts, self._held, self.working_sets, self.status = None, [], [], None, None
+        self._braked, self._forecasts, self._held, self.status = None, [], [], None
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
         kubepods = None
@@ -127,8 +126,11 @@ class Node:
             domains, pods = from_summary(summary, found, self._era)
             self.capacity = domains["node"].capacity or self.capacity
             ours = summary.get("outrace", {})
-            self._braked, self.working_sets = ours.get("braked"), ours.get("workingSets")
-            self._forecasts, self._held = ours.get("forecasts", []), ours.get("held", [])
+            self._braked, self._forecasts, self._held = (
+                ours.get("braked"),
+                ours.get("forecasts", []),
+                ours.get("held", []),
+            )
             self.status = ours.get("status", {})
             return domains, pods, f"daemon {self.daemon}"
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:

@@ -42,23 +42,6 @@ class Trends:
         for key, size in sizes.items():
             self._seen[key].append((at_s, size))
 
-    def remember(self, at_s: float, before: Mapping[str, Any] | None, now: Mapping[str, int]) -> None:
-        """Before the first `note`: what pods had (`WorkingSets.to_json`, of the time ``at_s``). A pod that is not in it
-        did not move.
-        """
-        if before is None:
-            return
-        moved = {one["pod"]: one for one in before["pods"]}
-        since_s = at_s - (before["ts_ns"] - before["since_ns"]) / 1e9
-        for uid, size in now.items():
-            if uid in self._seen:
-                continue
-            one = moved.get(uid)
-            points = [(since_s, size)]
-            if one is not None:
-                points = [(at_s - (before["ts_ns"] - ns) / 1e9, count) for ns, count in one["points"]]
-            self._seen[uid] = deque(points, maxlen=_KEPT)
-
     def growth(self, key: str) -> float | None:
         """Bytes a second over the last `SPAN_S`; None: not known yet."""
         seen = self._seen.get(key)
@@ -206,7 +189,6 @@ class Sampler:
         pods = {pod["uid"]: pod for pod in frame["pods"]}
         now_s = time.monotonic()
         sizes = {uid: pod["working_set"] for uid, pod in pods.items()}
-        self._trends.remember(now_s, node.working_sets, sizes)
         domains = {"node": node.path, "kubepods": node.kubepods(source.pods)}
         self._trends.note(now_s, sizes | {name: frame[name]["working_set"] for name in domains if frame[name]})
         looked = self._looks.look(node.hierarchy, node.path, pod_owners(source.pods))

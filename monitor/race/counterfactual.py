@@ -17,7 +17,6 @@ from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, P
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import Observation
 from monitor.race.codec import Record
-from monitor.race.figure_age import FigureAge, figure_age
 from monitor.race.world import World
 
 PERIOD_NS = 10_000_000_000
@@ -35,12 +34,10 @@ class Counterfactual(Record):
     `mode`: "poll" (earlier releases: "memcg" too). `detected`: it decides before the OOM killer comes. `in_time`: its
     victim is dead before that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of SIGTERM
     at once. `p10_ms`, `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part of the
-    phases). `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record. `figures`:
-    whom it takes by the age of its figures of pods, at the median of its decisions before the OOM killer comes; None
-    where there are none, or where a pod's priority, which a kubelet knows, is not known.
+    phases). `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record.
     """
 
-    RETIRED = frozenset(("victims",))  # stored by earlier releases
+    RETIRED = frozenset(("victims", "figures"))  # stored by earlier releases
 
     mode: str
     detected: float
@@ -51,7 +48,6 @@ class Counterfactual(Record):
     p90_ms: float | None
     oom_ms: float | None
     assumed: bool
-    figures: FigureAge | None = None
 
 
 class _Piece(NamedTuple):
@@ -82,7 +78,6 @@ def counterfactual(world: World, config: PassConfig) -> Counterfactual:
         p90,
         oom_ms,
         world.assumed,
-        _figures(world, config, pieces, oom),
     )
 
 
@@ -162,17 +157,3 @@ def _pass(world: World, config: PassConfig, state: PassState, order: Sequence[Ca
         capacity = world.capacity[signal]
         seen[signal] = Observation(capacity - round(series.at(ts)), capacity, now)
     return run_pass(config, state, seen, now, lambda _signal: order)
-
-
-def _figures(world: World, config: PassConfig, pieces: Sequence[_Piece], oom: float) -> FigureAge | None:
-    """Whom it takes by the age of its figures, at the median of its decisions before ``oom``."""
-    before = [
-        piece._replace(end=min(piece.end, oom), weight=piece.weight * _part_before(piece, oom))
-        for piece in pieces
-        if piece.begin < oom
-    ]
-    at_ms = _quantile(before, sum(piece.weight for piece in before) / 2, world.crossed_ns)
-    if at_ms is None:
-        return None
-    at_ns = world.crossed_ns + at_ms * 1e6
-    return figure_age(world.pods, world.history, at_ns, world.crossed_ns, config.era.memory_key)

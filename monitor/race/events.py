@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 from monitor.policy.ranking import Candidate
 from monitor.race.codec import Tagged, tagged
-from monitor.race.figure_age import PodPoints
 
 NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
 OUTRACE, KUBELET = "outrace", "kubelet"
@@ -77,10 +76,9 @@ class Sample(Timed):
 
 @dataclass(frozen=True, slots=True)
 class WorkingSets(Timed):
-    """What pods had since `since_ns`, of all that moved: a kubelet ranks by figures of then."""
+    """What pods had, in recordings of earlier releases: it has no effect."""
 
-    since_ns: int
-    pods: tuple[PodPoints, ...]
+    RETIRED = frozenset(("since_ns", "pods"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 from monitor.race.burst import Burst
 from monitor.race.codec import Record
 from monitor.race.counterfactual import Counterfactual
-from monitor.race.figure_age import FigureAge
 from monitor.race.holds import HeldPod
 from monitor.race.memory import Memory
 
@@ -89,14 +88,13 @@ class Invoker(Record):
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Record):
-    """A pod that was evicted, or (in an incident marked `observed`) would have been. `figures`: of an eviction by a
-    kubelet, whom it took by the age of its figures of pods; None where that is not known.
-    """
+    """A pod that was evicted, or (in an incident marked `observed`) would have been."""
+
+    RETIRED = frozenset(("figures",))  # stored by earlier releases
 
     pod: str
     grace_s: int
     rank: int
-    figures: FigureAge | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from monitor.race.codec import Record
 EARLY_EXIT_NS = 1_000_000_000
 #: Key of the one episode that node and kubepods have together.
 PRESSURE = ""
-#: Most histories of pods that an episode keeps: it may last for hours at a soft threshold.
-_MOST_WORKING_SETS = 4
 
 #: What only accompanies an episode, and does not keep it open.
 _ASIDE = (
@@ -151,11 +149,6 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
             # The older half is thinned out: every second sample of it goes.
             samples = (*samples[:half:2], *samples[half:])
         return replace(o, samples=samples)
-    if isinstance(event, ev.WorkingSets):  # tens of KiB each: the first ones and the latest
-        kept = [e for e in o.events if isinstance(e, ev.WorkingSets)]
-        if len(kept) >= _MOST_WORKING_SETS:
-            old = kept[_MOST_WORKING_SETS // 2]
-            o = replace(o, events=tuple([e for e in o.events if e is not old]))
     if isinstance(event, ev.Exit):
         o = replace(o, pids=tuple([p for p in o.pids if p[0] != event.pid]))
     events, dropped = (*o.events, event), o.dropped

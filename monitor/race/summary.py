@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from monitor.policy.signals import KUBELETS
 from monitor.race import incident as i
 from monitor.race.events import (
@@ -20,21 +18,18 @@ from monitor.race.events import (
 )
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, available_of
-from monitor.race.figure_age import FigureAge, of_pod
 from monitor.race.flags import braked_at, collateral, wrong_victim
 from monitor.race.holds import held_pods, remark
 from monitor.race.margins import Margins, Ruling, held, observed_in_time
 from monitor.race.units import listed, size, span
 
 
-def summary(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin: Margins, figures: Mapping[str, FigureAge]) -> str:
-    """One sentence; after a semicolon, at most two more things that matter. ``figures``: what a kubelet went by, by the
-    uid of the pod it took.
-    """
+def summary(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin: Margins) -> str:
+    """One sentence; after a semicolon, at most two more things that matter."""
     text = _VERDICTS[ruling.verdict](f, ruling.basis, *margin)
     if ruling.missing:
         text += ": " + "; ".join(ruling.missing)
-    return "; ".join([text, *_extras(f, flags, figures)[:2]]) + "."
+    return "; ".join([text, *_extras(f, flags)[:2]]) + "."
 
 
 def killed(f: Facts) -> str:
@@ -190,7 +185,7 @@ _IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _relieved, _undetermi
 _VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))
 
 
-def _extras(f: Facts, flags: tuple[str, ...], figures: Mapping[str, FigureAge]) -> list[str]:
+def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     """Further remarks, the worst first."""
     holds = held_pods(f)
     found = [remark(holds)] if holds else []
@@ -209,10 +204,7 @@ def _extras(f: Facts, flags: tuple[str, ...], figures: Mapping[str, FigureAge]) 
         found.append(f"the API has {both.pod_name} as Evicted by the kubelet, but the OOM killer took it")
     stale = next((e.decision for e in f.evictions if e.decision.by == KUBELET and e.decision.rank > 1), None)
     if stale is not None and all(c.priority is not None for c in f.order):
-        known = figures.get(stale.pod)
-        why = (of_pod(known, stale.pod_name) if known is not None else "") or (
-            "it ranks by figures of pods that are up to 15 s old"
-        )
+        why = "it ranks by figures of pods that are up to 15 s old"
         found.append(f"the kubelet took {stale.pod_name}, number {stale.rank} in the order of eviction: {why}")
     refused = [e for e in f.episode.events if isinstance(e, Refused)]
     if refused:

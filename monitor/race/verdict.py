@@ -5,18 +5,16 @@ A pure function of the episode. docs/verdicts.md explains every name with an exa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from monitor.policy.ranking import Candidate, Key, memory_key
 from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.burst import burst
 from monitor.race.episode import OPEN, QUIET, Episode
-from monitor.race.events import KUBELET, KUBEPODS, NODE, KubeletEvicted, Mark, Refused
+from monitor.race.events import KUBEPODS, NODE, Decided, KubeletEvicted, Mark, Refused
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, domain_of, facts
-from monitor.race.figure_age import FigureAge
 from monitor.race.flags import flags
 from monitor.race.holds import held_pods
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
@@ -25,21 +23,15 @@ from monitor.race.memory import memory
 from monitor.race.summary import summary
 from monitor.race.timeline import steps
 from monitor.race.units import listed
-from monitor.race.world import kubelets_figures
 
 #: Of a path in an incident's id; a longer name of a single directory is kept.
 _ID_CHARS = 64
 
 
-def verdict(
-    episode: Episode,
-    realtime_ns: int = 0,
-    key: Callable[[Candidate], Key] = memory_key,
-) -> Incident:
+def verdict(episode: Episode, realtime_ns: int = 0) -> Incident:
     """Judge an episode. Never raises for any episode that `feed` made.
 
     ``realtime_ns``: what to add to the episode's times to get the time since 1970, where the episode does not know.
-    ``key``: how the release of the kubelet ranks.
     """
     if episode.realtime_ns is not None:
         realtime_ns = episode.realtime_ns
@@ -48,7 +40,6 @@ def verdict(
     basis = ruling.basis
     marks = flags(f)
     margin = margins(f, ruling)
-    figures = kubelets_figures(f, key)
     start = timestamp(episode.start_ns + realtime_ns)
     return Incident(
         id=_id(start, episode.domain),
@@ -59,12 +50,12 @@ def verdict(
         flags=marks,
         oom_victims=tuple([_victim(f, m) for m in f.kills]),
         invoker=_invoker(f),
-        evicted=tuple([_evicted(e, figures) for e in _relevant(f)]),
+        evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in _relevant(f)]),
         margin_bytes=margin[0],
         margin_ms=margin[1],
         steps=steps(episode),
         advice=advice(f, ruling, marks, margin[0]),
-        summary=summary(f, ruling, marks, margin, figures),
+        summary=summary(f, ruling, marks, margin),
         observed=basis is not None and basis.decision.observed,
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
@@ -176,15 +167,10 @@ def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
     return tuple(dict.fromkeys(missing))
 
 
-def _relevant(f: Facts) -> list[RecordedEviction]:
+def _relevant(f: Facts) -> list[Decided]:
     """The evictions to report: those carried out, else the observed ones."""
-    done = [e for e in f.evictions if not e.decision.observed]
-    return done or list(f.evictions)
-
-
-def _evicted(e: RecordedEviction, figures: Mapping[str, FigureAge]) -> Evicted:
-    d = e.decision
-    return Evicted(d.pod_name, d.grace_s, d.rank, figures.get(d.pod) if d.by == KUBELET else None)
+    decisions = [e.decision for e in f.evictions]
+    return [d for d in decisions if not d.observed] or decisions
 
 
 def _victim(f: Facts, mark: Mark) -> OomVictim:

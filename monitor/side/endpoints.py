@@ -97,7 +97,7 @@ def summary(view: View, counted: bool = True) -> dict[str, Any]:
     pods = [_pod(view, found, now, counted) for found in view.pods.values()]
     # The last is ours; who reads a kubelet's summary passes over what it does not know.
     forecasts = [] if view.races is None else view.races.forecaster.report()
-    ours = {"braked": view.braked, "held": view.holds.shown(), "workingSets": _before(view), "forecasts": forecasts}
+    ours = {"braked": view.braked, "held": view.holds.shown(), "forecasts": forecasts}
     ours["status"] = _status(view)
     return {"node": node, "pods": pods, "outrace": ours}
 
@@ -114,12 +114,6 @@ def _status(view: View) -> dict[str, Any]:
         "conditions": list(view.conditions),
         "lost": view.lost(),  # where -> records
     }
-
-
-def _before(view: View) -> dict[str, Any] | None:
-    """What pods had until now, as in a recording; None before the first look at them."""
-    figures = None if view.pod_figures is None else view.pod_figures.report(time.monotonic_ns())
-    return None if figures is None else figures.to_json()
 
 
 def _pod(view: View, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:

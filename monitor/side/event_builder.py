@@ -24,7 +24,6 @@ from monitor.side.cgroup_names import CgroupNames
 from monitor.side.holds import FOR_MEMORY, HoldRation
 from monitor.side.kill_confirmation import KillConfirmation
 from monitor.side.oom_events import OomEvents, ranked
-from monitor.side.pod_figures import PodFigures
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
 from monitor.side.view import View, label
 
@@ -70,9 +69,6 @@ LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
 #: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
 PATIENCE_NS = 350_000_000
 
-#: What pods had is not reported more often: thresholds that are crossed together have it in common.
-FIGURES_NS = 1_000_000_000
-
 #: Pods that outrace evicted are remembered, so that reports of a cluster about them are not taken for a kubelet's.
 _MOST_EVICTED = 1024
 #: The kubelet's own by name: they are no pods of the node any more when a message is about them.
@@ -108,10 +104,8 @@ class EventBuilder:
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         self.confirmation = KillConfirmation(view.hierarchy, has_log, self.feed)
         self._oom_events = OomEvents(view, self._names, self.confirmation, self.feed, self._is_pressed)
-        self.pod_figures = PodFigures()
         self._hold_ration = HoldRation()
-        self._figures_fed_ns = 0  # when what pods had was fed last
-        self._sampler = Sampler(view, self._names, self.feed, self.pod_figures)
+        self._sampler = Sampler(view, self._names, self.feed)
         self._losses = Losses(view, self._now())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
@@ -159,7 +153,6 @@ class EventBuilder:
         if message.startswith(FOR_MEMORY):
             now = self._now()
             self._clock.look(now)
-            self._feed_figures(now)
             self.feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
@@ -328,14 +321,6 @@ class EventBuilder:
             )
         )
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
-        self._feed_figures(self._now())
-
-    def _feed_figures(self, now_ns: int) -> None:
-        """What pods had before: by that a kubelet ranks them."""
-        figures = self.pod_figures.report(now_ns) if now_ns >= self._figures_fed_ns + FIGURES_NS else None
-        if figures is not None:
-            self._figures_fed_ns = now_ns
-            self.feed(figures)
 
     def _on_held(self, message: Held) -> None:
         if (left_out := self._hold_ration.held(message)) is None:
@@ -364,7 +349,6 @@ class EventBuilder:
                 left_out=left_out,
             )
         )
-        self._feed_figures(self._now())  # held above the kubelet's line: nothing was crossed yet
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:

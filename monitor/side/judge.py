@@ -47,7 +47,7 @@ def judge(found: Episode, config: PassConfig, realtime_ns: int) -> Incident:
     ``realtime_ns``: Unix time less CLOCK_MONOTONIC, for an episode that does not know.
     """
     return replace(
-        verdict(found, realtime_ns=realtime_ns, key=config.era.memory_key),
+        verdict(found, realtime_ns),
         counterfactual=kubelets_answer(found, config),
     )
 
@@ -195,11 +195,7 @@ class Judge:
 
     def _judge(self, found: Episode, final: bool) -> None:
         try:
-            incident = (
-                judge(found, self._config, self.offset_ns)
-                if final
-                else verdict(found, realtime_ns=self.offset_ns, key=self._config.era.memory_key)
-            )
+            incident = judge(found, self._config, self.offset_ns) if final else verdict(found, self.offset_ns)
         except Exception as error:  # noqa: BLE001 - a defect in judging must not cost the next incident its verdict
             self._log.error(
                 "an episode could not be judged", domain=found.domain, problem=f"{type(error).__name__}: {error}"

@@ -22,7 +22,6 @@ from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Judge, Tally
-from monitor.side.pod_figures import PodFiguresThread
 from monitor.side.view import View
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ class Races:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
-        view.pod_figures = self.event_builder.pod_figures
-        self._pod_figures = PodFiguresThread(view, view.pod_figures)
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, view.wake_side)
         self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0
@@ -80,7 +77,6 @@ class Races:
 
     def start(self) -> None:
         self.forecaster.start()
-        self._pod_figures.start()
         if self.alerts is not None:
             self.alerts.start()
 
@@ -160,7 +156,6 @@ class Races:
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""
-        self._pod_figures.close()
         self.event_builder.end()
         if self.recorder is not None:
             self.recorder.close(timeout_s)

@@ -12,7 +12,6 @@ from monitor.kernel.domains import Reading
 from monitor.race.events import Lost, Sample
 from monitor.race.forecast import SEEN_NS, SPACING_NS
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
-from monitor.side.pod_figures import PodFigures
 from monitor.side.view import View
 
 #: A pod whose figures do not change is sampled this often.
@@ -44,7 +43,6 @@ class Sampler:
     view: View
     names: CgroupNames
     feed: Callable[[Sample], None]
-    figures: PodFigures | None = None  # what pods had is kept there too
     samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts: only what was exact
     _exact: bool = False  # what is read now is of this moment
     _was_armed: bool = False
@@ -61,14 +59,11 @@ class Sampler:
         self._exact, self._was_armed = self._was_armed and self._armed, self._armed
         table = self.view.table
         before, self._still = self._still, {}
-        pods: dict[str, int | None] = dict.fromkeys(self.view.pods) if self._keeps else {}
         for at in self.names.ids():
             named = self.names.of_cgroup(at)
             reading = table.read(at) if table is not None else self._from_files(named)
             if reading is None:
                 continue
-            if named.kind == "pod" and named.pod in pods:
-                pods[named.pod] = reading.working_set
             # 110 pods that do not change would cost 5 ms of CPU in every second.
             last, since_ns = before.get(at, (None, 0))
             if named.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
@@ -76,13 +71,6 @@ class Sampler:
                 continue
             self._still[at] = (reading, now_ns)
             self.take(now_ns, named, reading.usage, reading.inactive_file, reading.active_file)
-        if pods and self.figures is not None:
-            self.figures.note(now_ns, pods)
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether what is read is of this moment: detached, the counters are those of the last sweep."""
-        return self.figures is not None and self._armed
 
     @property
     def _armed(self) -> bool:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from monitor.kernel.pins import Map, Pins
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.disk_watch import DiskWatch
-    from monitor.side.pod_figures import PodFigures
     from monitor.side.races import Races
     from monitor.side.reload import Reloader
 
@@ -65,7 +64,6 @@ class View:
     pins: Pins | None = None
     disks: DiskWatch | None = None
     races: Races | None = None
-    pod_figures: PodFigures | None = None  # what pods had in the last half minute
     cluster: Cluster | None = None
     log: Log = field(default_factory=Log)
     kubepods: Path | None = None

@@ -1,68 +1,20 @@
-"""`outrace incidents advise`, and what `incidents show` says of old figures of pods."""
+"""`outrace incidents advise`."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click import unstyle
 
-from monitor.cli.incident_text import figures_text, show_lines
-from monitor.race.figure_age import FigureAge, OfAge
+from monitor.cli.incident_text import show_lines
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
 from tests.cli.test_incidents_cli import incidents
 from tests.side.incident_samples import EVICTION_WON, NOW, OWN_LIMIT
 
-BATCH_THEN_DB = FigureAge(
-    4500, "shop/batch", 15, (OfAge("shop/batch", 0, 6, 0.4), OfAge("shop/db", 6, 15, 0.6)), ("shop/batch", "shop/db")
-)
-
-
-SAME = (OfAge("shop/batch", 0, 15, 1.0),)
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        (
-            {},
-            "It would have taken shop/batch on figures of pods up to 6 s old (40% of the ages up to 15 s), shop/db on "
-            "those 6 to 15 s old (60% of the ages up to 15 s, the wrong pod).",
-        ),
-        (
-            {"by_age": SAME, "could": ("shop/batch",)},
-            "Figures of pods up to 15 s old change nothing: shop/batch is taken.",
-        ),
-        (
-            {"by_age": SAME},
-            "Figures of pods up to 15 s old change nothing: shop/batch is taken. Each pod's figure has an age of its "
-            "own: shop/db could be taken too.",
-        ),
-        (
-            {"known_s": 0.0, "by_age": (), "could": ("shop/batch",)},
-            "It would have taken shop/batch on fresh figures of pods; what they had before is not known.",
-        ),
-    ],
-    ids=["the wrong pod", "the same", "another one, too", "not known"],
-)
-def test_old_figures_of_pods_in_words(more: dict[str, Any], expected: str) -> None:
-    assert figures_text(dataclasses.replace(BATCH_THEN_DB, **more).to_json()) == expected
-
 
 def shown(incident: dict[str, Any]) -> str:
     return unstyle(" ".join(" ".join(show_lines(incident, 1000)).split()))
-
-
-def test_show_has_it_below_the_kubelets_chances() -> None:
-    assert "shop/search on those 6 to 15 s old (60% of the ages up to 15 s, the wrong pod)" in shown(EVICTION_WON)
-
-
-def test_an_eviction_by_the_kubelet_is_explained() -> None:
-    took = {"pod": "shop/db", "grace_s": 0, "rank": 3, "figures": BATCH_THEN_DB.to_json()}
-    found = shown({**OWN_LIMIT, "by": "kubelet", "evicted": [took]})
-    assert "The kubelet took shop/db. On figures 6 to 15 s old it was first, on fresh ones shop/batch." in found
 
 
 def test_oom_killed_and_evicted_as_the_api_has_it() -> None:

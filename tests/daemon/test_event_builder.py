@@ -28,9 +28,7 @@ from monitor.race.events import (
     Mark,
     Ranked,
     Seen,
-    WorkingSets,
 )
-from monitor.race.figure_age import PodPoints
 from monitor.race.forecast import DomainForecast, Forecast
 from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
@@ -271,23 +269,6 @@ def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_aler
     assert (forecaster.outlook("oom"), forecaster.report(), forecaster.pods()) == ({}, [], {})
     forecaster.view.stats["armed"] = 1
     assert set(forecaster.alarms(60 * S)[0]) == {"node"}
-
-
-def test_what_pods_had_comes_with_a_crossing_and_once_for_those_at_a_time(node: Path) -> None:
-    heard = Heard(node)
-    heard.event_builder.handle(crossed(time.monotonic_ns()))
-    assert heard.of(WorkingSets) == []  # nothing is known yet
-    now = time.monotonic_ns()
-    heard.event_builder.pod_figures.note(now - 2 * S, {"u": MIB})
-    heard.event_builder.pod_figures.note(now, {"u": 50 * MIB})
-    heard.event_builder.handle(crossed(time.monotonic_ns()))
-    heard.event_builder.handle(crossed(time.monotonic_ns()))
-    alarm = heard.of(WorkingSets)
-    assert alarm[0].pods == (PodPoints("u", False, ((now - 2 * S, MIB), (now, 50 * MIB))),)
-    assert len(alarm) == 1 or alarm[1].ts_ns - alarm[0].ts_ns >= module.FIGURES_NS
-    heard.event_builder.end()
-    (found,) = [e for e, final in heard.episodes if final]
-    assert alarm[0] in found.events
 
 
 # Held pods, and what a cluster reports meanwhile.

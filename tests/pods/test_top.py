@@ -14,8 +14,6 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.oom_candidates import Owner
 from monitor.pods.source import open_source
-from monitor.race.events import WorkingSets
-from monitor.race.figure_age import PodPoints
 from monitor.settings.config import RunConfig
 from monitor.side.endpoints import summary
 from tests.limited import write
@@ -180,27 +178,6 @@ def test_growth_is_over_the_last_ten_seconds() -> None:
     for second in range(31, 42):
         trends.note(100.0 + second, {"a": 110 * MI})
     assert (trends.growth("a"), trends.growth("b")) == (0, None), "b is gone"
-
-
-def test_growth_before_the_first_look_is_what_the_daemon_remembers() -> None:
-    """In the clock of the daemon 25 s are known: `a` grew by 60 MiB 8 and 4 s ago, `new` came 5 s ago."""
-    points = (
-        PodPoints(
-            "a", False, ((1000 * S - 25 * S, 40 * MI), (1000 * S - 8 * S, 70 * MI), (1000 * S - 4 * S, 100 * MI))
-        ),
-        PodPoints("new", True, ((1000 * S - 5 * S, 10 * MI),)),
-    )
-    before = WorkingSets(1000 * S, 975 * S, points).to_json()
-    trends, now = Trends(), {"a": 100 * MI, "still": 7 * MI, "new": 20 * MI}
-    trends.remember(50.0, before, now)
-    trends.note(50.0, now)
-    assert trends.growth("a") == pytest.approx(6 * MI)
-    assert trends.growth("still") == 0
-    assert trends.growth("new") == pytest.approx(2 * MI)
-    other = Trends()
-    other.remember(50.0, None, now)
-    other.note(50.0, now)
-    assert other.growth("a") is None
 
 
 @pytest.mark.parametrize(

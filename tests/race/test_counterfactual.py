@@ -1,6 +1,5 @@
 """What a kubelet would have done: known answers, and the laws of headroom and time."""
 
-import dataclasses
 import math
 
 import pytest
@@ -12,7 +11,6 @@ from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.counterfactual import counterfactual
 from monitor.race.facts import facts
-from monitor.race.figure_age import PodHistory
 from monitor.race.series import TimeSeries
 from monitor.race.world import World, world
 from tests.race.builders import (
@@ -47,13 +45,10 @@ def growth(mi_per_s: float, headroom_mi: float = 100, before_s: int = 30) -> Wor
     end_s = headroom_mi / mi_per_s
     line = [(ms(-before_s * 1000), -before_s * mi_per_s), (ms(end_s * 1000), headroom_mi), (ms(1e7), headroom_mi)]
     sets = [(t, CAPACITY - QUANTITY + round(v * MI)) for t, v in line]
-    hog = [(ms(t * 100), round((300 + mi_per_s * t / 10) * MI)) for t in range(-before_s * 10, round(end_s * 10))]
-    series_by_uid = {"uid-hog": TimeSeries(hog), "uid-cart": TimeSeries([(ms(-30_000), 200 * MI)])}
     return World(
         {MEMORY: TimeSeries(sets)},
         {MEMORY: CAPACITY},
         PODS[:2],
-        PodHistory(series_by_uid),
         ms(0),
         float(ms(end_s * 1000)),
     )
@@ -76,7 +71,7 @@ def test_pressure_shorter_than_the_period_may_never_be_seen() -> None:
     sets = TimeSeries(
         [(ms(-20_000), 0), (ms(-1), CAPACITY // 2), (ms(0), CAPACITY), (ms(3000), CAPACITY), (ms(3001), 0)]
     )
-    short = World({MEMORY: sets}, {MEMORY: CAPACITY}, PODS[:2], PodHistory(), ms(0), None)
+    short = World({MEMORY: sets}, {MEMORY: CAPACITY}, PODS[:2], ms(0), None)
     found = counterfactual(short, HARD)
     assert (found.detected, found.in_time) == (pytest.approx(0.3, abs=0.001), found.detected)
     assert (found.p10_ms, found.p50_ms) == (pytest.approx(1000, abs=5), None)
@@ -121,7 +116,6 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
     assert found.oom_ns == pytest.approx(ms(1000), abs=30_000_000)
     assert found.working_set[MEMORY].at(ms(500)) == pytest.approx(950 * MI, rel=0.01)
     assert found.working_set[MEMORY].at(ms(9)) == pytest.approx(901 * MI, rel=0.001)  # not what the eviction made it
-    assert found.history.series["uid-hog"].at(ms(500)) == pytest.approx(450 * MI, rel=0.01)
     answer = counterfactual(found, HARD)
     assert answer.detected == pytest.approx(0.1, abs=0.01)
     assert answer.assumed
@@ -135,14 +129,3 @@ def test_time_series() -> None:
     series = TimeSeries([(0, 0), (10, 100), (20, 0)])
     assert (series.at(5), series.at(-5), series.at(99), series.held(19)) == (50, 0, 0, 100)
     assert (series.above(50), series.above(-1)) == ([(5, 15)], [(0, math.inf)])
-
-
-def test_nobody_is_named_where_priorities_are_not_known() -> None:
-    """It was certain of the largest pod, while the kubelet beside it took one of a lower priority."""
-    seen = growth(8)
-    figures = counterfactual(seen, HARD).figures
-    assert figures is not None
-    assert figures.fresh == "shop/hog"
-    unknown = dataclasses.replace(seen.pods[0], priority=None)
-    found = counterfactual(dataclasses.replace(seen, pods=(unknown, *seen.pods[1:])), HARD)
-    assert (found.figures, found.detected) == (None, 1.0)

@@ -45,8 +45,6 @@ def test_only_the_kubelet_would_have_evicted() -> None:
     assert (poll.detected, poll.oom_ms) == (1.0, None), "its loop comes round within the 30 s"
     assert poll.p90_ms is not None
     assert poll.p90_ms <= 10_000
-    assert poll.figures is not None
-    assert poll.figures.fresh == "shop/hog"
 
 
 def test_the_kubelet_is_asked_by_its_own_formula() -> None:

@@ -68,7 +68,7 @@ def test_an_incident_has_the_keys_of_the_contract() -> None:
         }
     ]
     assert found["invoker"] == {"pid": 77, "comm": "nginx", "pod": "shop/cart"}
-    evicted = {"pod": "shop/hog", "grace_s": 30, "rank": 1, "figures": None}
+    evicted = {"pod": "shop/hog", "grace_s": 30, "rank": 1}
     assert (found["evicted"], found["domain"], found["reported_evicted"]) == ([evicted], "node", [])
 
 

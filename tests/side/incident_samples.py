@@ -36,24 +36,13 @@ def _decided(pod: str, grace_s: int, available: int, working_set: int) -> dict[s
     return made | {"trigger": "user", "pod_working_set": working_set}
 
 
-_FIGURES = {
-    "at_ms": 310.0,
-    "fresh": "shop/cart",
-    "known_s": 15.0,
-    "by_age": [
-        {"pod": "shop/cart", "from_s": 0.0, "to_s": 6.0, "share": 0.4},
-        {"pod": "shop/search", "from_s": 6.0, "to_s": 15.0, "share": 0.6},
-    ],
-    "could": ["shop/cart", "shop/search"],
-}
-
 #: A Burstable pod fills the node and is evicted 21 MiB before the limit.
 EVICTION_WON: Incident = _incident(
     "2026-01-31T03:12:09.412Z-node-4f1c",
     "2026-01-31T03:12:09.431Z",
     "node",
     "eviction_won",
-    evicted=[{"pod": "shop/cart", "grace_s": 0, "rank": 1, "figures": None}],
+    evicted=[{"pod": "shop/cart", "grace_s": 0, "rank": 1}],
     margin_bytes=21 * MIB,
     margin_ms=8.73,
     by="outrace",
@@ -74,7 +63,6 @@ EVICTION_WON: Incident = _incident(
     counterfactual=[
         {"mode": "poll", "detected": 0.062, "in_time": 0.0, "in_time_if_obeying": 0.058, "p10_ms": 980.0}
         | {"p50_ms": 4980.0, "p90_ms": 9010.0, "oom_ms": 620.0, "assumed": True}
-        | {"figures": _FIGURES}
     ],
 )
 
@@ -89,7 +77,7 @@ DURING_GRACE: Incident = _incident(
     flags=["global", "wrong_victim"],
     oom_victims=[_POSTGRES | {"memcg": "/kubepods/poddb", "rss_bytes": 310 * MIB, "policy_rank": 7}],
     invoker={"pid": 991, "comm": "stress-ng", "pod": "batch/report"},
-    evicted=[{"pod": "batch/report", "grace_s": 30, "rank": 1, "figures": None}],
+    evicted=[{"pod": "batch/report", "grace_s": 30, "rank": 1}],
     margin_bytes=-48 * MIB,
     margin_ms=-15800.0,
     by="outrace",
