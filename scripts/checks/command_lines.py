@@ -37,7 +37,7 @@ PLACEHOLDER = re.compile(r"(?:[A-Z]+|.*\.\.\.)(?:[./:=-].*)?")
 ON_A_NODE = re.compile(r"(?:manifests:)?/")
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")
-#: Where options are defined that are not of outrace: the kubelet's of all releases, `make test-vm`'s and
+#: Where options are defined that are not of outrace: the kubelet's about eviction, `make test-vm`'s and
 #: `make mutation`'s and pytest's.
 DEFINED = (
     "monitor/policy/translate.py",
@@ -49,6 +49,8 @@ OTHERS = {
     *("--field-selector", "--raw", "--subresource", "--bound-object-kind"),  # kubectl
     *("--memory-reservation", "--now", "--prune", "--rm"),  # docker, systemctl, crictl, podman
     *("--scope", "--user"),  # systemd-run, systemctl
+    *("--hostname-override", "--cert-dir", "--config-dir", "--oom-score-adj"),  # other flags of a kubelet
+    "--node-status-update-frequency",
     *("--eviction", "--leader-elect", "--kubelet-arg", "--root-dir"),  # `--eviction-*`, `--leader-elect-...`; k3s
     *("--status-taint", "--terminated-pod-gc-threshold"),  # cluster-autoscaler, kube-controller-manager
 }
