@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from monitor.actions.changes import VANISHED, Change, identity_of, put_back, source_of, value_of
-from monitor.actions.thaw_reasons import CGROUPS
 from monitor.kernel import cgroupfs
+from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
 
 #: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.

@@ -11,11 +11,11 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from monitor.kernel.cgroup_procs import walk
+from monitor.kernel.cgroup_procs import CGROUPS, walk
 from monitor.kernel.procfs import kill_pends
 
-#: In one look, by the hot thread: processes, 30 us each, and cgroups, 15 us each. A pod may have thousands of both.
-PROCESSES, CGROUPS = 64, 64
+#: In one look, by the hot thread: processes, 30 us each. A pod may have thousands.
+PROCESSES = 64
 #: ... and the time after which a look ends, however long one of them took.
 _MOST_NS = 1_000_000
 #: The name of a process between runc's fork and its execve: runc:[2:INIT] (runc, libcontainer/nsenter/nsexec.c).

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor
 from monitor.hot.brake import UNASKED, Brake
-from monitor.hot.hold import HoldControl
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.registry import PodEntry
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Clear, DiskFigures
-from monitor.policy import decisions, hold, patience
+from monitor.policy import decisions, patience
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import WAIT
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, hurries, run_pass
@@ -29,6 +28,7 @@ from monitor.policy.thresholds import Threshold
 from monitor.sources.watch import Compared, Watch
 
 if TYPE_CHECKING:
+    from monitor.hot.hold import HoldControl
     from monitor.hot.parts import Core
 
 
@@ -57,20 +57,20 @@ class Decider:
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
         self.compared = Compared()
-        self._pods = MovedPods(core.gauge, core.registry, core.evictor, core.outbox.send)
+        self.pods = MovedPods(core.gauge, core.registry, core.evictor, core.outbox.send)
         self._decisions = Decisions(core.config.kills)
         self._brake = Brake(core)
         self.note, self.note_due_ns = self._brake.note, self._brake.note_due_ns
-        self.holds = HoldControl(core, self._brake.figures) if core.config.holds else None
+        self.holds: HoldControl | None = None
+        if core.config.holds:
+            from monitor.hot.hold import HoldControl  # 1.3 MB, of no use in other modes
+
+            self.holds = HoldControl(core, self._brake.figures)
         self._actor = Actor(core, self._decisions, self._brake)
 
     def pass_due_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
         return self._timer.due_ns(self.outcome.next_deadline_ns if self.outcome is not None else None, self.pressed)
-
-    def reread_due_ns(self) -> int | None:
-        """When pods that gave memory back are counted anew."""
-        return self._pods.reread_ns
 
     @property
     def braked(self) -> dict[str, Any] | None:
@@ -88,25 +88,20 @@ class Decider:
         self._brake.begin(time.monotonic_ns())
         self.run_pass()
 
-    @property
-    def moved(self) -> dict[int, int]:
-        """Domain index -> working set, from step records not yet ranked."""
-        return self._pods.moved
-
     def step(self, index: int, working_set: int) -> None:
         """A pod's working set moved by a step; it is ranked later, together with others."""
         self.steps += 1
-        self._pods.note(index, working_set)
+        self.pods.note(index, working_set)
 
     def rank_moved(self) -> None:
         """Give the pods that reported a step their new places."""
         if self.holds is not None:
-            self.holds.moved(self._pods.moved)
-        self._pods.rank()
+            self.holds.moved(self.pods.moved)
+        self.pods.rank()
 
     def reread(self) -> None:
         """Count anew, and rank by that, the pods that gave memory back."""
-        self._pods.reread()
+        self.pods.reread()
         self.prepare()
 
     def prepare(self) -> None:
@@ -116,7 +111,7 @@ class Decider:
         if self.holds is not None and self.may_act and self._gauge.arming.armed:
             self.holds.prepare()
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
-            self._pods.take_back(at_leisure=True)
+            self.pods.take_back(at_leisure=True)
             # Where it has to be asked at a crossing whether the first may go, the kernel must not signal it there.
             self._trigger.prepare(may_arm=not (self._patience.active or self._brake.forbids_arming()))
 
@@ -127,7 +122,7 @@ class Decider:
         and, where they are to be used, its numbers then.
         """
         self._gauge.take_capacities()
-        pods = self._pods
+        pods = self.pods
         if pods.moved and not pods.keeps_order():
             pods.rank()
         was_waiting, coming = self._patience.active, self._patience.look(time.monotonic_ns())
@@ -227,7 +222,7 @@ class Decider:
                 brake=asked.known,
                 braked=braked,
                 kept=kept,
-                holding=self.holds is not None and hold.is_in_the_way(self.holds.state),
+                holding=self.holds is not None and self.holds.is_in_the_way,
                 hurried=hurried,
             )
 

@@ -113,12 +113,17 @@ class HoldControl:
             self._advance(figures.look(figures.domains(), self.state, [entry.uid]), crossed_ns)
         elif not self._holds:
             self._advance(figures.look(figures.domains(), self.state, victim=entry), crossed_ns)
-        return not self.graceful and self.rules.kills and hold.is_in_the_way(self.state)
+        return not self.graceful and self.rules.kills and self.is_in_the_way
 
     @property
     def hurries(self) -> bool:
         """Whether a pod in its grace may be hurried: not before the second line, where it has it under the brake."""
-        return not self.graceful or not hold.is_in_the_way(self.state)
+        return not self.graceful or not self.is_in_the_way
+
+    @property
+    def is_in_the_way(self) -> bool:
+        """Whether pods are held, and the policy does not decide yet."""
+        return hold.is_in_the_way(self.state)
 
     def acted(self, uid: str, acted: Acted | None) -> None:
         """What was done about a pod: where it was sent SIGKILL it is not held any more, after SIGTERM it may answer."""

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from monitor.actions.brake_limit import ROOM
 from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import PodBrake
-from monitor.actions.thaw_reasons import CGROUPS, KILL, START
+from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
+from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.hold_messages import Soften

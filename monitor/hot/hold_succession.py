@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.ledger import HOT, attribute_of, is_noted
-from monitor.actions.thaw_reasons import CGROUPS
 from monitor.actions.undo import Undone, logged, problem_logged, undoing
 from monitor.errors import MonitorError
+from monitor.kernel.cgroup_procs import CGROUPS
 
 if TYPE_CHECKING:
     from monitor.hot.parts import Core, Parts

@@ -11,11 +11,11 @@ import time
 from collections import deque
 from contextlib import suppress
 
-from monitor.actions.thaw_reasons import CGROUPS
 from monitor.hot.gauge import Gauge
 from monitor.hot.leaving import NOTHING, WINDOW_NS, Growth, Leaving
 from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroup_procs
+from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Evicted, GiveBack, Left, Send

@@ -197,7 +197,7 @@ class RingRecords(Records):
             if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
                 break
         self._away = False
-        self._decider.moved.clear()
+        self._decider.pods.moved.clear()
         for kind in _KINDS:
             self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
 

@@ -25,11 +25,11 @@ def timer_table(
     guarded = parts.guard
 
     def rank_due_ns() -> int | None:
-        return 0 if decider.moved or decider.stirred else None
+        return 0 if decider.pods.moved or decider.stirred else None
 
     def rank(now_ns: int) -> None:
         """Records were read: rank the pods that moved, have the next victim ready."""
-        if not decider.moved:
+        if not decider.pods.moved:
             decider.prepare()
             return
         guarded(decider.rank_moved)
@@ -56,7 +56,7 @@ def timer_table(
             *_of_holds(parts),
             Timer("rank", rank_due_ns, rank),
             Timer("sample", decider.note_due_ns, decider.note),
-            Timer("reread", decider.reread_due_ns, lambda _: decider.reread()),
+            Timer("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
             Timer("eviction", evictor.due_ns, follow_eviction),
             Timer("return", patience.due_ns, lambda _: decider.follow_return()),
             Timer("pass", decider.pass_due_ns, lambda _: decider.run_pass()),
@@ -79,7 +79,7 @@ def _of_holds(parts: Parts) -> tuple[Timer, ...]:
 
     def due_ns() -> int | None:
         due = holds.due_ns()
-        return 0 if due is not None and (decider.moved or decider.stirred) else due
+        return 0 if due is not None and (decider.pods.moved or decider.stirred) else due
 
     def follow(now_ns: int) -> None:
         if holds.follow(now_ns):

@@ -16,6 +16,8 @@ from monitor.kernel.cgroupfs import GONE, failure
 _LONG = 3000
 #: Cgroups of one pod that a descriptor is kept of: a pod has a handful. One with more is walked.
 _KEPT = 64
+#: In one look, by the hot thread: cgroups, 15 us each. A pod may have thousands.
+CGROUPS = 64
 #: Cgroups that are listed in the time that one of them takes to read.
 _LISTED = 16
 

@@ -172,7 +172,7 @@ class Node:
             decider.run_pass(world.now_ns, world.watches[0])
         if self._is_due(decider.pass_due_ns()):
             decider.run_pass()
-        if self._is_due(decider.reread_due_ns()):
+        if self._is_due(decider.pods.reread_ns):
             decider.reread()
         if decider.holds is not None:
             decider.holds.look_uncrossed(world.now_ns)

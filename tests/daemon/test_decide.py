@@ -197,15 +197,15 @@ def test_a_pod_that_gave_memory_back_is_counted_again_soon(make: Make) -> None:
     decider, entry = world.decider, world.registry.by_uid[PODS[1]]
     assert entry.usage is not None
     decider.step(entry.index, entry.usage + 1)
-    assert decider.reread_due_ns() is None
+    assert decider.pods.reread_ns is None
     decider.step(entry.index, entry.usage - 1)
-    assert decider.reread_due_ns() == world.now_ns + REREAD_NS
-    assert (decider.steps, list(decider.moved)) == (2, [entry.index])
+    assert decider.pods.reread_ns == world.now_ns + REREAD_NS
+    assert (decider.steps, list(decider.pods.moved)) == (2, [entry.index])
     decider._gauge.reread = lambda: None  # type: ignore[method-assign]
     decider._trigger.prepare = lambda may_arm: None  # type: ignore[method-assign,assignment]
     world.table.sets[entry.index] = 7
     decider.reread()
-    assert (entry.usage, decider.reread_due_ns(), decider.moved) == (7, None, {})
+    assert (entry.usage, decider.pods.reread_ns, decider.pods.moved) == (7, None, {})
 
 
 def test_a_record_that_waited_ranks_nobody_by_what_he_had(make: Make) -> None:
