@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from monitor import documents
-
 #: As many as the kernel follows (MAXSYMLINKS).
 _MOST_LINKS = 40
 _AMONG_OTHERS = " is in a directory where others can put files"
@@ -188,6 +186,8 @@ def read_alone(path: Path, *, pipes: bool = False, mounted: bool = True) -> byte
     The way is checked while the file is open, and has to lead to that very file. A descriptor of this process
     (``/dev/stdin``, ``<(...)`` of a shell) is the word of the process that started this one, whoever made the file.
     """
+
+    from monitor import documents  # the hot process reads none
 
     def check(fd: int) -> None:
         if is_handed(path):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
 from monitor.pods.cgroup_tree import KubePath, children, find_pod, is_kubepods, parse, pods_in
-from monitor.pods.model import FoundPod
-from monitor.policy.pods import Pod
 from monitor.policy.qos import is_mirror, is_static
+
+if TYPE_CHECKING:
+    from monitor.pods.model import FoundPod
+    from monitor.policy.pods import Pod
 
 #: How deep below the node a kubepods directory is looked for: kind has it at /docker/ID/kubelet.slice/.
 _MAX_DEPTH = 5

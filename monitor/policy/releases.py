@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DiskLayout, reclaim_actions
@@ -19,7 +20,9 @@ from monitor.policy.ranking import Candidate, Key, memory_key
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import SIGNALS
 from monitor.policy.thresholds import DEFAULT_HARD, Threshold, parse_thresholds
-from monitor.policy.victims import Ranker, rank_one
+
+if TYPE_CHECKING:
+    from monitor.policy.victims import Ranker
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,13 @@ class Era:
     `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s` is the grace passed on for a
     hard eviction; `containerfs`: the release knows a container file system. `request` and `qos_class` are what
     `memory_key` is fed: it ranks a candidate for memory by its numbers and its class alone, so that no Pod is needed
-    where every microsecond counts; its order is that of `ranker`.
+    where every microsecond counts; its order is that of `ranker` (None: today's, of
+    `monitor.policy.victims`, which the hot process does not need).
     """
 
     name: str
     signals: tuple[str, ...]
     default_hard: Mapping[str, str]
-    ranker: Ranker
     oom_score_adj: Callable[[Pod, str, int], int]
     reclaim_actions: Callable[[str, DiskLayout], tuple[str, ...]]
     is_critical: Callable[[Pod], bool]
@@ -44,6 +47,7 @@ class Era:
     request: Callable[[Pod, str], Quantity] = pod_request
     qos_class: Callable[[Pod], str] = qos_class
     memory_key: Callable[[Candidate], Key] = memory_key
+    ranker: Ranker | None = None
 
     def parse_thresholds(
         self,
@@ -69,7 +73,6 @@ CURRENT = Era(
     name="kubelet-1.36",
     signals=SIGNALS,
     default_hard=DEFAULT_HARD,
-    ranker=rank_one,
     oom_score_adj=oom_score_adj,
     reclaim_actions=reclaim_actions,
     is_critical=is_critical,

@@ -69,7 +69,7 @@ def first_victims(
 
     Of hundreds of pods it makes one or two candidates, which is a third of the time of a pass.
     """
-    if ranker is not None and ranker is not rank_one:
+    if ranker is not None:
         return [one.candidate for one in rank_pods(signal, pods, stats, layout, pod_level, ranker)]
     used = _usage(signal, pods, stats, layout)
     keys = _keys(signal, pods, used, pod_level)
