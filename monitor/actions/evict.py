@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from monitor.actions.victim import REST, Victim
-from monitor.kernel.pidfd_info import wait_status
-from monitor.kernel.procfs import wants_cpu
+from monitor.kernel.procfs import wait_status, wants_cpu
 
 #: A killed pod that gives nothing back for this long no longer keeps the next one waiting: it is frozen, or in a system
 #: call that does not end. (7 GiB/s are freed when a process ends, measured; one that frees at all is waited for.)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from monitor.kernel.pidfd_info import wait_status
+from monitor.kernel.procfs import wait_status
 
 KNOWN = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 15)
 
