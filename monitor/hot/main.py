@@ -25,8 +25,7 @@ from monitor.errors import EXIT_FAILURE, EXIT_HOOK, MonitorError, remedy_of
 from monitor.hot.busy_poll import BusyPoll
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
-from monitor.hot.eviction_note import EvictionNote
-from monitor.hot.evictor import Evictor
+from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.gauge import Gauge, NodeGone
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.life_cycle import LifeCycle

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from monitor.actions.evict import Eviction
-from monitor.hot.eviction_note import ASKED, GONE, KILLED, Noted
-from monitor.hot.evictor import EVICTION_TIMEOUT_NS
+from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, KILLED, Noted
 from monitor.hot.parts import Parts
 from monitor.hot.patience import MOST_BOUND_NS
 from monitor.hot.registry import PodEntry

@@ -10,8 +10,7 @@ import pytest
 
 from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction
 from monitor.actions.victim import Victim
-from monitor.hot.eviction_note import EvictionNote
-from monitor.hot.evictor import Evictor
+from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.patience import Patience
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu

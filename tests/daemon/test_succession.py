@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from monitor.hot import succession
-from monitor.hot.eviction_note import ASKED, GONE, KILLED, EvictionNote, Noted
+from monitor.hot.evictor import ASKED, GONE, KILLED, EvictionNote, Noted
 from monitor.hot.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
 from monitor.kernel import cgroup_procs, cgroupfs, procfs
 from monitor.kernel.pins import Pins

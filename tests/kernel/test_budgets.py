@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from monitor.hot.eviction_note import EvictionNote
+from monitor.hot.evictor import EvictionNote
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD
 from monitor.kernel.pins import PROCS, Ring
