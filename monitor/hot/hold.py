@@ -18,7 +18,7 @@ from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.registry import PodEntry
-from monitor.link.hold_messages import KubeletEviction, Softened
+from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
 from monitor.policy.hold import FREE, Look, Pod, State, may_run

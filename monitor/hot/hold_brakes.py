@@ -17,8 +17,8 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.hold_messages import Soften
 from monitor.link.messages import Send
+from monitor.link.rare_messages import Soften
 from monitor.policy.hold import Pod
 
 #: Kept at most, besides those in force: the first of the order, and who moved last. 6 descriptors each.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monitor.hot.registry import PodEntry
-from monitor.link.hold_messages import Held, HoldEnded
+from monitor.link.rare_messages import Held, HoldEnded
 from monitor.policy import hold
 from monitor.policy.hold import Pod, Rules, State
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S

@@ -15,8 +15,8 @@ from typing import Any
 from monitor.hot.supervise import Side
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.hold_messages import Held, HoldEnded
 from monitor.link.messages import OF_RACES, HotMessage, LogLine, RaceMessage
+from monitor.link.rare_messages import Held, HoldEnded
 
 #: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30. Those about holds, of
 #: which one pod makes 12 a second for as long as it likes, have room of their own: they push out no kill.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from monitor.hot.act import Acted
 from monitor.link.messages import HotMessage
-from monitor.link.record_messages import HoldLook, Limit, Pass, Ranking, Snapshot
+from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps

@@ -14,9 +14,8 @@ from monitor.hot.life_cycle import State
 from monitor.hot.parts import Parts
 from monitor.hot.reconfigure import Configuration
 from monitor.kernel.troubles import TROUBLES
-from monitor.link import channel, hold_messages, messages
-from monitor.link.config_messages import Apply, Reconfigure
-from monitor.link.record_messages import Record
+from monitor.link import channel, messages, rare_messages
+from monitor.link.rare_messages import Apply, Reconfigure, Record
 
 #: A pod that could not be watched, for want of a descriptor for example, is tried again so often.
 RETRY_NS = 1_000_000_000
@@ -62,8 +61,8 @@ class PodSync:
         holds = parts.decider.holds
         if holds is not None:
             self._handlers |= {
-                hold_messages.KubeletEviction: holds.take_eviction,
-                hold_messages.Softened: holds.take_softened,
+                rare_messages.KubeletEviction: holds.take_eviction,
+                rare_messages.Softened: holds.take_softened,
             }
 
     def begin(self) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.parts import Parts
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.config_messages import Reconfigure, Reread
 from monitor.link.messages import Clear, PodSeen
+from monitor.link.rare_messages import Reconfigure, Reread
 from monitor.policy.eviction_pass import reconfigured
 from monitor.settings.config import RunConfig
 from monitor.sources.watch import change_thresholds

@@ -9,9 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.kernel.wire import OomEvent
-from monitor.link.config_messages import FROM_CONFIG, TO_CONFIG, FromConfig, ToConfig
-from monitor.link.hold_messages import FROM_HOLDS, TO_HOLDS, FromHolds, Held, HoldEnded, ToHolds
-from monitor.link.record_messages import HoldLook, Limit, Pass, Ranking, Record, Rows, Snapshot
+from monitor.link.rare_messages import (
+    FROM_CONFIG,
+    FROM_HOLDS,
+    TO_CONFIG,
+    TO_HOLDS,
+    FromConfig,
+    FromHolds,
+    Held,
+    HoldEnded,
+    HoldLook,
+    Limit,
+    Pass,
+    Ranking,
+    Record,
+    Rows,
+    Snapshot,
+    ToConfig,
+    ToHolds,
+)
 
 # hot -> side
 

@@ -240,7 +240,7 @@ class Hold(OfThreshold):
 
 @dataclass(frozen=True, slots=True)
 class HoldEnd(Timed):
-    """A pod is not held any more, after `held_ns`; `why` is one of `monitor.link.hold_messages.HOLD_ENDS`. `grew`: by
+    """A pod is not held any more, after `held_ns`; `why` is one of `monitor.link.rare_messages.HOLD_ENDS`. `grew`: by
     how much the pod did. `instead`: namespace/name of the pod that the kubelet evicted instead.
     `left_out` as for `Hold`.
     """

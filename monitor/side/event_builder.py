@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.link import messages
 from monitor.link.clock import WallClock
-from monitor.link.hold_messages import Held, HoldEnded
+from monitor.link.rare_messages import Held, HoldEnded
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
 from monitor.race import episode

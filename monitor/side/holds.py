@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction
+from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
 
 if TYPE_CHECKING:
     from monitor.side.view import View

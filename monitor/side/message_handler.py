@@ -18,9 +18,8 @@ from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.codec import event_fields, present
-from monitor.link.config_messages import Reread
-from monitor.link.hold_messages import Held, HoldEnded, Soften
 from monitor.link.messages import Braked, Released
+from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.messages import eviction_message

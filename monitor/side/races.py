@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, State, Stored
-from monitor.link.record_messages import Record
+from monitor.link.rare_messages import Record
 from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Event, Gone, Refused
 from monitor.settings.config import RunConfig

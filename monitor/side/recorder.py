@@ -19,7 +19,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.link.messages import NAMES, Bad, Message
-from monitor.link.record_messages import HoldLook, Limit, Pass, Ranking, Snapshot
+from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.race.episode import State
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from monitor.errors import MonitorError
 from monitor.kernel import meminfo
 from monitor.link import channel
-from monitor.link.config_messages import Apply, Reconfigure
+from monitor.link.rare_messages import Apply, Reconfigure
 from monitor.link.upgrade import is_replaced
 from monitor.pods.spec import SERVICES
 from monitor.policy.signals import MEMORY

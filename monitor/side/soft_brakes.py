@@ -8,7 +8,7 @@ from pathlib import Path
 from monitor.actions.ledger import SIDE, Ledger
 from monitor.actions.soft_brake import SoftBrake
 from monitor.errors import MonitorError
-from monitor.link.hold_messages import HoldEnded, Soften, Softened
+from monitor.link.rare_messages import HoldEnded, Soften, Softened
 from monitor.side.view import View, label
 from monitor.side.worker import Worker
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.link.hold_messages import HoldEnded
 from monitor.link.messages import Braked, HotMessage, PodSeen, Released
+from monitor.link.rare_messages import HoldEnded
 from monitor.settings.config import RunConfig
 from tests.daemon.limited_brake import LimitedBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World, clocked

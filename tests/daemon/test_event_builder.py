@@ -13,7 +13,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.wire import OomEvent
 from monitor.link import messages
-from monitor.link.hold_messages import HoldEnded
+from monitor.link.rare_messages import HoldEnded
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.episode import Episode

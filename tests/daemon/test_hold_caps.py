@@ -11,7 +11,7 @@ import pytest
 
 from monitor.actions.brake_limit import ROOM, move_limit
 from monitor.actions.thaw_reasons import KILL, START
-from monitor.link.hold_messages import KubeletEviction
+from monitor.link.rare_messages import KubeletEviction
 from tests.daemon.hold_world import DB, HOG, hold_world
 from tests.daemon.limited_brake import COMPANION, LIMIT, LimitedBrake, ledger
 from tests.daemon.test_hold_thaws import both_held, follow, thaws

@@ -6,7 +6,7 @@ The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py
 import pytest
 
 from monitor.hot.hold_figures import KubeletAnswers
-from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, Soften, Softened
+from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction, Soften, Softened
 from monitor.policy.hold import BEYOND, FIGURES_NS
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported
 from tests.daemon.hold_world import world as world

@@ -11,7 +11,7 @@ import pytest
 from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.hold_brakes import THAWED_NS, Headroom, Thaws
-from monitor.link.hold_messages import Held
+from monitor.link.rare_messages import Held
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World

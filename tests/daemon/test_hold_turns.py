@@ -8,8 +8,8 @@ import pytest
 
 from monitor.actions.thaw_reasons import KILL
 from monitor.hot.hold_report import REPORTS
-from monitor.link.hold_messages import Held
 from monitor.link.messages import PodSeen
+from monitor.link.rare_messages import Held
 from tests.daemon.hold_world import hold_world, reported
 from tests.daemon.test_hold_thaws import follow, thaws
 from tests.replay.stand_ins import StandInBrake

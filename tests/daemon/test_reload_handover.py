@@ -15,7 +15,7 @@ from monitor.hot.reconfigure import Configuration
 from monitor.hot.supervise import Side
 from monitor.kernel import meminfo
 from monitor.link import upgrade
-from monitor.link.config_messages import Reconfigure
+from monitor.link.rare_messages import Reconfigure
 from monitor.policy.eviction_pass import KNOWN_LAYOUT
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import kubelets as kubelets_lines

@@ -29,8 +29,8 @@ from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
 from monitor.link import codec
 from monitor.link.counters import SharedStats
-from monitor.link.hold_messages import FromHolds, KubeletEviction, Softened, ToHolds
 from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
+from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToHolds
 from monitor.policy.patience import Coming
 from monitor.policy.releases import era
 from monitor.replay import Replayed, replay, with_changes

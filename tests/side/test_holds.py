@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction
+from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
 from monitor.race.events import Event, Hold, HoldEnd
 from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor.actions.brake_file import BrakeFile
-from monitor.link.hold_messages import Soften
+from monitor.link.rare_messages import Soften
 from monitor.side import soft_brakes
 from monitor.side.soft_brakes import SoftBrakes
 from tests.actions.plain import MIB, PlainPod

@@ -23,7 +23,7 @@ from monitor.kernel.cgroupfs import MemoryReading
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
-from monitor.link.hold_messages import HELD_FOR, HOLD_ENDS
+from monitor.link.rare_messages import HELD_FOR, HOLD_ENDS
 from monitor.policy.eviction_brake import REASONS
 from monitor.policy.releases import era
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
