@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from monitor.actions.brake_file import enable_below
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, undone
 from monitor.actions.daemons import is_dead, lives
-from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, SIDE, WRONG, Noted, attributes_of, below, noted_at, wrong
+from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from monitor.actions.oomadj import Logger
 
 OnProblem = Callable[[str], object]
-
-_OLDER = "a change of an earlier release is undone"
 
 
 class Undone(NamedTuple):
@@ -80,7 +78,7 @@ def undo_left(
     roles: Collection[str] = ROLES,
 ) -> list[Undone]:
     """`undo`, with the processes on these state dirs known to have ended; logged. Raises nothing."""
-    found, state_dirs = list[Undone](), list(state_dirs)
+    found = list[Undone]()
     try:
         ended = attributes_of(state_dirs, roles)
         for one in undoing(hierarchy or cgroupfs.detect(), problem_logged(log), ended, roles=roles):
@@ -89,20 +87,7 @@ def undo_left(
                 found.append(one)
     except (MonitorError, OSError) as error:
         log("error", "changes of an earlier daemon cannot be looked for", problem=str(error))
-    if SIDE in roles:  # after the notes: a hold took the limit of such a file for the pod's own
-        undo_files(
-            state_dirs, problem_logged(log), lambda what, outcome: log("info", _OLDER, what=what, outcome=outcome)
-        )
     return found
-
-
-def undo_files(state_dirs: Iterable[Path], on_problem: OnProblem, on_undone: Callable[[str, str], object]) -> None:
-    """What earlier releases noted in files of state dirs on which no other daemon runs."""
-    for state_dir in state_dirs:
-        if any((state_dir / name).is_dir() for name in ("changes", "marks")):
-            from monitor.actions import older_notes
-
-            older_notes.undo_files(state_dir, on_problem, on_undone)
 
 
 def logged(one: Undone, log: Logger) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from monitor.actions.ledger import attributes_of
-from monitor.actions.undo import undo, undo_files
+from monitor.actions.undo import undo
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, instances, mounts, pins
 from monitor.kernel.instances import Instance
@@ -120,7 +120,6 @@ def _undo(state_dirs: list[Path]) -> list[str]:
         return []  # no pod is to be seen from here
     for one in undo(hierarchy, problems.append, attributes_of(state_dirs)):
         click.echo(f"{one.path}/{one.file} ({one.why}): {one.outcome}", err=True)
-    undo_files(state_dirs, problems.append, lambda what, outcome: click.echo(f"{what}: {outcome}", err=True))
     return problems
 
 
