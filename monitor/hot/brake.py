@@ -157,7 +157,7 @@ class Brake:
         elif asked.known and asked.answer.go:
             self._release("evictions help now", now_ns)
         if not asked.answer.go:
-            self._trigger.rest()
+            self._trigger.stand_down()
         return asked.answer.go
 
     def look_after(self, outcome: Outcome, now_ns: int) -> None:

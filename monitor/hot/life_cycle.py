@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from monitor.hot.evictor import Evictor
+if TYPE_CHECKING:
+    from monitor.hot.decide import Decider
+    from monitor.hot.evictor import Evictor
+    from monitor.sources.arming import Arming
 
 
 class State(IntEnum):
@@ -23,19 +26,10 @@ class State(IntEnum):
 _NEXT = {State.STARTING: State.SYNCING, State.SYNCING: State.WATCHING}
 
 
-class _Arming(Protocol):
-    @property
-    def armed(self) -> bool: ...
-
-
-class _Decider(Protocol):
-    pressed: bool
-
-
 class LifeCycle:
     """Kept up to WATCHING, then derived from what is attached, met and under way."""
 
-    def __init__(self, arming: _Arming, decider: _Decider, evictor: Evictor) -> None:
+    def __init__(self, arming: Arming, decider: Decider, evictor: Evictor) -> None:
         self._arming = arming
         self._decider = decider
         self._evictor = evictor

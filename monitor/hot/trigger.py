@@ -67,7 +67,7 @@ class Trigger:
             self._word[_ARMED] = now  # the generation: the time was never used before, also not by an earlier daemon
 
     def stand_down(self) -> None:
-        """The kernel is to signal nobody, until the next `prepare`."""
+        """The kernel is to signal nobody, until the next `prepare`. What it has pulled already is to be heard of."""
         self._word[_ARMED] = 0
 
     def _record_is_lost(self, now_ns: int) -> bool:
@@ -105,10 +105,6 @@ class Trigger:
 
     def _was_pulled_for(self, uid: str) -> bool:
         return bool(self._word[_FIRED]) and not self._word[_ARMED] and self._uid == uid
-
-    def rest(self) -> None:
-        """The kernel may signal nobody for now. What it has pulled already is still to be heard of."""
-        self._word[_ARMED] = 0
 
     @property
     def is_pulled(self) -> bool:

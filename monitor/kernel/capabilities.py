@@ -1,4 +1,4 @@
-"""Capabilities of this process: whether it has one, and doing without it where it changes what the kernel does."""
+"""Doing without a capability for a moment, where it changes what the kernel does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-CAP_FOWNER = 3
 CAP_SYS_RESOURCE = 24
 #: _LINUX_CAPABILITY_VERSION_3 (linux/capability.h): two words of 32 capabilities.
 _VERSION = 0x20080522
@@ -20,13 +19,6 @@ class _Header(ctypes.Structure):
 
 class _Word(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
-
-
-def has(capability: int) -> bool:
-    """Whether this thread has it, and may use it. Raises OSError."""
-    words = (_Word * 2)()
-    _call(_libc.capget, words)
-    return bool(words[capability // 32].effective & 1 << capability % 32)
 
 
 @contextmanager

@@ -21,8 +21,6 @@ from monitor.policy.thresholds import kubelets as kubelets_lines
 if TYPE_CHECKING:
     from monitor.sources.source import Table
 
-NODE_SIGNAL = signals.MEMORY
-KUBEPODS_SIGNAL = signals.ALLOCATABLE_MEMORY
 #: Of outrace's own signals, the formula that their entry of the table is compared by.
 FORMULA = dict.fromkeys(signals.OWN_SIGNALS, RECLAIMABLE)
 

@@ -13,8 +13,9 @@ import pytest
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.node import LabNode
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, make_watch
+from monitor.sources.watch import make_watch
 from tests import live
 from tests.daemon import stand_ins
 from tests.daemon.hot_node import hard, hot_node
@@ -39,7 +40,7 @@ def test_memory_of_the_machine_by_the_call_and_by_a_file_that_is_another_machine
 @pytest.mark.kernel
 def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the machine, whose memory nobody plugs in a test here; the guests do (below)."""
-    thresholds = parse_thresholds({NODE_SIGNAL: "25%", KUBEPODS_SIGNAL: "50%"}, {}, {}, {}, ("pods",))
+    thresholds = parse_thresholds({MEMORY: "25%", ALLOCATABLE_MEMORY: "50%"}, {}, {}, {}, ("pods",))
     sent: list[Any] = []
     with live.cgroup("kubepods") as kubepods, live.Watching(attach=False) as watch:
         memory = [8 * GIB]
@@ -47,7 +48,7 @@ def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch)
         gauge = stand_ins.gauge(thresholds, send=sent.append, config={"reserved": 1 * GIB}, table=watch.table)
         version = cgroupfs.detect().version
         (node,) = gauge.watches
-        pods = make_watch(watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 7 * GIB, thresholds, version)
+        pods = make_watch(watch.table, "kubepods", ALLOCATABLE_MEMORY, kubepods, 7 * GIB, thresholds, version)
         gauge.watches.append(pods)
         gauge.take_capacities()
         assert (gauge.recapped, sent) == (False, [])

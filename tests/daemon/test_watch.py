@@ -11,8 +11,9 @@ from monitor.hot.housekeeping import Housekeeping
 from monitor.kernel import bounds, cgroupfs
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
+from monitor.sources.watch import arm_thresholds, make_watch
 from tests import live
 from tests.daemon import stand_ins
 
@@ -27,10 +28,10 @@ THRESHOLDS = parse_thresholds(
 def test_the_kernel_compares_what_the_policy_would() -> None:
     hierarchy = cgroupfs.detect()
     with live.cgroup("watch") as node, live.Watching() as watch:
-        made = make_watch(watch.table, "node", NODE_SIGNAL, node, 80 * MIB, THRESHOLDS, hierarchy.version)
+        made = make_watch(watch.table, "node", MEMORY, node, 80 * MIB, THRESHOLDS, hierarchy.version)
         try:
             assert made.cgroup_id == cgroupfs.cgroup_id(node)
-            assert {t.signal for t in made.thresholds} == {NODE_SIGNAL}
+            assert {t.signal for t in made.thresholds} == {MEMORY}
             assert made.floor == 32 * MIB
             watch.sweeper.run()
             arm_thresholds(watch.table, made, kernel_trigger=True)
@@ -63,16 +64,16 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
 def test_the_machine_has_no_usage_file() -> None:
     hierarchy = cgroupfs.detect()
     with live.Watching(attach=False) as watch:
-        made = make_watch(watch.table, "node", NODE_SIGNAL, None, 1 << 34, THRESHOLDS, hierarchy.version)
+        made = make_watch(watch.table, "node", MEMORY, None, 1 << 34, THRESHOLDS, hierarchy.version)
         assert (made.machine, made.usage_fd) == (True, -1)
         assert made.cgroup_id == os.stat(hierarchy.root).st_ino == 1
         watch.sweeper.run()
         assert watch.table.reading(made.index).usage > 0
         with live.cgroup("watch") as kubepods:
             made = make_watch(
-                watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 64 * MIB, THRESHOLDS, hierarchy.version
+                watch.table, "kubepods", ALLOCATABLE_MEMORY, kubepods, 64 * MIB, THRESHOLDS, hierarchy.version
             )
-            assert {t.signal for t in made.thresholds} == {KUBEPODS_SIGNAL}
+            assert {t.signal for t in made.thresholds} == {ALLOCATABLE_MEMORY}
             os.close(made.usage_fd)
 
 
