@@ -15,11 +15,10 @@ from monitor.kube.auth import Credentials
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, in_cluster
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
-from monitor.kube.reflector import ListWatch
-from monitor.kube.resources import PODS
 from monitor.owner import alone
+from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.cache import PodCache
-from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodFeed
+from monitor.pods.feed import KubeletFeed, PodFeed
 from monitor.pods.installations import find_kubelet
 from monitor.pods.node_kubelet import NodeKubelet
 
@@ -136,8 +135,8 @@ class Access:
         if kind == "apiserver":
             config, _ = self.api_server()
             stop = threading.Event()
-            watch = ListWatch(ApiClient(config, stop), PODS, field_selector=f"spec.nodeName={self.node}")
-            return ApiServerFeed(watch, f"pods of {self.node} at {config.server}", cache, stop)
+            client, selector = ApiClient(config, stop), f"spec.nodeName={self.node}"
+            return ApiServerFeed(client, selector, f"pods of {self.node} at {config.server}", cache, stop)
         server = self.kubelet_of(argument)
         stop = threading.Event()
         return KubeletFeed(KubeletClient(server, stop), f"pods of the kubelet at {server.server}", cache, stop)

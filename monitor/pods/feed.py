@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 
 from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
-from monitor.kube.errors import ApiError, Cancelled, ResourceExpired
+from monitor.kube.errors import ApiError, Cancelled
 from monitor.kube.kubelet import KubeletClient
-from monitor.kube.reflector import ListWatch, Reflector
 from monitor.pods import pod_objects
 from monitor.pods.cache import PodCache
 from monitor.pods.manifest_files import Manifest
@@ -264,7 +263,7 @@ class PodFeed(ABC):
         """Ask until ``stop``."""
 
 
-# ---- watched at the API server, or polled at the kubelet
+# ---- polled at the kubelet (watched at the API server: `monitor.pods.api_server_feed`)
 
 #: Between two looks at the kubelet's pods, where nothing asks for one sooner.
 POLL_S = 10.0
@@ -279,52 +278,6 @@ _REST = 10
 STARTING_S = 1.0
 #: ... but not for longer than this: a container whose image cannot be pulled never has one.
 _STARTING_MOST_S = 60.0
-
-
-class ApiServerFeed(PodFeed):
-    """Watched: a change is here some milliseconds after the API server has it."""
-
-    def __init__(
-        self,
-        list_watch: ListWatch,
-        where: str,
-        cache: PodCache | None = None,
-        stop: threading.Event | None = None,
-        back_off: BackOff | None = None,
-    ) -> None:
-        super().__init__(where, cache, stop)
-        self._client = list_watch.client
-        decode = lambda obj: known(where, obj)  # noqa: E731
-        self._reflector = Reflector(list_watch, decode, self, self.stop, back_off)
-
-    def _run(self) -> None:
-        threading.Thread(target=self._store, name="pod cache", daemon=True).start()
-        self._reflector.run()
-
-    def _store(self) -> None:
-        while not self.stop.wait(1.0):
-            self.store()
-
-    def _disconnect(self) -> None:
-        self._client.close()
-
-    # what the reflector says
-
-    def replaced(self, objects: Mapping[str, Known]) -> None:
-        self.replace_all(objects)
-
-    def changed(self, uid: str, known: Known) -> None:
-        self.put(known)
-
-    def deleted(self, uid: str, last: Known) -> None:
-        self.drop(uid)
-
-    def failed(self, error: MonitorError, pause_s: float) -> None:
-        if not isinstance(error, ResourceExpired):  # every watch meets that some day: a list follows
-            self.fail(error)
-
-    def connected(self) -> None:
-        self.answered()
 
 
 class KubeletFeed(PodFeed):

@@ -1,71 +1,76 @@
-"""A reflector in its thread, and a handler that keeps what it hears."""
+"""A feed of the API server in its thread, which keeps what it hears."""
 
 import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
-from monitor.kube.reflector import ListWatch, Reflector
+from monitor.kube.client import ApiClient
+from monitor.pods.api_server_feed import ApiServerFeed
+from monitor.pods.feed import Known
+from tests.waiting import until
 
 
-class Heard:
-    """A handler that keeps what it is given, and the pods by uid that follow from it."""
+class Pauses(BackOff):
+    """One that keeps the pauses that it gave."""
 
     def __init__(self) -> None:
+        super().__init__(first_s=0.02, cap_s=0.1, jitter=0.0)
+        self.given: list[float] = []
+
+    def next_s(self, retry_after_s: float | None = None) -> float:
+        self.given.append(super().next_s(retry_after_s))
+        return self.given[-1]
+
+
+class Running(ApiServerFeed):
+    """Started; ``now`` are the pods by uid that follow from what it heard."""
+
+    def __init__(self, client: ApiClient, selector: str, stop: threading.Event, silence_s: float = 20.0) -> None:
+        self.pauses = Pauses()
+        super().__init__(client, selector, "test", None, stop, self.pauses, watch_s=20.0, silence_s=silence_s)
         self.changes: list[str] = []
         self.errors: list[MonitorError] = []
-        self.pauses: list[float] = []
         self.now: dict[str, str] = {}
-
-    def replaced(self, objects: Mapping[str, str]) -> None:
-        self.changes.append(f"all {' '.join(sorted(objects.values()))}".strip())
-        self.now = dict(objects)
-
-    def changed(self, uid: str, known: str) -> None:
-        self.changes.append(f"{'changed' if uid in self.now else 'new'} {known}")
-        self.now[uid] = known
-
-    def deleted(self, uid: str, last: str) -> None:
-        self.changes.append(f"deleted {last}")
-        del self.now[uid]
-
-    def failed(self, error: MonitorError, pause_s: float) -> None:
-        self.errors.append(error)
-        self.pauses.append(pause_s)
-
-    def connected(self) -> None:
-        self.changes.append("connected")
-
-
-def decode(found: dict[str, Any]) -> str | None:
-    """Name and phase; pods called ignored-... are not wanted."""
-    name = found["metadata"].get("name", "")
-    return None if name.startswith("ignored") else f"{name}:{found.get('status', {}).get('phase', '?')}"
-
-
-class Running:
-    """A reflector in its thread."""
-
-    def __init__(self, pods: ListWatch, stop: threading.Event) -> None:
-        self.heard = Heard()
-        back_off = BackOff(first_s=0.02, cap_s=0.1, jitter=0.0)
-        self.reflector = Reflector(pods, decode, self.heard, stop, back_off)
-        self.thread = threading.Thread(target=self.reflector.run)
+        self.lists = self.watches = 0  # how many were answered
+        self.thread = threading.Thread(target=self._guarded)
         self.thread.start()
+
+    def replace_all(self, pods: Mapping[str, Known]) -> None:
+        super().replace_all(pods)
+        self.now = {uid: shown(one) for uid, one in pods.items()}
+        self.changes.append(f"all {' '.join(sorted(self.now.values()))}".strip())
+        self.lists += 1
+
+    def put(self, one: Known) -> None:
+        super().put(one)
+        self.changes.append(f"{'changed' if one.uid in self.now else 'new'} {shown(one)}")
+        self.now[one.uid] = shown(one)
+
+    def drop(self, uid: str) -> None:
+        super().drop(uid)
+        self.changes.append(f"deleted {self.now.pop(uid)}")
+
+    def answered(self) -> None:
+        super().answered()
+        self.watches += 1
+
+    def _failed(self, error: MonitorError) -> None:
+        self.errors.append(error)
+        super()._failed(error)
 
     def knows(self, *pods: str) -> None:
         """Wait until these are all the pods."""
-        until(lambda: self.reflector.synced and sorted(self.heard.now.values()) == sorted(pods), self.heard)
-        assert self.reflector.objects == self.heard.now
+        until(lambda: self.synced and sorted(self.now.values()) == sorted(pods), self.heard)
+        assert {uid: shown(one) for uid, one in self._pods.items()} == self.now
 
-    def watches(self, count: int) -> None:
-        until(lambda: self.reflector.watches >= count, self.heard)
+    def watched(self, count: int) -> None:
+        until(lambda: self.watches >= count, self.heard)
+
+    def heard(self) -> str:
+        return f"{self.now}, {self.changes}, {self.errors}"
 
 
-def until(condition: Callable[[], bool], heard: Heard, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, (heard.now, heard.changes, heard.errors)
-        time.sleep(0.005)
+def shown(one: Known) -> str:
+    """Name and phase."""
+    return f"{one.object['metadata']['name']}:{one.object['status'].get('phase', '?')}"

@@ -167,7 +167,7 @@ def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
     assert NODES.path("ignored", "y") == "/api/v1/nodes/y"
 
 
-MODULES = ("backoff", "client", "cluster", "kubelet", "reflector", "resources", "retry")
+MODULES = ("backoff", "client", "cluster", "kubelet", "resources", "retry")
 #: 2.7 MiB, 14 ms; what only a kubeconfig needs; what a client of the standard library does not.
 NOT_IN_A_POD = {
     "yaml",

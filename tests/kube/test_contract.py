@@ -20,7 +20,6 @@ from monitor.kube.client import ApiClient, PatchType
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
-from monitor.kube.reflector import ListWatch
 from monitor.kube.resources import NODES, PODS, Resource
 from monitor.kube.watch import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.side.cluster.node_taints import NodeTaints
@@ -264,11 +263,11 @@ def test_a_missing_right_is_named(
         stranger.list(PODS, named)
 
 
-def test_a_reflector_knows_what_there_is(client: ApiClient, target: ClusterConfig, namespace: str) -> None:
+def test_a_feed_knows_what_there_is(client: ApiClient, target: ClusterConfig, namespace: str) -> None:
     client.create(PODS, a_pod("a"), namespace)
     stop = threading.Event()
     watching = ApiClient(target, stop)
-    running = Running(ListWatch(watching, PODS, f"metadata.namespace={namespace}"), stop)
+    running = Running(watching, f"metadata.namespace={namespace}", stop)
     try:
         running.knows("a:Pending")
         client.create(PODS, a_pod("b"), namespace)
@@ -276,11 +275,10 @@ def test_a_reflector_knows_what_there_is(client: ApiClient, target: ClusterConfi
         running.knows("a:Failed", "b:Pending")
         client.delete(PODS, "a", namespace, grace_period_s=0)
         running.knows("b:Pending")
-        assert running.reflector.lists == 1
+        assert running.lists == 1
     finally:
-        stop.set()
+        running.close()
         running.thread.join(60)
-        watching.close()
 
 
 @pytest.mark.cluster

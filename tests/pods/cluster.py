@@ -17,11 +17,10 @@ from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
 from monitor.kube.kubelet import KubeletClient
-from monitor.kube.reflector import ListWatch
-from monitor.kube.resources import PODS
+from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.cache import PodCache
 from monitor.pods.cluster_source import ClusterSource
-from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodFeed
+from monitor.pods.feed import KubeletFeed, PodFeed
 from monitor.pods.model import Change
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
@@ -98,8 +97,9 @@ class Cluster:
     def watched(self, cache: bool = False) -> ApiServerFeed:
         stop = threading.Event()
         client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), stop, timeout_s=60.0)
-        pods = ListWatch(client, PODS, field_selector=f"spec.nodeName={NODE}", watch_s=20.0, silence_s=20.0)
-        feed = ApiServerFeed(pods, "the API server", self.cache(cache), stop, BackOff(first_s=0.02, cap_s=0.1))
+        pause = BackOff(first_s=0.02, cap_s=0.1)
+        about = f"spec.nodeName={NODE}", "the API server", self.cache(cache), stop, pause
+        feed = ApiServerFeed(client, *about, watch_s=20.0, silence_s=20.0)
         self._opened.append(feed)
         return feed
 

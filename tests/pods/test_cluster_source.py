@@ -260,7 +260,7 @@ def knows(feed: PodFeed, *wanted: str) -> None:
 def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
     """Every watch meets that some day, and lists again: a warning each time would be noise."""
     feed = cluster.watched()
-    feed.failed(ResourceExpired("too old"), 0.1)
+    feed._failed(ResourceExpired("too old"))
     assert feed.problems() == []
     cluster.api.fail(faults.error_event(), watching=True)
     cluster.create(a_pod("a"), cgroup=False)

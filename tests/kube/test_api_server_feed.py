@@ -1,5 +1,6 @@
 """List and watch through everything that ends a watch."""
 
+import contextlib
 import statistics
 import threading
 import time
@@ -11,12 +12,12 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kube import errors, stream
 from monitor.kube.client import ApiClient
-from monitor.kube.reflector import ListWatch
-from monitor.kube.resources import PODS
+from monitor.pods.api_server_feed import ApiServerFeed
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_http import status_object
-from tests.kube.running import Running, until
+from tests.kube.running import Running
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +28,11 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start(client: ApiClient, stop: threading.Event) -> Iterator[Callable[..., Running]]:
-    """Starts reflectors; each has to end after the stop event."""
+    """Starts feeds; each has to end after the stop event."""
     started: list[Running] = []
 
     def start(silence_s: float = 20.0) -> Running:
-        pods = ListWatch(client, PODS, field_selector="spec.nodeName=node-1", watch_s=20.0, silence_s=silence_s)
-        started.append(Running(pods, stop))
+        started.append(Running(client, "spec.nodeName=node-1", stop, silence_s))
         return started[-1]
 
     yield start
@@ -40,6 +40,7 @@ def start(client: ApiClient, stop: threading.Event) -> Iterator[Callable[..., Ru
     for one in started:
         one.thread.join(60)
         assert not one.thread.is_alive()
+        one.close()
 
 
 Start = Callable[..., Running]
@@ -57,16 +58,14 @@ def test_what_happens_is_heard_in_order(api: FakeApiServer, start: Start) -> Non
     api.store.create("pods", pod("a"))
     api.store.create("pods", pod("far", node="node-2"))
     running = start()
-    running.watches(1)
+    running.watched(1)
     api.store.create("pods", pod("b", phase="Pending"))
     phase(api, "b", "Running")
-    api.store.create("pods", pod("ignored"))
     api.store.create("pods", pod("far-too", node="node-2"))
     api.store.delete(("pods", "default", "a"))
     running.knows("b:Running")
-    assert running.heard.changes == [
-        *("all a:Running", "connected", "connected"),
-        *("new b:Pending", "changed b:Running", "deleted a:Running"),
+    assert running.changes == [
+        *("all a:Running", "new b:Pending", "changed b:Running", "deleted a:Running"),
     ]
     asked = [one.query for one in api.seen("GET", "/pods")]
     assert asked[0] == {"fieldSelector": "spec.nodeName=node-1", "resourceVersion": "0"}
@@ -77,10 +76,19 @@ def test_what_happens_is_heard_in_order(api: FakeApiServer, start: Start) -> Non
 def test_watches_of_many_nodes_do_not_stay_in_step(client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """All begin at once when an API server was restarted; docs/kubernetes.md has what 5,000 ask for."""
     asked: list[float] = []
-    monkeypatch.setattr(client, "watch", lambda *_, watch_s, **__: asked.append(watch_s))
-    pods = ListWatch(client, PODS)
+
+    @contextlib.contextmanager
+    def watch(*_: object, watch_s: float, **__: object) -> Iterator[Iterator[object]]:
+        asked.append(watch_s)
+        yield iter(())
+
+    monkeypatch.setattr(client, "watch", watch)
+    stop = threading.Event()
+    stop.set()
+    feed = ApiServerFeed(client, "", "test", stop=stop)
     for _ in range(2000):
-        pods.watch("1")
+        feed._watch()
+    feed.close()
     assert 300 <= min(asked) < 310
     assert 590 < max(asked) < 600
     assert round(5000 / statistics.mean(asked)) == 11
@@ -89,30 +97,30 @@ def test_watches_of_many_nodes_do_not_stay_in_step(client: ApiClient, monkeypatc
 def test_a_pod_made_anew_under_its_name_is_another_one(api: FakeApiServer, start: Start) -> None:
     api.store.create("pods", pod("a"))
     running = start()
-    running.watches(1)
+    running.watched(1)
     api.store.delete(("pods", "default", "a"))
     api.store.create("pods", pod("a", phase="Pending"))
     running.knows("a:Pending")
-    assert running.heard.changes[3:] == ["deleted a:Running", "new a:Pending"]
+    assert running.changes[1:] == ["deleted a:Running", "new a:Pending"]
 
 
 def test_after_410_all_is_listed_again(api: FakeApiServer, start: Start) -> None:
     api.store.create("pods", pod("a"))
     running = start()
-    running.watches(1)
+    running.watched(1)
     api.refuse()
-    until(lambda: len(running.heard.errors) > 1, running.heard)
-    assert all(isinstance(error, errors.TransportError) for error in running.heard.errors)
-    assert list(running.heard.now.values()) == ["a:Running"]  # what is known stays
+    until(lambda: len(running.errors) > 1, running.heard)
+    assert all(isinstance(error, errors.TransportError) for error in running.errors)
+    assert list(running.now.values()) == ["a:Running"]  # what is known stays
     api.store.create("pods", pod("b"))
     api.store.delete(("pods", "default", "a"))
     anew = api.store.create("pods", pod("a"))["metadata"]["uid"]  # another one under its name
     api.store.compact()
     api.listen()
     running.knows("a:Running", "b:Running")
-    assert anew in running.heard.now
-    assert isinstance(running.heard.errors[-1], errors.ResourceExpired)
-    assert running.reflector.lists == 2
+    assert anew in running.now
+    assert isinstance(running.errors[-1], errors.ResourceExpired)
+    assert running.lists == 2
     assert api.seen("GET", "/pods")[-2].query["resourceVersion"] not in ("", "0")  # not older than what was seen
 
 
@@ -151,12 +159,12 @@ def test_a_watch_that_fails_is_begun_again(
 ) -> None:
     api.fail(do, watching=True)
     running = start()
-    running.watches(1)
+    running.watched(1)
     until(lambda: len(api.seen("GET", "/pods")) >= 2 + lists, running.heard)
     api.store.create("pods", pod("a"))
     running.knows("a:Running")
-    assert [type(one) for one in running.heard.errors] == ([error] if error else [])
-    assert running.reflector.lists == lists
+    assert [type(one) for one in running.errors] == ([error] if error else [])
+    assert running.lists == lists
 
 
 @pytest.mark.parametrize(
@@ -177,15 +185,15 @@ def test_a_list_that_fails_is_begun_again(api: FakeApiServer, start: Start, do: 
     api.fail(do, watching=False, times=2)
     running = start()
     running.knows("a:Running")
-    assert running.heard.changes[0] == "all a:Running"
-    assert len(running.heard.errors) == 2
+    assert running.changes[0] == "all a:Running"
+    assert len(running.errors) == 2
 
 
 def test_a_server_that_is_behind_is_asked_for_what_it_has(api: FakeApiServer, start: Start) -> None:
     """etcd restored from a backup, or an API server whose cache is older than another one's answer."""
     api.store.create("pods", pod("a"))
     running = start()
-    running.watches(1)
+    running.watched(1)
     api.refuse()
     with api.store.changed:
         api.store.version = 500
@@ -193,60 +201,60 @@ def test_a_server_that_is_behind_is_asked_for_what_it_has(api: FakeApiServer, st
         api.store._history.clear()
     api.fail(faults.error_event(), watching=True)
     api.listen()
-    until(lambda: running.reflector.lists == 2, running.heard)
-    assert any(isinstance(one, errors.ServerError) and "Too large" in str(one) for one in running.heard.errors)
+    until(lambda: running.lists == 2, running.heard)
+    assert any(isinstance(one, errors.ServerError) and "Too large" in str(one) for one in running.errors)
     api.store.create("pods", pod("b"))
     running.knows("a:Running", "b:Running")
 
 
 def test_a_list_whose_version_has_expired_takes_any(api: FakeApiServer, start: Start) -> None:
     running = start()
-    running.watches(1)
+    running.watched(1)
     api.fail(faults.error_event(), watching=True)
     api.fail(faults.status(410, "Expired", "too old"), watching=False)
     api.drop_connections()
-    until(lambda: running.reflector.lists == 2, running.heard)
+    until(lambda: running.lists == 2, running.heard)
     assert "resourceVersion" not in [one for one in api.seen("GET", "/pods") if not one.watching][-1].query
 
 
 def test_a_watch_that_is_silent_is_begun_again(api: FakeApiServer, start: Start) -> None:
     api.fail(faults.stream(end=False), watching=True)
     running = start(silence_s=0.3)
-    running.watches(2)
+    running.watched(2)
     api.store.create("pods", pod("a"))
     running.knows("a:Running")
-    assert running.heard.errors == []
-    assert running.reflector.lists == 1
+    assert running.errors == []
+    assert running.lists == 1
 
 
 def test_bookmarks_move_the_version_on(api: FakeApiServer, start: Start) -> None:
     api.bookmark_s = 0.05
     running = start(silence_s=1.0)
-    running.watches(1)
+    running.watched(1)
     for i in range(5):
         api.store.create("nodes", {"kind": "Node", "metadata": {"name": f"n{i}"}})
-    until(lambda: running.reflector._version == str(api.store.version), running.heard)
+    until(lambda: running._version == str(api.store.version), running.heard)
     api.store.oldest = api.store.version  # all history before the last change is gone
     api.drop_connections()
-    running.watches(2)
+    running.watched(2)
     api.store.create("pods", pod("a"))
     running.knows("a:Running")
-    assert running.reflector.lists == 1
-    assert "all a:Running" not in running.heard.changes
+    assert running.lists == 1
+    assert "all a:Running" not in running.changes
 
 
 def test_watches_that_end_at_once_have_pauses_between_them(api: FakeApiServer, start: Start) -> None:
     api.fail(faults.stream(), watching=True, times=1000)
     began = time.monotonic()
-    start().watches(6)
+    start().watched(6)
     assert time.monotonic() - began >= 0.34  # 0.02, 0.04, 0.08, 0.1, 0.1 s
 
 
 def test_stop_during_a_pause(api: FakeApiServer, start: Start) -> None:
     api.fail(faults.status(503, "ServiceUnavailable", "x", Retry_After="600"), times=100)
     running = start()
-    until(lambda: bool(running.heard.errors), running.heard)
-    assert running.heard.pauses == [1.0]  # ten times the cap
+    until(lambda: bool(running.errors), running.heard)
+    assert running.pauses.given == [1.0]  # ten times the cap
 
 
 def test_many_changes_with_every_fault_in_between(api: FakeApiServer, start: Start) -> None:
@@ -254,7 +262,7 @@ def test_many_changes_with_every_fault_in_between(api: FakeApiServer, start: Sta
     for i in range(200):
         api.store.create("pods", pod(f"p{i}"))
     running = start(silence_s=0.5)
-    running.watches(1)
+    running.watched(1)
     nasty = [
         *(faults.hang_up, faults.error_event(), faults.stream(b'{"type": "ADD'), faults.stream(b"?\n")),
         *(faults.no_http(), faults.status(500, "InternalError", "x"), faults.cut_off()),
@@ -269,5 +277,4 @@ def test_many_changes_with_every_fault_in_between(api: FakeApiServer, start: Sta
         api.drop_connections()
         until(lambda fault=fault: fault.met == 1, running.heard)
     wanted = {one["metadata"]["uid"]: f"{one['metadata']['name']}:Running" for one in api.store.all("pods")}
-    until(lambda: running.heard.now == wanted, running.heard)
-    assert running.reflector.objects == wanted
+    until(lambda: running.now == wanted, running.heard)
