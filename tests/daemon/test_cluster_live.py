@@ -14,10 +14,9 @@ from monitor.lab.child import Hog
 from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.config_files import kubeconfig
-from tests.daemon.hot_node import decided, evicted, hard, hot_node
+from tests.daemon.hot_node import hard, hot_node
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
-from tests.pods.cluster import Object, a_pod, uid_of
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -137,65 +136,3 @@ def test_a_taint_is_there_while_the_condition_holds_over_restarts_and_outlives_n
         live.until(lambda: taints() == [theirs], "the taint of the killed daemon removed")
         live.until(lambda: not list((state / "taints").iterdir()), "its record gone")
         live.ended(daemon)
-
-
-def hog_of(node: LabNode, pod: Object, mib: int) -> Hog:
-    """A process that takes so much, in the cgroup of this pod."""
-    uid = uid_of(pod)
-    path = cgroupfs.make(node.cgroup / "kubepods/burstable" / f"pod{uid}" / uid.replace("-", ""))
-    made = Hog(path, mib=mib, rate=100)
-    node.children.append(made)
-    return made
-
-
-def grown(one: Hog) -> Hog:
-    one.go()
-    one.expect("grown")
-    return one
-
-
-def test_the_pod_of_low_priority_goes_and_it_has_a_name(
-    node: LabNode, api: FakeApiServer, options: tuple[str, ...]
-) -> None:
-    """By the cgroups alone it was db, whose priority was not known. What is not listed is never evicted."""
-    batch, db = a_pod("batch", priority=-10, memory="1Mi"), a_pod("db", priority=1_000_000, memory="1Mi")
-    critical = a_pod("critical", priority=2_000_001_000, namespace="kube-system", memory="1Mi")
-    for each in (batch, db, critical):
-        api.store.create("pods", each)
-    low, high, highest = grown(hog_of(node, batch, 12)), hog_of(node, db, 55), grown(hog_of(node, critical, 15))
-    new = a_pod("new", priority=-20, memory="1Mi")
-    unlisted = grown(hog_of(node, new, 20))
-    with live.daemon(node, *hard(32), "--enforce", *options) as daemon:
-        live.until(lambda: live.metric(daemon, "pods_unlisted") == 1, "it to be counted")
-        high.go()
-        decision, _ = evicted(daemon, "shop/batch")
-        assert low.wait() == -signal.SIGKILL
-        assert decision["uid"] == uid_of(batch)
-        incident = live.message(daemon, "incident")
-        assert "shop/batch" in json.dumps(incident)
-        assert all(name in ("batch", "db") for name in decided(daemon))
-        assert 'outrace_pod_memory_request_bytes{namespace="shop",pod="db"}' in daemon.get("/metrics")[1]
-        assert (highest.process.poll(), unlisted.process.poll()) == (None, None)
-        api.store.create("pods", new)
-        live.message(daemon, "pod found", pod="shop/new")
-        live.until(lambda: live.metric(daemon, "pods_unlisted") == 0, "it to be known")
-
-
-def test_with_the_api_server_away_what_is_stored_is_in_force(
-    node: LabNode, api: FakeApiServer, options: tuple[str, ...], tmp_path: Path
-) -> None:
-    batch, db = a_pod("batch", priority=-10, memory="1Mi"), a_pod("db", priority=1_000_000, memory="1Mi")
-    for each in (batch, db):
-        api.store.create("pods", each)
-    low, high = grown(hog_of(node, batch, 20)), hog_of(node, db, 80)
-    state = tmp_path / "state"
-    state.mkdir()
-    with live.daemon(node, *hard(32), *options, state_dir=state):
-        live.until((state / "pods-cache.json").exists, "it is stored")
-    api.refuse()
-    with live.daemon(node, *hard(32), "--enforce", *options, state_dir=state) as daemon:
-        high.go()
-        decision, _ = evicted(daemon, "shop/batch")
-        assert decision["uid"] == uid_of(batch)
-        assert any("its last pods stay in use" in str(record.get("msg")) for record in daemon.log)
-    assert low.wait() == -signal.SIGKILL

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
@@ -224,19 +223,6 @@ def prepared(daemon: LabDaemon, pid: int) -> bool:
         except OSError:
             continue
     return False
-
-
-def test_a_pod_that_could_not_be_watched_is_tried_again(node: LabNode, faults: Faults) -> None:
-    with live.daemon(node, *HARD) as daemon:
-        late = cgroupfs.make(node.cgroup / "placeholder")
-        faults.apply(daemon, call="stat", errno=errno.ENOMEM, times=2, path=str(node.cgroup / "pod"))
-        pod = node.add_pod("late")
-        logged = live.message(daemon, "a pod is not watched")
-        assert logged["pod"] == "late"
-        over(node, pod, daemon, 0)
-        assert daemon.metrics()['outrace_errors_total{call="pod"}'] == faults.hits
-        late.rmdir()
-        live.ended(daemon)
 
 
 @pytest.mark.parametrize("call", ["posix_spawn", "socketpair", "pidfd_open", "epoll.register"])

@@ -67,23 +67,6 @@ def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> Non
         assert live.metric(daemon, "given_back_bytes_total") == logged["bytes"]
 
 
-def test_an_evicted_pod_whose_page_cache_others_use_stays_evicted(node: LabNode) -> None:
-    """Its working set grows when that turns active; nobody runs in it, which v1 shows only when it is prepared."""
-    pod = node.add_pod("left")
-    with evicted_with_cache(node, pod, 24) as (daemon, file):
-        with live.cgroup("reader") as apart, live.Puppet(apart) as reader:
-            reader.do(TWICE.format(file))
-        active = 'memory_active_file_bytes{domain="node"}'
-        live.until(lambda: live.metric(daemon, active) >= 20 * MIB, "the page cache to be active")
-        hog = node.start_hog(node.add_pod("other"), mib=70)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        live.message(daemon, "evicting", pod="lab/other")
-        assert decided(daemon) == ["left", "other"]
-        if cgroupfs.detect().version == 2:
-            assert live.messages(daemon, "an evicted pod runs again: it is a candidate again") == []
-
-
 def test_an_evicted_pod_that_fills_memory_as_soon_as_it_runs_again_costs_no_other_pod(node: LabNode) -> None:
     """It was found to be empty a moment ago, and that is not asked again for 0.1 s: at a crossing it is."""
     pod = node.add_pod("phoenix")

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import tempfile
 
 import pytest
 
@@ -212,18 +211,6 @@ def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) ->
             end = live.message(daemon, "evicted")
     assert (decision["kind"], decision["grace_s"]) == ("soft", 1)
     assert end["gone_ns"] - decision["signalled_ns"] >= 1_000_000_000, "killed before the grace was over"
-
-
-def test_nobody_is_evicted_because_page_cache_is_freed(node: LabNode) -> None:
-    pod = node.add_pod("cache")
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
-        daemon = live.daemon(node, *hard(100))
-        with daemon, live.Puppet(pod.containers["c0"]) as puppet:
-            # 20 MiB of working set, 28 may be used; and page cache, which may all be given back.
-            puppet.do(f"anon(20); write('{directory}/a', 60)")
-            puppet.do(f"os.unlink('{directory}/a')")
-            live.ended(daemon)
-            assert [r["available"] >> 20 for r in live.messages(daemon, "would evict")] == []
 
 
 # The trigger in the kernel on a lab node: whom it signals in its own charge, and whom it never does.

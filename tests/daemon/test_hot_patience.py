@@ -3,13 +3,10 @@
 import os
 import re
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.daemon.hot_node import decided, evicted, hard, passes
@@ -74,37 +71,6 @@ def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: La
         assert calm.process.poll() is None
 
 
-@pytest.mark.newest
-def test_the_oom_killers_victim_leaves_others_alive_and_its_memory_comes_back(losing: LabNode) -> None:
-    """The kernel kills one process of a pod, which goes on; what that process had is known, and waited for.
-
-    (The kernel itself does not wait: it kills who allocated as well before the page tables are back.)
-    """
-    node = losing
-    limited = node.add_pod("limited", "Guaranteed", request=160 * MIB)
-    innocent = node.add_pod("innocent")
-    with live.daemon(node, "--enforce", *hard(50)) as daemon, live.Puppet(limited.containers["c0"]) as greedy:
-        survivor = live.filled(node, limited, 1)
-        calm = live.filled(node, innocent, 24)
-        hog = live.filled(node, limited, 120, kind="tables")
-        late = node.start_hog(innocent, mib=6, rate=200)
-        near(node, 50)
-        held = cgroupfs.read_cgroup(node.hierarchy, limited.cgroup).usage
-        cgroupfs.set_limit(limited.cgroup, held + MIB // 4)
-        for pid in (hog.pid, greedy.pid):
-            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-        greedy.tell("anon(16)")
-        assert hog.wait() == -9, "the OOM killer takes the largest"
-        late.go()
-        late.expect("grown")
-        live.until(lambda: node.usage() < 160 * MIB, "the page tables to be back")
-        passes(daemon, 3)
-        live.ended(daemon)
-        assert decided(daemon) == []
-        assert calm.process.poll() is None
-        assert survivor.process.poll() is None
-
-
 MURDERS = """
 while True:
     child = os.fork()
@@ -124,26 +90,6 @@ def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: Lab
         live.filled(node, node.add_pod("filler", "Guaranteed", request=128 * MIB), 96)
         evicted(daemon, pod)
         assert decided(daemon) == ["murderer"]
-
-
-@pytest.mark.once
-def test_who_grows_meanwhile_is_evicted_in_time(node: LabNode) -> None:
-    """What the dead pod had stays (a tmpfs that outlives it), and a hog takes what is left within 0.3 s."""
-    files, grower = node.add_pod("files"), node.add_pod("grower", priority=1)
-    calm = live.filled(node, node.add_pod("calm", priority=2), 8)
-    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/dev/shm")
-    with place as directory, live.daemon(node, "--enforce", *hard(64)) as daemon:
-        fast = node.start_hog(grower, mib=200, rate=200)
-        hog = node.start_hog(files, kind="shmem", path=f"{directory}/file", mib=250, rate=200)
-        hog.go()
-        assert hog.wait() == -9
-        fast.go()
-        assert fast.wait() == -9
-        evicted(daemon, grower)
-        assert decided(daemon)[:2] == ["files", "grower"]
-        _, end = evicted(daemon, files)
-        assert end["freed"] < 16 * MIB
-        assert calm.process.poll() is None
 
 
 @pytest.mark.newest

@@ -60,26 +60,6 @@ def test_a_hog_is_evicted_in_the_midst_of_it(kind: str) -> None:
 
 
 @pytest.mark.once
-def test_who_makes_the_storm_is_reported_and_its_name_harms_nobody() -> None:
-    """300 kills and more than 1,000 new processes of names that a log or a terminal could choke on."""
-    with hot_node() as node, live.daemon(node, *hard(4)) as daemon, storm(node, "names"):
-        live.message(daemon, "a pod causes more events than are looked at one by one", pod="lab/storm")
-        live.message(daemon, "more of the same", pod="lab/storm")
-        counted = live.until(
-            lambda: {key: n for key, n in daemon.metrics().items() if key.startswith("outrace_pod_over_budget_total")},
-            "the metric",
-        )
-        assert all('pod="storm"' in key for key in counted)
-        assert {what for what in ("kills", "processes", "log_lines") if any(what in key for key in counted)} >= {
-            "kills"
-        }
-        killed = [r["victim_comm"] for r in live.messages(daemon, "SIGKILL by a process: no OOM kill")]
-        assert len(set(killed)) >= 4
-        assert all(name.isprintable() for name in killed)
-        assert not [record for record in daemon.log if record.get("raw")]  # every line is a record
-
-
-@pytest.mark.once
 @pytest.mark.parametrize("kind", ["zombie", "children", "forks"])
 def test_a_daemon_that_starts_in_the_midst_of_it_is_ready(kind: str) -> None:
     with hot_node() as node:

@@ -1,8 +1,6 @@
-"""The daemon on signals other than memory: real disks and process ids (what is decided: test_decide.py)."""
+"""The daemon on a signal other than memory: a real disk (what is decided, and process ids: test_decide.py)."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,38 +86,3 @@ def test_a_short_disk_costs_the_pod_that_uses_most_of_it(node: LabNode, disk: Pa
         live.ended(daemon)
         assert [record["pod"] for record in live.messages(daemon, "evicting")] == [name_of(big)]
     assert live.alive(small_process.pid)
-
-
-def test_a_condition_refuses_pods_and_ends_although_the_side_that_reported_it_died(
-    node: LabNode, disk: Path, tmp_path: Path
-) -> None:
-    with_scratch(node, "pod", disk, 30)
-    options = on_disk(disk, "nodefs.available<40Mi", "--eviction-pressure-transition-period", "1s")
-    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
-        live.message(daemon, "node conditions changed", conditions=["DiskPressure"])
-        node.add_pod("late")
-        logged = live.message(daemon, "a kubelet would not have admitted this pod now", pod="lab/late")
-        assert logged["message"] == "The node had condition: [DiskPressure]. "
-        (side,) = live.children(daemon.pid)
-        os.kill(side, signal.SIGSTOP)  # it measures nothing any more
-        (disk / "pod" / "file").unlink()
-        os.kill(side, signal.SIGKILL)
-        live.until(lambda: daemon.get("/readyz")[0] == 200, "another side")
-        live.until(lambda: live.metric(daemon, 'node_condition{condition="DiskPressure"}') == 0, "the condition's end")
-
-
-def test_process_ids_cost_the_pod_that_has_most_of_them(node: LabNode, tmp_path: Path) -> None:
-    few, many = node.add_pod("few"), node.add_pod("many")
-    others = [node.start_hog(many, mib=1) for _ in range(4)]
-    one = node.start_hog(few, mib=1)
-    options = ("--eviction-hard", "pid.available<99.999%", "--enforce")
-    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
-        decision = live.message(daemon, "evicting", signal="pid.available")
-        assert decision["pod"] == name_of(many)
-        for hog in others:
-            live.ends(hog.pid)
-        status = left(daemon, many, "pods")["status"]
-        assert status["message"].startswith("The node was low on resource: pids. Threshold quantity: ")
-        live.message(daemon, "evicting", pod=name_of(few))  # the threshold is still met
-        live.ends(one.pid)
-        assert live.metric(daemon, 'node_condition{condition="PIDPressure"}') == 1

@@ -1,7 +1,6 @@
 """A runaway service in a tree as systemd makes it: it goes, what the machine runs on stays. In a node of its own."""
 
 import contextlib
-import json
 import os
 import signal
 from pathlib import Path
@@ -12,12 +11,12 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.node import LabNode
 from tests import live
-from tests.daemon.hot_node import hard, hot_node, passes, up_to
+from tests.daemon.hot_node import hard, hot_node, up_to
 
 pytestmark = [pytest.mark.kernel, pytest.mark.newest]
 SERVICES = ("--pods", "services")
 SESSION = "user.slice/user-1000.slice/session-3.scope"
-APPS = "user.slice/user-1000.slice/user@1000.service/app.slice/"
+
 
 node = live.fixture(hot_node)
 
@@ -65,41 +64,3 @@ def test_a_runaway_service_goes_and_what_the_machine_runs_on_stays(node: LabNode
         assert names
         assert all('namespace="system"' in name for name in names)
     assert [one.process.poll() for one in stay] == [None] * len(stay)
-
-
-def test_a_twin_hides_nothing(node: LabNode) -> None:
-    """One has a control character in its name, the other one the four characters that logs write for it."""
-    hog, other = b"a\x1b.scope", rb"a\x1b.scope"
-    twin = grown(node, APPS + os.fsdecode(other), 8)
-    runaway = unit(node, APPS + os.fsdecode(hog), 100)
-    with live.daemon(node, *hard(32), *SERVICES, "--enforce") as daemon:
-        names = {rb"a\x1b.scope": "user-1000/a\\x5cx1b.scope", b"a\x1b.scope": "user-1000/a\\x1b.scope"}
-        found = [live.message(daemon, "pod found", pod=name) for name in names.values()]
-        assert len({one["uid"] for one in found}) == 2
-        shown = [sample for sample in daemon.metrics() if "pod_memory_usage_bytes" in sample]
-        assert len(shown) == 2
-        runaway.go()
-        live.message(daemon, "evicted", pod=names[hog])
-        assert runaway.wait() == -signal.SIGKILL
-        assert [record["pod"] for record in live.messages(daemon, "evicting")] == [names[hog]]
-    assert twin.process.poll() is None
-
-
-def test_a_session_that_grows_takes_no_service_with_it(node: LabNode) -> None:
-    """What may not be killed grows: nobody else's end would help (the brake of the next eviction)."""
-    calm = grown(node, "system.slice/app.service", 8)
-    session = unit(node, SESSION, 94, rate=200)
-    with live.daemon(node, *hard(32), *SERVICES, "--enforce") as daemon:
-        live.message(daemon, "pod found", pod="user-1000/session-3.scope")
-        session.go()
-        session.expect("grown")
-        live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
-        passes(daemon, 3)
-        assert live.messages(daemon, "evicting") == []
-        answer = live.outrace("explain", "--node-cgroup", str(node.cgroup), *SERVICES, *hard(32), "-o", "json")
-        assert answer.returncode == 0, answer.stderr
-    assert calm.process.poll() is None
-    rows = {row["pod"]: row for row in json.loads(answer.stdout)["order"]}
-    assert {"user-1000/session-3.scope", "system/app.service"} <= rows.keys(), answer.stdout + answer.stderr
-    assert rows["user-1000/session-3.scope"]["critical"]
-    assert not rows["system/app.service"]["critical"]

@@ -1,4 +1,4 @@
-"""The guided OOM killer under a real daemon: whom a lost race costs, and that nothing stays when it is killed."""
+"""The guided OOM killer under a real daemon: whom it marks, and that nothing stays when it is killed."""
 
 import os
 import signal
@@ -10,9 +10,6 @@ import pytest
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.scenario import SCENARIOS
-from monitor.lab.scenarios import guided
-from monitor.lab.stage import play
 from tests import live
 from tests.daemon.hot_node import hard
 
@@ -48,12 +45,6 @@ def become(hogs: list[Hog], *wanted: int) -> None:
     live.until(lambda: values(hogs) == list(wanted), f"oom_score_adj of {wanted}")
 
 
-def test_a_lost_race_costs_whom_the_policy_would_have_taken() -> None:
-    (scenario,) = [one for one in SCENARIOS if one.play is guided]
-    (outcome,) = play(scenario)
-    assert outcome.right, outcome.wrong
-
-
 def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: LabNode, hogs: list[Hog]) -> None:
     with live.daemon(node, "--enforce", *hard(8)) as daemon:
         become(hogs, 1000, SECOND)
@@ -86,16 +77,6 @@ def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Hog])
         _kill(daemon)
         live.outrace("unload", "--holds", "--state-dir", str(daemon.state_dir))
         assert values(hogs) == list(OWN)
-
-
-def test_the_side_alone_is_killed(node: LabNode, hogs: list[Hog]) -> None:
-    with live.daemon(node, "--enforce", *hard(8)) as daemon:
-        become(hogs, 1000, SECOND)
-        os.kill(live.children(daemon.pid)[0], signal.SIGKILL)
-        live.message(daemon, "the side process ended (wait status 9) and was started again")
-        become(hogs, 1000, SECOND)
-        live.ended(daemon)
-    become(hogs, *OWN)
 
 
 def _kill(daemon: LabDaemon) -> None:

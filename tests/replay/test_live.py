@@ -14,7 +14,6 @@ from monitor.lab.node import MIB, LabNode
 from monitor.side.recording import Reader
 from tests import live
 from tests.daemon.hold_node import V2
-from tests.filesystems import Mounts
 from tests.replay.decided import recorded
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -158,23 +157,6 @@ def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: 
     found = json.loads(replay(path, "-o", "json").stdout)
     assert found["passes"] > 0
     assert found["differences"] == []
-
-
-def test_a_full_disk_stops_nothing(node: LabNode, tmp_path: Path) -> None:
-    pod = node.add_pod("hog")
-    with Mounts() as mounts:
-        disk = mounts.tmpfs("small", 4096)
-        (disk / "ballast").write_bytes(bytes(4096))
-        options = (*HARD, "--enforce", "--record", str(disk / "rec"))
-        with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
-            live.message(daemon, "the recording cannot be written; trying again", problem="No space left on device")
-            hog = node.start_hog(pod, mib=90, rate=400)
-            hog.go()
-            hog.wait()
-            live.message(daemon, "evicted")
-            assert live.metric(daemon, "recording_failing") == 1
-            assert lost(daemon) > 0
-            live.ended(daemon)
 
 
 def test_what_is_no_recording_is_reported_and_kept(node: LabNode, tmp_path: Path) -> None:
