@@ -156,9 +156,3 @@ def test_a_fault_is_found_by_its_text_and_named_where_that_is_gone(
     }
     code, verdicts, _ = run(mutate, monkeypatch, capsys, "faults", "--only=0000003", "--races")
     assert (code, verdicts) == (0, {"0000003 only a race shows it": "noticed"})
-
-
-def test_what_compiles_to_the_same_is_no_mutant(project: Path, mutate: ModuleType) -> None:
-    (project / "monitor/limit.py").write_text("NONE = 0 - 0\n")
-    keys = {one.key for one in mutate.generated(project, "x", "monitor/limit.py", 99, frozenset())}
-    assert keys == {"x : 0 -> 1", "x : 0 -> 1 #2"}

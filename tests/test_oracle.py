@@ -172,13 +172,3 @@ def test_old_and_new_in_one_run(paired: ModuleType, old: list[Any], new: list[An
     line, found = paired.judged(paired.Figure(old, new))
     assert found == is_worse, line
     assert text in line or text == "ratio"
-
-
-def test_figures_of_a_bench_are_its_times_and_what_was_lost(paired: ModuleType) -> None:
-    rows = [{"name": "a", "unit": "us", "runs": 5, "wins": 4, "p50": 7.0, "kill_p50": 0.0}]
-    rows += [{"name": "hot", "unit": "runs", "runs": 3, "right": 3}]
-    assert dict(paired.figures("race", {"results": rows})) == {
-        "race a p50 (us)": 7.0,
-        "race a lost": (1, 5),
-        "race hot lost": (0, 3),
-    }

@@ -41,9 +41,3 @@ def test_it_says_the_figures_of_the_incidents_and_needs_no_other_file(record: An
     [oom] = [step for step in record["observe"]["incident"]["steps"] if step["what"] == "oom"]
     assert f"{oom['t_ms']:.0f} ms after the threshold was crossed" in words
     assert re.findall(r"href|url\(|<style|<script", source) == []
-
-
-def test_another_record_is_another_picture(record: Any) -> None:
-    changed = json.loads(json.dumps(record))
-    changed["enforce"]["incident"]["margin_bytes"] = 7 << 20
-    assert "with 7 MiB to spare" in PICTURE["draw"](changed)

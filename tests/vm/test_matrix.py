@@ -27,11 +27,6 @@ def options(*arguments: str) -> argparse.Namespace:
     return matrix.parser().parse_args(arguments)
 
 
-def test_what_follows_the_dashes_goes_to_pytest_word_by_word() -> None:
-    command = suites.guest_command(options("--kernel", "6.1", "--", "tests/kernel", "-k", "oom and not slow"))
-    assert "--require-kernel tests/kernel -k 'oom and not slow'\n" in command
-
-
 def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing_is_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -72,12 +67,6 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     assert "--require-kernel -k oom\n" in suites.guest_command(options("--", "-k", "oom"), asked)
     (shell,) = suites.suites(options("--command", "true"))
     assert suites.guest_command(options("--command", "true"), shell) == "true\n"
-
-
-def test_pytest_is_interrupted_before_the_guest_is_killed() -> None:
-    assert "timeout --signal=INT --kill-after=60 $((85 - SECONDS)) python3" in suites.guest_command(
-        options(), deadline_s=100
-    )
 
 
 def test_no_guest_is_begun_that_could_not_end_in_time(tmp_path: Path) -> None:
@@ -203,8 +192,3 @@ def test_a_file_that_could_not_be_collected_is_named(tmp_path: Path) -> None:
     case = '<testcase classname="" name="tests.vm.test_x"><error message="collection failure"/></testcase>'
     (tmp_path / "junit.xml").write_text(REPORT.format('errors="1"', case))
     assert report.failures(tmp_path) == [("tests/vm/test_x.py", "collection failure")]
-
-
-def test_nothing_but_skips_is_no_success(tmp_path: Path) -> None:
-    (tmp_path / "junit.xml").write_text(REPORT.format('skipped="2"', ""))
-    assert report.unproven(tmp_path) == "no test passed"

@@ -58,18 +58,6 @@ def test_a_line_for_each_kernel_and_a_column_for_each_suite() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("revision", "line"),
-    [
-        ({}, ""),
-        ({"commit": "786f738", "dirty": False}, "\n\nOf commit `786f738`."),
-        ({"commit": "786f738", "dirty": True}, "\n\nOf commit `786f738`, with changes that were not committed."),
-    ],
-)
-def test_the_commit_that_ran_is_named_where_it_is_known(revision: dict[str, Any], line: str) -> None:
-    assert table.render({**revision, **record(row("6.1"))}).partition("| 10 passed |")[2] == line
-
-
 @needs_git
 def test_what_ran_is_the_commit_and_whether_anything_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
@@ -92,15 +80,6 @@ def test_what_ran_is_the_commit_and_whether_anything_differs(tmp_path: Path, mon
     assert matrix.revision(tmp_path) == clean | {"dirty": True}
     monkeypatch.setenv("PATH", str(tmp_path))
     assert matrix.revision(tmp_path) == {}, "no git"
-
-
-def test_the_results_list_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    revision = {"commit": "786f738", "dirty": True}
-    monkeypatch.setattr(matrix, "revision", lambda: revision)
-    monkeypatch.setattr(matrix, "install_tools", lambda: None)
-    monkeypatch.setattr(matrix, "guests", lambda *_: [])
-    assert matrix.main(["--results", str(tmp_path)]) == 0
-    assert revision.items() <= json.loads((tmp_path / "matrix.json").read_text()).items()
 
 
 def test_only_what_is_between_the_marks_changes_and_results_are_kept(tmp_path: Path) -> None:
