@@ -99,7 +99,7 @@ class World:
         disks = DiskSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
-            disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, rest=lambda: None
+            disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, stand_down=lambda: None
         )
         self.coming: dict[str, Coming] = {}
         patience = types.SimpleNamespace(
