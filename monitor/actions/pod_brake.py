@@ -55,6 +55,9 @@ class PodBrake:
         self.problem = ""
         self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
         self._hierarchy, self._journal, self._chosen = hierarchy, journal, kind
+        #: For what a held pod runs at this moment (`KILL`, `START`; "": it does not), whether runc starts a process in
+        #: it; when that was looked at, and when what is open was (CLOCK_MONOTONIC). By `monitor.hot.hold_brakes`.
+        self.runs_for, self.starts, self.looked_ns, self.opened_ns = "", False, 0, 0
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._thaw_reasons = ThawReasons(cgroup)

@@ -180,11 +180,12 @@ class HoldControl:
     def follow(self, now_ns: int, crossed_ns: int = 0) -> bool:
         """Look, at one pod too unless a ceiling was crossed; whether the policy is to decide anew."""
         began_ns = time.thread_time_ns()
-        figures, before, thaws = self._figures, self.state, self._brakes.thaws
-        if not crossed_ns and (due := thaws.due(self._holds, now_ns)):
+        figures, before, brakes = self._figures, self.state, self._brakes
+        if not crossed_ns and (due := brakes.due(self._holds, now_ns)):
             self._look_after(due, now_ns)
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
-        domains = figures.with_rates(figures.domains(), now_ns, caps, before, self._brakes.bounded)
+        bounded = {brake.uid for brake in brakes.running if brake.is_capped}
+        domains = figures.with_rates(figures.domains(), now_ns, caps, before, bounded)
         look = figures.look(domains, before, figures.who_grows_on(domains, before))
         self._advance(self._with_answers(look), crossed_ns)
         for held in [one for one in self._holds.values() if one.is_unreported]:
@@ -196,8 +197,8 @@ class HoldControl:
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
         rest, ended_ns = _REST * (time.thread_time_ns() - began_ns), time.monotonic_ns()
-        wait = max(pace, min(rest, THAWED_NS) if thaws.running else rest)
-        next_ns = ended_ns + (0 if thaws.is_late(ended_ns) else wait)
+        wait = max(pace, min(rest, THAWED_NS) if brakes.running else rest)
+        next_ns = ended_ns + (0 if brakes.is_late(ended_ns) else wait)
         self._next_ns = min(self._next_ns, next_ns) if crossed_ns else next_ns  # crossings put off no look
         return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
 

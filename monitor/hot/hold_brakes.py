@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,79 +51,19 @@ class Headroom(NamedTuple):
     pods: int
 
 
-class Thaws:
-    """Pods that v1's freezer holds, which run for a moment: a SIGKILL ends its target, or runc starts a process.
-
-    A pod may ask for either as often as it wants: it kills children of its own, and calls itself what it is not. What
-    it takes meanwhile ends at its cap, which is lowered for the run, or, where it has none, far above the second line
-    (`HoldBrakes.let_die`): so nothing counts how often it runs. By uid; times are of CLOCK_MONOTONIC.
-    """
-
-    def __init__(self) -> None:
-        #: Why, of those that run now: until they are looked at again, and all of their processes.
-        self.running: dict[str, str] = {}
-        self._starting: set[str] = set()  # runc starts a process in them
-        self._looked_ns: dict[str, int] = {}  # when each was looked at, or let run
-        self._ran = False  # the last look was at one that runs
-
-    def due(self, held: Collection[str], now_ns: int) -> str:
-        """The pod to look at in this turn, "" for none: one that runs, or, in turns with those, one that does not. Of
-        each kind it is the pod with the oldest look.
-        """
-        runs = self._longest_ago((uid for uid in self.running if uid in held), now_ns - THAWED_NS)
-        other = self._longest_ago((uid for uid in held if uid not in self.running), now_ns - ASK_NS)
-        self._ran = bool(runs) and not (self._ran and other)
-        found = runs if self._ran else other
-        if found:
-            self._looked_ns[found] = now_ns
-        return found
-
-    def is_late(self, now_ns: int) -> bool:
-        """Whether one that runs is to be looked at as soon as the loop has turned."""
-        return bool(self._longest_ago(self.running, now_ns - THAWED_NS))
-
-    def _longest_ago(self, uids: Iterable[str], before_ns: int) -> str:
-        found = min(uids, key=lambda uid: self._looked_ns.get(uid, 0), default="")
-        return found if self._looked_ns.get(found, 0) <= before_ns else ""
-
-    @property
-    def started(self) -> str:
-        """The pod that runs so that a process starts; "" for none."""
-        return next((uid for uid, why in self.running.items() if why == START), "")
-
-    def found(self, uid: str, waits: str) -> None:
-        """A look at a pod found that this waits: `KILL`, `START` or nothing."""
-        (self._starting.add if waits == START else self._starting.discard)(uid)
-
-    def may_start(self, uid: str) -> bool:
-        """Whether it is thawed for a process that starts: one pod at a time."""
-        return uid in self._starting and not self.running
-
-    def begin(self, uid: str, why: str, now_ns: int) -> None:
-        """It is thawed."""
-        self.running[uid] = why
-        self._looked_ns[uid] = now_ns
-
-    def end(self, uid: str) -> bool:
-        """It is to be stopped again; whether it ran."""
-        return self.running.pop(uid, "") != ""
-
-    def released(self, uid: str) -> None:
-        """It is held no more."""
-        self._starting.discard(uid)
-        self._looked_ns.pop(uid, None)
-        self.running.pop(uid, None)
-
-
 class HoldBrakes:
-    """By uid. One that cannot be used is kept as well, so that it is not tried at every crossing."""
+    """By uid. One that cannot be used is kept as well, so that it is not tried at every crossing.
+
+    A pod that v1's freezer holds runs for a moment where a SIGKILL ends its target, or runc starts a process in it. It
+    may ask for either as often as it wants: it kills children of its own, and calls itself what it is not. What it
+    takes meanwhile ends at its cap, which is lowered for the run, or, where it has none, far above the second line
+    (`let_die`): so nothing counts how often it runs.
+    """
 
     def __init__(self, hierarchy: Hierarchy, journal: Ledger, kind: str, send: Send) -> None:
         self._hierarchy, self._journal, self._kind, self._send = hierarchy, journal, kind, send
-        self._brakes: dict[str, PodBrake] = {}
-        self._used_ns: dict[str, int] = {}  # when it was last wanted, the longest ago first
-        self._looked_ns: dict[str, int] = {}
-        self.thaws = Thaws()
+        self._brakes: dict[str, PodBrake] = {}  # the one that was wanted last is the last
+        self._ran = False  # the last look was at one that runs
         self._left: list[PodBrake] = []  # released, and not all is back
         self._next_ns = 0
 
@@ -133,36 +73,60 @@ class HoldBrakes:
         """
         now, left, opened = time.monotonic_ns(), [], False
         for entry in entries:
-            is_due = now - self._looked_ns.get(entry.uid, -REFRESH_NS) >= REFRESH_NS
+            known = self._brakes.get(entry.uid)
+            is_due = known is None or now - known.opened_ns >= REFRESH_NS
             if is_due and opened:
                 left.append(entry)
                 continue
-            known = self._brakes.get(entry.uid)
             brake = self.of(entry)
             if is_due:
-                opened = True
-                self._looked_ns[entry.uid] = now
+                opened, brake.opened_ns = True, now
                 if brake is known:
                     brake.refresh()
-        idle = [uid for uid in self._used_ns if not (brake := self._brakes[uid]).is_held and brake.is_clear]
+        idle = [uid for uid, brake in self._brakes.items() if not brake.is_held and brake.is_clear]
         for uid in idle[:-MOST]:
             self.drop(uid)
         return left
 
     def of(self, entry: PodEntry) -> PodBrake:
         """The brake of a pod, opened now if it was not ready."""
-        now = time.monotonic_ns()
         brake = self._brakes.get(entry.uid)
         if brake is not None and brake.cgroup != entry.cgroup:  # made again elsewhere
             self.drop(entry.uid)
             brake = None
         if brake is None:
             brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal, self._kind)
-            self._brakes[entry.uid] = brake
-            self._looked_ns[entry.uid] = now
-        self._used_ns.pop(entry.uid, None)
-        self._used_ns[entry.uid] = now
+            brake.opened_ns = time.monotonic_ns()
+        self._brakes.pop(entry.uid, None)
+        self._brakes[entry.uid] = brake
         return brake
+
+    def due(self, held: Iterable[str], now_ns: int) -> str:
+        """The pod to look at in this turn, "" for none: one that runs, or, in turns with those, one that does not. Of
+        each kind it is the pod with the oldest look.
+        """
+        brakes = [brake for uid in held if (brake := self._brakes.get(uid)) is not None]
+        runs = _longest_ago((brake for brake in brakes if brake.runs_for), now_ns - THAWED_NS)
+        other = _longest_ago((brake for brake in brakes if not brake.runs_for), now_ns - ASK_NS)
+        self._ran = bool(runs) and not (self._ran and other)
+        found = runs if self._ran else other
+        if found is None:
+            return ""
+        found.looked_ns = now_ns
+        return found.uid
+
+    @property
+    def running(self) -> list[PodBrake]:
+        """Of pods that run for a moment."""
+        return [brake for brake in self._brakes.values() if brake.runs_for]
+
+    def runs(self, uid: str) -> bool:
+        brake = self._brakes.get(uid)
+        return brake is not None and brake.runs_for != ""
+
+    def is_late(self, now_ns: int) -> bool:
+        """Whether one that runs is to be looked at as soon as the loop has turned."""
+        return _longest_ago(self.running, now_ns - THAWED_NS) is not None
 
     def look_after(self, entry: PodEntry) -> str:
         """Whether it is still held: `GONE`, `LOST`, `DYING`, `ENDED`, "" where there is nothing to do."""
@@ -177,52 +141,44 @@ class HoldBrakes:
         if brake.usage() is None:  # made anew under its path: nothing of this one is in force there
             return GONE
         waits = brake.waits_for_thaw()
-        self.thaws.found(entry.uid, waits)
+        brake.starts = waits == START
         if waits == KILL:
             return DYING
-        if self.thaws.end(entry.uid):  # a probe's process, perhaps: the pod lives on
+        if _is_over(brake):  # a probe's process, perhaps: the pod lives on
             return ENDED
         return "" if brake.in_force() else LOST
 
     def may_start(self, uid: str) -> bool:
         """Whether runc starts a process in a held pod, and no pod runs."""
         brake = self._brakes.get(uid)
-        return brake is not None and brake.is_held and self.thaws.may_start(uid)
+        return brake is not None and brake.is_held and brake.starts and not self.running
 
     def let_run(self, uid: str, why: str, cap: int) -> None:
         """Let a held pod run until the next look, for `KILL` or `START`. ``cap``: meanwhile, in bytes; 0: as it is."""
-        self._brakes[uid].thaw(cap)
-        self.thaws.begin(uid, why, time.monotonic_ns())
-
-    @property
-    def bounded(self) -> set[str]:
-        """Those that run for a moment with a cap."""
-        return {uid for uid in self.thaws.running if self._brakes[uid].is_capped}
+        brake = self._brakes[uid]
+        brake.thaw(cap)
+        brake.runs_for, brake.looked_ns = why, time.monotonic_ns()
 
     def get(self, uid: str) -> PodBrake | None:
         return self._brakes.get(uid)
 
     def release(self, uid: str) -> None:
         """It is held no more. What does not fit into a turn is left to `go_on`."""
-        self.thaws.released(uid)
         brake = self._brakes.get(uid)
         if brake is not None:
-            brake.release()
-            self._follow(brake)
+            self._release(brake)
 
     def drop(self, uid: str) -> None:
         """Release it, and let go of it as soon as all of it is back."""
         brake = self._brakes.pop(uid, None)
-        self._used_ns.pop(uid, None)
-        self._looked_ns.pop(uid, None)
-        self.thaws.released(uid)
         if brake is not None:
-            brake.release()
-            self._follow(brake)
+            self._release(brake)
             if brake.is_clear:
                 brake.close()
 
-    def _follow(self, brake: PodBrake) -> None:
+    def _release(self, brake: PodBrake) -> None:
+        brake.runs_for, brake.starts, brake.looked_ns = "", False, 0
+        brake.release()
         if not brake.is_clear and brake not in self._left:
             self._left.insert(0, brake)
             self._next_ns = 0
@@ -275,19 +231,19 @@ class HoldBrakes:
         cap, which is of a frozen one, is that of its share meanwhile, in which v1 may reclaim its page cache for other
         memory. It is stopped with that again: who is in a system call then goes on in it. ``ends``: somebody evicts it.
         """
-        uid, thaws = held.pod.uid, self.thaws
-        if thaws.started not in ("", uid):
+        uid, brake = held.pod.uid, self.of(held.entry)
+        if any(other.runs_for == START and other is not brake for other in self.running):
             return False  # it waits for the end of that one's run
-        usage = self.of(held.entry).usage() or 0
+        usage = brake.usage() or 0
         cache = max(0, usage - headroom.has)
         share = (headroom.available - cache) // (headroom.pods + 1)
         if share < ROOM or not held.cap:
             # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked: so one
             # that kills children of its own runs until the next look, and then it is another pod's turn.
             is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < headroom.available
-            may_run = (is_bounded or headroom.soon >= UNTIL_NEXT_LOOK) and uid not in thaws.running
+            may_run = (is_bounded or headroom.soon >= UNTIL_NEXT_LOOK) and not brake.runs_for
             if not ((ends and held.cap) or may_run):
-                return thaws.end(uid)
+                return _is_over(brake)
         held.allowed = held.allowed or held.pod.cap
         held.pod = held.pod._replace(cap=min(held.allowed, usage + (share if share >= ROOM else 0)))
         self.let_run(uid, KILL, held.pod.cap)
@@ -331,3 +287,14 @@ class HoldBrakes:
         """The cap of one of so many that run; frozen each might have all that they may take together."""
         usage = self.of(held.entry).usage() or 0
         return usage + max(0, cap - usage) // max(1, parts)
+
+
+def _longest_ago(brakes: Iterable[PodBrake], before_ns: int) -> PodBrake | None:
+    found = min(brakes, key=lambda brake: brake.looked_ns, default=None)
+    return found if found is not None and found.looked_ns <= before_ns else None
+
+
+def _is_over(brake: PodBrake) -> bool:
+    """Whether it ran for a moment. It is to be stopped again."""
+    ran, brake.runs_for = brake.runs_for != "", ""
+    return ran

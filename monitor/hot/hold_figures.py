@@ -162,12 +162,12 @@ class HoldFigures:
         return sum(max(0, cap - self._working_set(u)) for u, cap in caps.items()) if all(caps.values()) else None
 
     def _runs(self, held: Hold) -> bool:
-        return held.pod.uid in self._brakes.thaws.running or "freeze" not in held.brake
+        return self._brakes.runs(held.pod.uid) or "freeze" not in held.brake
 
     def _cap_of_run(self, held: Hold) -> int:
         """Bytes that one that runs may come to. Nearer than `ROOM` a cap cannot be."""
         uid, usage = held.pod.uid, self.usage(held.pod.uid) or 0
-        if uid not in self._brakes.thaws.running:
+        if not self._brakes.runs(uid):
             return held.cap
         return max(held.pod.cap, usage + (ROOM if held.cap else UNTIL_NEXT_LOOK))
 

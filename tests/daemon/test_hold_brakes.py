@@ -95,13 +95,13 @@ def test_a_frozen_pod_runs_for_a_process_that_runc_starts(tmp_path: Path) -> Non
         assert [brakes.look_after(entry) for _ in range(3)] == [""] * 3
         assert brakes.may_start("a")
         brakes.let_run("a", START, 0)
-        assert brakes.thaws.running == {"a": START}
+        assert (brakes.running, brake.runs_for) == ([brake], START)
         assert (held.freezer / "freezer.state").read_text().strip() == "THAWED"
         assert brakes.look_after(entry) == hold_brakes.ENDED
         assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
         assert brakes.look_after(entry) == ""
         assert brakes.may_start("a")
-        brakes.thaws.begin("b", START, 0)
+        brake.runs_for = START
         assert not brakes.may_start("a"), "one runs at a time"
         brakes.drop("a")
 

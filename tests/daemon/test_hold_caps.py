@@ -186,7 +186,7 @@ def test_a_run_for_a_start_ends_where_a_sigkill_asks_for_too_much(world: World) 
     world.wait(SECOND // 50)
     world.look()
     assert world.brakes[HOG].log[-1][0] == "apply"
-    assert not world.holds._brakes.thaws.running
+    assert not world.holds._brakes.running
 
 
 def test_the_working_set_of_a_pod_whose_container_was_started_again(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.hold_brakes import THAWED_NS, Headroom, Thaws
+from monitor.hot.hold_brakes import THAWED_NS, Headroom
 from monitor.link.rare_messages import Held
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
 from tests.replay.stand_ins import StandInBrake
@@ -26,6 +26,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 
 def thaws(brake: StandInBrake) -> int:
     return sum(how == "thaw" for how, _ in brake.log)
+
+
+def runs(world: World, uid: str, why: str, now_ns: int) -> None:
+    """It was let run then."""
+    world.brakes[uid].runs_for, world.brakes[uid].looked_ns = why, now_ns
 
 
 def frozen_with(brake: StandInBrake, waits: str) -> Callable[[], str]:
@@ -125,19 +130,21 @@ def test_only_who_runs_is_looked_at_so_often(world: World, monkeypatch: pytest.M
     assert thaws(database) == 0
 
 
-def test_one_that_is_held_again_is_looked_at_first() -> None:
-    made = Thaws()
-    made.begin("a", KILL, SECOND)
-    made.found("a", START)
-    made.released("a")
-    assert not made.running
-    assert not made.may_start("a"), "nobody has looked at it since"
+def test_one_that_is_held_again_is_looked_at_first(world: World) -> None:
+    both_held(world, 99)
+    brake, brakes = world.brakes[HOG], world.holds._brakes
+    runs(world, HOG, KILL, SECOND)
+    brake.starts = True
+    brakes.release(HOG)
+    assert not brakes.running
+    brake.is_held = True
+    assert not brakes.may_start(HOG), "nobody has looked at it since"
 
 
 def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> None:
     both_held(world, 99)
-    made = world.holds._brakes.thaws
-    made.begin(HOG, START, world.now_ns + SECOND)
+    made = world.holds._brakes
+    runs(world, HOG, START, world.now_ns + SECOND)
     assert [made.due((HOG, DB), world.now_ns + SECOND + ns) for ns in (1, 2)] == [DB, ""]
     assert made.due((HOG, DB), world.now_ns + SECOND + THAWED_NS) == HOG
 
@@ -145,8 +152,8 @@ def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> 
 def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:
     """It is stopped then. Behind the hog, whose look lets the hog run, both ran at once. The others have turns, too."""
     both_held(world, 99)
-    made = world.holds._brakes.thaws
-    made.begin(DB, KILL, world.now_ns)
+    made = world.holds._brakes
+    runs(world, DB, KILL, world.now_ns)
     assert [made.due((HOG, DB), world.now_ns + SECOND) for _ in range(2)] == [DB, HOG]
 
 
@@ -220,11 +227,11 @@ def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) 
 def test_a_sigkill_waits_for_the_end_of_another_pods_run(world: World) -> None:
     """What that may take is promised."""
     both_held(world, 99)
-    world.holds._brakes.thaws.begin(HOG, START, world.now_ns)
+    runs(world, HOG, START, world.now_ns)
     headroom = Headroom(99 * MIB, 99 * MIB, 301 * MIB, 2)
     assert not world.holds._brakes.let_die(world.holds._holds[DB], headroom)
     assert not thaws(world.brakes[DB])
-    world.holds._brakes.thaws.end(HOG)
+    world.brakes[HOG].runs_for = ""
     assert not world.holds._brakes.let_die(world.holds._holds[DB], headroom)
     assert thaws(world.brakes[DB])
 

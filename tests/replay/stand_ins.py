@@ -43,7 +43,9 @@ class StandInBrake:
     high_is_left = False
     since_ns = 0
     is_in_force = is_capped = True
-    waits = ""
+    waits = runs_for = ""
+    starts = False
+    looked_ns = opened_ns = 0
 
     def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
         self._table, self.uid, self.cgroup = table, uid, cgroup

@@ -77,7 +77,7 @@ def kill_in_hold(runtime: Containerd, pod: Pod, cgroup: Path, state: Path) -> in
                 elif brakes.may_start("a"):
                     brakes.let_run("a", START, 0)
                     started += 1
-                time.sleep(0.005 if brakes.thaws.running else 0.1)
+                time.sleep(0.005 if brakes.running else 0.1)
             killed.result()
             return started
         finally:
