@@ -4,8 +4,8 @@
 |---|---|---|
 | v2 | memory.max, memory.oom.group, memory.high, then cgroup.freeze | one system call that takes all sleeps |
 | v1 | memory.limit_in_bytes with memory.oom_control 1, then freezer.state | the same; nobody is killed at the cap |
-| v1, no freezer or by choice | memory.limit_in_bytes with memory.oom_control 1 | page faults wait, system calls fail |
-| v1 | freezer.state | by choice, or where the limit does not count the cgroups below |
+| v1, no freezer | memory.limit_in_bytes with memory.oom_control 1 | page faults wait, system calls fail |
+| v1 | freezer.state | where the limit does not count the cgroups below |
 
 At v1's cap only a page fault of the program itself waits. What the kernel needs in a system call it does not get:
 ENOMEM, ENFILE, EFAULT, and SIGSEGV after a fork. A frozen process makes no system call.
@@ -34,10 +34,9 @@ from monitor.actions.victim import has_spared
 from monitor.kernel import cgroupfs
 from monitor.kernel.troubles import TROUBLES
 
-#: What may be chosen, and what is in force.
-AUTO, LIMIT, FREEZE = "auto", "limit", "freeze"
-#: Of `AUTO` on v2, besides.
-HIGH, _HIGH_FILE = "high", "memory.high"
+#: What is in force. `HIGH`: on v2.
+LIMIT, HIGH, FREEZE = "limit", "high", "freeze"
+_HIGH_FILE = "memory.high"
 _FROZEN = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
 _FREEZE_FILES = tuple(_FROZEN)
 #: What is undone first. A pod that is thawed, or has its OOM killer back, below its cap would be killed at it.
@@ -47,14 +46,12 @@ _UNDONE = (*LIMIT_FILES, *COMPANIONS, _HIGH_FILE, *_FREEZE_FILES)
 class PodBrake:
     """The brake of one pod, with everything open. One thread uses it; nothing raises."""
 
-    def __init__(
-        self, uid: str, cgroup: Path, hierarchy: cgroupfs.Hierarchy, journal: Ledger, kind: str = AUTO
-    ) -> None:
+    def __init__(self, uid: str, cgroup: Path, hierarchy: cgroupfs.Hierarchy, journal: Ledger) -> None:
         self.uid, self.cgroup = uid, cgroup
         #: Why it cannot be braked; "" if it can.
         self.problem = ""
         self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
-        self._hierarchy, self._journal, self._chosen = hierarchy, journal, kind
+        self._hierarchy, self._journal = hierarchy, journal
         #: For what a held pod runs at this moment (`KILL`, `START`; "": it does not), whether runc starts a process in
         #: it; when that was looked at, and when what is open was (CLOCK_MONOTONIC). By `monitor.hot.hold_brakes`.
         self.runs_for, self.starts, self.looked_ns, self.opened_ns = "", False, 0, 0
@@ -258,19 +255,15 @@ class PodBrake:
         obstacle = self._journal.obstacle(ledger.directory)
         if obstacle and not adopting:
             return obstacle
-        if self._chosen != FREEZE and (v2 or (counts_below(self.cgroup) and not any_disabled(self.cgroup))):
+        if v2 or (counts_below(self.cgroup) and not any_disabled(self.cgroup)):
             at = 0 if v2 else 1
-            names = [LIMIT_FILES[at], COMPANIONS[at], *([_HIGH_FILE] if v2 and self._chosen == AUTO else [])]
-            for name in names:
+            for name in (LIMIT_FILES[at], COMPANIONS[at], *([_HIGH_FILE] if v2 else [])):
                 ledger.files[name] = BrakeFile(self.cgroup, name)
-        if self._chosen != LIMIT:
-            try:
-                self._open_freezer(v2)
-            except OSError:
-                if not ledger.files:
-                    raise
-        if not ledger.files and self._chosen == LIMIT:
-            return "its limit counts itself alone, or a cgroup below has no OOM killer"
+        try:
+            self._open_freezer(v2)
+        except OSError:
+            if not ledger.files:
+                raise
         return "" if ledger.files else "v1's freezer is not mounted"
 
     def _open_freezer(self, v2: bool) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.ledger import Ledger
-from monitor.actions.pod_brake import AUTO
 from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, THAWED_NS, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
@@ -52,7 +51,7 @@ class HoldControl:
         self._recorder = core.recorder
         self._stats = core.stats
         self._send, self._log = core.outbox.send, core.outbox.log
-        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), AUTO, self._send)
+        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), self._send)
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
         self._holds: dict[str, Hold] = {}
         self._last_id = self._next_ns = self._changed_ns = 0

@@ -60,8 +60,8 @@ class HoldBrakes:
     (`let_die`): so nothing counts how often it runs.
     """
 
-    def __init__(self, hierarchy: Hierarchy, journal: Ledger, kind: str, send: Send) -> None:
-        self._hierarchy, self._journal, self._kind, self._send = hierarchy, journal, kind, send
+    def __init__(self, hierarchy: Hierarchy, journal: Ledger, send: Send) -> None:
+        self._hierarchy, self._journal, self._send = hierarchy, journal, send
         self._brakes: dict[str, PodBrake] = {}  # the one that was wanted last is the last
         self._ran = False  # the last look was at one that runs
         self._left: list[PodBrake] = []  # released, and not all is back
@@ -95,7 +95,7 @@ class HoldBrakes:
             self.drop(entry.uid)
             brake = None
         if brake is None:
-            brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal, self._kind)
+            brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal)
             brake.opened_ns = time.monotonic_ns()
         self._brakes.pop(entry.uid, None)
         self._brakes[entry.uid] = brake

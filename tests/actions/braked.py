@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from monitor.actions.ledger import Ledger, attributes_of
-from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
+from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.actions.undo import Undone, undo
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
@@ -32,6 +32,24 @@ class Resident(live.Puppet):
         super().close()
 
 
+#: All of a brake, as a kernel has it.
+AUTO = "auto"
+
+
+class PartialBrake(PodBrake):
+    """`LIMIT` alone, as where no freezer is mounted; `FREEZE` alone, as where a limit counts its cgroup alone."""
+
+    def __init__(self, uid: str, cgroup: Path, hierarchy: cgroupfs.Hierarchy, journal: Ledger, kind: str) -> None:
+        self._kept = {LIMIT: (LIMIT_FILE, COMPANION), FREEZE: (FREEZE_FILE,)}.get(kind)
+        super().__init__(uid, cgroup, hierarchy, journal)
+
+    def _open(self, adopting: bool = False) -> str:
+        problem, files = super()._open(adopting), self._ledger.files
+        for name in files.keys() - (files.keys() if self._kept is None else self._kept):
+            files.pop(name).close()
+        return problem
+
+
 class Stand:
     """``pod`` in ``node``, where ``freezer`` is the pod's cgroup that freezes it (on v2 the pod)."""
 
@@ -55,7 +73,7 @@ class Stand:
 
     def any_brake(self, kind: str = AUTO, cgroup: Path | None = None) -> PodBrake:
         """Also one that cannot, or of another cgroup. Closed at the end, as of a daemon that was killed before."""
-        brake = PodBrake("uid", cgroup or self.pod, HIERARCHY, self.journal, kind)
+        brake = PartialBrake("uid", cgroup or self.pod, HIERARCHY, self.journal, kind)
         self._brakes.callback(brake.close)
         return brake
 
@@ -125,4 +143,4 @@ def stand(state: Path, mib: int = 128) -> Iterator[Stand]:
 
 def kinds() -> list[str]:
     """All that may be chosen on this kernel."""
-    return [AUTO, "limit", FREEZE]
+    return [AUTO, LIMIT, FREEZE]

@@ -26,24 +26,25 @@ from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES
 from monitor.actions.daemons import this_daemon
 from monitor.actions.ledger import SIDE, SOFT, Ledger
 from monitor.actions.oom_marks import MarkJournal
-from monitor.actions.pod_brake import AUTO, FREEZE, LIMIT, PodBrake
+from monitor.actions.pod_brake import FREEZE, LIMIT
 from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.actions.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
+from tests.actions.braked import AUTO, PartialBrake
 
 MIB = 1 << 20
 
 
 def hold(kind: str, mib: int, state: Path, pod: Path) -> Callable[[], object]:
-    brake = PodBrake("uid", pod, cgroupfs.detect(), Ledger(state), kind)
+    brake = PartialBrake("uid", pod, cgroupfs.detect(), Ledger(state), kind)
     assert brake.apply(mib * MIB) is not None, brake.problem
     return brake.release
 
 
 def moved(kind: str, state: Path, pod: Path) -> Callable[[], object]:
-    brake = PodBrake("uid", pod, cgroupfs.detect(), Ledger(state), kind)
+    brake = PartialBrake("uid", pod, cgroupfs.detect(), Ledger(state), kind)
     assert brake.apply(64 * MIB) is not None, brake.problem
     brake.apply(72 * MIB)
     brake.loosen(80 * MIB)

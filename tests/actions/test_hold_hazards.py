@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED
-from monitor.actions.pod_brake import AUTO, FREEZE
+from monitor.actions.pod_brake import FREEZE
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import FREEZE_FILE, LIMIT_FILE, MIB, V2, Stand
+from tests.actions.braked import AUTO, FREEZE_FILE, LIMIT_FILE, MIB, V2, Stand
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 

@@ -59,7 +59,6 @@ def test_a_pod_whose_container_has_no_oom_killer_is_frozen_alone(held: Stand) ->
     (container / "memory.oom_control").write_text("1")
     brake = held.any_brake()
     assert brake.kind == ("" if held.freezer is None else FREEZE)
-    assert "OOM killer" in held.any_brake(LIMIT).problem
     brake.apply(64 * MIB)
     brake.close()
     assert oom_killer(container) == "oom_kill_disable 1"
@@ -93,7 +92,7 @@ def test_many_cgroups_made_during_a_hold_have_their_oom_killer_in_the_end(
     held: Stand, reads: list[Path], how: str
 ) -> None:
     """Some of them in each turn of the hot thread: 5,000 took 143 ms. Until it is through, that is written down."""
-    brakes = HoldBrakes(HIERARCHY, held.journal, LIMIT, lambda _: True)
+    brakes = HoldBrakes(HIERARCHY, held.journal, lambda _: True)
     entry: Any = SimpleNamespace(uid="uid", cgroup=held.pod)
     assert brakes.of(entry).apply(64 * MIB) is not None
     made = [cgroupfs.make(held.pod / f"c{number}" / "below") for number in range(CGROUPS)]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED
-from monitor.actions.pod_brake import AUTO, FREEZE, LIMIT, PodBrake
+from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import LIMIT_FILE, MIB, V2, Stand, kinds, stand
+from tests.actions.braked import AUTO, LIMIT_FILE, MIB, V2, Stand, kinds, stand
 
 pytestmark = pytest.mark.kernel
 

@@ -57,7 +57,7 @@ def kill_in_hold(runtime: Containerd, pod: Pod, cgroup: Path, state: Path) -> in
     """
     ident = pod.run("c", NAME)
     entry: Any = SimpleNamespace(uid="a", cgroup=cgroup)
-    brakes = HoldBrakes(cgroupfs.detect(), Ledger(state), "auto", lambda _: True)
+    brakes = HoldBrakes(cgroupfs.detect(), Ledger(state), lambda _: True)
     stop, started = threading.Event(), 0
     with ThreadPoolExecutor(4) as pool:
         try:
