@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 from monitor.lab import janitor
 from tests.own_cgroups import removed_with_session
 

@@ -7,15 +7,26 @@ nothing at a process that could hold it. A note has at most 64 KiB, some 1,500 p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from monitor.actions.changes import identity_of
 from monitor.actions.ledger import MARKS, SCORES, Ledger
-from monitor.actions.mark_choice import largest, may_raise
-from monitor.actions.oom_values import RAISED, SANDBOX, Mark, Restored, Seen, noted_in, pids_of, restore, store
+from monitor.actions.oom_values import (
+    CAP_SYS_RESOURCE,
+    RAISED,
+    SANDBOX,
+    Mark,
+    Restored,
+    Seen,
+    noted_in,
+    pids_of,
+    restore,
+    store,
+    without,
+)
 from monitor.errors import MonitorError
-from monitor.kernel.capabilities import CAP_SYS_RESOURCE, without
 from monitor.kernel.procfs import Process
 
 #: Processes of a pod that are raised (28 us each): the largest, where it has more. The kernel kills one at a time.
@@ -94,3 +105,42 @@ def _own(seen: Seen, given: Seen | None) -> Seen:
 def _started(pid: int) -> int | None:
     with Process(pid) as process:
         return process.started()
+
+
+def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]]) -> Callable[[int, int], bool]:
+    """Whether a process in this container with this oom_score_adj may be raised, without another one dying at the
+    container's own limit. There the kernel compares the same values: where a container ranks its processes (a
+    database's server -100, its workers 0), all of them at 1000 would cost the largest, which may be the one that it
+    protects. Such a container is left alone. ``before``: what those had that are raised; ``found``: what others have.
+    In a container that is raised already a new one may be that has as much: left alone it would die behind those before
+    which it should.
+    """
+    raised = {container: max(values) for container, values in _by_container(before).items()}
+    apart = {container for container, values in _by_container(found).items() if len(values) > 1}
+
+    def may(container: int, value: int) -> bool:
+        return value >= raised[container] if container in raised else container not in apart
+
+    return may
+
+
+def _by_container(values: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for container, value in values:
+        found.setdefault(container, set()).add(value)
+    return found
+
+
+def largest(pids: list[int], most: int) -> list[int]:
+    """The largest ``most`` of these processes."""
+    if len(pids) <= most:
+        return pids
+    return sorted(pids, key=_resident, reverse=True)[: max(0, most)]
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1])
+    except OSError:
+        return 0

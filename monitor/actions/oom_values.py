@@ -6,18 +6,19 @@ __set_oom_adj): raised without it, it may always go back. So it is done without,
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.actions.changes import identity_of, opened
 from monitor.actions.ledger import WRONG, Ledger, Noted, noted_at
-from monitor.actions.mark_choice import container_of
 from monitor.kernel import cgroup_procs
-from monitor.kernel.capabilities import CAP_SYS_RESOURCE, without
 from monitor.kernel.cgroupfs import GONE, failure
 from monitor.kernel.procfs import Process
 
@@ -218,3 +219,48 @@ def _bases(mark: Mark) -> dict[int | None, int]:
             for key in (seen.container, None):
                 counts.setdefault(key, Counter())[seen.old] += 1
     return {key: max(counted.items(), key=lambda item: (item[1], item[0]))[0] for key, counted in counts.items()}
+
+
+CAP_SYS_RESOURCE = 24
+#: _LINUX_CAPABILITY_VERSION_3 (linux/capability.h): two words of 32 capabilities.
+_VERSION = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Word(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+@contextmanager
+def without(capability: int) -> Iterator[None]:
+    """This thread alone does without it meanwhile; nothing changes where it does not have it. Raises OSError."""
+    words = (_Word * 2)()
+    _call(_libc.capget, words)
+    word, bit = words[capability // 32], 1 << capability % 32
+    had = word.effective & bit
+    if had:
+        word.effective &= ~bit
+        _call(_libc.capset, words)
+    try:
+        yield
+    finally:
+        if had:
+            word.effective |= bit
+            _call(_libc.capset, words)
+
+
+def _call(function: Callable[..., int], words: ctypes.Array[_Word]) -> None:
+    if function(ctypes.byref(_Header(_VERSION, 0)), words):  # pid 0: the calling thread
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def container_of(pod: Path, cgroup: str) -> int:
+    """A number for the first directory below the pod's: limits of a container count all that is below. The pod itself
+    has 0. (The pod's author chooses the names, and a note has room for numbers.)
+    """
+    return zlib.crc32(os.fsencode(cgroup.removeprefix(str(pod)).lstrip("/").partition("/")[0]))

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from monitor.actions.changes import identity_of
 from monitor.actions.ledger import SCORES, Ledger
-from monitor.actions.mark_choice import container_of
-from monitor.actions.oom_values import Mark, Seen, noted_in, restore, store
+from monitor.actions.oom_values import Mark, Seen, container_of, noted_in, restore, store
 from monitor.errors import MonitorError
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod

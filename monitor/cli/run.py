@@ -26,7 +26,7 @@ from monitor.cli.listen import address_of, bind_or_other, in_turn
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hot.supervise import Side
-from monitor.kernel.namespaces import join_machine_cgroups
+from monitor.kernel.mounts import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats

@@ -21,8 +21,7 @@ from monitor.link.counters import SharedStats
 from monitor.link.messages import Send
 from monitor.settings.config import STEP
 from monitor.sources.arming import Arming
-from monitor.sources.polled_entry import Entry
-from monitor.sources.polled_table import PolledTable
+from monitor.sources.polled_table import Entry, PolledTable
 from monitor.sources.watch import Watch
 
 #: Far from every threshold the looks of `Housekeeping.look` do.

@@ -306,3 +306,12 @@ def wait_status(pidfd: int) -> int | None:
     (mask,) = struct.unpack_from(_MASK, info)
     (status,) = struct.unpack_from(_STATUS, info, _SIZE - 4)
     return int(status) if mask & _INFO_EXIT else None
+
+
+def readable(fd: int, seconds: float | None = None) -> bool:
+    """Wait until ``fd`` can be read, is at its end, or (a pidfd) its process has ended; False after ``seconds``.
+    select(2) refuses numbers of 1,024 and more, which a process with many pods has.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))

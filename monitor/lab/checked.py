@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 from monitor.lab.worker import Options, die_with_parent, join, libc, write_line
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 
 _WORKER = Path(__file__).with_name("worker.py")
 #: Only a hang takes so long, also on an emulated machine (where compiling the programs takes half a minute).

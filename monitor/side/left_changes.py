@@ -13,8 +13,7 @@ from monitor.actions.ledger import MARKS, SCORES, SIDE
 from monitor.actions.oomadj import Logger
 from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.procfs import born_ns
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import born_ns, readable
 from monitor.settings.config import RunConfig
 
 #: A hot process that has closed the channel is gone within 1 ms; its memory may take longer.

@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -27,7 +28,6 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading, ReclaimableReading
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
-from monitor.sources.polled_entry import Entry
 
 VMSTAT = "/proc/vmstat"
 #: The lists of page cache in memory.stat. Keys have the newline before them.
@@ -340,3 +340,48 @@ def number(data: bytes, key: bytes) -> int:
     at += len(key)
     end = data.find(b"\n", at)
     return int(data[at : end if end >= 0 else None])
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One watched cgroup; sizes in bytes, ceilings in pages of working set."""
+
+    cgroup_id: int
+    step: int
+    path: Path | None  # None: the machine
+    usage_fd: int
+    stat_fd: int
+    kmem_fd: int = -1  # v1, with ceilings
+    usage: int = 0
+    inactive: int = 0
+    active: int = 0
+    noted: int = 0
+    stat_ns: int = 0
+    synced: int = 0
+    crossed: int = 0
+    ceilings: list[int] = field(default_factory=list)
+    below: list[Entry] = field(default_factory=list)  # the watched cgroups right below
+    gone: bool = False  # removed: it keeps what was read last
+    formula: int = 0  # of an entry that `PolledTable.add_formula` made
+
+    @property
+    def machine(self) -> bool:
+        return self.path is None
+
+    @property
+    def working_set(self) -> int:
+        return max(0, self.usage - self.inactive)
+
+    @property
+    def cache(self) -> int:
+        """Bytes of page cache that the entry's formula takes for available."""
+        return self.inactive + self.active if self.formula else self.inactive
+
+    @property
+    def used(self) -> int:
+        return max(0, self.usage - self.cache)
+
+    def close(self) -> None:
+        for fd in (self.usage_fd, self.stat_fd, self.kmem_fd):
+            if fd >= 0:
+                os.close(fd)

@@ -173,7 +173,7 @@ _DROP = (
 
 
 def test_this_thread_alone_does_without_a_capability() -> None:
-    from monitor.kernel.capabilities import without
+    from monitor.actions.oom_values import without
 
     def effective() -> int:
         lines = Path("/proc/thread-self/status").read_text().splitlines()

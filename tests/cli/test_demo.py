@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs, pins
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 from tests import live
 from tests.pin_instances import state_directory
 

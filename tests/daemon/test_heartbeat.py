@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 from monitor.kernel.timer import Timer
 from monitor.link import channel, heartbeat
 from monitor.link.counters import SharedStats

@@ -10,7 +10,7 @@ import pytest
 from monitor.hot.polled_records import BACK_NS, EARLY_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
-from monitor.sources.polled_entry import Entry
+from monitor.sources.polled_table import Entry
 from tests.daemon.stand_ins import polled
 
 MIB = 1 << 20

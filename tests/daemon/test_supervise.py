@@ -16,7 +16,7 @@ from monitor.errors import EXIT_CANNOT
 from monitor.hot import supervise
 from monitor.hot.supervise import Side
 from monitor.kernel.loader import package_path
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, LogLine

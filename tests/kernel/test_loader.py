@@ -13,7 +13,7 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kernel import charging, instances, loader, pins
 from monitor.kernel.pins import HOOKS, MAPS, TRACEPOINTS, Pins, Ring, counts, pin
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 from monitor.kernel.wire import COUNTS
 from tests import live
 from tests.commands import run

@@ -75,7 +75,7 @@ _BELOW = """
 import ctypes, os, sys
 from pathlib import Path
 from monitor.errors import MonitorError
-from monitor.kernel.namespaces import join_machine_cgroups
+from monitor.kernel.mounts import join_machine_cgroups
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 init = Path("/proc", str(os.getppid()))  # process 1 of a sandbox may not be looked at by its root
 seen = (init / "cgroup").read_text()

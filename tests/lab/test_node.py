@@ -13,7 +13,7 @@ import pytest
 
 from monitor.errors import CannotError
 from monitor.kernel import cgroupfs
-from monitor.kernel.readable import readable
+from monitor.kernel.procfs import readable
 from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import MIB, LabNode
 
