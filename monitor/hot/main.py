@@ -28,10 +28,9 @@ from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.gauge import Gauge, NodeGone
 from monitor.hot.housekeeping import Housekeeping
-from monitor.hot.life_cycle import LifeCycle
 from monitor.hot.loop import Guard, Loop, Timer, Timers
 from monitor.hot.outbox import Outbox
-from monitor.hot.parts import Core, Parts
+from monitor.hot.parts import Core, LifeCycle, Parts
 from monitor.hot.patience import Patience
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
@@ -96,7 +95,7 @@ class Hot:
         decider = Decider(core, pass_config)
         records = _records(source, core, decider)
         sweeps = Sweeps(gauge, registry, stats, records.read_events, outbox.log)
-        self.life = LifeCycle(gauge.arming, decider, evictor)
+        self.life = LifeCycle()
         self.parts = parts = Parts(**vars(core), decider=decider, records=records, sweeps=sweeps, life=self.life)
         self.housekeeping = Housekeeping(parts)
         self.configuration = Configuration(parts, self.housekeeping)
@@ -161,7 +160,7 @@ class Hot:
         self.configuration.go_on()
 
     def stop(self, *_: Any) -> None:
-        self.life.stop()
+        self.life.is_stopping = True
 
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from monitor.hot.disk_signals import DiskSignals
     from monitor.hot.evictor import Evictor
     from monitor.hot.gauge import Gauge
-    from monitor.hot.life_cycle import LifeCycle
     from monitor.hot.loop import Guard, Loop
     from monitor.hot.outbox import Outbox
     from monitor.hot.pass_record import PassRecorder
@@ -22,6 +21,15 @@ if TYPE_CHECKING:
     from monitor.hot.trigger import Trigger
     from monitor.link.counters import SharedStats
     from monitor.settings.config import RunConfig
+
+
+@dataclass
+class LifeCycle:
+    """Each is True from some moment on."""
+
+    knows_pods: bool = False  # the side has sent all pods once; the sweep that counts them follows
+    is_ready: bool = False  # they are counted: decisions can be made
+    is_stopping: bool = False  # set by the handler of a signal, which may run in the midst of anything
 
 
 @dataclass(frozen=True)

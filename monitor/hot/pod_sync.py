@@ -10,7 +10,6 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.hot.housekeeping import Housekeeping
-from monitor.hot.life_cycle import State
 from monitor.hot.parts import Parts
 from monitor.hot.reconfigure import Configuration
 from monitor.kernel.troubles import TROUBLES
@@ -112,7 +111,7 @@ class PodSync:
             self._drop(uid)
             self._look_between()
         if not self._life.knows_pods:
-            self._life.advance(State.SYNCING)
+            self._life.knows_pods = True
         elif self._decider.holds is not None:
             self._decider.holds.report_all()
         self._is_stale = True

@@ -6,7 +6,6 @@ import resource
 from typing import Any
 
 from monitor.hot.gauge import Gauge
-from monitor.hot.life_cycle import State
 from monitor.hot.parts import Parts
 from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
@@ -55,7 +54,7 @@ class Report:
 
     def _ready(self, now_ns: int) -> None:
         parts = self._parts
-        self._life.advance(State.WATCHING)
+        self._life.is_ready = True
         self._decider.changed = True
         self._published_ns = 0  # whoever waits for this hears it at once
         parts.stats.set("ready_ns", now_ns)

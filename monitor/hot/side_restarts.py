@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from monitor.actions.victim import SPARED
-from monitor.hot.life_cycle import LifeCycle
 from monitor.hot.loop import Loop
 from monitor.hot.outbox import Outbox
+from monitor.hot.parts import LifeCycle
 from monitor.hot.supervise import Side
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import HeartbeatWatch

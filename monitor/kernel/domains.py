@@ -79,10 +79,6 @@ class DomainTable:
         self.high = 0  # one more than the highest index in use
         self.machine = 0  # index of the machine's entry, if there is one
 
-    @classmethod
-    def open(cls, pin_dir: Path | str) -> DomainTable:
-        return cls(Pins.open(pin_dir))
-
     def close(self) -> None:
         os.close(self._index.fd)
         os.close(self._crossings.fd)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from monitor.hot.busy_poll import NEAR_BYTES, SAVED_NS, BusyPoll
-from monitor.hot.life_cycle import LifeCycle, State
 from monitor.hot.loop import SHORT_NS, Guard, Loop, Sleep, Timer, Timers
 from monitor.hot.pass_timer import TICK_NS, PassTimer
 from monitor.kernel.troubles import TROUBLES
@@ -140,62 +139,6 @@ def test_a_handler_that_fails_costs_only_itself(loop: Loop, pipe: tuple[int, int
     assert done == ["due"]
     (trouble,) = TROUBLES.take()
     assert (trouble.call, trouble.number, trouble.times) == ("loop", errno.EIO, 2)
-
-
-# the life cycle
-
-
-class Life:
-    def __init__(self) -> None:
-        self.arming = SimpleNamespace(armed=False)
-        self.decider = SimpleNamespace(pressed=False)
-        self.evictor: Any = SimpleNamespace(current=None)
-        self.cycle = LifeCycle(self.arming, self.decider, self.evictor)
-
-
-def test_from_the_start_to_the_end() -> None:
-    life = Life()
-    seen = [life.cycle.state]
-    life.cycle.advance(State.SYNCING)
-    seen.append(life.cycle.state)
-    life.arming.armed = life.decider.pressed = True
-    assert life.cycle.state is State.SYNCING, "pressed before all pods are counted: nothing is decided yet"
-    life.cycle.advance(State.WATCHING)
-    seen.append(life.cycle.state)
-    life.evictor.current = object()
-    seen.append(life.cycle.state)
-    life.evictor.current, life.decider.pressed = None, False
-    seen.append(life.cycle.state)
-    life.arming.armed = False
-    seen.append(life.cycle.state)
-    life.cycle.stop()
-    seen.append(life.cycle.state)
-    assert " ".join(state.name.lower() for state in seen) == (
-        "starting syncing pressed evicting armed watching stopping"
-    )
-
-
-def test_no_stage_is_passed_over() -> None:
-    life = Life().cycle
-    for allowed, knows_pods, is_ready in (
-        (State.SYNCING, False, False),
-        (State.WATCHING, True, False),
-        (None, True, True),
-    ):
-        assert (life.knows_pods, life.is_ready) == (knows_pods, is_ready)
-        for to in set(State) - {allowed}:
-            with pytest.raises(ValueError, match="is not followed by"):
-                life.advance(to)
-        if allowed is not None:
-            life.advance(allowed)
-
-
-def test_a_signal_in_the_midst_of_the_start_is_not_forgotten() -> None:
-    life = Life().cycle
-    life.stop()
-    life.advance(State.SYNCING)
-    assert life.state is State.STOPPING
-    assert not life.is_ready, "the exit code has it"
 
 
 class Deaf:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.domains import MAX_DOMAINS, NO_CEILING, DomainTable, Reading, ceiling_pages
+from monitor.kernel.pins import Pins
 from monitor.kernel.wire import CROSS, PAGE
 from tests import live
 
@@ -123,7 +124,7 @@ def test_the_table_is_shared_and_finite() -> None:
             assert watch.table.add(1 << 40 | number) == number
         with pytest.raises(MonitorError, match=f"more than {MAX_DOMAINS} cgroups"):
             watch.table.add(1 << 41)
-        reader = DomainTable.open(live.pin_dir())
+        reader = DomainTable(Pins.open(live.pin_dir()))
         assert reader.index(1 << 40 | 77) == 77
         assert reader.read(1 << 40 | 77) is None
         watch.table.remove(1 << 40 | 77)
