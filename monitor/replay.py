@@ -46,6 +46,8 @@ _SHOWN = 20
 _UNUSABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: Fields of a recorded configuration that are gone, and their defaults.
 _GONE = {"never_kill": False, "layout_container_fs": False}
+#: Those that repeated what others say.
+_UNUSED = ("parsed", "entry_origins")
 
 
 @dataclass(slots=True)
@@ -280,7 +282,7 @@ def _known(recorded: Mapping[str, Any]) -> dict[str, Any]:
     for name, default in _GONE.items():
         if recorded.get(name, default) != default:
             raise ValueError(f"recorded with {name.replace('_', '-')}, which is gone; use the release that recorded it")
-    return {name: value for name, value in recorded.items() if name not in _GONE}
+    return {name: value for name, value in recorded.items() if name not in (*_GONE, *_UNUSED)}
 
 
 def replay(readers: Sequence[Reader], change: Callable[[RunConfig], RunConfig] | None = None) -> Replayed:
@@ -345,4 +347,4 @@ def _file(reader: Reader, passes: Passes, races: Races, found: Replayed, followi
 def with_changes(**given: Any) -> Callable[[RunConfig], RunConfig] | None:
     """A change of the recorded configuration to these values; None if there are none."""
     wanted = {name: value for name, value in given.items() if value is not None}
-    return (lambda config: replace(config, **wanted, parsed=None)) if wanted else None
+    return (lambda config: replace(config, **wanted)) if wanted else None

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from monitor.pods.spec import SERVICES
 from monitor.policy.compat import SANE
-from monitor.policy.quantity import Quantity
 from monitor.policy.signals import OF_DOMAIN, OWN_SIGNALS, PID
-from monitor.policy.thresholds import DEFAULT_HARD, DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, ThresholdValue
+from monitor.policy.thresholds import DEFAULT_HARD, DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold
 
 if TYPE_CHECKING:
     from monitor.policy.eviction_pass import PassConfig
@@ -39,14 +38,6 @@ CURRENT_POLICY = "kubelet-1.36"
 STEP = 1 << 20
 #: What is done about a pod at a crossing: logged, braked, killed.
 OBSERVE, HOLD, ENFORCE = MODES = ("observe", "hold", "enforce")
-_TUPLES = (
-    "kubelet_differs",
-    "enforce_node_allocatable",
-    "reclaim_images",
-    "alertmanagers",
-    "webhooks",
-    "missed",
-)
 
 
 def fastest_fill() -> int:
@@ -102,8 +93,6 @@ class RunConfig:
     eviction_soft: Mapping[str, str] = field(default_factory=dict)
     eviction_soft_grace_period: Mapping[str, str] = field(default_factory=dict)
     eviction_minimum_reclaim: Mapping[str, str] = field(default_factory=dict)
-    #: What `parse_thresholds` made of them when they were read; None: it is made when asked for (in a replay).
-    parsed: tuple[Threshold, ...] | None = None
     #: Longest grace a soft eviction grants, in seconds. Negative leaves it to the pod's own grace, as the kubelet's
     #: documentation promises; with compat kubelet-1.36 it kills at once, as its code does (Kubernetes issue 118172).
     eviction_max_pod_grace_period_s: int = 0
@@ -141,9 +130,6 @@ class RunConfig:
 
     #: Where each value came from: field name -> ``--option``, ``FILE: key`` or ``default``.
     origins: Mapping[str, str] = field(default_factory=dict)
-    #: The same for each entry of a map: field name -> signal (or resource) -> origin.
-    entry_origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
     #: What the maps and their origins were made of (`monitor.settings.read`), for `outrace config show`. Not
     #: compared: two configurations with the same values are the same.
     inputs: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -206,7 +192,7 @@ class RunConfig:
         from monitor.policy.layout import DiskLayout, overlay_containerfs
         from monitor.policy.releases import era
 
-        found = self.parse_thresholds() if self.parsed is None else self.parsed
+        found = self.parse_thresholds()
         if era(self.policy).containerfs:
             found = overlay_containerfs(found, DiskLayout(self.layout_image_fs)).thresholds
         # Services leave their files behind when they are killed: for a disk nobody is. And there is no kubepods.
@@ -248,7 +234,7 @@ class RunConfig:
     def to_json(self) -> str:
         """One line of JSON from which `from_json` makes an equal value."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return json.dumps(values, separators=(",", ":"), default=astuple)  # thresholds, as `_threshold` reads them
+        return json.dumps(values, separators=(",", ":"))
 
     def has_own_line(self, found: bool) -> bool:
         """Whether the hard thresholds are others than the kubelet's, whose line holds stay above. One that was not
@@ -265,17 +251,13 @@ class RunConfig:
         values: Any = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError("a run configuration is a JSON object")
-        unknown = values.keys() - {f.name for f in fields(cls)}
+        known = {f.name: f.default for f in fields(cls)}
+        unknown = values.keys() - known
         if unknown:
             raise ValueError(f"unknown keys in a run configuration: {', '.join(sorted(unknown))}")
-        for name in _TUPLES:  # JSON has only lists
-            if name in values:
+        for name in values:
+            if isinstance(known[name], tuple):  # JSON has only lists
                 values[name] = tuple(values[name])
-        if values.get("parsed") is not None:
-            try:
-                values["parsed"] = tuple(_threshold(*one) for one in values["parsed"])
-            except TypeError as error:
-                raise ValueError(f"thresholds in a run configuration: {error}") from None
         return cls(**values)
 
     def to_memfd(self) -> int:
@@ -289,13 +271,3 @@ class RunConfig:
     def from_fd(cls, fd: int) -> RunConfig:
         """Read the JSON of an inherited descriptor; it stays usable for another reader."""
         return cls.from_json(os.pread(fd, os.fstat(fd).st_size, 0))
-
-
-def _threshold(signal: str, value: list[Any], grace_ns: int, min_reclaim: list[Any] | None, operator: str) -> Threshold:
-    """The inverse of `dataclasses.astuple`."""
-    reclaim = None if min_reclaim is None else _value(*min_reclaim)
-    return Threshold(signal, _value(*value), grace_ns, reclaim, operator)
-
-
-def _value(quantity: list[Any] | None, percentage: float) -> ThresholdValue:
-    return ThresholdValue(None if quantity is None else Quantity(*quantity), percentage)

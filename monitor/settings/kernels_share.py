@@ -41,17 +41,12 @@ def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:
         line = -(-Quantity.parse(rules.default_hard[MEMORY]).value // _MI) + _mib(share)
         own[HARD] = Given({**rules.default_hard, MEMORY: f"{line}Mi"}, origin)
     settings = configuration.in_force(file, drop_ins, own, rules)
-    raised = replace(
+    return replace(
         config,
         eviction_hard=settings.texts(HARD),
         origins={**config.origins, "eviction_hard": settings.origins[HARD]},
-        entry_origins={
-            **config.entry_origins,
-            "eviction_hard": {name: entry.origin for name, entry in settings.maps[HARD].items()},
-        },
         inputs=to_inputs(own, file, drop_ins),
     )
-    return replace(raised, parsed=raised.parse_thresholds())
 
 
 def _origin(config: RunConfig) -> str:

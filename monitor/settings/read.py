@@ -32,7 +32,6 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, Era, era
 from monitor.policy.signals import GONE, OWN_SIGNALS
-from monitor.policy.thresholds import Threshold
 from monitor.settings import files, values
 from monitor.settings.config import ENFORCE, HOLD, RunConfig
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
@@ -53,7 +52,6 @@ class Resolved(NamedTuple):
     config: RunConfig
     settings: Settings
     reserved: Mapping[str, Mapping[str, Quantity]]
-    file: Source | None
     drop_ins: tuple[Source, ...]
 
 
@@ -148,14 +146,10 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
     reserved = _all_reserved(settings)
     for key, amounts in reserved.items():
         found[_FIELDS[key]] = amounts.get("memory", ZERO).value
-    entries = {field: settings.maps[key].items() for key, field in _FIELDS.items()}
-    entry_origins = {field: {name: entry.origin for name, entry in items} for field, items in entries.items()}
-    inputs = to_inputs(kubelets, file, drop_ins)
-    config = RunConfig(**found, origins=origins, entry_origins=entry_origins, inputs=inputs)
+    config = RunConfig(**found, origins=origins, inputs=to_inputs(kubelets, file, drop_ins))
     check_mode(config)
-    ours = {given.origin for given in own.values()}
-    config = dataclasses.replace(config, parsed=_parse_thresholds(config, settings, rules, ours))
-    return Resolved(config, settings, reserved, file, drop_ins)
+    _check_thresholds(config, settings, rules, {given.origin for given in own.values()})
+    return Resolved(config, settings, reserved, drop_ins)
 
 
 def resolved_again(config: RunConfig) -> Resolved:
@@ -167,7 +161,7 @@ def resolved_again(config: RunConfig) -> Resolved:
         settings = configuration.in_force(file, drop_ins, kubelets, era(config.policy))
     except PolicyError as error:
         raise ConfigError(str(error)) from None
-    return Resolved(config, settings, _all_reserved(settings), file, drop_ins)
+    return Resolved(config, settings, _all_reserved(settings), drop_ins)
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
@@ -238,9 +232,7 @@ def _reserved(settings: Settings, key: str) -> dict[str, Quantity]:
     return amounts
 
 
-def _parse_thresholds(
-    config: RunConfig, settings: Settings, rules: Era, ours: Collection[str]
-) -> tuple[Threshold, ...]:
+def _check_thresholds(config: RunConfig, settings: Settings, rules: Era, ours: Collection[str]) -> None:
     """Every entry by itself first: the kubelet's own messages often do not name the entry.
 
     ``ours``: the origins of what was said to outrace itself, where its own signals are known. A kubelet refuses to
@@ -267,7 +259,7 @@ def _parse_thresholds(
                     remedy = "it is outrace's own, and a kubelet refuses it: give it to outrace by --eviction-hard"
                 raise ConfigError(f"{origin}: {signal}: {text}: {error}", remedy) from None
     try:
-        return config.parse_thresholds()
+        config.parse_thresholds()
     except PolicyError as error:  # whatever only shows in the whole
         raise ConfigError(f"eviction thresholds: {error}") from None
 

@@ -56,9 +56,7 @@ def merged(current: RunConfig, fresh: RunConfig) -> Reloaded:
     config = dataclasses.replace(
         current,
         **taken,
-        parsed=fresh.parsed,
         origins=fresh.origins,
-        entry_origins=fresh.entry_origins,
         inputs=fresh.inputs,
         given=fresh.given,
         kubelet_differs=fresh.kubelet_differs,

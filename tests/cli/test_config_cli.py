@@ -255,9 +255,7 @@ def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "kernel-memcg-notification": True,
         }
     ).config
-    assert dataclasses.replace(config, origins={}, entry_origins={}) == dataclasses.replace(
-        by_flags, origins={}, entry_origins={}
-    )
+    assert dataclasses.replace(config, origins={}) == dataclasses.replace(by_flags, origins={})
 
 
 @pytest.mark.parametrize(

@@ -135,14 +135,14 @@ def test_drop_ins(tmp_path: Path) -> None:
         return read_kubelet(write(tmp_path, name, KUBELET + text), KUBELET_KEYS)
 
     file, drop_ins = read_kubelet(main, KUBELET_KEYS), tuple(drop_in(*one) for one in files.items())
-    config = resolve({}, file, drop_ins).config
+    config, settings, *_ = resolve({}, file, drop_ins)
     assert config.eviction_hard == {
         "memory.available": "3Gi",
         "nodefs.available": "1%",
         "nodefs.inodesFree": "5%",
         "imagefs.inodesFree": "5%",
     }
-    assert config.entry_origins["eviction_hard"] == {
+    assert {name: entry.origin for name, entry in settings.maps["evictionHard"].items()} == {
         "memory.available": f"{tmp_path}/20-b.conf: evictionHard",
         "nodefs.available": f"{tmp_path}/15-x.conf: evictionHard",
         "nodefs.inodesFree": "default",
@@ -150,7 +150,7 @@ def test_drop_ins(tmp_path: Path) -> None:
     }
     assert config.origins["eviction_hard"] == f"{tmp_path}/20-b.conf: evictionHard"
     assert (config.eviction_max_pod_grace_period_s, config.system_reserved) == (0, 1 << 30)
-    assert config.entry_origins["system_reserved"] == {
+    assert {name: entry.origin for name, entry in settings.maps["systemReserved"].items()} == {
         "memory": f"{main}: systemReserved",
         "cpu": f"{tmp_path}/15-x.conf: systemReserved",
     }

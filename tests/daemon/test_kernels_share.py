@@ -26,7 +26,7 @@ def hard(config: RunConfig) -> int:
 def test_the_default_is_higher_by_it_and_says_so() -> None:
     config = over_the_kernels_share(read({"pods": "services"}).config, SHARE)
     assert hard(config) == 182 * MI
-    assert config.origins["eviction_hard"] == config.entry_origins["eviction_hard"]["memory.available"] == ORIGIN
+    assert config.origins["eviction_hard"] == ORIGIN
     assert RunConfig.from_json(config.to_json()) == config
     shown = {one.threshold.signal: one for one in resolved_again(config).settings.thresholds()}
     assert (shown["memory.available"].text, shown["memory.available"].origin) == ("182Mi", ORIGIN)
