@@ -5,24 +5,27 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from monitor.cli.finite import Finite
 from monitor.cli.output import format_bytes
-from monitor.errors import CannotError, ConfigError, MonitorError
+from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError, MonitorError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, facts, rungs
-from monitor.lab import bench_hold
-from monitor.lab.bench import Found, Listed, Row, bench, number, progress, state_dir
+from monitor.lab.bench import F, Found, Listed, Row, Size, bench, number, print_rows, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
+from monitor.lab.checked import KINDS
 from monitor.lab.child import Child, Hog, until
 from monitor.lab.daemon import LabDaemon
+from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import Monitor, RaceResult, Watcher, populate, run_race
-from monitor.settings.config import HOLD, fastest_fill
+from monitor.settings.config import ENFORCE, HOLD, fastest_fill
 from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS
 
 KIB = 1 << 10
@@ -34,6 +37,11 @@ RUNG_MARGINS = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * M
 #: What polls: name, interval in microseconds.
 POLLERS = (("poll 1 ms", 1_000), ("poll 100 ms (earlyoom's floor)", 100_000), ("poll 10 s (kubelet)", 10_000_000))
 NODE_BYTES = 256 * MIB
+HOLD_MARGINS = (8 * MIB, 32 * MIB, 100 * MIB)
+_HOLD_NODE = 512 * MIB
+_HOLD_COLUMNS = (
+    "name runs held oom killed right grew_p50_bytes grew_max_bytes brake_p50 brake_max least_left_bytes failed"
+)
 
 
 class Poller:
@@ -75,18 +83,22 @@ class Poller:
         return out
 
 
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
 def _row(name: str, results: Sequence[RaceResult], cpu: float | None) -> Row:
-    kills = sorted(r.kill_us for r in results if r.kill_us is not None)
-    detections = sorted(r.detection_us for r in results if r.detection_us is not None)
+    kills = [r.kill_us for r in results if r.kill_us is not None]
+    detections = [r.detection_us for r in results if r.detection_us is not None]
     row: Row = {
         "name": name,
         "unit": "us",
         "runs": len(results),
         "wins": sum(r.winner == "eviction" for r in results),
-        "p50": statistics.median(detections) if detections else None,
-        "max": detections[-1] if detections else None,
-        "kill_p50": statistics.median(kills) if kills else None,
-        "kill_max": kills[-1] if kills else None,
+        "p50": _median(detections),
+        "max": max(detections, default=None),
+        "kill_p50": _median(kills),
+        "kill_max": max(kills, default=None),
         "least_left_bytes": min((r.headroom_bytes for r in results if r.winner == "eviction"), default=None),
     }
     if cpu is not None:
@@ -167,6 +179,105 @@ def _check_offered(names: Sequence[str]) -> None:
             raise CannotError(f"--hooks {rung.name}: {rung.detail}", rung.remedy)
 
 
+# -- mode hold: load by load, held at the crossing, and let go on with its data checked --------------------------------
+
+
+def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
+    """One line of the table: counts of runs, bytes, and microseconds from the crossing to the brake in force."""
+    grew = [r.grew_bytes for r in results if r.grew_bytes is not None]
+    brake = [r.brake_us for r in results if r.brake_us is not None]
+    return {
+        "name": name,
+        "unit": "us",
+        "runs": len(results),
+        "held": sum(r.outcome == "held" for r in results),
+        "oom": sum(r.oom_kills for r in results),
+        "killed": sum(r.outcome == "killed" or bool(r.killed) for r in results),
+        "right": sum(r.is_whole for r in results),
+        "grew_p50_bytes": _median(grew),
+        "grew_max_bytes": max(grew, default=None),
+        "brake_p50": _median(brake),
+        "brake_max": max(brake, default=None),
+        "least_left_bytes": min((r.left_bytes for r in results if r.left_bytes is not None), default=None),
+        "failed": sum(r.failed_calls > 0 for r in results),
+        "brakes": dict(Counter(r.brake for r in results if r.brake)),
+        "ended": dict(Counter(r.ended for r in results if r.ended)),
+        "changed": sorted({line for r in results for line in r.changed}),
+    }
+
+
+def _hold_options(command: F) -> F:
+    """The options of `bench race` that are of mode hold."""
+    for option in (
+        click.option(
+            "--mode",
+            default=ENFORCE,
+            show_default=True,
+            type=click.Choice((ENFORCE, HOLD)),
+            help="Whether the pod is killed or held at the crossing.",
+        ),
+        click.option(
+            "--load",
+            metavar="NAME,...",
+            type=Listed(click.Choice(tuple(KINDS))),
+            help=f"In mode hold: only these of {', '.join(KINDS)}.",
+        ),
+        click.option("--hogs", type=Listed(click.IntRange(1, 16)), help="In mode hold: how many processes. [1,2,4]"),
+        click.option("--margin", type=Listed(Size()), help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]"),
+        click.option(
+            "--node-memory", type=Size(), help="In mode hold: memory of the node. Less takes smaller margins. [512Mi]"
+        ),
+        click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]"),
+    ):
+        command = option(command)
+    return command
+
+
+def _refuse(hold: Mapping[str, object]) -> None:
+    """Raises ConfigError for an option of mode hold in another mode."""
+    for name, value in hold.items():
+        if value is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is of races in mode hold", f"give --mode {HOLD} too")
+
+
+def _hold_races(
+    runs: int,
+    quick: bool,
+    load: tuple[str, ...] | None,
+    hogs: tuple[int, ...] | None,
+    margin: tuple[int, ...] | None,
+    node_memory: int | None,
+    watch: float | None,
+) -> Found:
+    """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
+    size = node_memory or _HOLD_NODE
+    margins = margin or (HOLD_MARGINS[1:2] if quick else HOLD_MARGINS)
+    for line in margins:
+        if not Sizes.of(size, line).fits():
+            room = f"what leaves room on a node of {format_bytes(size)}"
+            raise ConfigError(f"--margin {format_bytes(line)} is more than {room}", "give it less, or the node more")
+    rows, clean = [], True
+    with LabNode("race", size, with_freezer=True) as node, state_dir(node) as directory:
+        instance = loader.instance_directory(directory)
+        for line in margins:
+            stage = HoldStage(node, line)
+            given = ("--mode", HOLD, "--eviction-hard", f"memory.available<{line}")
+            with LabDaemon(node, *given, state_dir=directory, keep_pins=True) as daemon:
+                for kind in load or KINDS:
+                    for count in hogs or HOGS:
+                        name, results = f"{kind} hogs={count} margin={format_bytes(line)}", list[HoldResult]()
+                        for number in range(1, runs + 1):
+                            results.append(run_hold(stage, daemon, kind, count, watch or 1.0))
+                            if trouble := results[-1].trouble():
+                                clean = False
+                                progress(f"{name}, run {number}: {trouble}")
+                        rows.append(hold_row(name, results))
+                        progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
+            stage.leave()
+        loader.unload(instance)
+    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, lambda: print_rows(_HOLD_COLUMNS, rows))
+
+
 @bench("name wins runs p50 max kill_p50 kill_max least_left_bytes cpu_ms_per_s")
 @number("--runs", 20, "Races of each kind.")
 @click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel; 32Mi in mode hold).")
@@ -177,7 +288,7 @@ def _check_offered(names: Sequence[str]) -> None:
     help="Only races by these hooks, on every margin, side by side.",
 )
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
-@bench_hold.options
+@_hold_options
 def race(
     runs: int, quick: bool, hooks: tuple[str, ...] | None, no_baselines: bool, mode: str, **hold: Any
 ) -> list[Row] | Found:
@@ -196,8 +307,8 @@ def race(
     if mode == HOLD:
         if hooks is not None or no_baselines:
             raise ConfigError("--hooks and --no-baselines are of races in mode enforce", "leave them out")
-        return bench_hold.hold_races(runs, quick, **hold)
-    bench_hold.refuse(hold)
+        return _hold_races(runs, quick, **hold)
+    _refuse(hold)
     names = hooks or ()
     _check_offered(names)
     with LabNode("race", NODE_BYTES) as node, state_dir(node) as directory:

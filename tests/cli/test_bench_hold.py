@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.lab.bench_hold import row
+from monitor.lab.bench_race import hold_row
 from monitor.lab.hold_race import HoldResult
 from tests.cli.called import called
 from tests.cli.test_bench_smoke import run_bench
@@ -70,12 +70,12 @@ def test_a_row_counts_runs_and_takes_figures_only_from_those_that_have_them() ->
     held = HoldResult("held", "limit", 100.0, 5, 50, 1.0, "clear", right=True)
     more = HoldResult("held", "limit", 300.0, 7, 30, 1.0, "clear", right=True, failed_calls=3)
     lost = HoldResult("oom", oom_kills=2, killed=2, changed=["memory.max is '1' and was 'max'"])
-    found = row("x", [held, more, lost])
+    found = hold_row("x", [held, more, lost])
     assert (found["runs"], found["held"], found["right"], found["oom"], found["failed"]) == (3, 2, 2, 2, 1)
     assert (found["grew_p50_bytes"], found["grew_max_bytes"], found["least_left_bytes"]) == (6, 7, 30)
     assert (found["brake_p50"], found["brake_max"]) == (200.0, 300.0)
     assert found["changed"] == ["memory.max is '1' and was 'max'"]
-    assert row("y", [lost])["grew_p50_bytes"] is None
+    assert hold_row("y", [lost])["grew_p50_bytes"] is None
     late = HoldResult("held", right=True, killed=2, evictions=["shop/hog evicted: the node was low"])
-    found = row("z", [held, late])
+    found = hold_row("z", [held, late])
     assert (found["held"], found["right"], found["killed"]) == (2, 1, 1), "data that was right before the kill"
