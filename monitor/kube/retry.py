@@ -28,6 +28,17 @@ def passes(error: KubeError) -> bool:
     return isinstance(error, ServerError | TransportError) and not isinstance(error, CertificateError)
 
 
+def turning(turn: Callable[[], float | None], stop: threading.Event, woken: threading.Event) -> None:
+    """Call ``turn`` until ``stop`` is set: again after the seconds that it returns, or when ``woken`` is set."""
+    while not stop.is_set():
+        try:
+            wait_s = turn()
+        except Cancelled:
+            return
+        woken.wait(wait_s)
+        woken.clear()
+
+
 def retrying(
     call: Callable[[], T],
     stop: threading.Event,

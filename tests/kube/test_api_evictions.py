@@ -33,6 +33,8 @@ class Node:
         self.pods: Mapping[str, FoundPod] = {}
         self.met: Sequence[Mapping[str, str]] = [{"signal": SIGNAL, "kind": "hard"}]
         self.disk_orders: Mapping[str, Sequence[str]] = {}
+        self.reported: list[Any] = []
+        self.api_evicted = self.reported.append
 
 
 class Evictions:
@@ -41,16 +43,20 @@ class Evictions:
     def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
         self.clock, self.api, self.node = WaitedClock(1000.0), api, Node()
         self.live: set[str] = set()
-        self.accepted: list[Decision] = []
-        self.ended: list[str] = []
-        self.refused: list[Refused] = []
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
-        self.evictions = ApiEvictions(
-            client, self.node, 10, Log(), self.accepted.append, self._end, self.refused.append, self.clock, back_off
-        )
+        self.evictions = ApiEvictions(client, self.node, 10, Log(), self.clock, back_off)  # type: ignore[arg-type]
 
-    def _end(self, uid: str, name: str) -> None:
-        self.ended.append(name)
+    @property
+    def accepted(self) -> list[Decision]:
+        return [one for one in self.node.reported if isinstance(one, Decision)]
+
+    @property
+    def refused(self) -> list[Refused]:
+        return [one for one in self.node.reported if isinstance(one, Refused)]
+
+    @property
+    def ended(self) -> list[str]:
+        return [one[1] for one in self.node.reported if type(one) is tuple]
 
     def add(
         self, name: str, grace_s: int | None = None, priority: int = 0, namespace: str = "default", **labels: str

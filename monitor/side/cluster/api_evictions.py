@@ -191,9 +191,8 @@ class _Ending(NamedTuple):
 
 
 class ApiEvictions:
-    """`turn` does what is due; `run` does so in a thread. There ``on_accepted(decision)`` is called with the decision
-    as it was carried out, ``on_ended(uid, name)`` when nobody is left of the pod, and ``on_refused`` with pods that
-    were not evicted for memory.
+    """`turn` does what is due. ``view`` hears there of decisions as they were carried out, of pods that ended, and of
+    those that were not evicted for memory.
     """
 
     def __init__(
@@ -202,9 +201,6 @@ class ApiEvictions:
         view: View,
         max_pod_grace_s: int,
         log: Log,
-        on_accepted: Callable[[Decision], object],
-        on_ended: Callable[[str, str], object],
-        on_refused: Callable[[Refused], object],
         clock: Callable[[], float] = time.monotonic,
         back_off: BackOff | None = None,
     ) -> None:
@@ -212,39 +208,24 @@ class ApiEvictions:
         self._view = view
         self._max_pod_grace_s = max_pod_grace_s
         self._log = log
-        self._on_accepted, self._on_ended, self._on_refused = on_accepted, on_ended, on_refused
         self._clock = clock
         back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
         self._requests = EvictionRequests(client, log, clock, back_off)
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: _Ending | None = None
         self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not asked for again, the outcome
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self.woken = threading.Event()
 
     def decided(self, decision: Decision) -> None:
         """A pod is to be evicted. From any thread; never waits. While one ends that is the answer."""
-        with self._changed:
+        with self._lock:
             subject = decision.signal or decision.pod
             self._waiting.pop(subject, None)
             self._waiting[subject] = decision, self._clock()
             while len(self._waiting) > _MOST:
                 self._waiting.pop(next(iter(self._waiting)))
-            self._changed.notify()
-
-    def run(self, stop: threading.Event) -> None:
-        """Until ``stop`` is set, and `wake` called."""
-        while not stop.is_set():
-            try:
-                wait_s = self.turn()
-            except Cancelled:
-                return
-            with self._changed:
-                if not stop.is_set() and (wait_s is not None or not self._waiting):
-                    self._changed.wait(wait_s)
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify()
+        self.woken.set()
 
     def turn(self) -> float | None:
         """Do what is due; seconds until the next is, None while there is nothing."""
@@ -254,7 +235,7 @@ class ApiEvictions:
         if now < self._requests.retry_at:
             return self._requests.retry_at - now
         self._refused = {uid: one for uid, one in self._refused.items() if now < one[0]}
-        with self._changed:
+        with self._lock:
             waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
         for subject, (decision, since) in waiting:
             if not self._holds(decision, now - since) or self._ask_first(decision, since):
@@ -267,7 +248,7 @@ class ApiEvictions:
 
     def _drop(self, subject: str, decision: Decision) -> None:
         """Unless a newer one took its place."""
-        with self._changed:
+        with self._lock:
             if subject in self._waiting and self._waiting[subject][0] is decision:
                 del self._waiting[subject]
 
@@ -314,7 +295,7 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
             budget = any(self._outcome(pod) == BUDGET for pod in kept)
-            self._on_refused(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
+            self._view.api_evicted(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
 
     def _outcome(self, pod: Asked) -> str:
         """Of the last question; without one the authorizer refused another pod of the namespace."""
@@ -365,7 +346,7 @@ class ApiEvictions:
             # Its figures are those of the order, not of the pod that was decided on.
             row = next((Candidate(*row) for row in decision.order if row[0] == pod.uid), None)
             made |= {"working_set": row.usage or 0, "request": row.request, "containers": {}} if row else {}
-        self._on_accepted(decision._replace(observed=False, signalled_ns=now_ns, **made))
+        self._view.api_evicted(decision._replace(observed=False, signalled_ns=now_ns, **made))
 
     def _has_ended(self, ending: _Ending) -> bool:
         """Whether the next pod need not wait for this one."""
@@ -378,11 +359,11 @@ class ApiEvictions:
         if not ended and waited_s < pod.grace_s + TIMEOUT_S:
             return False
         self._ending = None
-        with self._changed:
+        with self._lock:
             self._waiting.clear()  # decided while it still had its memory
         if ended:
             self._log.info("an evicted pod has ended", pod=pod.title, uid=pod.uid, seconds=round(waited_s, 3))
-            self._on_ended(pod.uid, pod.title)
+            self._view.api_evicted((pod.uid, pod.title, time.monotonic_ns()))
         else:
             self._log.warning("an evicted pod does not end: going on without it", pod=pod.title, uid=pod.uid)
         return True

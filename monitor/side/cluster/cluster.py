@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
+from monitor.kernel.sched import hurry
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.errors import Cancelled
+from monitor.kube.retry import turning
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.side.cluster.api_evictions import ApiEvictions
@@ -81,9 +83,7 @@ class Cluster:
         self._events_due: dict[str, Record] = {}  # their events wait for their status
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
-        self.statuses = StatusWriter(
-            self._client, log, self._status_done, on_late=self._send_events, on_accepted=self._send_events
-        )
+        self.statuses = StatusWriter(self._client, log, self._status_done, on_settled=self._send_events)
         self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
         self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed, held=held)
         self._kubeconfig = kubeconfig, kubeconfig_given
@@ -105,16 +105,16 @@ class Cluster:
                 self._submit(record, None)
             else:
                 self._submit(replace(record, in_grace=False), age_s if record.patch and age_s < WINDOW_S else None)
-        threading.Thread(target=self.statuses.run, args=(self._stop,), name="statuses", daemon=True).start()
+        threading.Thread(target=self._write_statuses, name="statuses", daemon=True).start()
         self._thread.start()
 
     def close(self) -> None:
         """What was not sent stays in the state directory. Taints of ours go, within `_END_S`."""
         self._stop.set()
         self._wake.set()
-        self.statuses.wake()
+        self.statuses.woken.set()
         if self.evictions is not None:
-            self.evictions.wake()
+            self.evictions.woken.set()
         self._client.close()
         self._events_client.close()
         if self.taints.own and self._thread.is_alive():
@@ -123,14 +123,11 @@ class Cluster:
 
     def evict_by_api(self, view: View) -> ApiEvictions:
         """Have the API server asked to evict pods from now on, on a connection that is kept open."""
-
-        def ended(uid: str, name: str) -> None:
-            view.api_evicted((uid, name, time.monotonic_ns()))
-
         grace_s = view.config.eviction_max_pod_grace_period_s
-        self.evictions = ApiEvictions(self._client, view, grace_s, self._log, view.api_evicted, ended, view.api_evicted)
-        threading.Thread(target=self.evictions.run, args=(self._stop,), name="evictions", daemon=True).start()
-        return self.evictions
+        made = self.evictions = ApiEvictions(self._client, view, grace_s, self._log)
+        about = made.turn, self._stop, made.woken
+        threading.Thread(target=turning, args=about, name="evictions", daemon=True).start()
+        return made
 
     def evicting(self, eviction: EvictedPod, signalled_ns: int, in_grace: bool = False) -> None:
         """A pod was signalled at ``signalled_ns`` (CLOCK_MONOTONIC). ``in_grace``: with SIGTERM, and it may write on.
@@ -219,14 +216,12 @@ class Cluster:
             del self._open[record.id]
         self._files.submit(lambda: self._pending.remove(record))
 
+    def _write_statuses(self) -> None:
+        hurry()  # ahead of ordinary threads: a kubelet's relist does not wait
+        turning(self.statuses.turn, self._stop, self.statuses.woken)
+
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                wait_s = self._turn()
-            except Cancelled:
-                break
-            self._wake.wait(wait_s)
-            self._wake.clear()
+        turning(self._turn, self._stop, self._wake)
         if self.taints.own:
             client = ApiClient(self._config, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
             self.taints.end(client)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.kernel.sched import hurry
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ApiError, Cancelled, Conflict, KubeError, NotFound, Unauthorized
 from monitor.kube.resources import PODS
@@ -77,14 +76,11 @@ class _Attempt:
     version: str = ""
     erased: int = 0
     problem: str = ""
-    unanswered: bool = False  # the last request
-    late: bool = False  # and that was reported
 
 
 class StatusWriter:
-    """`turn` does what is due; `run` does so in a thread. ``on_done(record, fate)`` is called there, and before it
-    ``on_late(record)`` where the server has not taken the status, or cannot be asked what the kubelet made of it, or
-    ``on_accepted(record)`` when it has.
+    """`turn` does what is due, again when ``woken`` is set. There ``on_settled(record)`` is called, once or more often,
+    when the server has taken the status or is late with it, and ``on_done(record, fate)`` in the end.
     """
 
     def __init__(
@@ -93,42 +89,23 @@ class StatusWriter:
         log: Log,
         on_done: Callable[[Record, str], object],
         clock: Callable[[], float] = time.monotonic,
-        on_late: Callable[[Record], object] = lambda _: None,
-        on_accepted: Callable[[Record], object] = lambda _: None,
+        on_settled: Callable[[Record], object] = lambda _: None,
     ) -> None:
         self.tally = StatusTally()
-        self._on_late = on_late
-        self._on_accepted = on_accepted
+        self._on_settled = on_settled
         self._client = client
         self._log = log
         self._on_done = on_done
         self._clock = clock
         self._new: deque[_Attempt] = deque()
         self._attempts: list[_Attempt] = []
-        self._changed = threading.Condition()
+        self.woken = threading.Event()
 
     def submit(self, record: Record, age_s: float) -> None:
         """Write the status of a pod that was killed ``age_s`` seconds ago. From any thread; never waits."""
         now = self._clock()
-        with self._changed:
-            self._new.append(_Attempt(record, now - age_s, now))
-            self._changed.notify()
-
-    def run(self, stop: threading.Event) -> None:
-        """Until ``stop`` is set, and `wake` called. Ahead of ordinary threads: a kubelet's relist does not wait."""
-        hurry()
-        while not stop.is_set():
-            try:
-                wait_s = self.turn()
-            except Cancelled:
-                return
-            with self._changed:
-                if not self._new and not stop.is_set():
-                    self._changed.wait(wait_s)
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify()
+        self._new.append(_Attempt(record, now - age_s, now))
+        self.woken.set()
 
     def turn(self) -> float | None:
         """Do what is due; seconds until the next is, None while there is nothing."""
@@ -165,7 +142,6 @@ class StatusWriter:
         except MonitorError as error:
             self._on_error(attempt, error)
         else:
-            attempt.unanswered = False
             if pod is None or _uid(pod) != record.uid:
                 self._finish(attempt, GONE)
             else:
@@ -187,7 +163,7 @@ class StatusWriter:
             self.tally.seconds.observe(took_s)
             times = {"seconds": round(took_s, 4), "sent_seconds": round(attempt.sent_s or 0.0, 4)}
             self._log.info("status of an evicted pod written", pod=record.title, uid=record.uid, **times)
-            self._on_accepted(record)
+            self._on_settled(record)
         return pod
 
     def _looked(self, attempt: _Attempt) -> Mapping[str, Any] | None:
@@ -242,21 +218,13 @@ class StatusWriter:
                 "status of an evicted pod not written; trying again", pod=attempt.record.title, problem=problem
             )
         attempt.problem = str(error)
-        attempt.unanswered = not isinstance(error, Conflict)
         if not attempt.accepted and self._clock() - attempt.killed >= LATE_S:
-            self._report_late(attempt)
+            self._on_settled(attempt.record)
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
         attempt.due = self._clock() + max(RETRY_S, asked_s or 0.0)
 
-    def _report_late(self, attempt: _Attempt) -> None:
-        if not attempt.late:
-            attempt.late = True
-            self._on_late(attempt.record)
-
     def _finish(self, attempt: _Attempt, fate: str) -> None:
         self._attempts.remove(attempt)
-        if fate == AWAY or (fate == UNCONFIRMED and attempt.unanswered):
-            self._report_late(attempt)
         self.tally.fates[fate] += 1
         level, text = FATES[fate]
         fields: dict[str, Any] = {
