@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import Hierarchy
@@ -27,6 +27,8 @@ class ClusterSource(SpecSource):
     """Pods of ``feed``. One whose cgroup is there and that is not in the list (yet) is no pod: nothing is guessed."""
 
     HOLDS_US = "it is never evicted"  # as a DaemonSet is meant to be
+    is_complete = False  # until a scan knew all pods
+    feed: PodFeed
 
     def __init__(
         self,
@@ -40,7 +42,6 @@ class ClusterSource(SpecSource):
         self.feed = feed
         self._listed: list[Manifest] = []  # at this scan
         self._unlisted: dict[str, float] = {}  # uid -> since when (monotonic seconds)
-        self._complete = False  # whether the last scan knew all pods
         self._rests_until = 0.0
         self._ready = select.epoll()
         self._ready.register(feed.fileno(), select.EPOLLIN)
@@ -50,27 +51,6 @@ class ClusterSource(SpecSource):
 
     def fileno(self) -> int | None:
         return self._ready.fileno()
-
-    def notify_evicted(self, on_evicted: Callable[[str, str, str], object]) -> None:
-        self.feed.on_evicted = on_evicted
-
-    def notify_ending(self, on_ending: Callable[[str], object]) -> None:
-        self.feed.on_ending = on_ending
-
-    @property
-    def unlisted(self) -> tuple[str, ...]:
-        return tuple(self._unlisted)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._complete
-
-    @property
-    def is_failing(self) -> bool:
-        return self.feed.is_failing
-
-    def wait(self, timeout_s: float) -> None:
-        self.feed.wait(timeout_s)
 
     def poll(self) -> Change:
         now = time.monotonic()
@@ -95,7 +75,7 @@ class ClusterSource(SpecSource):
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
-        self._complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
+        self.is_complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
         self._listed = self.feed.manifests(self._known)
         scan.problems.extend(self.feed.problems())
         self._match(scan)
@@ -124,6 +104,7 @@ class ClusterSource(SpecSource):
         now = time.monotonic()
         there = {} if self._kubepods is None else dict(cgroup_tree.pod_dirs(self._kubepods))
         self._unlisted = {uid: self._unlisted.get(uid, now) for uid in there if uid not in listed}
+        self.unlisted = tuple(self._unlisted)
         if not self._unlisted:
             return
         self.feed.soon()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod, stable_uid
+
+if TYPE_CHECKING:
+    from monitor.pods.feed import PodFeed
 
 #: With inotify a rescan only finds what no event reported (a network file system, an overflowed queue). A scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
@@ -76,6 +79,13 @@ class PodSource(ABC):
     monitor.
     """
 
+    #: The server that reports the pods; None: they are found here.
+    feed: PodFeed | None = None
+    #: Whether `pods` are all there are, and not only those heard of so far.
+    is_complete = True
+    #: Uids of pods that have a cgroup and are not known.
+    unlisted: tuple[str, ...] = ()
+
     def __init__(
         self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = (), cgroup_root: str = ""
     ) -> None:
@@ -97,12 +107,6 @@ class PodSource(ABC):
         """Seconds until the next scan although no event came; 0 or less: at the next poll."""
         return self._next_scan - time.monotonic()
 
-    def notify_evicted(self, on_evicted: Callable[[str, str, str], object]) -> None:  # noqa: B027 - others do not know
-        """Have it called, from any thread, with uid, name and message of each pod that is Evicted in the cluster."""
-
-    def notify_ending(self, on_ending: Callable[[str], object]) -> None:  # noqa: B027 - others do not know
-        """Have it called, from any thread, with the uid of each pod that is deleted or evicted through the API."""
-
     def take_rules(self, rules: Mapping[str, Mapping[str, Any]]) -> None:  # noqa: B027 - others have none
         """Another table `services:` is in force; the next poll that begins goes by it. From any thread."""
 
@@ -110,24 +114,6 @@ class PodSource(ABC):
     def pods(self) -> Mapping[str, FoundPod]:
         """Every pod known at the last poll, by uid."""
         return self._known
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `pods` are all there are, and not only those heard of so far."""
-        return True
-
-    def wait(self, timeout_s: float) -> None:  # noqa: B027 - what is here need not be waited for
-        """Until a first look is worth it, for those that look once."""
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether a server does not answer, and its last pods stay in use."""
-        return False
-
-    @property
-    def unlisted(self) -> tuple[str, ...]:
-        """Uids of pods that have a cgroup and are not known."""
-        return ()
 
     def unlisted_text(self) -> str:
         """`unlisted` in one line; "" where there is none."""

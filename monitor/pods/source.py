@@ -166,6 +166,6 @@ def open_for(
     source = open_source(
         choice.spec, hierarchy, mem_total, node, spared, config.cgroup_root, access, state_dir, config.services
     )
-    if state_dir is None:
-        source.wait(_FIRST_S)
+    if state_dir is None and source.feed is not None:
+        source.feed.wait(_FIRST_S)
     return source

@@ -125,8 +125,8 @@ class Side:
         self.messages.on_capacity = self.processes.scores.set_capacity
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
-        source.notify_evicted(self.view.pod_evicted)
-        source.notify_ending(self.view.holds.evicted)
+        if source.feed is not None:
+            source.feed.on_evicted, source.feed.on_ending = self.view.pod_evicted, self.view.holds.evicted
         self.watch = PodWatch(source, self.wake)
         self.view.look_at_pods = self.watch.look_soon
         self.view.reloader = self.reloader = Reloader(self.view)

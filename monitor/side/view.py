@@ -105,7 +105,8 @@ class View:
     @property
     def pods_source_failing(self) -> bool:
         """Whether the server that pods come from does not answer: they are those it had last."""
-        return self.pod_source is not None and self.pod_source.is_failing
+        feed = None if self.pod_source is None else self.pod_source.feed
+        return feed is not None and feed.is_failing
 
     @property
     def conditions(self) -> Sequence[str]:
