@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from monitor.kube.errors import CertificateError
 
 #: (mtime_ns, inode, size); a projected volume swaps a symlink, so the inode changes with every rotation.
 Stamp = tuple[int, int, int]
-_CERTIFICATE = (b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----")
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -135,13 +136,10 @@ def _load_certificate(context: ssl.SSLContext, certificate: Pem, key: Pem) -> No
 
 def _certificates(pem: Pem) -> list[bytes]:
     """DER of every certificate in a PEM, also beside a private key."""
-    found, rest = [], pem.read()
-    while (start := rest.find(_CERTIFICATE[0])) >= 0 and (end := rest.find(_CERTIFICATE[1], start)) >= 0:
-        try:
-            found.append(base64.b64decode(rest[start + len(_CERTIFICATE[0]) : end]))
-        except binascii.Error as error:
-            raise ConfigError(f"{pem.key}: {pem.path}: not PEM: {error}", "name the kubelet's certificate") from None
-        rest = rest[end:]
+    try:
+        found = [base64.b64decode(one) for one in _CERTIFICATE.findall(pem.read())]
+    except binascii.Error as error:
+        raise ConfigError(f"{pem.key}: {pem.path}: not PEM: {error}", "name the kubelet's certificate") from None
     if not found:
         raise ConfigError(f"{pem.key}: {pem.path or 'data'} has no certificate", "name the kubelet's certificate")
     return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kube.client import ApiClient
-from monitor.kube.cluster import ClusterConfig
+from monitor.kube.decode import Object
 from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.resources import PODS
@@ -17,8 +18,8 @@ from monitor.pods.spec import APISERVER, KUBELET, MANIFEST_DIR, Choice, without_
 
 #: Seconds that one server may take to answer, at the start.
 _TIMEOUT_S = 3.0
-#: Spec, name and a question to a server that may have the pods.
-_Tried = tuple[str, str, Callable[[], object]]
+#: Spec, name, and a server that may have the pods with the question to it.
+_Tried = tuple[str, str, ApiClient | KubeletClient, Callable[[], object]]
 
 
 def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
@@ -28,11 +29,12 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
     On a node of a cluster whose servers do not answer yet (it is booting, say) it is the cluster all the same: what was
     known before the restart is stored, and a guess would rank wrongly.
     """
-    tried: list[str] = []
+    tried = [access.kubelet.refused] if access.kubelet.refused else []
     waiting = ""
-    for spec, name, ask in _servers(access, tried):
+    for spec, name, client, ask in list(_servers(access, tried)):
         try:
-            ask()
+            with closing(client):
+                ask()
         except (Forbidden, Unauthorized) as error:
             tried.append(f"{name}: {error}")
         except MonitorError as error:
@@ -47,58 +49,32 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
     return without_cluster(tried, access.kubelet.is_there, manifest_dir)
 
 
-def _servers(access: Access, tried: list[str]) -> list[_Tried]:
-    """What may have the pods, best first."""
-    kubelet, cluster, credentials = access.kubelet, None, ""
-    if kubelet.refused:
-        tried.append(kubelet.refused)
+def _servers(access: Access, tried: list[str]) -> Iterator[_Tried]:
+    """What may have the pods, best first; ``tried`` gets why one cannot be asked."""
+    kubelet = access.kubelet
     try:
         cluster, credentials = access.api_server()
     except MonitorError as error:
         if kubelet.is_there:
             tried.append(str(error))
-    found: list[_Tried] = []
-    if cluster is not None:
-        if kubelet.is_there and not kubelet.refused:
-            found += _secure(access, cluster, tried)
-        found += _api_server(access, cluster, credentials, tried)
-    return found
-
-
-def _secure(access: Access, cluster: ClusterConfig, tried: list[str]) -> Iterator[_Tried]:
-    url = access.kubelet.url
+        return
+    name = f"the kubelet at {kubelet.url}"
     try:
         # The kubelet's own credentials are a client certificate, and it does not let itself in with that.
-        if cluster.credentials.current().token:
-            server = access.kubelet_server(credentials=cluster.credentials)
-            yield f"{KUBELET}:{url}", f"the kubelet at {url}", _asks(KubeletClient(server, timeout_s=_TIMEOUT_S))
+        if kubelet.is_there and not kubelet.refused and cluster.credentials.current().token:
+            own = KubeletClient(access.kubelet_server(credentials=cluster.credentials), timeout_s=_TIMEOUT_S)
+            yield f"{KUBELET}:{kubelet.url}", name, own, partial(own.pods, _nothing)
     except MonitorError as error:
-        tried.append(f"the kubelet at {url}: {error}")
-
-
-def _api_server(access: Access, cluster: ClusterConfig, credentials: str, tried: list[str]) -> Iterator[_Tried]:
+        tried.append(f"{name}: {error}")
     try:
-        node = access.node
+        selector = f"spec.nodeName={access.node}"
     except MonitorError as error:
         tried.append(str(error))
         return
-    client = ApiClient(cluster, threading.Event(), timeout_s=_TIMEOUT_S)
-
-    def ask() -> None:
-        selector = f"spec.nodeName={node}"
-        try:
-            client.list(PODS, lambda _: None, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S)
-        finally:
-            client.close()
-
-    yield APISERVER, f"the API server at {cluster.server} ({credentials})", ask
+    client = ApiClient(cluster, timeout_s=_TIMEOUT_S)
+    ask = partial(client.list, PODS, _nothing, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S)
+    yield APISERVER, f"the API server at {cluster.server} ({credentials})", client, ask
 
 
-def _asks(client: KubeletClient) -> Callable[[], object]:
-    def ask() -> None:
-        try:
-            client.pods(lambda _: None)
-        finally:
-            client.close()
-
-    return ask
+def _nothing(_: Object) -> None:
+    """What is kept of a pod while it only has to be seen that there are any."""
