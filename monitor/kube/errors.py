@@ -27,13 +27,12 @@ class Cancelled(KubeError):
 class TransportError(KubeError):
     """No complete answer: refused, reset, timed out, cut off, not trusted.
 
-    ``maybe_done``: the request was sent, so the server may have carried it out. ``unanswered``: not one byte came back.
+    ``maybe_done``: the request was sent, so the server may have carried it out.
     """
 
-    def __init__(self, message: str, remedy: str = "", *, maybe_done: bool = False, unanswered: bool = False) -> None:
+    def __init__(self, message: str, remedy: str = "", *, maybe_done: bool = False) -> None:
         super().__init__(message, remedy)
         self.maybe_done = maybe_done
-        self.unanswered = unanswered
 
 
 class TimedOut(TransportError):

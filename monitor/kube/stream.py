@@ -84,11 +84,15 @@ class Patience:
 
 
 class Stream:
-    """An open connection. ``patience`` is set anew before each request."""
+    """An open connection. ``patience`` is set anew before each request; ``identity`` is what would make another one
+    necessary: certificates, their files; ``used``: whether there was an answer on it.
+    """
 
     def __init__(self, sock: socket.socket, patience: Patience) -> None:
         self._sock = sock
         self.patience = patience
+        self.identity: object = None
+        self.used = False
 
     def sendall(self, data: bytes) -> None:
         view = memoryview(data)

@@ -57,34 +57,6 @@ class Request:
         return "\r\n".join([*lines, "", ""]).encode("ascii") + (self.body or b"")
 
 
-class Connection:
-    """One connection and who we are on it."""
-
-    def __init__(self, stream: Stream, address: str, identity: object) -> None:
-        self.stream = stream
-        self.address = address
-        self.identity = identity  # what would make another connection necessary: certificates, their files
-        self.used = False
-
-    def ask(self, request: Request, encoded: bytes, patience: Patience) -> http.client.HTTPResponse:
-        """Send, and read the head of the answer. Raises TransportError, Cancelled."""
-        self.stream.patience = patience
-        sent = False
-        try:
-            self.stream.sendall(encoded)
-            sent = True
-            if request.on_sent is not None:
-                request.on_sent()
-            response = http.client.HTTPResponse(self.stream, method=request.method)  # type: ignore[arg-type]
-            response.begin()
-        except (OSError, http.client.HTTPException, TimedOut) as error:
-            # RemoteDisconnected is both: a ConnectionResetError and a BadStatusLine.
-            unanswered = isinstance(error, OSError) or not sent
-            raise failure(self.address, error, maybe_done=sent, unanswered=unanswered) from error
-        self.used = True
-        return response
-
-
 class Answer:
     """An answer whose body has not been read yet."""
 
@@ -138,7 +110,7 @@ class Transport:
         self.opened = 0  # connections, ever
         self._connect_s = connect_s
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[Stream] = []
         self._context: tuple[object, ssl.SSLContext] | None = None
 
     @contextlib.contextmanager
@@ -157,87 +129,81 @@ class Transport:
         the status. At a 401 credentials are read again, and if they changed it is asked once more. ``rule`` is what a
         403 says is missing. Raises ApiError for all but 2xx, every other KubeError, ConfigError.
         """
-        with self._exchange(request, total_s, silence_s, head_s) as answer:
+        patience = Patience(self.stop, head_s or total_s, silence_s)
+        credential = self.config.credentials.current()
+        stream, answer = self._send(request, credential, patience)
+        try:
+            if answer.status == 401 and (again := self.config.credentials.refresh()) != credential:
+                stream.close()
+                stream, answer = self._send(request, again, patience)
+            if head_s is not None:
+                stream.patience = Patience(self.stop, total_s, silence_s)
             if not 200 <= answer.status < 300:
                 raise refusal(answer, what, rule)
             yield answer
-
-    @contextlib.contextmanager
-    def _exchange(
-        self, request: Request, total_s: float | None, silence_s: float | None, head_s: float | None
-    ) -> Iterator[Answer]:
-        patience = Patience(self.stop, head_s or total_s, silence_s)
-        credential = self.config.credentials.current()
-        connection, response = self._send(request, credential, patience)
-        if response.status == 401:
-            try:
-                again = self.config.credentials.refresh()
-            except BaseException:
-                connection.stream.close()
-                raise
-            if again != credential:
-                connection.stream.close()
-                connection, response = self._send(request, again, patience)
-        connection.stream.patience = patience if head_s is None else Patience(self.stop, total_s, silence_s)
-        answer = Answer(response, self.address)
-        try:
-            yield answer
         finally:
             if answer.reusable:
-                self._keep(connection)
+                self._keep(stream)
             else:
-                connection.stream.close()
+                stream.close()
 
     def close(self) -> None:
         """Close what nobody uses now."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.stream.close()
+        for stream in idle:
+            stream.close()
 
-    def _send(
-        self, request: Request, credential: Credential, patience: Patience
-    ) -> tuple[Connection, http.client.HTTPResponse]:
+    def _send(self, request: Request, credential: Credential, patience: Patience) -> tuple[Stream, Answer]:
+        """Send, and read the head of the answer. Raises TransportError, Cancelled."""
         server = self.config.server
         host = f"[{server.host}]" if ":" in server.host else server.host
         encoded = request.encoded(f"{host}:{server.port}", credential.token)
         while True:
-            connection = self._take(credential, patience)
-            reused = connection.used
+            stream = self._take(credential, patience)
+            sent = False
             try:
-                return connection, connection.ask(request, encoded, patience)
-            except TransportError as error:
-                connection.stream.close()
-                again = error.unanswered and (request.method != "POST" or not error.maybe_done)
-                if not (reused and again) or isinstance(error, TimedOut):
-                    raise
+                stream.patience = patience
+                stream.sendall(encoded)
+                sent = True
+                if request.on_sent is not None:
+                    request.on_sent()
+                response = http.client.HTTPResponse(stream, method=request.method)  # type: ignore[arg-type]
+                response.begin()
+            except (OSError, http.client.HTTPException, TimedOut) as error:
+                stream.close()
+                # OSError: not one byte came back. (RemoteDisconnected is a ConnectionResetError and a BadStatusLine.)
+                unanswered = isinstance(error, OSError)
+                if not (stream.used and unanswered) or (sent and request.method == "POST"):
+                    raise failure(self.address, error, maybe_done=sent) from error
                 self.close()  # the server was restarted: the others are dead as well
             except BaseException:
-                connection.stream.close()
+                stream.close()
                 raise
+            else:
+                stream.used = True
+                return stream, Answer(response, self.address)
 
-    def _take(self, credential: Credential, patience: Patience) -> Connection:
+    def _take(self, credential: Credential, patience: Patience) -> Stream:
         """A connection that is idle and good, or a new one."""
         identity = (credential.certificate, self.config.tls.stamps())
         while True:
             with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
+                stream = self._idle.pop() if self._idle else None
+            if stream is None:
                 return self._open(identity, patience)
-            if connection.identity == identity and not connection.stream.stale():
-                return connection
-            connection.stream.close()
+            if stream.identity == identity and not stream.stale():
+                return stream
+            stream.close()
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, stream: Stream) -> None:
         with self._lock:
             if len(self._idle) < _KEPT and not self.stop.is_set():
-                self._idle.append(connection)
+                self._idle.append(stream)
                 return
-        connection.stream.close()
+        stream.close()
 
-    def _open(
-        self, identity: tuple[tuple[Pem, Pem] | None, tuple[Stamp | None, ...]], patience: Patience
-    ) -> Connection:
+    def _open(self, identity: tuple[tuple[Pem, Pem] | None, tuple[Stamp | None, ...]], patience: Patience) -> Stream:
         server, tls = self.config.server, self.config.tls
         patience = patience.within(self._connect_s)
         stream: Stream | None = None
@@ -251,10 +217,11 @@ class Transport:
             if stream is not None:
                 stream.close()
             if isinstance(error, OSError | TimedOut):
-                raise failure(self.address, error, unanswered=True) from error
+                raise failure(self.address, error) from error
             raise
         self.opened += 1
-        return Connection(stream, self.address, identity)
+        stream.identity = identity
+        return stream
 
     def _context_for(self, identity: tuple[tuple[Pem, Pem] | None, tuple[Stamp | None, ...]]) -> ssl.SSLContext:
         """Made anew when a file was rotated: it takes 1 ms, and 20 with the system's CAs."""
@@ -288,7 +255,7 @@ def refusal(answer: Answer, what: str, rule: str) -> ApiError:
     return api_error(what, answer.status, status, remedy=remedy, retry_after_s=seconds, text=text)
 
 
-def failure(address: str, error: Exception, *, maybe_done: bool = False, unanswered: bool = False) -> TransportError:
+def failure(address: str, error: Exception, *, maybe_done: bool = False) -> TransportError:
     """A TransportError of what a socket, TLS or http.client raised."""
     if isinstance(error, TimedOut):
         return TimedOut(f"{address}: {error}", maybe_done=maybe_done)
@@ -296,9 +263,8 @@ def failure(address: str, error: Exception, *, maybe_done: bool = False, unanswe
         return CertificateError(
             f"{address}: the server's certificate is not trusted: {error.verify_message}",
             "give the CA that signed it, or the name that is in it",
-            unanswered=True,
         )
     if isinstance(error, http.client.IncompleteRead):
         return TransportError(f"{address}: the answer was cut off", maybe_done=maybe_done)
     why = getattr(error, "strerror", None) or one_line(error)
-    return TransportError(f"{address}: {why}", maybe_done=maybe_done, unanswered=unanswered)
+    return TransportError(f"{address}: {why}", maybe_done=maybe_done)

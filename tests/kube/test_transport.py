@@ -53,7 +53,7 @@ def a_pod(api: FakeApiServer) -> None:
 def dropped(api: FakeApiServer, client: ApiClient) -> None:
     """The server closes all connections, and the client's has seen it."""
     api.drop_connections()
-    until(lambda: all(one.stream.stale() for one in client.transport._idle), "the end of the connection")
+    until(lambda: all(one.stale() for one in client.transport._idle), "the end of the connection")
 
 
 def test_requests_share_a_connection(api: FakeApiServer, client: ApiClient) -> None:
