@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -172,9 +171,8 @@ class ProgressPrinter:
 def _sweep(
     kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0
 ) -> closing[Sweep]:
-    stop = threading.Event()
-    client = ApiClient(find(kubeconfig, context, stop, distrust=alone()), stop)
-    return closing(Sweep(client, criteria, stop, rate=rate, retry_s=retry_s))
+    client = ApiClient(find(kubeconfig, context, distrust=alone()))
+    return closing(Sweep(client, criteria, rate=rate, retry_s=retry_s))
 
 
 def _found(sweep: Sweep, criteria: Criteria) -> tuple[Found, tuple[Choice, ...]]:

@@ -5,7 +5,6 @@ What is done is in the API server and nowhere else: a sweep that was ended goes 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,9 +13,8 @@ from functools import partial
 from typing import TypeVar
 
 from monitor.evicted.pods import EvictedPod, decode
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient, Listed
-from monitor.kube.errors import Cancelled, Conflict, Forbidden, KubeError, NotFound, TransportError, Unauthorized
+from monitor.kube.errors import Conflict, Forbidden, KubeError, NotFound, TransportError, Unauthorized
 from monitor.kube.resources import PODS
 from monitor.kube.retry import passes, retrying
 
@@ -123,23 +121,21 @@ class Sweep:
         self,
         client: ApiClient,
         criteria: Criteria,
-        stop: threading.Event,
         *,
         rate: float = 10.0,
         retry_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
-        wait: Callable[[float], object] | None = None,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._client = client
         self._criteria = criteria
-        self._stop = stop
         self._pause_s = 1.0 / rate
         self._due_s = 0.0  # when the next delete may be
         self._retry_s = retry_s
         self._clock = clock
         self._now = now
-        self._wait = wait or stop.wait
+        self._wait = wait
 
     def close(self) -> None:
         self._client.close()
@@ -157,15 +153,11 @@ class Sweep:
         return Found(tuple(pods), others)
 
     def delete(self, pods: Sequence[EvictedPod], on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
-        """Delete these, in their order; ``on_progress`` is called after each.
-
-        Raises Cancelled, and the KubeError that ends it all.
-        """
+        """Delete these, in their order; ``on_progress`` is called after each. Raises the KubeError that ends it all."""
         progress = Progress(len(pods))
         denied: dict[str, str] = {}  # namespace -> why
         in_a_row = 0
         for pod in pods:
-            self._check()
             if pod.namespace in denied:
                 self._count(progress, FAILED, denied[pod.namespace])
                 on_progress(progress)
@@ -174,7 +166,7 @@ class Sweep:
             try:
                 self._count(progress, self._delete(pod))
                 in_a_row = 0
-            except (Cancelled, TransportError, Unauthorized):
+            except (TransportError, Unauthorized):
                 raise
             except KubeError as error:
                 if isinstance(error, Forbidden) and error.remedy:  # a rule is missing, for all of its namespace
@@ -232,23 +224,12 @@ class Sweep:
         return self._retrying(call)
 
     def _retrying(self, call: Callable[[], _T]) -> _T:
-        back_off = BackOff(first_s=0.1, cap_s=5.0, clock=self._clock)
-
-        def called() -> _T:
-            self._check()
-            return call()
-
-        return retrying(called, self._stop, self._retry_s, back_off, self._clock, self._wait)
+        return retrying(call, self._retry_s, self._clock, self._wait)
 
     def _pace(self) -> None:
         if (pause_s := self._due_s - self._clock()) > 0:
             self._wait(pause_s)
-            self._check()
         self._due_s = self._clock() + self._pause_s
-
-    def _check(self) -> None:
-        if self._stop.is_set():
-            raise Cancelled("stopped before the next delete")
 
     def _count(self, progress: Progress, outcome: str, problem: str = "") -> None:
         progress.outcomes[outcome] += 1

@@ -20,8 +20,8 @@ class KubeError(MonitorError):
     """A request that did not do what it was for."""
 
 
-class Cancelled(KubeError):
-    """The stop event was set while a call was waiting."""
+class Cancelled(Exception):
+    """The stop event was set while a call was waiting. It is no MonitorError, which handlers try again."""
 
 
 class TransportError(KubeError):

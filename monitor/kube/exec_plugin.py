@@ -6,7 +6,6 @@ that asks questions fails instead of waiting.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,8 +19,6 @@ from datetime import datetime
 from monitor.documents import UnreadableError, from_json, shortened, shown
 from monitor.errors import ConfigError, MonitorError
 from monitor.kube.auth import Credential, check_token
-from monitor.kube.errors import TimedOut
-from monitor.kube.stream import Patience
 from monitor.kube.tls import Pem
 
 _VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
@@ -45,12 +42,11 @@ class ExecSpec:
 
 
 class ExecPlugin:
-    """Credentials that a plugin prints. ``stop`` ends a run that takes its time."""
+    """Credentials that a plugin prints."""
 
     def __init__(
         self,
         spec: ExecSpec,
-        stop: threading.Event | None = None,
         now: Callable[[], float] = time.time,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
@@ -59,7 +55,6 @@ class ExecPlugin:
                 f"{spec.where}.apiVersion: {shown(spec.api_version)} is not supported", f"use {_VERSIONS[0]}"
             )
         self._spec = spec
-        self._stop = stop or threading.Event()
         self._now = now
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -102,11 +97,8 @@ class ExecPlugin:
             raise ConfigError(f"{spec.where}.command: {spec.command[0]}: {error}", _one_line(spec.hint)) from None
         with process:
             try:
-                for left_s in Patience(self._stop, self._timeout_s).slices():
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        output, errors = process.communicate(timeout=left_s)
-                        break
-            except TimedOut:
+                output, errors = process.communicate(timeout=self._timeout_s)
+            except subprocess.TimeoutExpired:
                 raise MonitorError(f"{spec.where}: {spec.command[0]} took more than {self._timeout_s:.3g} s") from None
             finally:
                 process.kill()  # does nothing to one that has ended

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +92,6 @@ def default_paths(env: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
 def find(
     kubeconfig: str = "",
     context: str = "",
-    stop: threading.Event | None = None,
     env: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
     distrust: Distrust = None,
@@ -103,25 +101,23 @@ def find(
     Raises ConfigError; CannotError where there is none of them.
     """
     if kubeconfig:
-        return load((Path(kubeconfig),), context, stop, distrust)
+        return load((Path(kubeconfig),), context, distrust)
     paths = default_paths(env)
     inside = env.get("KUBERNETES_SERVICE_HOST") and not _is_missing(service_account / "token") and not context
     if not env.get("KUBECONFIG") and (inside or _is_missing(paths[0])):
         return in_cluster(env, service_account)
-    return load(paths, context, stop, distrust, plugins=distrust is None)  # root runs one only of a file that is named
+    return load(paths, context, distrust, plugins=distrust is None)  # root runs one only of a file that is named
 
 
 def load(
     paths: tuple[Path, ...],
     context: str = "",
-    stop: threading.Event | None = None,
     distrust: Distrust = None,
     *,
     plugins: bool = True,
 ) -> ClusterConfig:
-    """The cluster of ``context``, else of `current-context`; ``stop`` ends its exec plugin. Raises ConfigError.
-
-    ``plugins``: whether an exec plugin may run.
+    """The cluster of ``context``, else of `current-context`. ``plugins``: whether an exec plugin may run. Raises
+    ConfigError.
     """
     present = [path for path in paths if len(paths) == 1 or not _is_missing(path)]
     for path in present:
@@ -148,7 +144,7 @@ def load(
         tls.context()  # whatever is in the files is wrong now, not at the first connection
     if not plugins:
         _check_no_plugin(user)
-    return ClusterConfig(server, tls, _credentials(cluster, user, stop, distrust))
+    return ClusterConfig(server, tls, _credentials(cluster, user, distrust))
 
 
 def _check_no_plugin(user: _Entry) -> None:
@@ -177,12 +173,12 @@ def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
     return TlsSettings(ca, (), insecure, certificate, key, name)
 
 
-def _credentials(cluster: _Entry, user: _Entry, stop: threading.Event | None, distrust: Distrust) -> Credentials:
+def _credentials(cluster: _Entry, user: _Entry, distrust: Distrust) -> Credentials:
     spec = user.values.get("exec")
     if spec is not None:
         if user.text("token") or user.text("tokenFile"):
             raise ConfigError(f"{user.where('exec')}: stands beside a token", "remove one of them")
-        return ExecPlugin(_exec_spec(cluster, user, spec, distrust), stop)
+        return ExecPlugin(_exec_spec(cluster, user, spec, distrust))
     if (path := user.file("tokenFile")) is not None:  # before the token, as client-go does
         _check_alone(distrust, path, user.where("tokenFile"))
         token_file = TokenFile(path, user.where("tokenFile"))

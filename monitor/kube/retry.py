@@ -41,17 +41,15 @@ def turning(turn: Callable[[], float | None], stop: threading.Event, woken: thre
 
 def retrying(
     call: Callable[[], T],
-    stop: threading.Event,
     total_s: float,
-    back_off: BackOff | None = None,
     clock: Callable[[], float] = time.monotonic,
-    wait: Callable[[float], object] | None = None,
+    wait: Callable[[float], object] = time.sleep,
 ) -> T:
     """What ``call`` returns, tried again for ``total_s`` seconds after errors that pass. Then the last error.
 
     ``call`` must be one that may be carried out twice: an answer may have been lost.
     """
-    back_off = back_off or BackOff(first_s=0.1, cap_s=5.0)
+    back_off = BackOff(first_s=0.1, cap_s=5.0, clock=clock)
     deadline = clock() + total_s
     while True:
         try:
@@ -61,6 +59,4 @@ def retrying(
             pause_s = back_off.next_s(after_s)
             if not passes(error) or clock() + pause_s > deadline:
                 raise
-        (wait or stop.wait)(pause_s)
-        if stop.is_set():
-            raise Cancelled("stopped while waiting to try again")
+        wait(pause_s)

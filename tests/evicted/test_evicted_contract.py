@@ -3,7 +3,6 @@
 No scheduler and no kubelet takes part: the pods have no node, and their status is patched.
 """
 
-import threading
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ class Cluster:
 
     def sweep(self, **criteria: Any) -> Sweep:
         made = Criteria(namespaces=(self.namespace,), **criteria)
-        return Sweep(self.client, made, threading.Event(), rate=1000.0)
+        return Sweep(self.client, made, rate=1000.0)
 
     @property
     def names(self) -> set[str]:

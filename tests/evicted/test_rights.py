@@ -16,7 +16,7 @@ RULE = re.compile(r"resources: \[(\w+)\][^\n]*\n(?: +resourceNames: [^\n]*\n)? +
 
 
 def test_the_chart_grants_what_is_used_and_no_more(
-    api: FakeApiServer, client: ApiClient, stop: object, connect: Callable[..., ApiClient]
+    api: FakeApiServer, client: ApiClient, connect: Callable[..., ApiClient]
 ) -> None:
     granted = {(verb, resource) for resource, verbs in RULE.findall(TEMPLATE) for verb in verbs.split(", ")}
     assert granted == {("list", "pods"), ("delete", "pods")}
@@ -30,7 +30,7 @@ def test_the_chart_grants_what_is_used_and_no_more(
 
     api.fail(note, times=99)
     put(api, evicted("a"))
-    sweep = Sweep(client, Criteria(), stop)  # type: ignore[arg-type]
+    sweep = Sweep(client, Criteria())
     found = sweep.find()
     api.store.update(("pods", "default", "a"), lambda pod: {**pod, "spec": {**pod["spec"], "x": 1}})  # a second look
     assert sweep.delete(found.pods).outcomes["deleted"] == 1

@@ -1,7 +1,6 @@
 """Sweeps against the fake API server when it is nasty; test_evicted_contract.py has what is deleted and what is not."""
 
 import gc
-import threading
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from monitor.evicted.pods import EvictedPod
 from monitor.evicted.sweep import CHANGED, DELETED, FAILED, GONE, Criteria, Progress, Sweep
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import Cancelled, ServerError, TransportError
+from monitor.kube.errors import ServerError, TransportError
 from tests.evicted.made import evicted, names, put
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
@@ -29,9 +28,8 @@ def clock() -> WaitedClock:
 @pytest.fixture
 def make(client: ApiClient, clock: WaitedClock) -> Make:
     def make(criteria: Criteria | None = None, **options: Any) -> Sweep:
-        stop = options.pop("stop", threading.Event())
         options = {"rate": 1000.0, "clock": clock, "wait": clock.wait, **options}
-        return Sweep(client, criteria or Criteria(), stop, **options)
+        return Sweep(client, criteria or Criteria(), **options)
 
     return make
 
@@ -206,21 +204,6 @@ def test_deletes_are_paced(api: FakeApiServer, make: Make, clock: WaitedClock) -
     assert clock.now == pytest.approx(19 / 5)
     for asked in api.seen("DELETE"):
         assert asked.json()["preconditions"].keys() == {"uid", "resourceVersion"}
-
-
-def test_it_ends_between_two_deletes(api: FakeApiServer, make: Make) -> None:
-    put(api, *(evicted(f"a{number}") for number in range(9)))
-    stop = threading.Event()
-
-    def on_progress(progress: Progress) -> None:
-        if progress.done >= 4:
-            stop.set()
-
-    with pytest.raises(Cancelled):
-        swept(make(stop=stop), on_progress)
-    assert len(names(api)) == 5
-    with pytest.raises(Cancelled):
-        make(stop=stop).find()
 
 
 def test_memory_does_not_grow_with_the_pods_that_are_not_evicted(api: FakeApiServer, make: Make) -> None:

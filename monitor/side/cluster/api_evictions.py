@@ -20,7 +20,6 @@ from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import (
     ApiError,
-    Cancelled,
     Conflict,
     Forbidden,
     NotFound,
@@ -86,8 +85,6 @@ class EvictionRequests:
     def ask(self, pod: Asked) -> str:
         try:
             self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
-        except Cancelled:
-            raise
         except TooManyRequests as error:
             if not error.budget_blocks:
                 return self._away(pod, error)
@@ -127,8 +124,6 @@ class EvictionRequests:
         """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
         try:
             metadata = self._client.get(PODS, pod.name, pod.namespace).get("metadata")
-        except Cancelled:
-            raise
         except NotFound:
             return self._gone(pod)
         except MonitorError as other:

@@ -19,7 +19,6 @@ from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.errors import Cancelled
 from monitor.kube.retry import turning
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
@@ -241,8 +240,6 @@ class Cluster:
         self._warm_due = now + WARM_S
         try:
             self._client.warm()
-        except Cancelled:
-            raise
         except MonitorError as error:
             self._warm_due = now + 2 * _TURN_S
             if not self._problem:

@@ -11,7 +11,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import AlreadyExists, ApiError, Cancelled, Forbidden
+from monitor.kube.errors import AlreadyExists, ApiError, Forbidden
 from monitor.side.cluster.record import KEEP, Record
 from monitor.side.cluster.status_writer import AWAY
 from monitor.side.export.log import Log
@@ -85,8 +85,6 @@ class EventWriter:
                 return max(0.0, self._held_until - now)
             try:
                 self._send(*found)
-            except Cancelled:
-                raise
             except MonitorError as error:
                 self._failed(error)
         return None

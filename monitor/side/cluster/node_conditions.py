@@ -16,7 +16,7 @@ from monitor.actions.status import timestamp
 from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import ApiError, Cancelled
+from monitor.kube.errors import ApiError
 from monitor.kube.resources import NODES
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.export.log import Log
@@ -88,8 +88,6 @@ class NodeConditions:
             return
         try:
             self._client.patch(NODES, self._node, {"status": {"conditions": self._objects(now)}}, subresource="status")
-        except Cancelled:
-            raise
         except MonitorError as error:
             self._failed(error)
             return
@@ -104,8 +102,6 @@ class NodeConditions:
         now = self._clock()
         try:
             found = self._client.get(NODES, self._node)["status"].get("conditions", [])
-        except Cancelled:
-            raise
         except (MonitorError, LookupError, AttributeError):
             return  # it begins now
         for one in found:

@@ -71,11 +71,9 @@ class NodeTaints:
         now = self._clock()
         if now < self._due and (self._problem or wanted == self._known):
             return
+        self._known = None  # a patch whose answer was lost may have been done
         try:
             self._write(self._client, wanted)
-        except Cancelled:
-            self._known = None
-            raise
         except MonitorError as error:
             self._failed(error)
             return
@@ -91,7 +89,7 @@ class NodeTaints:
             return
         try:
             self.remove(client)
-        except MonitorError as error:
+        except (MonitorError, Cancelled) as error:
             self._log.warning(
                 "taints of the node may be left; the next start removes them", node=self._node, problem=str(error)
             )
@@ -142,7 +140,6 @@ class NodeTaints:
             return
 
     def _failed(self, error: MonitorError) -> None:
-        self._known = None  # a patch whose answer was lost may have been done
         refused = isinstance(error, ApiError) and 400 <= error.code < 500
         if not self.own and refused and not isinstance(error, Conflict | TooManyRequests):
             self._known, self._due = set(), inf  # a right that this mode is not given: nothing to wait for

@@ -16,7 +16,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import ApiError, Cancelled, Conflict, KubeError, NotFound, Unauthorized
+from monitor.kube.errors import ApiError, Conflict, KubeError, NotFound, Unauthorized
 from monitor.kube.resources import PODS
 from monitor.kube.retry import passes
 from monitor.side.cluster.record import Record
@@ -133,8 +133,6 @@ class StatusWriter:
         record = attempt.record
         try:
             pod = self._patched(attempt) if not attempt.accepted else self._looked(attempt)
-        except Cancelled:
-            raise
         except NotFound:
             self._finish(attempt, GONE)
         except Conflict as error:
@@ -194,8 +192,6 @@ class StatusWriter:
         record = attempt.record
         try:
             same = _uid(self._client.get(PODS, record.pod, record.namespace)) == record.uid
-        except Cancelled:
-            raise
         except NotFound:
             same = False
         except MonitorError as other:
