@@ -25,14 +25,7 @@ class Cancelled(Exception):
 
 
 class TransportError(KubeError):
-    """No complete answer: refused, reset, timed out, cut off, not trusted.
-
-    ``maybe_done``: the request was sent, so the server may have carried it out.
-    """
-
-    def __init__(self, message: str, remedy: str = "", *, maybe_done: bool = False) -> None:
-        super().__init__(message, remedy)
-        self.maybe_done = maybe_done
+    """No complete answer: refused, reset, timed out, cut off, not trusted. The request may have been carried out."""
 
 
 class TimedOut(TransportError):

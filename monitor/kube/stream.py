@@ -74,11 +74,11 @@ class Patience:
             now, left_s = time.monotonic(), SLICE_S
             if self._deadline is not None:
                 if now >= self._deadline:
-                    raise TimedOut(f"no complete answer within {self._total_s:.3g} s", maybe_done=True)
+                    raise TimedOut(f"no complete answer within {self._total_s:.3g} s")
                 left_s = min(left_s, self._deadline - now)
             if self._silence_s is not None:
                 if now >= began + self._silence_s:
-                    raise TimedOut(f"nothing came for {self._silence_s:.3g} s", maybe_done=True)
+                    raise TimedOut(f"nothing came for {self._silence_s:.3g} s")
                 left_s = min(left_s, began + self._silence_s - now)
             yield left_s
 

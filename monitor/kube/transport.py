@@ -83,7 +83,7 @@ class Answer:
                 left = None if response.chunked else response.length
                 data = b"" if left == 0 else response.read1(min(_CHUNK, left or _CHUNK))
             except (OSError, http.client.HTTPException, TimedOut) as error:
-                raise failure(self._address, error, maybe_done=True) from error
+                raise failure(self._address, error) from error
             if not data:
                 if left:
                     raise TransportError(f"{self._address}: the answer was cut off: {left} bytes are missing")
@@ -175,7 +175,7 @@ class Transport:
                 # OSError: not one byte came back. (RemoteDisconnected is a ConnectionResetError and a BadStatusLine.)
                 unanswered = isinstance(error, OSError)
                 if not (stream.used and unanswered) or (sent and request.method == "POST"):
-                    raise failure(self.address, error, maybe_done=sent) from error
+                    raise failure(self.address, error) from error
                 self.close()  # the server was restarted: the others are dead as well
             except BaseException:
                 stream.close()
@@ -255,16 +255,16 @@ def refusal(answer: Answer, what: str, rule: str) -> ApiError:
     return api_error(what, answer.status, status, remedy=remedy, retry_after_s=seconds, text=text)
 
 
-def failure(address: str, error: Exception, *, maybe_done: bool = False) -> TransportError:
+def failure(address: str, error: Exception) -> TransportError:
     """A TransportError of what a socket, TLS or http.client raised."""
     if isinstance(error, TimedOut):
-        return TimedOut(f"{address}: {error}", maybe_done=maybe_done)
+        return TimedOut(f"{address}: {error}")
     if isinstance(error, ssl.SSLCertVerificationError):
         return CertificateError(
             f"{address}: the server's certificate is not trusted: {error.verify_message}",
             "give the CA that signed it, or the name that is in it",
         )
     if isinstance(error, http.client.IncompleteRead):
-        return TransportError(f"{address}: the answer was cut off", maybe_done=maybe_done)
+        return TransportError(f"{address}: the answer was cut off")
     why = getattr(error, "strerror", None) or one_line(error)
-    return TransportError(f"{address}: {why}", maybe_done=maybe_done)
+    return TransportError(f"{address}: {why}")

@@ -30,12 +30,11 @@ _HELPER = re.compile(r"crio-conmon-")
 
 @dataclass(frozen=True)
 class KubePath:
-    """What a cgroup path says: the ``root`` (path of kubepods), the driver, and where the path reaches that far the QoS
-    class, the pod's uid and the container's id.
+    """What a cgroup path says: the ``root`` (path of kubepods), and where the path reaches that far the QoS class, the
+    pod's uid and the container's id.
     """
 
     root: str
-    driver: str  # "cgroupfs" or "systemd"
     qos: str | None = None
     uid: str | None = None
     container: str | None = None
@@ -51,7 +50,7 @@ def parse(path: str) -> KubePath | None:
         return None
     part = parts[at]
     driver = "cgroupfs" if part == "kubepods" else "systemd"
-    kube = KubePath("/".join(parts[: at + 1]), driver)
+    kube = KubePath("/".join(parts[: at + 1]))
     rest = parts[at + 1 :]
     # systemd repeats the parent's name in each slice: kubepods-burstable.slice, kubepods-burstable-podUID.slice.
     stem = part.removesuffix(".slice")

@@ -97,15 +97,13 @@ def test_one_that_breaks_under_a_request_is_tried_once_more(api: FakeApiServer, 
     get(client)
     assert api.connections == 2
     api.fail(faults.hang_up, times=2)
-    with pytest.raises(TransportError) as caught:
+    with pytest.raises(TransportError):
         get(client)
-    assert caught.value.maybe_done
     assert len(api.asked) == 5
     get(client)
     api.fail(faults.hang_up)
-    with pytest.raises(TransportError) as caught:
+    with pytest.raises(TransportError):
         create(client)
-    assert caught.value.maybe_done
     assert len(api.seen("POST")) == 1, "it may have been done"
 
 
@@ -113,9 +111,8 @@ def test_connection_refused_for_a_while(api: FakeApiServer, client: ApiClient) -
     get(client)
     api.refuse()
     for _ in range(2):
-        with pytest.raises(TransportError, match=r"^https://127\.0\.0\.1:\d+: Connection refused$") as caught:
+        with pytest.raises(TransportError, match=r"^https://127\.0\.0\.1:\d+: Connection refused$"):
             create(client)
-        assert not caught.value.maybe_done
     api.listen()
     create(client)
 
@@ -174,9 +171,8 @@ def test_a_handshake_that_never_ends_times_out_or_is_stopped(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = ClusterConfig(Server("127.0.0.1", silent.getsockname()[1]), config.tls)
-        with pytest.raises(TimedOut, match=r"127\.0\.0\.1") as caught:
+        with pytest.raises(TimedOut, match=r"127\.0\.0\.1"):
             get(connect(server, connect_s=0.3))
-        assert not caught.value.maybe_done
         threading.Timer(0.2, stop.set).start()
         with pytest.raises(Cancelled):
             get(connect(server, connect_s=600))
@@ -212,9 +208,8 @@ def test_an_unknown_ca_is_refused_before_anything_is_sent(
     get(connect(ClusterConfig(config.server, TlsSettings(insecure=True), Fixed("good"))))
     asked = len(api.asked)
     client = connect(ClusterConfig(config.server, TlsSettings(ca=Pem("ca", other.certificate)), Fixed("good")))
-    with pytest.raises(CertificateError, match="is not trusted: unable to get local issuer") as caught:
+    with pytest.raises(CertificateError, match="is not trusted: unable to get local issuer"):
         create(client)
-    assert not caught.value.maybe_done
     assert len(api.asked) == asked
 
 

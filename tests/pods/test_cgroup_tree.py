@@ -42,31 +42,31 @@ def root(tmp_path: Path) -> Path:
 
 
 PATHS = [
-    ("kubepods", KubePath("kubepods", "cgroupfs")),
-    ("/kubepods/burstable", KubePath("kubepods", "cgroupfs", "Burstable")),
-    (f"/kubepods/besteffort/pod{UID}", KubePath("kubepods", "cgroupfs", "BestEffort", UID)),
-    (f"/kubepods/pod{UID}/{CID}", KubePath("kubepods", "cgroupfs", "Guaranteed", UID, CID)),
-    (f"/kubepods/burstable/pod{UID}/crio-{CID}", KubePath("kubepods", "cgroupfs", "Burstable", UID, CID)),
-    (f"/kubepods/burstable/pod{UID}/crio-conmon-{CID}", KubePath("kubepods", "cgroupfs", "Burstable", UID)),
+    ("kubepods", KubePath("kubepods")),
+    ("/kubepods/burstable", KubePath("kubepods", "Burstable")),
+    (f"/kubepods/besteffort/pod{UID}", KubePath("kubepods", "BestEffort", UID)),
+    (f"/kubepods/pod{UID}/{CID}", KubePath("kubepods", "Guaranteed", UID, CID)),
+    (f"/kubepods/burstable/pod{UID}/crio-{CID}", KubePath("kubepods", "Burstable", UID, CID)),
+    (f"/kubepods/burstable/pod{UID}/crio-conmon-{CID}", KubePath("kubepods", "Burstable", UID)),
     # --cgroup-root=/lab/k8s, and a process below the container's own cgroup
-    (f"/lab/k8s/kubepods/pod{UID}/{CID}/init.scope", KubePath("lab/k8s/kubepods", "cgroupfs", "Guaranteed", UID, CID)),
+    (f"/lab/k8s/kubepods/pod{UID}/{CID}/init.scope", KubePath("lab/k8s/kubepods", "Guaranteed", UID, CID)),
     (
         f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/cri-containerd-{CID}.scope",
-        KubePath("kubepods.slice", "systemd", "Burstable", UID, CID),
+        KubePath("kubepods.slice", "Burstable", UID, CID),
     ),
     (
         f"/kubepods.slice/kubepods-pod{SLICE}.slice/crio-{CID}.scope/container",
-        KubePath("kubepods.slice", "systemd", "Guaranteed", UID, CID),
+        KubePath("kubepods.slice", "Guaranteed", UID, CID),
     ),
     (
         f"/docker/{CID}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
         f"kubelet-kubepods-besteffort-pod{SLICE}.slice/docker-{CID}.scope",
-        KubePath(f"docker/{CID}/kubelet.slice/kubelet-kubepods.slice", "systemd", "BestEffort", UID, CID),
+        KubePath(f"docker/{CID}/kubelet.slice/kubelet-kubepods.slice", "BestEffort", UID, CID),
     ),
     # A cluster inside a pod belongs to the pod outside.
     (
         f"/kubepods/burstable/pod{UID}/{CID}/kubelet/kubepods/podinner",
-        KubePath("kubepods", "cgroupfs", "Burstable", UID, CID),
+        KubePath("kubepods", "Burstable", UID, CID),
     ),
 ]
 NOT_PATHS = [
@@ -88,7 +88,7 @@ _classes = st.sampled_from(["Guaranteed", "Burstable", "BestEffort"])
 @given(_uids, _cids, _classes, st.sampled_from(["", "a/", "a/b.slice/"]))
 def test_cgroupfs_paths_round_trip(uid: str, cid: str, qos: str, prefix: str) -> None:
     middle = "" if qos == "Guaranteed" else f"{qos.lower()}/"
-    expected = KubePath(f"{prefix}kubepods", "cgroupfs", qos, uid, cid)
+    expected = KubePath(f"{prefix}kubepods", qos, uid, cid)
     assert parse(f"/{prefix}kubepods/{middle}pod{uid}/{cid}") == expected
 
 
@@ -100,7 +100,7 @@ def test_systemd_paths_round_trip(uid: str, cid: str, qos: str, prefix: str, run
         stem += f"-{qos.lower()}"
         path += f"/{stem}.slice"
     path += f"/{stem}-pod{uid.replace('-', '_')}.slice/{runtime}-{cid}.scope"
-    assert parse(path) == KubePath(f"{prefix}kubepods.slice", "systemd", qos, uid, cid)
+    assert parse(path) == KubePath(f"{prefix}kubepods.slice", qos, uid, cid)
 
 
 @given(
