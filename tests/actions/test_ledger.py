@@ -238,24 +238,6 @@ def test_another_daemon_undoes_only_its_own_while_the_other_runs(held: Stand, tm
     assert RESTORED in undone(held).values()
 
 
-@pytest.mark.parametrize("first_ends_first", [True, False])
-def test_of_two_daemons_that_hold_a_pod_the_last_gives_its_own_values_back(
-    held: Stand, tmp_path: Path, first_ends_first: bool
-) -> None:
-    """In either order. What the other one wrote is no value of the pod's."""
-    before, first = held.files(), held.brake()
-    second = held_by_another(held, tmp_path)
-    assert first.apply(64 * MIB) is not None
-    assert second.apply(48 * MIB) is not None
-    (first if first_ends_first else second).close()
-    if not first_ends_first:
-        assert not first.in_force()
-        assert first.apply(64 * MIB) is not None, "as the next look does"
-    (second if first_ends_first else first).close()
-    assert held.files() == before
-    assert os.listxattr(held.pod) == []
-
-
 def killed_daemon(held: Stand, cap: int = 64 * MIB) -> None:
     """A process that holds the pod on the state dir of ``held``, and is gone."""
     command = (sys.executable, "-c", _HOLDS, str(held.state), str(held.pod), str(cap))

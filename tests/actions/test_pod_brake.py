@@ -77,34 +77,6 @@ def test_a_braked_pod_stops_and_goes_on_undamaged(held: Stand, kind: str) -> Non
         brake.close()
 
 
-@pytest.mark.parametrize("kind", STOPS)
-def test_sigkill_ends_a_held_process(held: Stand, kind: str) -> None:
-    with held.puppet() as puppet:
-        brake = held.brake(kind)
-        growing(brake, puppet)
-        assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
-        stands_still(brake)
-        assert not brake.waits_for_thaw()
-        puppet.process.send_signal(signal.SIGKILL)
-        if not V2 and kind != LIMIT:
-            live.until(brake.waits_for_thaw, "the SIGKILL to be seen")
-            brake.thaw()
-        assert puppet.wait() == -signal.SIGKILL
-        brake.close()
-    assert held.oom_kills() == 0
-
-
-def test_a_lower_limit_of_its_own_stays(held: Stand) -> None:
-    (held.pod / LIMIT_FILE).write_text(str(32 * MIB))
-    before, brake = held.files(), held.brake(LIMIT)
-    braked = brake.apply(64 * MIB)
-    assert braked is not None
-    assert (braked.brake, braked.cap) == (LIMIT, 32 * MIB)
-    assert held.files() == before
-    assert not held.noted()
-    assert brake.release() == []
-
-
 def test_a_limit_stays_where_the_freezer_is_gone(held: Stand) -> None:
     """A runtime removes the hierarchies one after the other."""
     if V2 or held.freezer is None:
@@ -117,20 +89,6 @@ def test_a_limit_stays_where_the_freezer_is_gone(held: Stand) -> None:
         assert (braked.brake, braked.cap) == (LIMIT, 64 * MIB)
     assert (held.pod / LIMIT_FILE).read_text().strip() == str(64 * MIB)
     held.freezer.mkdir()
-    brake.close()
-    assert held.files() == before
-
-
-def test_a_cap_can_be_moved_and_the_first_value_comes_back(held: Stand) -> None:
-    before, brake = held.files(), held.brake()
-    for mib in range(40, 80, 3):
-        braked = brake.apply(mib * MIB)
-        assert braked is not None
-        assert braked.cap == mib * MIB
-    loosened = brake.loosen(90 * MIB)
-    assert loosened is not None
-    assert (loosened.brake, loosened.cap) == (LIMIT, 90 * MIB)
-    assert brake.in_force()
     brake.close()
     assert held.files() == before
 

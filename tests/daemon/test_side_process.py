@@ -1,26 +1,22 @@
-"""The real side process: messages it cannot use, how it ends, what it loads; and what it writes down."""
+"""The real side process: messages it cannot use, how it ends, what it loads; and what it logs."""
 
-import ctypes
 import dataclasses
-import errno
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from monitor.kernel.sched import STARTING
 from monitor.link import channel
-from monitor.link.messages import Evicted, LogLine
+from monitor.link.messages import LogLine
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import BURST
 from tests.commands import run
 from tests.daemon import harness
-from tests.daemon.harness import DECISION, Node, eventually, metric, metrics, oom, value
+from tests.daemon.harness import DECISION, Node, metric, metrics, oom, value
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -100,70 +96,6 @@ def test_observed_decision_is_logged_as_the_kubelet_words_it_and_writes_nothing(
     assert metric(hot, "decisions_total", signal="memory.available", mode="observe") == 1
     assert hot.end() == 0  # which also finishes what was queued for the disk
     assert not (node.state_dir / "pods").exists()
-
-
-def test_eviction_leaves_status_and_event(node: Node) -> None:
-    node.pod("a", memory="64Mi")
-    hot = node.synced(enforce=True)
-    hot.send(DECISION._replace(observed=False, signalled_ns=3))
-    hot.send(Evicted(1, "uid-a", 4, [11, 12], 2, freed=12345))
-    hot.send(DECISION._replace(observed=False, signalled_ns=3, id=2))
-    assert hot.end() == 0
-    first = json.loads((node.state_dir / "pods" / "default_a_uid-a.json").read_text())
-    status = first["status"]
-    assert (status["phase"], status["reason"], status["qosClass"]) == ("Failed", "Evicted", "Burstable")
-    target = next(c for c in status["conditions"] if c["type"] == "DisruptionTarget")
-    assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
-    assert target["message"] == status["message"]
-    assert first["metadata"]["annotations"]["outrace/freed-bytes"] == "12345"
-    event = json.loads((node.state_dir / "events" / "default_a_uid-a.json").read_text())
-    assert (event["reason"], event["type"], event["message"]) == ("Evicted", "Warning", status["message"])
-    assert event["metadata"]["annotations"]["offending_containers"] == "main"
-    # the second eviction of the same pod did not take the first one's place
-    assert (node.state_dir / "pods" / "default_a_uid-a.2.json").exists()
-    assert not list(node.state_dir.rglob("*.tmp"))
-
-
-def fill(file: Any) -> None:
-    try:
-        while True:
-            file.write(bytes(4096))
-    except OSError as error:
-        assert error.errno == errno.ENOSPC  # noqa: PT017 - what is wanted, not what is tested
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, full to the last byte."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"outrace-test", os.fsencode(path), b"tmpfs", 0, b"size=64k") != 0:
-        pytest.skip(f"mount(2) of a tmpfs is refused: {os.strerror(ctypes.get_errno())}")
-    try:
-        with open(path / "ballast", "wb", buffering=0) as file:
-            fill(file)
-        yield path
-    finally:
-        libc.umount2(os.fsencode(path), 2)  # MNT_DETACH
-
-
-def test_full_disk_holds_up_nothing_and_loses_nothing(node: Node, small_disk: Path) -> None:
-    node.pod("a")
-    hot = node.synced(enforce=True, state_dir=str(small_disk))
-    for number in (1, 2, 3):
-        hot.send(DECISION._replace(observed=False, id=number))
-    line = hot.wait_for_log("state directory cannot be written")
-    assert "errno=28" in line
-    assert str(small_disk) in line
-    eventually(lambda: metric(hot, "state_write_failing") == 1)
-    node.pod("b")
-    assert hot.receive("pod+").uid == "uid-b"  # the main loop goes on
-    (small_disk / "ballast").unlink()
-    hot.wait_for_log("can be written again")
-    eventually(lambda: len(list((small_disk / "pods").glob("default_a_uid-a*.json"))) == 3)
-    assert hot.log().count("state directory cannot be written") == 1
-    eventually(lambda: metric(hot, "state_write_failing") == 0)
 
 
 def test_stuck_log_reader_holds_up_nothing(node: Node) -> None:

@@ -175,23 +175,6 @@ def test_counts_are_summed_over_every_cpu() -> None:
         assert set(counts(watch.pins)) == set(COUNTS)
 
 
-def test_closing_a_link_detaches() -> None:
-    with live.cgroup("links") as pod, live.Watching(attach=False) as watch, live.Puppet(pod) as puppet:
-
-        def evaluated(mib: int) -> int:
-            """How often, when the pod is charged so much: 4 times for each MiB, where they are attached."""
-            before = watch.counted()["evaluated"]
-            puppet.do(f"anon({mib})")
-            return watch.counted()["evaluated"] - before
-
-        for _ in range(3):
-            links = [watch.pins.attach(name) for name in watch.pins.pressure]
-            assert evaluated(2) >= 8
-            for link in links:
-                os.close(link)
-            live.until(lambda: evaluated(1) == 0, "the programs to be detached")
-
-
 def test_an_error_in_a_callback_is_raised_when_the_ring_is_drained() -> None:
     seen: list[bytes] = []
 
