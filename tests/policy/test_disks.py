@@ -1,33 +1,12 @@
-"""Layouts of disks: the overlay for the container file system; limits of local storage."""
+"""Limits of local storage."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from monitor.policy.layout import SINGLE_DISK, DiskLayout, reclaim_actions
+from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.resources import pod_limit
-from monitor.policy.signals import SIGNALS
 from monitor.policy.stats import PodStats
 from tests.policy.builders import container, pod, stats
-
-IMAGEFS, SPLIT, ODD = DiskLayout(True), DiskLayout(True, True), DiskLayout(False, True)
-
-
-@given(st.sampled_from(SIGNALS), st.sampled_from([SINGLE_DISK, IMAGEFS, SPLIT, ODD]))
-def test_memory_and_process_ids_have_nothing_to_clean_up(signal: str, layout: DiskLayout) -> None:
-    assert not reclaim_actions(signal, layout) or "fs" in signal
-    assert reclaim_actions(signal, ODD) == reclaim_actions(signal, SINGLE_DISK)
-
-
-def test_the_pods_own_limit_is_the_sum_of_its_containers() -> None:
-    limit = {"ephemeral-storage": "1Gi"}
-    one = pod("a", container("x", limits=limit), container("y", limits=limit), overhead={"ephemeral-storage": "1Mi"})
-    figures = [PodStats(stats("a", ephemeral=2 * 2**30 + 2**20 + over)) for over in (0, 1)]
-    assert [storage_violation(one, own, SINGLE_DISK) for own in figures] == [
-        None,
-        "Pod ephemeral local storage usage exceeds the total limit of containers 2049Mi. ",
-    ]
 
 
 def test_limits_of_a_pod_over_its_life() -> None:

@@ -16,8 +16,7 @@ from monitor.policy.releases import CURRENT, ERAS, Era, era
 from monitor.policy.signals import CONDITION, SIGNALS
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.victims import DECIDING, rank_pods
-from tests.policy.builders import GI, MI, container, pod, stats, summary
-from tests.policy.test_kubelet_pass import crowds
+from tests.policy.builders import GI, MI, container, crowds, pod, stats, summary
 
 IMAGEFS = DiskLayout(True)
 OLD, BLOG = era("kubelet-1.8"), era("kubelet-1.17")

@@ -15,7 +15,6 @@ from monitor.policy.eviction_pass import (
     PassState,
     grace_s,
     is_of_memory,
-    is_urgent,
     reconfigured,
     run_pass,
     takes_first_at_once,
@@ -75,29 +74,6 @@ def starved(signal: str, **differs: Any) -> tuple[Candidate | None, list[str]]:
 
 def test_a_pod_over_its_limit_spares_all_others_in_this_pass() -> None:
     assert (starved(MEMORY), starved(MEMORY, over_limit=True)) == ((POD, [f"rank {MEMORY}"]), (None, []))
-
-
-def test_the_node_is_cleaned_up_before_a_pod_goes_but_not_for_memory() -> None:
-    for enough in (True, False):
-        cleaned: list[str] = []
-
-        def clean(signal: str, cleaned: list[str] = cleaned, enough: bool = enough) -> bool:
-            cleaned.append(signal)
-            return enough
-
-        victim, asked = starved("nodefs.available", clean=clean)
-        assert cleaned == ["nodefs.available"]
-        assert (victim, asked) == ((None, []) if enough else (POD, ["rank nodefs.available"]))
-        assert starved(MEMORY, clean=clean)[0] == POD
-        assert cleaned == ["nodefs.available"]
-
-
-def test_thresholds_of_disks_are_never_that_urgent() -> None:
-    made = outcome(DISK, grace=1)
-    assert not is_of_memory(made)
-    assert not is_urgent(made)
-    assert grace_s(DAEMON, made) == 1
-    assert grace_s(DAEMON, outcome(DISK, HARD, grace=1)) == 1  # it is for the disk that this pod goes
 
 
 SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, "nodefs.available", "pid.available")

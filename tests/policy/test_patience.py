@@ -53,11 +53,6 @@ def test_the_next_victim_goes_before_nothing_is_left(rate: int, left: int, back_
         took += rate * MIB // 1000
 
 
-def test_a_batch_that_a_cpu_charges_ahead_is_no_growth() -> None:
-    batch = 64 * 4096
-    assert waits(Coming(135 * MIB, 200 * MS, batch, MS // 4, batch, MS // 4, NOISE), 16 * MIB, 64 * MIB)
-
-
 def test_growth_that_would_use_up_what_is_left_is_not_let_go_on() -> None:
     grown = Coming(135 * MIB, 100 * MS, 4 * MIB, 10 * MS, MIB // 4, MS, NOISE)  # 350 MiB/s
     assert not waits(grown, 16 * MIB, 64 * MIB)

@@ -7,26 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.oom_score import oom_score_adj
-from monitor.policy.pods import Pod, pod_from_object, stable_uid
-from monitor.policy.qos import is_critical, qos_class
-from monitor.policy.quantity import PolicyError, Quantity
-
-GI = 2**30
-
-
-def make(*containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **spec: Any) -> Pod:
-    spec |= {"containers": list(containers), "initContainers": list(init)}
-    return pod_from_object({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec})
-
-
-def asks(name: str, memory: object = None, limit: object = None, **more: Any) -> dict[str, Any]:
-    requests = {} if memory is None else {"memory": memory}
-    return {
-        "name": name,
-        "resources": {"requests": requests, "limits": {} if limit is None else {"memory": limit}},
-        **more,
-    }
+from monitor.policy.pods import pod_from_object, stable_uid
+from monitor.policy.quantity import PolicyError
 
 
 def test_a_bare_pod() -> None:
@@ -45,16 +27,6 @@ def test_every_name_of_a_cgroup_has_a_uid_of_its_own() -> None:
     """Names are bytes there: what is no UTF-8 comes as half of a surrogate pair (os.fsdecode)."""
     names = ["\x1b", "\\x1b", "\xff", "\udcff", "\\xff", "\udcc3\udcbf", "\ud83d\ude00", "\U0001f600"]
     assert len({stable_uid("user-1000", name) for name in names}) == len(names)
-
-
-def test_numbers_and_spaces_are_quantities_too() -> None:
-    pod = make(asks("a", 1073741824), asks("b", " 1Gi "), asks("c", 0.5), asks("d", None))
-    assert [c.requests.get("memory") for c in pod.containers] == [
-        Quantity.of_bytes(GI),
-        Quantity.of_bytes(GI),
-        Quantity.parse("500m"),
-        None,
-    ]
 
 
 @pytest.mark.parametrize(
@@ -113,56 +85,3 @@ def test_nothing_but_policy_error_on_arbitrary_objects(obj: Any, spec: Any) -> N
             pod_from_object(given_object)
         except PolicyError:
             pass
-
-
-def both(cpu: str, memory: str) -> dict[str, Any]:
-    return {"cpu": cpu, "memory": memory}
-
-
-@pytest.mark.parametrize(
-    ("resources", "quality"),
-    [
-        ({}, "BestEffort"),
-        ({"requests": both("0", "0")}, "BestEffort"),
-        ({"requests": {"ephemeral-storage": "1Gi"}, "limits": {"vendor/gpu": "1"}}, "BestEffort"),
-        ({"requests": {"memory": "1"}}, "Burstable"),
-        ({"limits": both("1", "1Gi")}, "Burstable"),  # the kubelet does not fill in requests
-        ({"requests": both("1", "1Gi"), "limits": both("1", "1024Mi")}, "Guaranteed"),
-        ({"requests": both("1", "1Gi"), "limits": both("2", "1Gi")}, "Burstable"),
-        ({"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}, "Burstable"),
-    ],
-)
-def test_qos_class(resources: dict[str, Any], quality: str) -> None:
-    assert qos_class(make({"name": "a", "resources": resources})) == quality
-    assert qos_class(make({"name": "a"}, resources=resources)) == quality  # the same at pod level
-
-
-def test_critical_pods() -> None:
-    def pod(annotations: dict[str, str], **spec: Any) -> Pod:
-        return pod_from_object({"metadata": {"name": "p", "annotations": annotations}, "spec": spec})
-
-    assert not is_critical(pod({}, priority=1_999_999_999, priorityClassName="system-node-critical"))
-    assert is_critical(pod({}, priority=2_000_000_000))
-    assert is_critical(pod({"kubernetes.io/config.source": ""}))
-    assert not is_critical(pod({"kubernetes.io/config.source": "api"}))
-    assert is_critical(pod({"kubernetes.io/config.mirror": ""}))
-
-
-def test_oom_scores() -> None:
-    capacity = 10 * GI
-    assert oom_score_adj(make(asks("a", "4Gi")), "a", capacity) == 600
-    assert oom_score_adj(make(asks("a", "1")), "a", capacity) == 999
-    assert oom_score_adj(make(asks("a", "10Gi")), "a", capacity) == 3
-    assert oom_score_adj(make(asks("a")), "a", capacity) == 1000
-    critical = {"priority": 2_000_001_000, "priorityClassName": "system-node-critical"}
-    assert oom_score_adj(make(asks("a", "1"), **critical), "a", capacity) == -997  # whatever its class
-    assert oom_score_adj(make(asks("a", "1"), **critical | {"priority": 1}), "a", capacity) == 999
-    with pytest.raises(PolicyError, match="pod ns/p has no container 'x'"):
-        oom_score_adj(make(asks("a")), "x", capacity)
-
-
-@given(st.integers(0, 2**40), st.integers(1, 2**40), st.integers(0, 2**40))
-def test_a_sidecar_is_never_killed_before_what_it_serves(side: int, request: int, capacity: int) -> None:
-    pod = make(asks("a", request), init=(asks("s", side, restartPolicy="Always"),))
-    assert oom_score_adj(pod, "s", capacity + 1) <= oom_score_adj(pod, "a", capacity + 1)
-    assert 3 <= oom_score_adj(pod, "a", capacity + 1) <= 999

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.per_pod import per_pod
-from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
-from monitor.policy.ranking import Candidate, EvictionOrder, candidate, memory_key, memory_order
+from monitor.policy.ranking import Candidate, EvictionOrder, memory_order
 from monitor.policy.releases import ERAS, era
-from monitor.policy.resources import pod_request
 
 SMALL = st.integers(0, 4)
 CANDIDATES = st.lists(
@@ -57,32 +56,6 @@ def test_the_order_follows_the_rules(candidates: list[Candidate]) -> None:
     assert sorted(c.uid for c in order) == sorted(c.uid for c in candidates)
     for i, earlier in enumerate(order):
         assert all(compare(earlier, later) <= 0 for later in order[i:])
-
-
-@given(CANDIDATES)
-def test_a_total_preorder_consistent_with_its_key(candidates: list[Candidate]) -> None:
-    for a in candidates:
-        for b in candidates:
-            ours, theirs = memory_key(a)[:4], memory_key(b)[:4]
-            assert (ours < theirs) == (compare(a, b) < 0)
-            assert (ours == theirs) == (compare(a, b) == 0)
-            assert (memory_key(a) == memory_key(b)) == (a.uid == b.uid)
-
-
-def test_candidate_of_a_pod() -> None:
-    pod = pod_from_object(
-        {
-            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
-            "spec": {
-                "priority": 2_000_000_000,
-                "terminationGracePeriodSeconds": 7,
-                "containers": [{"resources": {"requests": {"memory": "1500m"}}}],
-            },
-        }
-    )
-    request = pod_request(pod, "memory")
-    assert candidate(pod, request, 3) == Candidate("u", "ns", "p", 2_000_000_000, 1, 3, True, 7, 5 * 10**8)
-    assert candidate(pod, request, None).usage is None
 
 
 usages = st.one_of(st.none(), st.integers(0, 5))

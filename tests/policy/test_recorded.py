@@ -16,7 +16,6 @@ from monitor.policy.conformance.timeline import play
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import pod_from_object
 from monitor.policy.quantity import PolicyError, Quantity
-from tests.policy.builders import summary
 
 DATA = Path(__file__).parent.parent / "data" / "policy"
 FILES = sorted(path.name for path in DATA.glob("*.jsonl.gz"))
@@ -134,24 +133,6 @@ def test_any_of_several_right_answers_is_right() -> None:
     case = next(c for c in of_op("synchronize") if len(c["expectedOneOf"]) > 1)
     ours = [check_case({**case, "expectedOneOf": [answer]}) is None for answer in case["expectedOneOf"]]
     assert ours.count(True) == 1
-
-
-def test_two_thresholds_alike_are_both_in_the_books() -> None:
-    """A soft threshold without grace beside a hard one of the same value: the kubelet keeps both, by address."""
-    given = {
-        "evictionHard": {"memory.available": "1Gi"},
-        "evictionSoft": {"memory.available": "1Gi"},
-        "evictionSoftGracePeriod": {"memory.available": "0s"},
-        "pressureTransitionPeriodSeconds": 300,
-        "evictionMaxPodGracePeriod": 0,
-        "localStorageCapacityIsolation": False,
-        "steps": [{"advanceSeconds": 1, "summary": summary(memory=0), "pods": []}],
-    }
-    (one,) = play(given)
-    assert len(one["thresholdsFirstObservedAt"]) == len(one["thresholdsMet"]) == 2
-    given["evictionHard"] = given["evictionSoft"] = {"memory.available": "10%"}
-    (one,) = play(given)
-    assert len(one["thresholdsFirstObservedAt"]) == len(one["thresholdsMet"]) == 1
 
 
 def decisions(passes: list[Case]) -> list[Case]:

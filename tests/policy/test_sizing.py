@@ -41,19 +41,6 @@ def sized(resource: str, capacity: int, enforced: bool = True, **maps: dict[str,
     return size(resource, MILLICORES if resource == CPU else BYTES, capacity, terms, enforced)
 
 
-def test_a_node_of_ten_gibibytes() -> None:
-    """The guides' example: 10 % kept for the system, eviction at 95 %: system-reserved=1.5Gi, evict at 500Mi.
-
-    Published: 10240 - 1536 - 500 = 8204 MiB. kubepods: 10240 - 1536 = 8704 MiB.
-    """
-    found = sized("memory", 10 * GIB, systemReserved={"memory": "1.5Gi"}, evictionHard={"memory.available": "500Mi"})
-    assert (found.allocatable, found.pods_limit) == (8204 * MIB, 8704 * MIB)
-    assert [(term.part, term.amount, term.rule) for term in found.terms] == [
-        (SYSTEM, 1536 * MIB, "memory=1.5Gi (kubelet.yaml: systemReserved)"),
-        (EVICTION, 500 * MIB, "memory.available<500Mi (kubelet.yaml: evictionHard)"),
-    ]
-
-
 def test_terms_of_every_resource() -> None:
     maps = {
         "systemReserved": {"memory": "1Gi", "cpu": "500m", "ephemeral-storage": "1Gi"},
@@ -68,12 +55,6 @@ def test_terms_of_every_resource() -> None:
     assert [term.rounding for term in cpu.terms] == [EXACT, UP]
     disk = sized(DISK, 100 * GIB, **maps)  # 100 - 1 - 5: images do not reserve
     assert disk.allocatable == 94 * GIB
-
-
-def test_defaults_and_limits_that_are_not_enforced() -> None:
-    found = sized("memory", GIB, enforced=False, kubeReserved={"memory": "24Mi"})
-    assert (found.allocatable, found.pods_limit) == (900 * MIB, GIB)
-    assert found.terms[-1].rule == "memory.available<100Mi (default)"
 
 
 @pytest.mark.parametrize(("system", "starts"), [("924Mi", True), (str(924 * MIB + 1), False)])

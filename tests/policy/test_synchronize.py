@@ -1,13 +1,12 @@
-"""The laws of a pass over arbitrary time lines, and its rules one by one."""
+"""The laws of a pass over arbitrary time lines (its rules one by one: test_recorded.py)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.compat import KUBELET
 from monitor.policy.eviction_pass import carried
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
@@ -107,44 +106,6 @@ def test_one_victim_the_first_that_may_soft_after_its_grace_conditions_for_the_t
 
 
 @given(lines())
-def test_a_threshold_is_met_exactly_when_a_pass_sees_it_met(line: Line) -> None:
-    for _, seen, _, _, outcome in play(replace(line, config=replace(line.config, compat=KUBELET))):
-        met = [t for t in line.config.thresholds if t.signal in seen and t.met(seen[t.signal], CAPACITY)]
-        assert set(met) <= set(outcome.observed)
-        held = [t for t in outcome.observed if t not in met]
-        assert all(t.met(seen[t.signal], CAPACITY, with_reclaim=True) for t in held)
-
-
-@given(lines())
-def test_the_pass_is_a_function_of_its_inputs(line: Line) -> None:
-    first, second = list(play(line)), list(play(line))
-    assert first == second
-    state, now = State(), 0
-    for later, seen, _, pods in line.steps:
-        now += later
-        observations = {s: Observation(a, CAPACITY, now) for s, a in seen.items()}
-        before = (dict(observations), tuple(state))
-        result = synchronize(line.config, state, observations, now, lambda _, pods=pods: pods)
-        assert (
-            synchronize(line.config, State(*state), dict(observations), now, lambda _, pods=pods: list(pods)) == result
-        )
-        assert before == (observations, tuple(state))
-        state = result[0]
-
-
-@given(lines(), st.integers(0, 300))
-def test_raising_usage_never_unmeets_a_threshold(line: Line, more: int) -> None:
-    state, now = State(), 0
-    for later, seen, _, pods in line.steps:
-        now += later
-        _, tighter = run(line.config, state, now, {s: a - more for s, a in seen.items()}, pods)
-        state, outcome = run(line.config, state, now, seen, pods)
-        assert set(tighter.observed) >= set(outcome.observed)
-        assert set(tighter.met) >= set(outcome.met)
-        assert tighter.conditions >= outcome.conditions
-
-
-@given(lines())
 def test_nothing_changes_before_the_deadline_and_something_does_at_it(line: Line) -> None:
     for now, seen, pods, state, outcome in play(line):
         if outcome.next_deadline_ns is None:
@@ -161,123 +122,23 @@ def test_nothing_changes_before_the_deadline_and_something_does_at_it(line: Line
             assert (at.met, at.conditions) != (outcome.met, outcome.conditions)
 
 
-def hard(value: str = "100", transition: int = 300, reclaim: str | None = None) -> EvictionConfig:
-    reclaims = {MEMORY: reclaim} if reclaim else {}
-    return EvictionConfig(parse_thresholds({MEMORY: value}, None, None, reclaims), transition * S)
-
-
-def soft(grace: str, max_pod_grace: int = 0, value: str = "100") -> EvictionConfig:
-    return EvictionConfig(parse_thresholds(None, {MEMORY: value}, {MEMORY: grace}), 300 * S, max_pod_grace)
-
-
 def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
     asked: list[str] = []
+    config = EvictionConfig(parse_thresholds(None, {MEMORY: "100"}, {MEMORY: "10s"}), 300 * S)
 
     def rank(signal: str) -> Sequence[Candidate]:
         asked.append(signal)
         return PODS
 
-    state, _ = synchronize(soft("10s"), State(), {MEMORY: Observation(0, CAPACITY, 1)}, 0, rank)
+    state, _ = synchronize(config, State(), {MEMORY: Observation(0, CAPACITY, 1)}, 0, rank)
     assert asked == []
-    synchronize(soft("10s"), state, {MEMORY: Observation(0, CAPACITY, 2)}, 10 * S, rank)
+    synchronize(config, state, {MEMORY: Observation(0, CAPACITY, 2)}, 10 * S, rank)
     assert asked == [MEMORY]
-
-
-def test_the_same_stamp_twice_does_not_act_but_no_stamp_does() -> None:
-    state, first = run(hard(), State(), 1, {MEMORY: 0}, stamp=7)
-    state, again = run(hard(), state, 2, {MEMORY: 0}, stamp=7)
-    state, older = run(hard(), state, 3, {MEMORY: 0}, stamp=6)
-    state, newer = run(hard(), state, 4, {MEMORY: 0}, stamp=7)  # the older one is now the last seen
-    _, unstamped = run(hard(), state, 5, {MEMORY: 0}, stamp=0)
-    acted = [o.victim is not None for o in (first, again, older, newer, unstamped)]
-    assert acted == [True, False, False, True, True]
-    assert again.met == first.met
-
-
-def test_soft_waits_for_its_grace_and_starts_again_after_relief() -> None:
-    config, state = soft("30s"), State()
-    acted = []
-    for now, available in ((0, 50), (29, 50), (30, 50), (31, 100), (32, 50), (61, 50), (62, 50)):
-        state, outcome = run(config, state, now, {MEMORY: available})
-        acted.append(outcome.victim is not None)
-    assert acted == [False, False, True, False, False, False, True]
-
-
-def test_a_soft_threshold_raises_its_condition_at_once() -> None:
-    _, outcome = run(soft("30s"), State(), 5, {MEMORY: 50})
-    assert (outcome.conditions, outcome.met) == (frozenset({"MemoryPressure"}), ())
-    assert outcome.next_deadline_ns == 35 * S
-
-
-@pytest.mark.parametrize(
-    ("max_pod_grace", "own", "granted"),
-    [(0, 30, 0), (60, 30, 30), (60, None, 60), (20, 30, 20), (-1, 45, 45), (-1, None, 30), (-1, 0, 0)],
-)
-def test_grace_of_a_soft_eviction(max_pod_grace: int, own: int | None, granted: int) -> None:
-    config = soft("1s", max_pod_grace)
-    state, _ = run(config, State(), 0, {MEMORY: 50})
-    _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
-    assert outcome.grace_s == granted
 
 
 def test_an_unknown_compat_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"kubelet-1\.35"):
         EvictionConfig((), S, compat="kubelet-1.35")
-
-
-def test_min_reclaim_holds_only_what_has_acted() -> None:
-    config = hard(reclaim="50")
-    state, outcome = run(config, State(), 1, {MEMORY: 120})
-    assert outcome.observed == ()  # it is no trigger
-    state, _ = run(config, state, 2, {MEMORY: 99})
-    state, outcome = run(config, state, 3, {MEMORY: 149})
-    assert outcome.victim is not None
-    state, outcome = run(config, state, 4, {MEMORY: 150})
-    assert outcome.victim is None
-    _, outcome = run(config, state, 5, {MEMORY: 149})
-    assert outcome.victim is None  # one clear pass and it is forgotten
-
-
-def test_a_condition_outlives_its_threshold_by_the_transition_period() -> None:
-    config = hard(transition=30)
-    state, outcome = run(config, State(), 10, {MEMORY: 0})
-    assert outcome.next_deadline_ns is None  # as long as it is met only new data can change anything
-    state, outcome = run(config, state, 39, {MEMORY: 500})
-    assert (outcome.conditions, outcome.next_deadline_ns) == (frozenset({"MemoryPressure"}), 40 * S)
-    state, outcome = run(config, state, 40, {MEMORY: 500})
-    assert (outcome.conditions, outcome.next_deadline_ns) == (frozenset(), None)
-    assert condition_times(config, state) == {"MemoryPressure": 10 * S}
-
-
-def test_preference_among_thresholds() -> None:
-    thresholds = parse_thresholds(
-        {MEMORY: "100", "nodefs.available": "100", "pid.available": "100"},
-        {MEMORY: "200", ALLOCATABLE_MEMORY: "200"},
-        {MEMORY: "1s", ALLOCATABLE_MEMORY: "1s"},
-        None,
-        ["pods"],
-    )
-    config = EvictionConfig(thresholds, 300 * S)
-    low = dict.fromkeys(CONDITION, 0)
-    state, _ = run(config, State(), 0, low)
-    picked = []
-    while low:
-        _, outcome = run(config, state, 1, low)
-        if outcome.starved is None:
-            break
-        picked.append((outcome.starved.signal, outcome.starved.hard))
-        if outcome.starved.hard and outcome.starved.signal in (MEMORY, ALLOCATABLE_MEMORY):
-            low[outcome.starved.signal] = 150  # only the soft one is still met
-        else:
-            del low[outcome.starved.signal]
-    assert picked == [
-        (ALLOCATABLE_MEMORY, True),
-        (MEMORY, True),
-        (ALLOCATABLE_MEMORY, False),
-        (MEMORY, False),
-        ("nodefs.available", True),
-        ("pid.available", True),
-    ]
 
 
 def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
@@ -297,17 +158,7 @@ def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
 
 
 def test_the_state_of_another_configuration_is_refused() -> None:
-    state, _ = run(hard(), State(), 1, {MEMORY: 0})
+    state, _ = run(EvictionConfig(parse_thresholds({MEMORY: "100"}), 300 * S), State(), 1, {MEMORY: 0})
     both = EvictionConfig(parse_thresholds({MEMORY: "1"}, None, None, None, ["pods"]), S)
     with pytest.raises(ValueError, match="another configuration"):
         run(both, state, 2, {MEMORY: 0})
-
-
-def test_met_is_strictly_below() -> None:
-    state, outcome = run(hard(), State(), 1, {MEMORY: 100})
-    assert (outcome.observed, outcome.conditions) == ((), frozenset())
-    _, outcome = run(hard(), state, 2, {MEMORY: 99})
-    assert outcome.victim.name == "big"
-    assert [c.name for c in outcome.refused] == ["huge-critical"]
-    assert (outcome.grace_s, outcome.conditions) == (1, frozenset({"MemoryPressure"}))
-    assert outcome.starved == outcome.met[0] == outcome.observed[0]
