@@ -6,6 +6,7 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -171,10 +172,11 @@ def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypa
 
 @contextmanager
 def few_descriptors(spare: int) -> Iterator[None]:
-    """About ``spare`` descriptors on top of those that are open now."""
+    """About ``spare`` descriptors on top of those that are open now: of other tests some with high numbers may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    os.close(lowest := os.dup(0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, hard))
+    opened = {int(fd) for fd in os.listdir("/proc/self/fd")}
+    most = next(islice((number for number in count() if number not in opened), spare, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         yield
     finally:
