@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.hot.brake import UNASKED, Asked, Brake
@@ -18,7 +19,7 @@ from monitor.policy import patience
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
 from monitor.policy.patience import Coming
-from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:
@@ -33,6 +34,33 @@ class Acted(NamedTuple):
     decided_ns: int
     fired: tuple[str, str] | None
     decision: Mapping[str, Any] | None
+
+
+@dataclass(slots=True)
+class OnePass:
+    """One pass of the policy: what it saw, then what came of it.
+
+    `crossed_ns`: the kernel's time of the crossing that led to it, 0: none did. `coming`: memory of the dead, by
+    signal. `sent`: a pod that got SIGKILL before the pass. `asked`: what the brake on evictions answered. `readings`
+    and `observations`: by signal. `busy`: a pod is being evicted. `forced`: a signal had gone out. `waits`, `braked`,
+    `kept`: the victim is not evicted yet, because memory comes back, because that would not help, because pods are
+    held for it. `hurried`: the grace under way was ended. `acted`: None where nothing was done.
+    """
+
+    now_ns: int
+    crossed_ns: int
+    coming: Mapping[str, Coming]
+    sent: SentKill | None
+    asked: Asked
+    readings: dict[str, Reading] = field(default_factory=dict)
+    observations: dict[str, Observation] = field(default_factory=dict)
+    busy: bool = False
+    forced: bool = False
+    waits: bool = False
+    braked: bool = False
+    kept: bool = False
+    hurried: bool = False
+    acted: Acted | None = None
 
 
 _NOTHING = None, UNASKED
@@ -85,21 +113,14 @@ class Actor:
         victim.kill()
         return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns()), asked
 
-    def for_threshold(
-        self,
-        entry: PodEntry,
-        about: Mapping[str, Any],
-        readings: Mapping[str, Reading],
-        crossed_ns: int,
-        sent: SentKill | None,
-    ) -> Acted | None:
-        """Act on the victim of a pass (``about``: `decisions.for_threshold`). ``crossed_ns``: the crossing that led to
-        it, 0: none did; ``sent``: it was signalled already. None where the kernel's trigger was pulled for another.
+    def for_threshold(self, entry: PodEntry, about: Mapping[str, Any], one: OnePass) -> Acted | None:
+        """Act on the victim of a pass (``about``: `decisions.for_threshold`). None where the kernel's trigger was
+        pulled for another.
         """
         signal = about["signal"]
         if signal in MEMORY_SIGNALS:
-            figures = {"usage": readings[signal].usage, "coming": self._patience.left_in(signal)}
-            return self.act(entry, about, figures, crossed_ns, sent)
+            figures = {"usage": one.readings[signal].usage, "coming": self._patience.left_in(signal)}
+            return self.act(entry, about, figures, one.crossed_ns, one.sent)
         if self._trigger.is_pulled:
             return None  # somebody is dying in the kernel already: its record comes next
         if self._enforce:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monitor.hot.act import Actor
+from monitor.hot.act import Actor, OnePass
 from monitor.hot.brake import UNASKED, Brake
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
@@ -19,11 +19,11 @@ from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, patience
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import WAIT
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, hurries, run_pass
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.policy.synchronize import Observation, Outcome
+from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.watch import Compared, Watch
 
@@ -121,11 +121,32 @@ class Decider:
         ``crossed_ns`` is the kernel's time of the crossing that led here (0: none did), with the domain that crossed
         and, where they are to be used, its numbers then.
         """
+        was_waiting = self._patience.active
+        one = self._look(crossed_ns, watch, reading)
+        result = run_pass(
+            self.config,
+            self.state,
+            one.observations,
+            one.now_ns,
+            self._rank,
+            clean=lambda signal: self._disks.clean(signal, one.now_ns),
+        )
+        before = self._take(result, one)
+        self._carry_out(result, one)
+        self._after(before, result.outcome, one)
+        if was_waiting and not self._patience.active and not crossed_ns:
+            self.prepare()
+        if self._recorder is not None:
+            holding = self.holds is not None and self.holds.is_in_the_way
+            self._recorder.passed(one, result.outcome, may_act=self.may_act, holding=holding)
+
+    def _look(self, crossed_ns: int, watch: Watch | None, reading: Reading | None) -> OnePass:
+        """The numbers of this moment. At a crossing the victim that is sure gets SIGKILL before them."""
         self._gauge.take_capacities()
         pods = self.pods
         if pods.moved and not pods.keeps_order():
             pods.rank()
-        was_waiting, coming = self._patience.active, self._patience.look(time.monotonic_ns())
+        coming = self._patience.look(time.monotonic_ns())
         sent, asked = None, UNASKED
         if crossed_ns and watch is not None and reading is None and self.may_act:
             if self.holds is not None:
@@ -137,94 +158,91 @@ class Decider:
         if sent is not None and watch is not None:
             reading = sent.reading
             asked = self._brake.figured(asked, watch, reading, coming)
-        readings: dict[str, Reading] = {}
-        observations: dict[str, Observation] = {}
-        now = time.monotonic_ns()
-        self._timer.begin(now)
-        recorder, acted, braked, kept, hurried = self._recorder, None, False, False, False
-        if recorder is not None:
-            recorder.begin(now, self.state.core, self._decisions)
-        for w in self._gauge.watches:
-            if w.thresholds and self._gauge.known(w):  # unknown is not nothing
-                numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
-                readings[w.signal] = numbers
-                observations[w.signal] = seen = w.observation(numbers, now)
-                if w.compared:
-                    met = self.compared.met
-                    for over in self.compared.look(w, seen):
-                        self._send_clear(over, observations, now)
-                    self.changed |= met != self.compared.met
-        observations |= self._disks.view(now)
+        one = OnePass(time.monotonic_ns(), crossed_ns, coming, sent, asked)
+        self._timer.begin(one.now_ns)
+        if self._recorder is not None:
+            self._recorder.begin(one.now_ns, self.state.core, self._decisions)
+        for each in self._gauge.watches:
+            if each.thresholds and self._gauge.known(each):  # unknown is not nothing
+                self._observe(each, reading if each is watch else None, one)
+        one.observations |= self._disks.view(one.now_ns)
+        return one
 
-        def rank(signal: str) -> Sequence[Candidate]:
-            if signal in MEMORY_SIGNALS:
-                return self._registry.order()
-            found = self._registry.candidates(self._disks.order(signal))
-            if recorder is not None:
-                recorder.ranked(signal, found)
-            return found
+    def _observe(self, watch: Watch, reading: Reading | None, one: OnePass) -> None:
+        """``reading``: None, to read the domain now."""
+        one.readings[watch.signal] = numbers = reading if reading is not None else self._gauge.reading(watch)
+        one.observations[watch.signal] = seen = watch.observation(numbers, one.now_ns)
+        if watch.compared:
+            met = self.compared.met
+            for over in self.compared.look(watch, seen):
+                self._send_clear(over, one)
+            self.changed |= met != self.compared.met
 
-        result = run_pass(
-            self.config, self.state, observations, now, rank, clean=lambda signal: self._disks.clean(signal, now)
-        )
+    def _rank(self, signal: str) -> Sequence[Candidate]:
+        if signal in MEMORY_SIGNALS:
+            return self._registry.order()
+        found = self._registry.candidates(self._disks.order(signal))
+        if self._recorder is not None:
+            self._recorder.ranked(signal, found)
+        return found
+
+    def _take(self, result: PassResult, one: OnePass) -> Outcome | None:
+        """The policy's answer is in force: what it says of the next pass, and of this one's victim. Gives the answer
+        before it.
+        """
         self.state, outcome = result.state, result.outcome
         before, self.outcome = self.outcome, outcome
         was_pressed, self.pressed = self.pressed, any(t.signal in MEMORY_SIGNALS for t in outcome.observed)
-        if not crossed_ns and self._timer.clears_crossings:
-            self._timer.clear_crossings(self._gauge, observations)
-        self._timer.plan(crossed_ns, self.pressed, was_pressed)
-        busy = self._evictor.current is not None
+        if not one.crossed_ns and self._timer.clears_crossings:
+            self._timer.clear_crossings(self._gauge, one.observations)
+        self._timer.plan(one.crossed_ns, self.pressed, was_pressed)
+        one.busy = self._evictor.current is not None
         # What was signalled already cannot be waited for.
-        forced = sent is not None or self._trigger.is_pulled
-        waits = decisions.waits(outcome, observations, coming, forced=forced)
-        self._note_wait(waits, outcome, coming)
+        one.forced = one.sent is not None or self._trigger.is_pulled
+        one.waits = decisions.waits(outcome, one.observations, one.coming, forced=one.forced)
+        self._note_wait(one.waits, outcome, one.coming)
+        return before
+
+    def _carry_out(self, result: PassResult, one: OnePass) -> None:
+        """Evict the victim of the pass, unless one of these comes first, in this order: another pod is being evicted,
+        memory of the dead comes back, an eviction would not help, pods are held.
+        """
+        outcome, sent = result.outcome, one.sent
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
             self._evictor.begin(sent.entry, 0, sent)
             self._log("error", "a pod was signalled that the policy did not choose; report this", pod=sent.entry.title)
         elif outcome.victim is not None and self.may_act:
-            if not busy and not waits:
-                entry = self._registry.by_uid[outcome.victim.uid]
-                if sent is None:
-                    asked = self._brake.ask(outcome, observations, readings, coming, settled=not self._patience.active)
-                braked = not self._brake.lets(asked, outcome, observations, entry, now) and not forced
-                if self.holds is not None and (not braked or asked.answer == WAIT):  # to hold need not be thought over
-                    kept = self.holds.keeps(entry, outcome, crossed_ns)
-                if not braked and not kept:
-                    about = decisions.for_threshold(result, observations, asked.answer.reason)
-                    acted = self._actor.for_threshold(entry, about, readings, crossed_ns, sent)
-                    if self.holds is not None:
-                        self.holds.acted(entry.uid, acted)
+            if not one.busy and not one.waits:
+                self._evict(self._registry.by_uid[outcome.victim.uid], result, one)
             elif hurries(outcome) and (self.holds is None or self.holds.hurries):
-                hurried = busy
+                one.hurried = one.busy
                 self._evictor.hurry()
-        self._brake.look_after(outcome, now)
-        self.changed |= self._brake.take_changed() or (acted is not None and acted.decision is not None)
+
+    def _evict(self, entry: PodEntry, result: PassResult, one: OnePass) -> None:
+        outcome, seen = result.outcome, one.observations
+        if one.sent is None:
+            settled = not self._patience.active
+            one.asked = self._brake.ask(outcome, seen, one.readings, one.coming, settled=settled)
+        one.braked = not self._brake.lets(one.asked, outcome, seen, entry, one.now_ns) and not one.forced
+        if self.holds is not None and (not one.braked or one.asked.answer == WAIT):  # to hold need not be thought over
+            one.kept = self.holds.keeps(entry, outcome, one.crossed_ns)
+        if not one.braked and not one.kept:
+            one.acted = self._actor.for_threshold(
+                entry, decisions.for_threshold(result, seen, one.asked.answer.reason), one
+            )
+            if self.holds is not None:
+                self.holds.acted(entry.uid, one.acted)
+
+    def _after(self, before: Outcome | None, outcome: Outcome, one: OnePass) -> None:
+        """What the side has to know of a pass."""
+        self._brake.look_after(outcome, one.now_ns)
+        self.changed |= self._brake.take_changed() or (one.acted is not None and one.acted.decision is not None)
         self._stats.add("passes")
         for threshold in before.observed if before is not None else ():
             if threshold not in outcome.observed and threshold.signal in MEMORY_SIGNALS:
-                self._send_clear(threshold, observations, now)
+                self._send_clear(threshold, one)
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
-        if was_waiting and not self._patience.active and not crossed_ns:
-            self.prepare()
-        if recorder is not None:
-            recorder.passed(
-                now,
-                observations,
-                outcome,
-                may_act=self.may_act,
-                busy=busy,
-                crossed_ns=crossed_ns,
-                acted=acted,
-                coming=coming,
-                forced=forced,
-                waits=waits,
-                brake=asked.known,
-                braked=braked,
-                kept=kept,
-                holding=self.holds is not None and self.holds.is_in_the_way,
-                hurried=hurried,
-            )
 
     def _note_wait(self, waits: bool, outcome: Outcome, coming: Mapping[str, Coming]) -> None:
         """Count how often the next victim had to wait, and how often that was not to the end."""
@@ -268,12 +286,12 @@ class Decider:
         if not self._patience.active:
             self.prepare()  # a pass that came of a crossing may have ended the wait
 
-    def _send_clear(self, threshold: Threshold, observations: dict[str, Observation], now_ns: int) -> None:
+    def _send_clear(self, threshold: Threshold, one: OnePass) -> None:
         """A threshold that was met is not met any more."""
-        seen = observations.get(threshold.signal)
+        seen = one.observations.get(threshold.signal)
         self._send(
             Clear(
-                ts_ns=now_ns,
+                ts_ns=one.now_ns,
                 domain=next((w.name for w in self._gauge.watches if w.signal == threshold.signal), "node"),
                 signal=threshold.signal,
                 hard=threshold.hard,

@@ -13,16 +13,15 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from monitor.hot.act import Acted
+from monitor.hot.act import Acted, OnePass
 from monitor.link.messages import HotMessage
 from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
-from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
-from monitor.policy.synchronize import Observation, Outcome, State
+from monitor.policy.synchronize import Outcome, State
 
 #: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.
 _CHUNK = 256
@@ -90,52 +89,32 @@ class PassRecorder:
         ends = next((i for i, candidate in enumerate(order, 1) if not candidate.critical), len(order))
         self._disk_orders[signal] = [_row(candidate) for candidate in islice(order, ends)]
 
-    def passed(
-        self,
-        now_ns: int,
-        observations: Mapping[str, Observation],
-        outcome: Outcome,
-        *,
-        may_act: bool,
-        busy: bool,
-        crossed_ns: int,
-        acted: Acted | None,
-        coming: Mapping[str, Coming],
-        forced: bool,
-        waits: bool,
-        brake: Mapping[str, Figures],
-        braked: bool,
-        kept: bool,
-        holding: bool,
-        hurried: bool,
-    ) -> None:
-        """A pass is over and was acted on. ``acted`` is None with a victim where the kernel's trigger had been pulled
-        already, and whom it took was not known yet; where it ``waits`` for what is ``coming`` back, and where evictions
-        are held (``braked``, from the figures in ``brake``), unless it is ``forced``: a signal had gone out. ``kept``:
-        pods are held for it. ``holding``: they are, and the policy does not decide.
-        """
-        if self._before is not None and not self._snapshot(now_ns, self._before):
+    def passed(self, one: OnePass, outcome: Outcome, *, may_act: bool, holding: bool) -> None:
+        """A pass is over and was acted on. ``holding``: pods are held, and the policy does not decide."""
+        if self._before is not None and not self._snapshot(one.now_ns, self._before):
             return
         if not self._send_changes(self._eviction_order.changed, False):
             return
         self._eviction_order.changed.clear()
+        stayed = one.busy or one.waits or one.braked or one.kept
         self._send(
             Pass(
-                now_ns=now_ns,
-                observations={signal: list(seen) for signal, seen in observations.items()},
+                now_ns=one.now_ns,
+                observations={signal: list(seen) for signal, seen in one.observations.items()},
                 slow=self._disk_orders,
                 may_act=may_act,
-                busy=busy,
-                held=outcome.victim is not None and may_act and not (busy or waits or braked or kept) and acted is None,
-                coming={signal: list(seen) for signal, seen in coming.items()},
-                forced=forced,
-                waits=waits,
-                brake=figures_json(brake),
-                crossed_ns=crossed_ns,
-                **_acted(acted),
-                hurried=hurried,
+                busy=one.busy,
+                # The kernel's trigger had been pulled already, and whom it took was not known yet.
+                held=outcome.victim is not None and may_act and not stayed and one.acted is None,
+                coming={signal: list(seen) for signal, seen in one.coming.items()},
+                forced=one.forced,
+                waits=one.waits,
+                brake=figures_json(one.asked.known),
+                crossed_ns=one.crossed_ns,
+                **_acted(one.acted),
+                hurried=one.hurried,
                 outcome=outcome_json(outcome),
-                kept=kept,
+                kept=one.kept,
                 holding=holding,
             )
         )

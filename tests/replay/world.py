@@ -33,6 +33,7 @@ from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
 from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToHolds
 from monitor.policy.patience import Coming
 from monitor.policy.releases import era
+from monitor.policy.signals import Observation
 from monitor.replay import Replayed, replay, with_changes
 from monitor.settings.config import RunConfig
 from monitor.side.recorder import header
@@ -74,7 +75,7 @@ class World:
                 compared=False,
                 limited=name == "node",
                 hard_line=max((t.quantity(CAPACITY) for t in mine if t.hard), default=0),
-                observation=lambda reading, now: decide.Observation(CAPACITY - reading.working_set, CAPACITY, now),
+                observation=lambda reading, now: Observation(CAPACITY - reading.working_set, CAPACITY, now),
             )
             for name, signal in (("node", "memory.available"), ("kubepods", "allocatableMemory.available"))
         ]
