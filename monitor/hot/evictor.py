@@ -120,22 +120,14 @@ class Evictor:
         if eviction is None or now_ns < eviction.deadline_ns():
             return False
         began_ns = time.thread_time_ns()
-        known, asked = set(eviction.victim.pidfds.items()), eviction.killed_ns is None
-        gone = eviction.step(now_ns)
-        if asked and eviction.killed_ns is not None:
-            self.note.killed(self._cgroup_id, eviction.killed_ns)
-            self._send_killed(eviction)
-        held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
-        self._leaving -= {fd for _, fd in known - held}
-        for _, fd in held - known:
-            self._listen(fd)
-        refused = eviction.victim.refused
+        gone = self._step(eviction, now_ns)
         entry = self._registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)
         eviction.saw(usage)
-        stuck = "" if gone or refused else eviction.stuck(usage, now_ns, self._helper if self._helper == side else 0)
         if gone and self.asks_exits and eviction.awaits_exits(now_ns):
             return False
+        refused, helper = eviction.victim.refused, self._helper if self._helper == side else 0
+        stuck = "" if gone or refused else eviction.stuck(usage, now_ns, helper)
         if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
             if pids:
@@ -148,23 +140,40 @@ class Evictor:
         if entry is not None:
             self._registry.move(entry, usage)
             self._registry.set_evicted(entry, True)
-        if not gone:
-            self.note.drop(self._cgroup_id)
         if gone:
             self.note.gone(self._cgroup_id)
             self._finish(eviction, now_ns, usage)
-        elif refused:
-            self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
         else:
-            self.stuck.append(eviction)
-            self._log(
-                "warning",
-                f"an evicted pod {stuck}: going on without it",
-                pod=eviction.name,
-                pids=sorted(eviction.pids)[:_SHOWN],
-                bytes=usage,
-            )
+            self.note.drop(self._cgroup_id)
+            self._give_up(eviction, usage, stuck)
         return True
+
+    def _step(self, eviction: Eviction, now_ns: int) -> bool:
+        """Signal what is left; whether the pod is gone."""
+        known, asked = set(eviction.victim.pidfds.items()), eviction.killed_ns is None
+        gone = eviction.step(now_ns)
+        if asked and eviction.killed_ns is not None:
+            self.note.killed(self._cgroup_id, eviction.killed_ns)
+            self._send_killed(eviction)
+        held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
+        self._leaving -= {fd for _, fd in known - held}
+        for _, fd in held - known:
+            self._listen(fd)
+        return gone
+
+    def _give_up(self, eviction: Eviction, usage: int | None, stuck: str) -> None:
+        """``stuck``: what keeps it; "": its signals were refused."""
+        if not stuck:
+            self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
+            return
+        self.stuck.append(eviction)
+        self._log(
+            "warning",
+            f"an evicted pod {stuck}: going on without it",
+            pod=eviction.name,
+            pids=sorted(eviction.pids)[:_SHOWN],
+            bytes=usage,
+        )
 
     def due_ns(self) -> int | None:
         """When `follow` is due; None while nobody is being evicted."""

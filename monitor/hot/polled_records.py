@@ -128,12 +128,7 @@ class PolledRecords(Records):
         """Compare every watched domain with its ceilings; plan the next look."""
         start = time.monotonic_ns()
         fresh: list[tuple[Watch, int]] = []
-        wait, moved = IDLE_NS, False
-        if self._given_back_ns:
-            if start < self._given_back_ns:
-                wait = self._given_back_ns - start
-            else:
-                moved, self._pods_due_ns, self._given_back_ns = True, 0, 0
+        wait, moved = self._pods_wait(start)
         for watch in self.watches.values():
             if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
                 continue  # the second: removed a moment ago, and another takes its place in the next turn
@@ -153,11 +148,24 @@ class PolledRecords(Records):
         elif moved and start >= self._pods_due_ns:
             self._pods(start)
             self._decider.steps += 1  # the busy poll goes on while somebody takes memory
-        self._looked_ns, self._was_armed = start, self._arming.armed
+        self._plan(start, wait)
+        return len(fresh)
+
+    def _pods_wait(self, now_ns: int) -> tuple[int, bool]:
+        """The wait for pods that gave memory back, and whether they are due."""
+        if not self._given_back_ns:
+            return IDLE_NS, False
+        if now_ns < self._given_back_ns:
+            return self._given_back_ns - now_ns, False
+        self._pods_due_ns, self._given_back_ns = 0, 0
+        return IDLE_NS, True
+
+    def _plan(self, looked_ns: int, wait: int) -> None:
+        """The next look, ``wait`` nanoseconds after this one."""
+        self._looked_ns, self._was_armed = looked_ns, self._arming.armed
         if self._was_armed:
             self._bound(wait)
         self._due_ns = time.monotonic_ns() + wait - (EARLY_NS if self._was_armed and wait >= SHORT_NS else 0)
-        return len(fresh)
 
     def _compare(self, entry: Entry, now_ns: int) -> tuple[int, int | None]:
         """The ceilings crossed since the last look, a bit each, and the bytes up to the next one (None: above all)."""

@@ -6,7 +6,7 @@ repeats the kubelet's defects too (docs/differences.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.policy.conformance import steps, timeline, values
@@ -66,22 +66,7 @@ def check_case(case: Any) -> Failure | None:
 
     An input the op cannot read is a failure: which inputs it can read is part of what is tried.
     """
-    if not isinstance(case, Mapping):
-        raise CaseError("not a map with id, op, input and expected")
-    for key in ("id", "op", "input"):
-        if key not in case:
-            raise CaseError(f"no {key!r}")
-    op = OPS.get(case["op"]) if isinstance(case["op"], str) else None
-    if op is None:
-        raise CaseError(f"op {case['op']!r} is not known; ops are {', '.join(OPS)}")
-    if not isinstance(case["input"], Mapping):
-        raise CaseError("'input' is not a map")
-    if "expected" in case:
-        answers = [case["expected"]]
-    elif isinstance(case.get("expectedOneOf"), list) and case["expectedOneOf"]:
-        answers = case["expectedOneOf"]
-    else:
-        raise CaseError("no 'expected' and no 'expectedOneOf' with an answer in it")
+    op, answers = _read(case)
     wanted = []
     got: Any = None
     for answer in answers:
@@ -95,3 +80,22 @@ def check_case(case: Any) -> Failure | None:
             return None
         wanted.append(want)
     return Failure(got, wanted)
+
+
+def _read(case: Any) -> tuple[Op, Sequence[Any]]:
+    """The op of a case, and the answers that are right. Raises CaseError."""
+    if not isinstance(case, Mapping):
+        raise CaseError("not a map with id, op, input and expected")
+    for key in ("id", "op", "input"):
+        if key not in case:
+            raise CaseError(f"no {key!r}")
+    op = OPS.get(case["op"]) if isinstance(case["op"], str) else None
+    if op is None:
+        raise CaseError(f"op {case['op']!r} is not known; ops are {', '.join(OPS)}")
+    if not isinstance(case["input"], Mapping):
+        raise CaseError("'input' is not a map")
+    if "expected" in case:
+        return op, [case["expected"]]
+    if isinstance(case.get("expectedOneOf"), list) and case["expectedOneOf"]:
+        return op, case["expectedOneOf"]
+    raise CaseError("no 'expected' and no 'expectedOneOf' with an answer in it")
