@@ -68,10 +68,5 @@ class BusyPoll:
         self._credit_ns -= now - start
 
     def _is_near(self) -> bool:
-        table = self._gauge.table
-        near = (
-            (table.other_room if w.formula else table.room)(w.index) < NEAR_BYTES
-            for w in self._gauge.watches
-            if w.thresholds and not w.compared
-        )
-        return any(near)
+        room = self._gauge.table.room
+        return any(room(w.index) < NEAR_BYTES for w in self._gauge.watches if w.thresholds and not w.compared)

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -254,8 +253,6 @@ class Gauge:
 
     def reading(self, watch: Watch) -> Reading:
         """The domain's memory at this moment, without a sweep. Exact while armed."""
-        if watch.formula:
-            return self._other_reading(watch)
         if watch.machine:
             self._sweeper.touch(watch.index)
             return self.table.reading(watch.index)
@@ -266,18 +263,7 @@ class Gauge:
             usage = watch.usage_now()
         except OSError:  # ENODEV: removed; what was known last stands until limits_changed() looks
             usage = reading.usage
-        return Reading(usage, reading.inactive_file, reading.active_file)
-
-    def _other_reading(self, watch: Watch) -> Reading:
-        """The same by one of outrace's own formulas."""
-        if watch.machine:
-            self._sweeper.touch(watch.index)
-        elif self._source.reread_lists is not None:
-            self._source.reread_lists(watch.index)
-        reading = self.table.other_reading(watch.index)
-        with suppress(OSError):  # as above
-            return reading if watch.machine else replace(reading, usage=watch.usage_now())
-        return reading
+        return Reading(usage, reading.inactive_file, reading.active_file, reading.reclaimable)
 
     def look(self, now_ns: int, sweep: Callable[[], bool]) -> bool:
         """Attach or detach the fine-grained programs by headroom; True if that changed.
@@ -338,7 +324,7 @@ class Gauge:
     def _ahead(self) -> int | None:
         """Bytes to the next threshold of the machine that is not met, None if all are; notes how many are."""
         mine = [w for w in self.watches if w.machine]
-        used = [(self.table.other_reading if w.formula else self.table.reading)(w.index).used for w in mine]
+        used = [self.table.reading(w.index).used for w in mine]
         rooms = [w.capacity - u - line for w, u in zip(mine, used, strict=True) for line in w.lines]
         met = sum(room < 0 for room in rooms)
         self.crossed, self._met = met > self._met, met

@@ -196,7 +196,7 @@ class PolledRecords(Records):
         seen_ns = time.monotonic_ns()
         self._decider.run_pass(looked_ns)
         for watch, over in fresh:
-            reading = (self._table.other_reading if watch.formula else self._table.reading)(watch.index)
+            reading = self._table.reading(watch.index)
             for which in range(len(watch.thresholds)):
                 if over >> which & 1:
                     self._stats.add("records_cross")

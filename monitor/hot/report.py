@@ -115,5 +115,5 @@ def described(gauge: Gauge, watch: Watch) -> dict[str, int]:
         "working_set": reading.working_set,
         "available": watch.capacity - reading.working_set,
         "capacity": watch.capacity,
-        **{w.signal.partition(".")[2]: w.capacity - gauge.table.other_reading(w.index).used for w in others},
+        **{w.signal.partition(".")[2]: w.capacity - gauge.table.reading(w.index).used for w in others},
     }

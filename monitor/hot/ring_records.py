@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from monitor.hot.decide import Decider
 from monitor.hot.records import Records
 from monitor.hot.registry import Registry
-from monitor.kernel.domains import Reading, ReclaimableReading
+from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
@@ -217,8 +217,8 @@ class RingRecords(Records):
             if kind == SIGNAL and self._away and not result:
                 self.pulled_ns = ts
             if watch is not None and watch.cgroup_id == cgroup_id:
-                made = ReclaimableReading if watch.formula else Reading
-                reading = made(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
+                cache = max(0, inactive) * PAGE, max(0, active) * PAGE
+                reading = Reading(usage * PAGE, *cache, watch.formula != 0)
                 if kind == CROSS:
                     seen_ns = time.monotonic_ns()
                     self._steps.consume(_STEPS_FIRST)

@@ -39,11 +39,14 @@ _STEP_KEY = 255  # in the map of crossings: a step is being reported
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Exact memory of one watched cgroup and its descendants, in bytes."""
+    """Exact memory of one watched cgroup and its descendants, in bytes. ``reclaimable``: by the formula of
+    `*.reclaimable` (docs/signals.md).
+    """
 
     usage: int
     inactive_file: int
     active_file: int
+    reclaimable: bool = False
 
     @property
     def working_set(self) -> int:
@@ -53,16 +56,7 @@ class Reading:
     @property
     def used(self) -> int:
         """What is not available, by the formula of the signal that was asked for; of the kubelet's the working set."""
-        return max(0, self.usage - self.inactive_file)
-
-
-@dataclass(frozen=True, slots=True)
-class ReclaimableReading(Reading):
-    """The same for `*.reclaimable` (docs/signals.md)."""
-
-    @property
-    def used(self) -> int:
-        return max(0, self.usage - self.inactive_file - self.active_file)
+        return max(0, self.usage - self.inactive_file - (self.active_file if self.reclaimable else 0))
 
 
 class DomainTable:
@@ -106,12 +100,8 @@ class DomainTable:
 
     def reading(self, index: int) -> Reading:
         w, at = self._words, index * WORDS
-        return Reading(w[at + _USAGE] * PAGE, max(0, w[at + _INACTIVE]) * PAGE, max(0, w[at + _ACTIVE]) * PAGE)
-
-    def other_reading(self, index: int) -> ReclaimableReading:
-        """The same of an entry that `add_formula` made."""
-        own = self.reading(index)
-        return ReclaimableReading(own.usage, own.inactive_file, own.active_file)
+        inactive, active = max(0, w[at + _INACTIVE]) * PAGE, max(0, w[at + _ACTIVE]) * PAGE
+        return Reading(w[at + _USAGE] * PAGE, inactive, active, w[at + _FLAGS] & RECLAIMABLE != 0)
 
     def working_set(self, index: int) -> int:
         """Bytes; two loads, for the hot path."""
@@ -124,13 +114,10 @@ class DomainTable:
         return [max(0, w[i * WORDS + _USAGE] - w[i * WORDS + _INACTIVE]) * PAGE for i in indexes]
 
     def room(self, index: int) -> int:
-        """Bytes from the working set to the lowest ceiling; negative above it. Four loads, for the hot path."""
+        """Bytes from what is used to the lowest ceiling; negative above it. Six loads at most, for the hot path."""
         w, at = self._words, index * WORDS
-        return (w[at + _LOWEST] - w[at + _USAGE] + w[at + _INACTIVE]) * PAGE
-
-    def other_room(self, index: int) -> int:
-        """The same, of what is used, of an entry that `add_formula` made."""
-        return self._words[index * WORDS + _LOWEST] * PAGE - self.other_reading(index).used
+        active = max(0, w[at + _ACTIVE]) if w[at + _FLAGS] & RECLAIMABLE else 0
+        return (w[at + _LOWEST] - w[at + _USAGE] + w[at + _INACTIVE] + active) * PAGE
 
     def cgroup_id(self, index: int) -> int:
         return self._words[index * WORDS]

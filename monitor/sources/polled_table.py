@@ -25,7 +25,7 @@ from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading, ReclaimableReading
+from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
 
@@ -80,7 +80,7 @@ class PolledTable:
 
     def reading(self, index: int) -> Reading:
         e = self._entries[index]
-        return Reading(0, 0, 0) if e is None else Reading(e.usage, e.inactive, e.active)
+        return Reading(0, 0, 0) if e is None else Reading(e.usage, e.inactive, e.active, e.formula != 0)
 
     def working_set(self, index: int) -> int:
         e = self._entries[index]
@@ -90,16 +90,9 @@ class PolledTable:
         return [self.working_set(index) for index in indexes]
 
     def room(self, index: int) -> int:
-        """Bytes from the working set to the lowest ceiling; negative above it."""
+        """Bytes from what is used to the lowest ceiling; negative above it."""
         e = self._entries[index]
         return NO_CEILING if e is None or not e.ceilings else min(e.ceilings) * PAGE - e.usage + e.cache
-
-    other_room = room
-
-    def other_reading(self, index: int) -> ReclaimableReading:
-        """The same of an entry that `add_formula` made."""
-        e = self.entry(index)
-        return ReclaimableReading(e.usage, e.inactive, e.active)
 
     def cgroup_id(self, index: int) -> int:
         e = self._entries[index]

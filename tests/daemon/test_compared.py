@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import NO_CEILING, RECLAIMABLE, Reading, ReclaimableReading
+from monitor.kernel.domains import NO_CEILING, RECLAIMABLE, Reading
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.signals import RECLAIMABLE as SIGNAL
 from monitor.policy.synchronize import Observation
@@ -84,7 +84,7 @@ def test_what_is_available_is_by_the_formula(watches: Watches) -> None:
     """80 MiB in use: 5 inactive, 45 active."""
     made = watches({SIGNAL: "10Mi", MEMORY: "1Mi"})
     own = Reading(80 * MIB, 5 * MIB, 45 * MIB)
-    other = ReclaimableReading(80 * MIB, 5 * MIB, 45 * MIB)
+    other = Reading(80 * MIB, 5 * MIB, 45 * MIB, reclaimable=True)
     left = [w.observation(r, 0).available // MIB for w, r in zip(made, (own, other), strict=True)]
     assert left == [25, 70]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from monitor.kernel import cgroupfs, charging, loader, meminfo
-from monitor.kernel.domains import MACHINE, RECLAIMABLE, DomainTable, ReclaimableReading, ceiling_pages
+from monitor.kernel.domains import MACHINE, RECLAIMABLE, DomainTable, Reading, ceiling_pages
 from monitor.kernel.rungs import BPF_RUNGS, POLL
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import CROSS, PAGE
@@ -83,7 +83,7 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
                     for index in indexes:
                         bench.table.read_stat(bench.table.entry(index))  # type: ignore[attr-defined]
                 kernels, first = cgroupfs.read_cgroup(HIERARCHY, node), bench.table.reading(indexes[0])
-                reclaimable = bench.table.other_reading(indexes[1])
+                reclaimable = bench.table.reading(indexes[1])
                 cache = kernels.inactive_file + kernels.active_file
                 figures["cache"] = cache
                 return (
@@ -97,7 +97,7 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
             figures: dict[str, int] = {}
             drain_batches()
             live.until(agree, lambda: f"the formulas to agree: {figures}")
-            reclaimable = bench.table.other_reading(indexes[1])
+            reclaimable = bench.table.reading(indexes[1])
             cache = reclaimable.inactive_file + reclaimable.active_file
             assert reclaimable.usage - reclaimable.used == cache
             if not meminfo.multi_gen_lru():
@@ -134,7 +134,7 @@ def test_the_kernel_reports_each_formulas_crossing_by_itself(bench: Bench, files
             live.until(lambda: crossed() == set(indexes), "every line to be crossed")
         seen = {e.domain: e for e in bench.watching.events if e.kind == CROSS}
         event = seen[indexes[1]]
-        reading = ReclaimableReading(event.usage, event.inactive_file, event.active_file)
+        reading = Reading(event.usage, event.inactive_file, event.active_file, reclaimable=True)
         assert 32 * MIB <= reading.used <= 33 * MIB + live.GATE, "reported by the charge that crossed it"
 
 
@@ -170,7 +170,7 @@ def test_the_machine_by_every_formula(bench: Bench) -> None:
             return False
         own = bench.table.reading(first)
         return (own.usage, own.used) == (anon + cache, anon + cache - inactive) and (
-            bench.table.other_reading(other).used == anon + cache - inactive - active
+            bench.table.reading(other).used == anon + cache - inactive - active
         )
 
     live.until(quiet, "the machine's figures to be those of /proc/vmstat")
