@@ -23,12 +23,10 @@ _OOM_CONTROL = "memory.oom_control"
 
 
 class Braked(NamedTuple):
-    """What is in force. ``cap``: bytes, the pod's own limit where that is lower, 0: none; ``usage`` as it began."""
+    """What is in force. ``cap``: bytes, the pod's own limit where that is lower, 0: none."""
 
     brake: str
     cap: int
-    usage: int
-    took_ns: int
 
 
 class BrakeFile:

@@ -126,12 +126,11 @@ class PodBrake:
         return self._brake(cap, freeze=False)
 
     def _brake(self, cap: int, freeze: bool) -> Braked | None:
-        began = time.monotonic_ns()
         usage = None if self.problem else self.usage()
         if usage is None:
             self.problem = self.problem or "its cgroup is gone"
             return None
-        self._ledger.since_ns = self.since_ns or began
+        self._ledger.since_ns = self.since_ns or time.monotonic_ns()
         capped, slowed, frozen = 0, False, False
         try:
             high, freezer = (self._plan_high(usage), self._plan_freeze()) if freeze else ({}, {})
@@ -150,8 +149,7 @@ class PodBrake:
         if not self.is_held:
             self.release()
             return None
-        names = joined((LIMIT, capped), (HIGH, slowed), (FREEZE, frozen))
-        return Braked(names, capped, usage, time.monotonic_ns() - began)
+        return Braked(joined((LIMIT, capped), (HIGH, slowed), (FREEZE, frozen)), capped)
 
     def _plan_freeze(self) -> Planned:
         """Nothing where there is no freezer, or none any more."""

@@ -34,7 +34,6 @@ class MemorySource:
     date.
     """
 
-    rung: str
     table: Table
     sweeper: Stepwise
     arming: Arming
@@ -58,7 +57,6 @@ def _open_bpf(config: RunConfig) -> MemorySource:
     pins = Pins.open(config.pin_dir)
     table = DomainTable(pins)
     return MemorySource(
-        rung=config.rung,
         table=table,
         sweeper=Sweeper(pins, table),
         arming=BpfArming(pins, config.max_fill_rate),
@@ -76,7 +74,6 @@ def _open_soft(config: RunConfig) -> MemorySource:
 
     table = PolledTable(cgroupfs.detect())
     return MemorySource(
-        rung=config.rung,
         table=table,
         sweeper=PolledSweeper(table),
         arming=Arming(config.max_fill_rate),

@@ -63,7 +63,7 @@ class StandInBrake:
     def _brake(self, how: str, cap: int) -> Braked:
         self.log.append((how, cap))
         self.is_held = True
-        return Braked("limit+freeze" if how == "apply" else "limit", cap, self.usage(), 1)
+        return Braked("limit+freeze" if how == "apply" else "limit", cap)
 
     def thaw(self, cap: int = 0) -> None:
         self.log.append(("thaw", cap))
