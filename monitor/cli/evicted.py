@@ -18,7 +18,6 @@ from monitor.evicted.pods import after
 from monitor.evicted.sweep import FAILED, Choice, Criteria, Found, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
-from monitor.owner import alone
 from monitor.policy.errors import PolicyError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -171,7 +170,7 @@ class ProgressPrinter:
 def _sweep(
     kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0
 ) -> closing[Sweep]:
-    client = ApiClient(find(kubeconfig, context, distrust=alone()))
+    client = ApiClient(find(kubeconfig, context))
     return closing(Sweep(client, criteria, rate=rate, retry_s=retry_s))
 
 

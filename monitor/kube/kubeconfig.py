@@ -3,7 +3,7 @@
 Whatever is wrong is one ConfigError that names the file and the key. Not taken: `proxy-url` (there is no proxy),
 `auth-provider` (removed in Kubernetes 1.26), basic auth (removed in 1.19), impersonation.
 
-Root believes no file that others can change (`load`: ``distrust``), and runs a plugin only of a file that was named.
+Root believes no file that others can change (`monitor.owner.alone`), and runs a plugin only of a file that was named.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,8 @@ from monitor.kube.auth import Credentials, Fixed, TokenFile, check_token
 from monitor.kube.cluster import SERVICE_ACCOUNT, ClusterConfig, in_cluster, parse_server
 from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
 from monitor.kube.tls import Pem, TlsSettings
-from monitor.owner import ChangeableError, program, search_path
+from monitor.owner import ChangeableError, alone, program, search_path
 
-#: Says of a file how others could change it, with the remedy, or "". None: whatever it is, it is believed.
-Distrust = Callable[[Path], str] | None
 _SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
 _REFUSED = {
     "proxy-url": "proxies are not supported; remove it, or use an address that is reached without",
@@ -94,34 +92,27 @@ def find(
     context: str = "",
     env: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
-    distrust: Distrust = None,
 ) -> ClusterConfig:
     """The cluster that is meant: by the file that is named, by $KUBECONFIG, the one we are in, by ~/.kube/config.
 
     Raises ConfigError; CannotError where there is none of them.
     """
     if kubeconfig:
-        return load((Path(kubeconfig),), context, distrust)
+        return load((Path(kubeconfig),), context)
     paths = default_paths(env)
     inside = env.get("KUBERNETES_SERVICE_HOST") and not _is_missing(service_account / "token") and not context
     if not env.get("KUBECONFIG") and (inside or _is_missing(paths[0])):
         return in_cluster(env, service_account)
-    return load(paths, context, distrust, plugins=distrust is None)  # root runs one only of a file that is named
+    return load(paths, context, plugins=alone() is None)  # root runs one only of a file that is named
 
 
-def load(
-    paths: tuple[Path, ...],
-    context: str = "",
-    distrust: Distrust = None,
-    *,
-    plugins: bool = True,
-) -> ClusterConfig:
+def load(paths: tuple[Path, ...], context: str = "", *, plugins: bool = True) -> ClusterConfig:
     """The cluster of ``context``, else of `current-context`. ``plugins``: whether an exec plugin may run. Raises
     ConfigError.
     """
     present = [path for path in paths if len(paths) == 1 or not _is_missing(path)]
     for path in present:
-        _check_alone(distrust, path, f"{path}")
+        _check_alone(path, f"{path}")
     files = [(path, _read(path)) for path in present]
     names = ", ".join(str(path) for path in paths)
     if not files:
@@ -139,12 +130,12 @@ def load(
     server = parse_server(cluster.text("server"), cluster.where("server"))
     tls = _tls(cluster, user)
     for path in tls.files():
-        _check_alone(distrust, path, f"{chosen.path}: {path}")
+        _check_alone(path, f"{chosen.path}: {path}")
     if server.https:
         tls.context()  # whatever is in the files is wrong now, not at the first connection
     if not plugins:
         _check_no_plugin(user)
-    return ClusterConfig(server, tls, _credentials(cluster, user, distrust))
+    return ClusterConfig(server, tls, _credentials(cluster, user))
 
 
 def _check_no_plugin(user: _Entry) -> None:
@@ -155,8 +146,8 @@ def _check_no_plugin(user: _Entry) -> None:
         )
 
 
-def _check_alone(distrust: Distrust, path: Path, where: str) -> None:
-    if distrust is not None and (problem := distrust(path)):
+def _check_alone(path: Path, where: str) -> None:
+    if (distrust := alone()) is not None and (problem := distrust(path)):
         raise ConfigError(f"{where}: not believed: {problem}, or name a copy that root alone can write")
 
 
@@ -173,14 +164,14 @@ def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
     return TlsSettings(ca, (), insecure, certificate, key, name)
 
 
-def _credentials(cluster: _Entry, user: _Entry, distrust: Distrust) -> Credentials:
+def _credentials(cluster: _Entry, user: _Entry) -> Credentials:
     spec = user.values.get("exec")
     if spec is not None:
         if user.text("token") or user.text("tokenFile"):
             raise ConfigError(f"{user.where('exec')}: stands beside a token", "remove one of them")
-        return ExecPlugin(_exec_spec(cluster, user, spec, distrust))
+        return ExecPlugin(_exec_spec(cluster, user, spec))
     if (path := user.file("tokenFile")) is not None:  # before the token, as client-go does
-        _check_alone(distrust, path, user.where("tokenFile"))
+        _check_alone(path, user.where("tokenFile"))
         token_file = TokenFile(path, user.where("tokenFile"))
         token_file.current()
         return token_file
@@ -189,11 +180,11 @@ def _credentials(cluster: _Entry, user: _Entry, distrust: Distrust) -> Credentia
     return Fixed(token)
 
 
-def _exec_spec(cluster: _Entry, user: _Entry, values: object, distrust: Distrust) -> ExecSpec:
+def _exec_spec(cluster: _Entry, user: _Entry, values: object) -> ExecSpec:
     if not isinstance(values, dict):
         raise ConfigError(f"{user.where('exec')}: {shown(values)} is no map")
     entry = _Entry(user.path, f"{user.key}.exec", values)
-    command = _command(entry, distrust)
+    command = _command(entry)
     if entry.text("interactiveMode") == "Always":
         raise ConfigError(f"{entry.where('interactiveMode')}: Always: a plugin that asks questions cannot be used here")
     args = entry.values.get("args") or []
@@ -216,7 +207,7 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object, distrust: Distrust
         api_version=entry.text("apiVersion"),
         command=(command, *args),
         env=(
-            *((("PATH", search_path()),) if distrust is not None else ()),
+            *((("PATH", search_path()),) if alone() is not None else ()),
             *((one["name"], one["value"]) for one in env),
         ),
         cluster=info if entry.flag("provideClusterInfo") else None,
@@ -224,15 +215,15 @@ def _exec_spec(cluster: _Entry, user: _Entry, values: object, distrust: Distrust
     )
 
 
-def _command(entry: _Entry, distrust: Distrust) -> str:
+def _command(entry: _Entry) -> str:
     """The program of a plugin. Raises ConfigError where there is none, or others could change what root runs."""
     where, command = entry.where("command"), entry.text("command")
     if not command:
         raise ConfigError(f"{where}: is missing", "name the plugin's program")
     if "/" in command:
         command = str(entry.path.parent / command)
-        _check_alone(distrust, Path(command), where)
-    elif distrust is not None:
+        _check_alone(Path(command), where)
+    elif alone() is not None:
         try:
             return program(command)
         except ChangeableError as error:

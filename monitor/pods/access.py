@@ -90,11 +90,11 @@ class Access:
         Only of a kubeconfig that was given does an exec plugin run.
         """
         if self.kubeconfig:
-            return kubeconfig.load((Path(self.kubeconfig),), distrust=alone()), f"--kubeconfig {self.kubeconfig}"
+            return kubeconfig.load((Path(self.kubeconfig),)), f"--kubeconfig {self.kubeconfig}"
         if env.get("KUBERNETES_SERVICE_HOST"):
             return in_cluster(env), "the service account of this pod"
         if self.kubelet.kubeconfig is not None:
-            found = kubeconfig.load((self.kubelet.kubeconfig,), distrust=alone(), plugins=False)
+            found = kubeconfig.load((self.kubelet.kubeconfig,), plugins=False)
             return found, f"the kubelet's own {self.kubelet.kubeconfig}"
         raise ConfigError(
             "no credentials for an API server: not in a pod, and no kubeconfig of a kubelet here",
