@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.decode import MAX_OBJECT, ItemDecoder, Object, parse_object
 from monitor.kube.errors import InvalidResponse, ResourceExpired, TimedOut
-from monitor.kube.resources import EVENTS, PODS, Resource, with_query
+from monitor.kube.resources import PODS, Resource, with_query
 from monitor.kube.transport import Request, Transport
 from monitor.kube.watch import WatchEvent, events
 
@@ -212,9 +212,6 @@ class ApiClient:
         target = PODS.path(namespace, name, "eviction")
         action_and_rule = _action_and_rule(PODS, "create", namespace, name, "eviction")
         return self._read("POST", target, *action_and_rule, body=body, timeout_s=EVICTION_TIMEOUT_S)
-
-    def create_event(self, body: Mapping[str, Any], namespace: str) -> Object:
-        return self.create(EVENTS, body, namespace)
 
     def _read(
         self,

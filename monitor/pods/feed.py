@@ -28,6 +28,7 @@ from monitor.pods.pod_objects import Object
 LINGER_S = 60.0
 #: Between two writes of the cache.
 STORE_S = 5.0
+_EVICTED = ("Failed", "Evicted")
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,6 @@ def known(where: str, obj: object) -> Known | None:
         return None
     found = pod_objects.manifest(where, kept)
     return Known(kept, None, found) if isinstance(found, str) else Known(kept, found)
-
-
-def _is_evicted(before: Known | None, now: Known) -> bool:
-    """Whether a pod that ran was evicted since. One that the kubelet did not admit is called Evicted too, and never
-    ran.
-    """
-    was, status = {} if before is None else before.object["status"], now.object["status"]
-    return was.get("phase") == "Running" and (status.get("phase"), status.get("reason")) == ("Failed", "Evicted")
-
-
-def _is_ending(before: Known | None, now: Known) -> bool:
-    """Whether a pod was asked to end since: deleted, or evicted through the API."""
-    was = {} if before is None else before.object["metadata"]
-    return bool(now.object["metadata"].get("deletionTimestamp")) and not was.get("deletionTimestamp")
 
 
 class PodFeed(ABC):
@@ -170,18 +157,14 @@ class PodFeed(ABC):
             }
             for uid in pods:
                 self._gone.pop(uid, None)
-            evicted = [one for uid, one in pods.items() if self.synced and _is_evicted(self._pods.get(uid), one)]
-            before = self._pods if self.synced else {}  # what was so before this process is said once
-            ending = [uid for uid, one in pods.items() if _is_ending(before.get(uid), one)]
+            before = self._pods if self.synced else {}  # what ended before this process is reported once
             changed = self._pods != dict(pods) or not self.synced or self._failure != ""
             self._dirty = self._dirty or self._pods != dict(pods)
             self._pods, self.synced, self._failure = dict(pods), True, ""
             self._changed(changed)
         self._tried.set()
-        for one in evicted:
-            self._notify_evicted(one)
-        for uid in ending:
-            self.on_ending(uid)
+        for uid, one in pods.items():
+            self._report(before.get(uid), one)
 
     def put(self, one: Known) -> None:
         with self._lock:
@@ -192,15 +175,19 @@ class PodFeed(ABC):
             self._gone.pop(one.uid, None)
             self._dirty = True
             self._changed()
-        if _is_evicted(before, one):
-            self._notify_evicted(one)
-        if _is_ending(before, one):
-            self.on_ending(one.uid)
+        self._report(before, one)
 
-    def _notify_evicted(self, one: Known) -> None:
-        meta = one.object["metadata"]
-        title = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
-        self.on_evicted(one.uid, title, str(one.object["status"].get("message", "")))
+    def _report(self, before: Known | None, one: Known) -> None:
+        """That a pod was evicted since, or asked to end: deleted, or evicted through the API. One that the kubelet did
+        not admit is called Evicted too, and never ran.
+        """
+        was: Object = {"metadata": {}, "status": {}} if before is None else before.object
+        meta, status = one.object["metadata"], one.object["status"]
+        if was["status"].get("phase") == "Running" and (status.get("phase"), status.get("reason")) == _EVICTED:
+            title = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
+            self.on_evicted(one.uid, title, str(status.get("message", "")))
+        if meta.get("deletionTimestamp") and not was["metadata"].get("deletionTimestamp"):
+            self.on_ending(one.uid)
 
     def drop(self, uid: str) -> None:
         with self._lock:

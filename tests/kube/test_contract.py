@@ -20,7 +20,7 @@ from monitor.kube.client import ApiClient, PatchType
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
-from monitor.kube.resources import NODES, PODS, Resource
+from monitor.kube.resources import EVENTS, NODES, PODS, Resource
 from monitor.kube.watch import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.side.cluster.node_taints import NodeTaints
 from monitor.side.export.log import Log
@@ -187,12 +187,12 @@ def test_events_are_created_once_and_where_their_pod_is(client: ApiClient, names
         "message": "The node was low on memory",
         "type": "Warning",
     }
-    client.create_event(made, namespace)
+    client.create(EVENTS, made, namespace)
     with pytest.raises(errors.AlreadyExists):
-        client.create_event(made, namespace)
+        client.create(EVENTS, made, namespace)
     made["metadata"]["name"], made["involvedObject"]["namespace"] = "b.17", "default"
     with pytest.raises(errors.Invalid):
-        client.create_event(made, namespace)
+        client.create(EVENTS, made, namespace)
 
 
 def test_who_is_deleted_is_made_sure(client: ApiClient, namespace: str) -> None:

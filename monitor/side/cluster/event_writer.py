@@ -12,6 +12,7 @@ from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import AlreadyExists, ApiError, Forbidden
+from monitor.kube.resources import EVENTS
 from monitor.side.cluster.record import KEEP, Record
 from monitor.side.cluster.status_writer import AWAY
 from monitor.side.export.log import Log
@@ -98,7 +99,7 @@ class EventWriter:
     def _send(self, record: Record, event: Mapping[str, Any]) -> None:
         namespace = _namespace(event)
         try:
-            self._client.create_event(event, namespace)
+            self._client.create(EVENTS, event, namespace)
             self.sent += 1
             self._refusing.discard(namespace)
         except AlreadyExists:
