@@ -52,7 +52,7 @@ def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[
         @functools.wraps(measure)
         def run(output: str, **options: Any) -> int:
             if root:
-                require_root(f"bench {name}", "makes cgroups and loads BPF programs")
+                require_root(f"bench {name}")
             found = measure(**options)
             if not isinstance(found, Found):
                 found = Found(found)

@@ -34,12 +34,12 @@ SIGNALS = {
 TARGETS = {f"pass_{kind}_{pods}": target for kind in SIGNALS for pods, target in PASS_TARGETS.items()}
 
 
-def crowd(pods: int, limited: bool, seed: int = 1) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """That many pods of three containers as a kubelet sees them, and their stats; the same for the same ``seed``.
+def crowd(pods: int, limited: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """That many pods of three containers as a kubelet sees them, and their stats; always the same.
 
     ``limited``: each with limits of local storage, which it keeps.
     """
-    chance = random.Random(seed)
+    chance = random.Random(1)
     objects, stats = [], []
     for i in range(pods):
         names = [f"c{j}" for j in range(3)]

@@ -35,7 +35,7 @@ def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> F
         rows = [(s.name, s.truth.verdict, " ".join(sorted(s.truth.flags)) or None, s.story) for s in chosen]
         listed = [dict(zip(keys, row, strict=True)) for row in rows]
         return Found([], document={"scenarios": listed}, show=lambda: print_table(keys, rows))
-    require_root("bench scenarios", "makes cgroups and loads BPF programs")
+    require_root("bench scenarios")
     if not only:  # a scenario that is named fails with the reason
         problems = {scenario.name: scenario.needs() for scenario in chosen}
         for name, problem in problems.items():

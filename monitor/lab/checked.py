@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from monitor.kernel.procfs import readable
-from monitor.lab.worker import Options, die_with_parent, join, libc, write_line
+from monitor.lab.worker import Options, die_with_parent, join, libc, read_order, write_line
 
 MIB = 1 << 20
 _PR_SET_THP_DISABLE = 41
@@ -322,7 +322,7 @@ def checked(options: Options) -> None:
         join(options["freezer"])
     join(options["cgroup"])
     write_line("ready")
-    for order in iter(_order, ""):
+    for order in iter(read_order, ""):
         if order == "go":
             load.grow()
             patience(write_line, "grown", time.clock_gettime_ns(time.CLOCK_MONOTONIC), patience.failed)
@@ -333,13 +333,3 @@ def checked(options: Options) -> None:
             load.drop()
             patience.failed = 0
             write_line("ready")
-
-
-def _order() -> str:
-    """The next line on stdin, "" at its end. Read by the byte: a forked child shall find nothing buffered."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (byte := os.read(0, 1)):
-            return ""
-        line += byte
-    return line.decode().strip()

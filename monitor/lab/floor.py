@@ -25,7 +25,7 @@ from monitor.kernel.pins import Pins, Ring
 from monitor.kernel.sched import protect
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import CROSS, EVENT
-from monitor.lab.worker import Options, write_line
+from monitor.lab.worker import Options, read_order, write_line
 
 
 class Floor:
@@ -78,7 +78,6 @@ def floor(options: Options) -> None:
     protect()
     gc.disable()
     write_line("ready")
-    pending = b""
     while True:
         for fd, _ in epoll.poll():
             if fd != 0:
@@ -86,10 +85,7 @@ def floor(options: Options) -> None:
                 if killed := one.take():
                     write_line("killed", *killed)
                 continue
-            data = os.read(0, 4096)
-            if not data:
+            if not (order := read_order()):
                 return
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
-                one.aim([int(pid) for pid in line.split()[1].split(b",")])
-                write_line("aimed")
+            one.aim([int(pid) for pid in order.split()[1].split(",")])
+            write_line("aimed")

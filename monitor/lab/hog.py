@@ -19,10 +19,11 @@ import ctypes
 import fcntl
 import mmap
 import os
+import select
 import signal
 import time
 
-from monitor.lab.worker import Options, die_with_parent, join, libc, stdin_is_ready, write_line
+from monitor.lab.worker import Options, die_with_parent, join, libc, read_order, write_line
 
 DEFAULTS = {
     "cgroup": "",
@@ -45,15 +46,11 @@ _PR_SET_THP_DISABLE = 41
 _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
 #: Address space that one page table of 4 KiB maps.
 _MAPPED = 2 * MIB
-#: Between two looks at stdin: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
+#: Between two looks whether stdin is closed: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
 _FULL_SPEED_CHUNK = 16 * MIB
 #: With a rate, a delay of so many seconds is made up for; after a longer one, of a CPU that stood still, memory would
 #: be taken at once that is to come slowly.
 _MADE_UP_S = 0.02
-
-
-class Gone(Exception):
-    """The owner closed our stdin."""
 
 
 class Memory:
@@ -140,35 +137,16 @@ class Memory:
             os.ftruncate(self._fd, 0)
 
 
-_pending = b""
-
-
-def _read() -> None:
-    """More of what came on stdin; `Gone` once it is closed."""
-    global _pending
-    data = os.read(0, 4096)
-    if not data:
-        raise Gone
-    _pending += data
-
-
-def _command() -> str:
-    """The next line on stdin."""
-    global _pending
-    while b"\n" not in _pending:
-        _read()
-    line, _pending = _pending.split(b"\n", 1)
-    return line.decode().strip()
-
-
 def _grow(memory: Memory, rate: int) -> None:
     chunk = MIB if rate else _FULL_SPEED_CHUNK
+    closed = select.poll()
+    closed.register(0, 0)  # an order waits
     began = time.monotonic()
     for start in range(0, memory.size, chunk):
         memory.take(start, min(chunk, memory.size - start))
         due = began + (start + chunk) / MIB / rate if rate else 0.0
-        if stdin_is_ready():  # closed, which ends the process here; a line waits
-            _read()
+        if closed.poll(0):  # by the owner
+            raise SystemExit
         ahead = due - time.monotonic()
         time.sleep(max(0.0, ahead))
         if ahead < -_MADE_UP_S:
@@ -208,8 +186,7 @@ def hog(given: Options) -> None:
     _answer("ready")
     cycles, rate, forks = int(options["cycles"]), int(options["rate"]), min(200, int(options["forks"]))
     try:
-        while True:
-            command = _command()
+        for command in iter(read_order, ""):
             if command == "go":
                 _breed(memory, forks, rate)
                 for cycle in range(0 if forks else cycles):
@@ -222,5 +199,5 @@ def hog(given: Options) -> None:
                 _answer("freed")
             else:
                 raise SystemExit(f"hog: {command!r} is not `go` or `free`")
-    except (Gone, BrokenPipeError):
+    except BrokenPipeError:
         return

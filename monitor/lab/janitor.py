@@ -48,10 +48,10 @@ def kill_all(cgroup: str) -> None:
                 os.close(fd)
 
 
-def end_processes(pidfds: list[int], patience: float = 5.0) -> None:
-    """SIGTERM, and SIGKILL for those still there after ``patience`` seconds."""
+def end_processes(pidfds: list[int]) -> None:
+    """SIGTERM, and SIGKILL for those still there after 5 s."""
     for sig in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + 5.0
         for fd in pidfds:
             try:
                 signal.pidfd_send_signal(fd, sig)

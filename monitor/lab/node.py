@@ -327,10 +327,11 @@ class LabNode:
             self._peak_fd = -1
 
 
-def require_root(command: str, does: str) -> None:
-    """Mount what is missing for a bench. CannotError if not root, with what the command ``does``."""
+def require_root(command: str) -> None:
+    """Mount what is missing for a bench. CannotError if not root."""
     if os.geteuid() != 0:
-        raise CannotError(f"{command} {does}", f"run as root: sudo outrace {command}")
+        problem = f"{command} makes cgroups and loads BPF programs"
+        raise CannotError(problem, f"run as root: sudo outrace {command}")
     mounts.ensure()
 
 

@@ -135,16 +135,15 @@ def hard(mib: int) -> tuple[str, ...]:
     return ("--eviction-hard", f"memory.available<{mib}Mi")
 
 
-def own(signal: str, mib: int) -> tuple[str, ...]:
-    """Only a hard threshold for memory by a formula of outrace's own."""
-    return ("--eviction-hard", f"{signal}<{mib}Mi")
+#: Only a hard threshold for memory by a formula of outrace's own.
+OWN = ("--eviction-hard", "memory.reclaimable<32Mi")
 
 
-def soft(mib: int, period: str, grace_s: int = 0) -> tuple[str, ...]:
+def soft(period: str, grace_s: int = 0) -> tuple[str, ...]:
     """Only a soft threshold for memory, met for ``period`` before anybody is evicted with at most ``grace_s``."""
     return (
         *NO_MEMORY_THRESHOLD,
-        *("--eviction-soft", f"memory.available<{mib}Mi"),
+        *("--eviction-soft", "memory.available<64Mi"),
         *("--eviction-soft-grace-period", f"memory.available={period}"),
         *("--eviction-max-pod-grace-period", str(grace_s)),
     )

@@ -21,11 +21,11 @@ from monitor.lab.scenario import (
     HOG,
     NO_MEMORY_THRESHOLD,
     NOTHING,
+    OWN,
     SCENARIOS,
     Scenario,
     freezer,
     hard,
-    own,
     scenario,
     soft,
     two_lists,
@@ -47,7 +47,7 @@ def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
 # -- a race is lost, and whom it costs (`monitor.side.victim_marks`) ---------------------------------------------------
 
 #: The OOM killer comes before anybody is evicted, however fast the monitor is.
-_LOST = soft(64, "10m")
+_LOST = soft("10m")
 
 
 @scenario(_LOST, i.OOM_BEFORE_DECISION, killed=("small",), enforce=True, node_mib=256)
@@ -70,14 +70,14 @@ def guided(stage: Stage) -> None:
 # -- thresholds by outrace's own formula (docs/signals.md) -------------------------------------------------------------
 
 
-@scenario(own("memory.reclaimable", 32), i.EVICTION_WON, evicted=HOG, enforce=True)
+@scenario(OWN, i.EVICTION_WON, evicted=HOG, enforce=True)
 def evicted_beside_cache(stage: Stage) -> None:
     """By memory.reclaimable a pod that grows beside active page cache is evicted."""
     stage.filled(stage.pod("reader"), 60, kind="file", reread=3, sync=1)
     stage.grow(stage.pod("hog"))
 
 
-@scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True, needs=unified)
+@scenario(OWN, i.OOM_UNSEEN, killed=HOG, enforce=True, needs=unified)
 def protected_and_unseen(stage: Stage) -> None:
     """By memory.reclaimable, page cache that memory.min keeps is available."""
     server = stage.pod("server", priority=CRITICAL)
@@ -86,14 +86,14 @@ def protected_and_unseen(stage: Stage) -> None:
     stage.grow(stage.pod("hog"))
 
 
-@scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True)
+@scenario(OWN, i.OOM_UNSEEN, killed=HOG, enforce=True)
 def active_and_pinned(stage: Stage) -> None:
     """Active page cache that cannot be given back: here the kubelet's formula is right."""
     stage.filled(stage.pod("server"), 100, kind="file", reread=3, sync=1, pin=1)
     stage.grow(stage.pod("hog"))
 
 
-@scenario(own("memory.reclaimable", 32), i.RELIEVED, i.KUBELET_ONLY, enforce=True)
+@scenario(OWN, i.RELIEVED, i.KUBELET_ONLY, enforce=True)
 def only_the_kubelet(stage: Stage) -> None:
     """Page cache read twice by memory.reclaimable: nobody is evicted, and the kernel gets it back."""
     reader = stage.filled(stage.pod("reader"), 140, kind="file", rate=STEADY, reread=3, sync=1)
@@ -123,13 +123,13 @@ def full_speed(stage: Stage) -> None:
     stage.grow(stage.pod("hog"), mib=800, rate=0)
 
 
-@scenario(soft(64, "300ms", 10), i.EVICTION_WON, evicted=HOG, enforce=True)
+@scenario(soft("300ms", 10), i.EVICTION_WON, evicted=HOG, enforce=True)
 def evicted_soft(stage: Stage) -> None:
     """A soft threshold is met for its grace period; the pod obeys SIGTERM."""
     stage.grow(stage.pod("hog"), mib=120)
 
 
-@scenario(soft(64, "100ms", 10), i.EVICTION_WON, evicted=("deaf",), enforce=True)
+@scenario(soft("100ms", 10), i.EVICTION_WON, evicted=("deaf",), enforce=True)
 def ignores_term(stage: Stage) -> None:
     """An evicted pod ignores SIGTERM and gets SIGKILL when its grace is over."""
     stage.grow(stage.pod("deaf", grace_s=1), 120, ignore_term=1)
@@ -195,13 +195,13 @@ def stalled_monitor(stage: Stage) -> None:
         stage.dies(hog)
 
 
-@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, killed=HOG, enforce=True)
+@scenario(soft("10m"), i.OOM_BEFORE_DECISION, killed=HOG, enforce=True)
 def in_soft_period(stage: Stage) -> None:
     """The OOM killer comes before a soft threshold's grace period is over."""
     stage.grow(stage.pod("hog"))
 
 
-@scenario(soft(64, "100ms", 30), i.OOM_DURING_GRACE, evicted=("deaf",), killed=("deaf",), enforce=True)
+@scenario(soft("100ms", 30), i.OOM_DURING_GRACE, evicted=("deaf",), killed=("deaf",), enforce=True)
 def grace_too_long(stage: Stage) -> None:
     """A pod in its grace ignores SIGTERM and grows on to the limit."""
     stage.grow(stage.pod("deaf"), ignore_term=1)
@@ -261,7 +261,7 @@ def kubepods_limit(stage: Stage) -> None:
     stage.grow(stage.pod("hog", under="kubepods"))
 
 
-@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, i.WRONG_VICTIM, killed=("database",), node_mib=128)
+@scenario(soft("10m"), i.OOM_BEFORE_DECISION, i.WRONG_VICTIM, killed=("database",), node_mib=128)
 def wrong_victim(stage: Stage) -> None:
     """The kernel goes by oom_score_adj and kills the database."""  # the policy's first is over its request
     database = stage.filled(stage.pod("database", qos="Guaranteed", request=64 * MIB), 40)
@@ -273,7 +273,7 @@ def wrong_victim(stage: Stage) -> None:
     hog.expect("grown")
 
 
-@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, i.COLLATERAL, killed=("",))
+@scenario(soft("10m"), i.OOM_BEFORE_DECISION, i.COLLATERAL, killed=("",))
 def collateral(stage: Stage) -> None:
     """A service outside the pods is killed."""
     service = stage.hog_outside_pods(80)
@@ -344,7 +344,7 @@ def relieved(stage: Stage) -> None:
     stage.filled(stage.pod("hog"), 140, rate=STEADY).free()
 
 
-@scenario(soft(64, "10m"), i.RELIEVED, enforce=True)
+@scenario(soft("10m"), i.RELIEVED, enforce=True)
 def relieved_in_soft_period(stage: Stage) -> None:
     """Memory comes back within a soft threshold's grace period."""
     stage.filled(stage.pod("hog"), 120, rate=STEADY).free()

@@ -54,6 +54,16 @@ def stdin_is_ready(timeout: float = 0.0) -> bool:
     return bool(select.select([0], [], [], timeout)[0])
 
 
+def read_order() -> str:
+    """The next line on stdin, "" at its end. Read by the byte: a forked child shall find nothing buffered."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            return ""
+        line += byte
+    return line.decode().strip()
+
+
 def main(arguments: list[str]) -> int:
     name, *words = arguments
     options = dict(word.split("=", 1) for word in words)

@@ -36,8 +36,8 @@ def rate(bytes_per_s: float) -> str:
     return f"{size(bytes_per_s)}/s"
 
 
-def listed(names: list[str], most: int = 3) -> str:
+def listed(names: list[str]) -> str:
     """a, b and c; of many the first ones and how many more."""
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    if len(names) > 3:
+        return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nobody"
