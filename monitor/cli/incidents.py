@@ -2,31 +2,109 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import itertools
 import json
 import os
 import shutil
 import sys
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import click
 
-from monitor.cli.finite import Finite
-from monitor.cli.incident_store import (
-    complain,
-    evidence_of,
-    incident_reader,
-    moment_option,
-    none_yet,
-    reading,
-    state_dir_option,
-)
+from monitor.cli.daemons import NoDaemonError, choose_daemon, no_daemon_option
+from monitor.cli.finite import Finite, seconds_of
 from monitor.cli.output import emit, output_option, print_json
-from monitor.errors import ConfigError
+from monitor.errors import ConfigError, MonitorError
+from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
+from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_files
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STATE_DIR = "/var/lib/outrace"
 #: Columns where stdout is no terminal.
 _WIDTH = 120
+
+
+def moment(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Unix seconds of how long ago (`90s`, `1h30m`, `2d`), or of a time in ISO 8601 (without an offset: local time)."""
+    if text is None:
+        return None
+    try:
+        return time.time() - seconds_of(text)
+    except PolicyError:
+        pass  # perhaps a point in time
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{text!r} is neither a duration (30m, 12h, 7d) nor a time (2026-01-31T12:00)", param=param
+        ) from None
+
+
+def moment_option(name: str, text: str) -> Callable[[F], F]:
+    """An option that takes an age or a time; the command gets Unix seconds, None where it is not given."""
+    return click.option(name, metavar="AGO|TIME", callback=moment, help=text)
+
+
+def state_dir_option(command: F) -> F:
+    """Give a command the options that name a state directory; it gets the directory as ``state_dir``."""
+
+    @functools.wraps(command)
+    def chosen(state_dir: str | None, no_daemon: bool, **rest: Any) -> Any:
+        return command(state_dir=_state_dir(state_dir, no_daemon), **rest)
+
+    option = click.option(
+        "--state-dir", metavar="DIR", help=f"The monitor's state directory. [the daemon's, or {_STATE_DIR}]"
+    )
+    return cast(F, option(no_daemon_option(chosen)))
+
+
+def _state_dir(given: str | None, no_daemon: bool) -> str:
+    """The running daemon's, else the default one: incidents are often read when the daemon does not run."""
+    try:
+        found = choose_daemon(("state_dir",), no_daemon)
+    except NoDaemonError:
+        click.echo(f"outrace: no daemon runs here: incidents stored in {_STATE_DIR}", err=True)
+        return _STATE_DIR
+    return found.config.state_dir if found is not None else given or _STATE_DIR
+
+
+def incident_reader(state_dir: str) -> IncidentReader:
+    """The reader of the incidents in a state directory, which need not exist."""
+    return IncidentReader(Path(state_dir) / FILE_NAME)
+
+
+def complain(reader: IncidentReader) -> None:
+    """After what could be read: what could not."""
+    for renamed in damaged_files(reader.path):
+        click.echo(f"a damaged file was renamed to {renamed}; its incidents are not shown", err=True)
+    if reader.unreadable:
+        raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged and not shown")
+
+
+def none_yet(state_dir: str) -> str:
+    missing = "" if Path(state_dir).is_dir() else " (there is no such directory)"
+    return f"no incidents stored in {state_dir} yet{missing}"
+
+
+@contextmanager
+def reading(state_dir: str) -> Iterator[None]:
+    """Files that cannot be read or written, in one line."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # `head` has seen enough
+    except PermissionError as error:
+        raise MonitorError(f"{error.filename or state_dir}: {error.strerror}", "use sudo") from None
+    except OSError as error:
+        raise MonitorError(f"{error.filename or state_dir}: {error.strerror or error}") from None
 
 
 @click.group()
@@ -126,13 +204,20 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float) ->
     memory was taken each time; and how fast memory may grow with the threshold in force. Below some dozen races it
     says what was, not what will be.
     """
+    from monitor.race.burst import Burst
+    from monitor.race.codec import RecordError
+    from monitor.race.threshold_advice import Evidence, reservation
     from monitor.race.threshold_advice import advise as advised
-    from monitor.race.threshold_advice import reservation
 
     reader = incident_reader(state_dir)
     with reading(state_dir):
         found = reader.list(since=since)[::-1]
-    evidence = evidence_of(found, reader)
+    evidence: list[Evidence] = []
+    for one in (one for one in found if one.get("burst") is not None):
+        try:
+            evidence.append((str(one["id"]), Burst.from_json(one["burst"])))
+        except RecordError:  # of another version
+            reader.unreadable += 1
     answers, reserved = advised(evidence, quantile), reservation(evidence)
     if answers or output == "json":
         from monitor.cli.advice_text import advice_lines
