@@ -57,9 +57,8 @@ def kubelets_answer(found: Episode, config: PassConfig) -> tuple[Counterfactual,
     nothing where none was crossed.
     """
     # Imported by the first incident that needs them.
-    from monitor.race.counterfactual import counterfactual
+    from monitor.race.counterfactual import counterfactual, world
     from monitor.race.facts import facts
-    from monitor.race.world import world
 
     seen = world(facts(found))
     if seen is None:

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.race.counterfactual import counterfactual
+from monitor.race.counterfactual import World, counterfactual, world
 from monitor.race.facts import facts
 from monitor.race.series import TimeSeries
-from monitor.race.world import World, world
 from tests.race.builders import (
     MI,
     PODS,

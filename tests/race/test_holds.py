@@ -10,9 +10,9 @@ import pytest
 
 from monitor.cli.incident_steps import describe
 from monitor.cli.incident_text import show_lines
+from monitor.race.counterfactual import world
 from monitor.race.events import End, Refused
 from monitor.race.facts import facts
-from monitor.race.world import world
 from tests.race.builders import (
     MI,
     MS,

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.race.codec import RecordError
+from monitor.race.counterfactual import world
 from monitor.race.episode import Bounds, Episode, State, event_key, feed, in_order, ongoing
 from monitor.race.events import Event, event_from_json
 from monitor.race.facts import facts
 from monitor.race.incident import FLAGS, LOST_RACES, VERDICTS, Incident
 from monitor.race.verdict import verdict
-from monitor.race.world import world
 from tests.race.builders import episodes
 from tests.race.strategies import events, streams
 
