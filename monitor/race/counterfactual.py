@@ -29,8 +29,6 @@ MIN_GRACE_S = 2
 KILL_NS = 30_000_000
 #: Passes looked at at most: 10 minutes of the loop; soft graces are shorter.
 _MOST_PASSES = 60
-#: A series that is made to grow on has so many points; pods are ranked by values at moments, so one line is not enough.
-_POINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +228,5 @@ def _grown_on(series: TimeSeries, since_ns: int, until_ns: float | None) -> Time
     start += round((rate or 0.0) * (since_ns - last_ns) / 1e9)
     made = [*kept, (since_ns, start)]
     if rate is not None and until_ns is not None and until_ns > since_ns:
-        width = until_ns - since_ns
-        steps = range(1, _POINTS + 1)
-        made += [
-            (round(since_ns + width * i / _POINTS), round(start + rate * width * i / _POINTS / 1e9)) for i in steps
-        ]
+        made.append((round(until_ns), round(start + rate * (until_ns - since_ns) / 1e9)))
     return TimeSeries(made)
