@@ -141,6 +141,45 @@ def test_an_unknown_compat_is_refused() -> None:
         EvictionConfig((), S, compat="kubelet-1.35")
 
 
+def test_preference_among_thresholds() -> None:
+    thresholds = parse_thresholds(
+        {MEMORY: "100", "nodefs.available": "100", "pid.available": "100"},
+        {MEMORY: "200", ALLOCATABLE_MEMORY: "200"},
+        {MEMORY: "1s", ALLOCATABLE_MEMORY: "1s"},
+        None,
+        ["pods"],
+    )
+    config = EvictionConfig(thresholds, 300 * S)
+    low = dict.fromkeys(CONDITION, 0)
+    state, _ = run(config, State(), 0, low)
+    picked = []
+    while low:
+        _, outcome = run(config, state, 1, low)
+        if outcome.starved is None:
+            break
+        picked.append((outcome.starved.signal, outcome.starved.hard))
+        if outcome.starved.hard and outcome.starved.signal in (MEMORY, ALLOCATABLE_MEMORY):
+            low[outcome.starved.signal] = 150  # only the soft one is still met
+        else:
+            del low[outcome.starved.signal]
+    assert picked == [
+        (ALLOCATABLE_MEMORY, True),
+        (MEMORY, True),
+        (ALLOCATABLE_MEMORY, False),
+        (MEMORY, False),
+        ("nodefs.available", True),
+        ("pid.available", True),
+    ]
+
+
+def test_a_hard_threshold_is_met_strictly_below_its_value_and_gives_one_second() -> None:
+    config = EvictionConfig(parse_thresholds({MEMORY: "100"}), 300 * S)
+    state, outcome = run(config, State(), 1, {MEMORY: 100})
+    assert (outcome.observed, outcome.conditions) == ((), frozenset())
+    _, outcome = run(config, state, 2, {MEMORY: 99})
+    assert (outcome.victim.name, outcome.grace_s) == ("big", 1)
+
+
 def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
     old = EvictionConfig(parse_thresholds({MEMORY: "100", "pid.available": "100"}), 300 * S)
     new = EvictionConfig((*old.thresholds, *parse_thresholds({"containerfs.available": "100"})), 300 * S)

@@ -1,0 +1,42 @@
+"""Rules of whole passes that no recorded case shows: clean-up and min reclaim, limits of local storage."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
+from monitor.policy.pods import Pod
+from monitor.policy.stats import Summary
+from monitor.policy.thresholds import parse_thresholds
+from tests.policy.builders import GI, MI, pod, stats, summary
+
+S = 10**9
+EMPTY_DIR: dict[str, Any] = {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]}
+
+
+def passed(policy: PassConfig, pods: Sequence[Pod], answer: dict[str, Any], **after: int) -> KubeletResult:
+    """A pass on this answer; ``after`` is what a clean-up leaves."""
+    left = Summary(summary(second=1, **after))
+    return kubelet_pass(policy, PassState(), pods, lambda: Summary(answer), 0, lambda _: left)
+
+
+def test_a_clean_up_must_clear_min_reclaim_too() -> None:
+    policy = PassConfig(
+        parse_thresholds({"nodefs.available": "10%"}, None, None, {"nodefs.available": "5Gi"}), 300 * S,
+        local_storage=False,
+    )  # fmt: skip
+    short = summary(stats("a", MI), second=1, nodefs=0)
+    evicted = [len(passed(policy, [pod("a")], short, nodefs=left).evictions) for left in (11 * GI, 15 * GI + 200)]
+    assert evicted == [1, 0]
+
+
+def test_limits_of_local_storage_come_first_and_spare_critical_pods() -> None:
+    pods = [pod("a", **EMPTY_DIR), pod("b"), pod("c", **EMPTY_DIR), pod("k", priority=2 * 10**9, **EMPTY_DIR)]
+    figures = [stats(name, MI, volumes={"v": (2 * MI, 0)}) for name in "abck"]
+    found = passed(
+        PassConfig(parse_thresholds({"memory.available": "1Gi"}), 300 * S, local_storage=True), pods,
+        summary(*figures, second=1, memory=0),
+    )  # fmt: skip
+    assert [one.pod.name for one in found.evictions] == ["a", "c"]
+    assert {(one.grace_s, one.disrupted) for one in found.evictions} == {(1, False)}
+    assert found.warning is None
