@@ -82,11 +82,6 @@ class Reclaimer:
             self._thread = threading.Thread(target=self._run, name="reclaim", daemon=True)
             self._thread.start()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a clean-up is under way."""
-        return bool(self._queue)
-
     def close(self, timeout_s: float = 2.0) -> None:
         """Kill the command that runs, and run no more."""
         with self._lock:

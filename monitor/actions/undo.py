@@ -61,14 +61,9 @@ def undoing(
         yield None
 
 
-def undo(
-    hierarchy: cgroupfs.Hierarchy,
-    on_problem: OnProblem,
-    ended: Collection[str] = (),
-    roles: Collection[str] = ROLES,
-) -> list[Undone]:
+def undo(hierarchy: cgroupfs.Hierarchy, on_problem: OnProblem, ended: Collection[str] = ()) -> list[Undone]:
     """All of `undoing` at once."""
-    return [found for found in undoing(hierarchy, on_problem, ended, roles=roles) if found is not None]
+    return [found for found in undoing(hierarchy, on_problem, ended) if found is not None]
 
 
 def undo_left(

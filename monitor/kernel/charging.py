@@ -33,7 +33,7 @@ _SYMBOLS = Path("/proc/kallsyms")
 _DIRECT = ("register_ftrace_direct", "modify_ftrace_direct")
 _UPDATE = "run Linux 6.13 or newer"
 #: Hooks that the kernel offered and then refused, in the state dir: trying one again costs a compilation. That is done
-#: after a boot, or when their stamp (`monitor.kernel.loader.stamp`) changes. And what failed while a daemon ran.
+#: after a boot, or when their stamp (`monitor.kernel.loader.stamps`) changes. And what failed while a daemon ran.
 REFUSED = "refused-hooks.json"
 #: After a hook failed while the daemon ran, BPF is left alone for so long: hooks have all but two programs in common,
 #: and to fail again and again is worse than to poll.

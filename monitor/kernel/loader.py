@@ -94,11 +94,6 @@ def compile_flags(hook: str = pins.TRACEPOINT, signals: int = KUBELETS) -> list[
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 
-def stamp(hook: str = pins.TRACEPOINT) -> str:
-    """The stamp of one hook's programs."""
-    return stamps()[hook]
-
-
 def stamps(signals: int = KUBELETS) -> dict[str, str]:
     """For every hook a hash of what decides the programs: sources, how offsets are taken from which BTF, the kernel,
     what they are compiled for. Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
@@ -328,7 +323,7 @@ def main(argv: list[str]) -> int:
     """``python -m monitor.kernel.loader STATE_DIR PIN_DIR HOOK SIGNALS``: load and pin; reports in a JSON line."""
     _end_with_parent()
     try:
-        _load(Path(argv[0]), Path(argv[1]), argv[2], int(argv[3]) if len(argv) > 3 else KUBELETS)
+        _load(Path(argv[0]), Path(argv[1]), argv[2], int(argv[3]))
         print(json.dumps({"pinned": argv[1]}))
     except MonitorError as error:
         hook = isinstance(error, HookRefusedError)

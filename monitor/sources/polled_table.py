@@ -66,11 +66,6 @@ class PolledTable:
     def index(self, cgroup_id: int) -> int | None:
         return self._known.get(cgroup_id)
 
-    def read(self, cgroup_id: int) -> Reading | None:
-        """The cgroup's memory as it was last read; None if it is not watched or not counted yet."""
-        at = self._known.get(cgroup_id)
-        return None if at is None or not self.synced(at) else self.reading(at)
-
     def entry(self, index: int) -> Entry:
         """Raises LookupError where nothing is watched."""
         found = self._entries[index]

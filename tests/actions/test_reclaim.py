@@ -166,11 +166,11 @@ def test_the_same_request_twice_is_done_once_and_another_after_it(tmp_path: Path
     bench = Bench({IMAGES: (*PYTHON, code, str(gate), str(trace)), CONTAINERS: ("true",)})
     for actions in ([IMAGES], [IMAGES], [CONTAINERS], [IMAGES], [CONTAINERS]):
         bench.reclaimer.request(actions)
-    assert bench.reclaimer.busy
+    assert bench.reclaimer._queue
     gate.write_text("go")
     bench.finished(IMAGES)
     bench.finished(CONTAINERS)
-    live.until(lambda: not bench.reclaimer.busy, "end of the requests")
+    live.until(lambda: not bench.reclaimer._queue, "end of the requests")
     assert bench.done.empty()
     assert trace.read_text() == "x"
     bench.reclaimer.close()

@@ -193,7 +193,7 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
     offers = [charging.Offer(name, name != "memcg-tracepoint", "why", "") for name in pins.HOOKS]
     monkeypatch.setattr(charging, "offered", lambda: offers)
     monkeypatch.setattr(loader, "_load_if_missing", load)
-    wanted = loader.instance_directory(tmp_path) / loader.stamp("kprobe")
+    wanted = loader.instance_directory(tmp_path) / loader.stamps()["kprobe"]
     assert loader.ensure_loaded(tmp_path) == (wanted, True)
     assert tried == ["fentry", "kprobe"]
     assert loader.refused(tmp_path) == {"fentry": "the verifier said no"}

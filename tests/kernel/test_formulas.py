@@ -147,7 +147,7 @@ def test_an_entry_for_a_formula_ends_with_its_cgroup(bench: Bench) -> None:
         again = bench.table.add(cgroupfs.cgroup_id(other), path=other)
         assert again in indexes, "its places are given to others"
         bench.sweeper.run()
-        assert bench.table.read(cgroupfs.cgroup_id(other)) is not None
+        assert bench.table.synced(again)
         assert bench.table.reading(again).usage <= live.GATE
 
 

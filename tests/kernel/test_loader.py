@@ -110,7 +110,7 @@ def and_die(fd, path):
     pin(fd, path)
 pins.pin = and_die
 from monitor.kernel import loader
-sys.exit(loader.main([*sys.argv[1:3], sys.argv[4]]))
+sys.exit(loader.main([*sys.argv[1:3], sys.argv[4], str(loader.KUBELETS)]))
 """
 
 
@@ -130,7 +130,7 @@ def kill_while_pinning(state: Path, target: Path) -> None:
 
 @pytest.mark.once
 def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -> None:
-    target = loader.instance_directory(state) / loader.stamp(HOOK)
+    target = loader.instance_directory(state) / loader.stamps()[HOOK]
     kill_while_pinning(state, target)
     assert loader.ensure_loaded(state) == (target, True)
     assert (listing(target.parent), listing(target)) == ([target.name], EVERYTHING)

@@ -33,7 +33,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def refuse(state: Path, *hooks: str) -> None:
     """Write down that the kernel refused them since it was booted."""
     for hook in hooks:
-        charging.remember_refused(state, loader.stamp(hook), f"the verifier refused {hook}")
+        charging.remember_refused(state, loader.stamps()[hook], f"the verifier refused {hook}")
 
 
 def planned(state: Path, *found: checks.Check) -> dict[str, rungs.Rung]:
