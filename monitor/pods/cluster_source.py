@@ -5,15 +5,13 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree
 from monitor.pods.feed import PodFeed
 from monitor.pods.inotify import CHILDREN, Event
 from monitor.pods.kubepods import search_dirs, tree_uids
 from monitor.pods.manifest_files import Manifest
-from monitor.pods.model import Change, Scan
+from monitor.pods.model import Change, Scan, Within
 from monitor.pods.spec_source import SpecSource
 
 #: A cgroup whose pod is not listed for so long is reported; the kubelet makes it up to a second before.
@@ -30,15 +28,8 @@ class ClusterSource(SpecSource):
     is_complete = False  # until a scan knew all pods
     feed: PodFeed
 
-    def __init__(
-        self,
-        feed: PodFeed,
-        hierarchy: Hierarchy,
-        node: Path | None = None,
-        spared: Iterable[int] = (),
-        cgroup_root: str = "",
-    ) -> None:
-        super().__init__(hierarchy, node, spared, cgroup_root)
+    def __init__(self, feed: PodFeed, within: Within) -> None:
+        super().__init__(within)
         self.feed = feed
         self._listed: list[Manifest] = []  # at this scan
         self._unlisted: dict[str, float] = {}  # uid -> since when (monotonic seconds)

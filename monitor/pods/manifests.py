@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import ConfigError
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import changed_by, mend
 from monitor.pods import manifest_files
 from monitor.pods.inotify import FILES, IN_CREATE, Event
 from monitor.pods.manifest_files import Manifest, Parsed
-from monitor.pods.model import Scan
+from monitor.pods.model import Scan, Within
 from monitor.pods.spec_source import SpecSource
 
 #: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.
@@ -36,14 +35,7 @@ class _File:
 class ManifestSource(SpecSource):
     """Pods of the manifests in ``directory``; ConfigError if it is no directory."""
 
-    def __init__(
-        self,
-        directory: Path,
-        hierarchy: Hierarchy,
-        node: Path | None = None,
-        spared: Iterable[int] = (),
-        cgroup_root: str = "",
-    ) -> None:
+    def __init__(self, directory: Path, within: Within) -> None:
         option = f"--pods manifests:{directory}"
         if not directory.is_dir():
             what = "is not a directory" if directory.exists() else "does not exist"
@@ -51,7 +43,7 @@ class ManifestSource(SpecSource):
         if problem := changed_by(directory):
             remedy = f"{mend(problem)}, or name another directory"
             raise ConfigError(f"{option}: {problem}, who could have any pod killed", remedy)
-        super().__init__(hierarchy, node, spared, cgroup_root)
+        super().__init__(within)
         self.directory = directory
         self._files: dict[str, _File] = {}
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
@@ -71,13 +71,20 @@ class Scan:
         self.pods[found.pod.uid] = found
 
 
-class PodSource(ABC):
-    """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second.
-
-    Pods lie below the cgroup ``node`` (None: the whole machine): what lies beside it cannot relieve it. None holds a
-    process of ``spared`` (pids of outrace's own), nor what those were started from: killing the pod would kill the
-    monitor.
+class Within(NamedTuple):
+    """Where pods lie: below the cgroup ``node`` (None: the whole machine), because what lies beside it cannot relieve
+    it. No pod holds a process of ``spared`` (pids of outrace's own), nor what those were started from: killing the pod
+    would kill the monitor. ``cgroup_root`` is the kubelet's.
     """
+
+    hierarchy: Hierarchy
+    node: Path | None = None
+    spared: tuple[int, ...] = ()
+    cgroup_root: str = ""
+
+
+class PodSource(ABC):
+    """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second."""
 
     #: The server that reports the pods; None: they are found here.
     feed: PodFeed | None = None
@@ -86,13 +93,11 @@ class PodSource(ABC):
     #: Uids of pods that have a cgroup and are not known.
     unlisted: tuple[str, ...] = ()
 
-    def __init__(
-        self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = (), cgroup_root: str = ""
-    ) -> None:
-        self.hierarchy = hierarchy
-        self.node = node or hierarchy.root
-        self._spared = tuple(spared)
-        self._cgroup_root = cgroup_root
+    def __init__(self, within: Within) -> None:
+        self.hierarchy = within.hierarchy
+        self.node = within.node or within.hierarchy.root
+        self._spared = within.spared
+        self._cgroup_root = within.cgroup_root
         self._known: dict[str, FoundPod] = {}
         self._problems: tuple[str, ...] = ()
         self._watcher = Watcher.open()

@@ -16,12 +16,11 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.wire import printable
 from monitor.pods import protected
 from monitor.pods.cgroup_tree import children, is_kubepods
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
-from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan
+from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within
 from monitor.pods.runtimes import Runtimes, common_labels
 from monitor.pods.units import (
     CONTAINER,
@@ -78,14 +77,12 @@ class ServiceSource(PodSource):
 
     def __init__(
         self,
-        hierarchy: Hierarchy,
         mem_total: int,
-        node: Path | None = None,
-        spared: Iterable[int] = (),
+        within: Within,
         rules: Mapping[str, Mapping[str, Any]] | None = None,
         runtimes: Runtimes | None = None,
     ) -> None:
-        super().__init__(hierarchy, node, tuple(spared) or (os.getpid(),))
+        super().__init__(within if within.spared else within._replace(spared=(os.getpid(),)))
         self._mem_total = mem_total
         self._rules = rules or {}
         self._coming: Mapping[str, Mapping[str, Any]] | None = None  # rules that the next poll goes by

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import Change, FoundPod, PodSource
+from monitor.pods.model import Change, FoundPod, PodSource, Within
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, Choice, check_spec, without_cluster
 
 if TYPE_CHECKING:
@@ -51,23 +51,24 @@ def open_source(
         raise ConfigError(f"--pods: {error}") from None
     if kind == AUTO:
         raise ConfigError("--pods auto: is found out when the configuration is read")  # discover.choose
+    within = Within(hierarchy, node, tuple(spared), cgroup_root)
     if kind in CLUSTER:
         from monitor.pods.access import Access
         from monitor.pods.cluster_source import ClusterSource
 
         feed = (access or Access()).feed(kind, argument, state_dir)
-        return ClusterSource(feed, hierarchy, node, spared, cgroup_root)
+        return ClusterSource(feed, within)
     if kind == MANIFESTS:
         from monitor.pods.manifests import ManifestSource
 
-        return ManifestSource(Path(argument), hierarchy, node, spared, cgroup_root)
+        return ManifestSource(Path(argument), within)
     if kind == SERVICES:
         from monitor.pods.services import ServiceSource
 
-        return ServiceSource(hierarchy, mem_total, node, spared, services)
+        return ServiceSource(mem_total, within, services)
     from monitor.pods.tree import TreeSource
 
-    return TreeSource(hierarchy, mem_total, node, spared, cgroup_root)
+    return TreeSource(mem_total, within)
 
 
 class Configured(Protocol):

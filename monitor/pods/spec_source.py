@@ -9,12 +9,11 @@ from pathlib import Path
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree, claims
 from monitor.pods.inotify import CHILDREN
 from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.manifest_files import POD_CGROUP, Manifest
-from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan
+from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan, Within
 
 _KEY = f"metadata.annotations[{POD_CGROUP}]"
 
@@ -33,10 +32,8 @@ class SpecSource(PodSource):
     #: What to do about a pod with outrace in it.
     HOLDS_US = "name a cgroup without it, or remove the manifest"
 
-    def __init__(
-        self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = (), cgroup_root: str = ""
-    ) -> None:
-        super().__init__(hierarchy, node, spared, cgroup_root)
+    def __init__(self, within: Within) -> None:
+        super().__init__(within)
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan

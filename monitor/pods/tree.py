@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.cgroup_tree import PodDir, class_dirs, pods_in
 from monitor.pods.containers import burstable_request
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.kubepods import kubepods_of, not_believed, search_dirs
-from monitor.pods.model import FoundPod, PodSource, Scan
+from monitor.pods.model import FoundPod, PodSource, Scan, Within
 from monitor.policy.pods import Pod, pod_from_object
 
 #: How the API server makes a pod's uid. A static pod's is the hash of its configuration: 32 hex digits, no dashes.
@@ -30,15 +28,8 @@ class TreeSource(PodSource):
     their ids, the sandbox's (pause) too. The spec is not known: no pod has a priority.
     """
 
-    def __init__(
-        self,
-        hierarchy: Hierarchy,
-        mem_total: int,
-        node: Path | None = None,
-        spared: Iterable[int] = (),
-        cgroup_root: str = "",
-    ) -> None:
-        super().__init__(hierarchy, node, spared, cgroup_root)
+    def __init__(self, mem_total: int, within: Within) -> None:
+        super().__init__(within)
         self._mem_total = mem_total
         self._requests: dict[int, int] = {}  # of Burstable containers, by cgroup id: fixed once processes are in them
 

@@ -21,7 +21,7 @@ from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.cache import PodCache
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import KubeletFeed, PodFeed
-from monitor.pods.model import Change
+from monitor.pods.model import Change, Within
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
 from tests.waiting import until
@@ -114,7 +114,7 @@ class Cluster:
         return PodCache(self.state, NODE) if wanted else None
 
     def source(self, feed: PodFeed) -> ClusterSource:
-        source = ClusterSource(feed, cgroupfs.detect(), self.root)
+        source = ClusterSource(feed, Within(cgroupfs.detect(), self.root))
         self._opened.append(source)
         return source
 

@@ -13,6 +13,7 @@ from monitor.pods import cgroup_tree
 from monitor.pods.cgroup_tree import KubePath, parse
 from monitor.pods.containers import request_from_adj
 from monitor.pods.kubepods import kubepods_of
+from monitor.pods.model import Within
 from monitor.pods.tree import TreeSource
 from monitor.side.pod_watch import pod_message
 
@@ -166,7 +167,7 @@ def test_of_two_drivers_the_one_with_pods_counts(root: Path) -> None:
 
 
 def test_no_kubepods_is_reported_and_waited_for(root: Path) -> None:
-    source = TreeSource(Hierarchy(2, root), 16 * GI)
+    source = TreeSource(16 * GI, Within(Hierarchy(2, root)))
     change = source.poll()
     assert (change.updated, change.removed) == ([], [])
     assert len(change.problems) == 1
@@ -183,7 +184,7 @@ def test_pods_made_of_cgroups(root: Path) -> None:
     pod = _cgroup(root / f"kubepods/pod{UID}", memory_max=96 << 20)
     a = _cgroup(pod / "aaa", memory_max=64 << 20)
     b = _cgroup(pod / "bbb", memory_max=32 << 20)
-    source = TreeSource(Hierarchy(2, root), 16 * GI)
+    source = TreeSource(16 * GI, Within(Hierarchy(2, root)))
     [found] = source.poll().updated
     known = (UID, "", UID, None, False, 96 << 20, "Guaranteed", False, 30, str(pod))
     assert pod_message(found) == PodSeen(*known, containers={"aaa": str(a), "bbb": str(b)})

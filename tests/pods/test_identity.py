@@ -8,7 +8,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import FoundPod, Scan
+from monitor.pods.model import FoundPod, Scan, Within
 from monitor.pods.tree import TreeSource
 from monitor.policy.pods import Pod, stable_uid
 from tests.pods.unit_tree import GI, ID, MANAGER, Start, Tree, again, source
@@ -55,7 +55,7 @@ def test_two_cgroups_of_one_container_are_both_watched(tree: Tree, start: Start)
 def test_two_directories_of_one_uid_in_kubepods_are_both_watched(tree: Tree) -> None:
     hierarchy = Hierarchy(tree[0].version, tree[1])
     made = {cgroupfs.make(tree[1] / "kubepods" / qos / "poduid-a") for qos in ("burstable", "besteffort")}
-    with closing(TreeSource(hierarchy, 16 * GI)) as found:
+    with closing(TreeSource(16 * GI, Within(hierarchy))) as found:
         change = found.poll()
     assert ({one.cgroup for one in change.updated}, len(change.errors)) == (made, 1)
 

@@ -14,6 +14,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.model import Within
 from monitor.pods.runtimes import Runtimes
 from monitor.pods.services import ServiceSource
 from monitor.policy.pods import Pod
@@ -108,7 +109,7 @@ def everywhere(hierarchy: Hierarchy, unit: Path) -> list[Path]:
 def settling(hierarchy: Hierarchy, path: Path, sock: Path, wanted: set[str], rules: Any = None) -> dict[str, Pod]:
     """The pods, once these are there: podman returns before the runtime's child has become the container's program."""
     runtimes = Runtimes({"podman": str(sock)})
-    with closing(ServiceSource(hierarchy, 16 << 30, path, rules=rules, runtimes=runtimes)) as source:
+    with closing(ServiceSource(16 << 30, Within(hierarchy, path), rules, runtimes)) as source:
 
         def settled() -> bool:
             source.poll()

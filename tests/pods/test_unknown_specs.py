@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.source import FoundPod
+from monitor.pods.model import FoundPod, Within
 from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.oom_score import oom_score_adj
@@ -64,7 +64,7 @@ def start() -> Iterator[Start]:
 
 
 def opened(tree: Tree) -> closing[TreeSource]:
-    return closing(TreeSource(tree[0], 16 * GI, tree[1]))
+    return closing(TreeSource(16 * GI, Within(*tree)))
 
 
 def only(tree: Tree) -> FoundPod:

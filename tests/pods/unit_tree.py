@@ -11,6 +11,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.model import Within
 from monitor.pods.services import ServiceSource
 from monitor.policy.pods import Pod
 from tests.puppet import cgroup
@@ -50,8 +51,10 @@ def start(tree: Tree) -> Iterator[Start]:
 
 
 @contextmanager
-def source(tree: Tree, rules: dict[str, dict[str, Any]] | None = None, **rest: Any) -> Iterator[ServiceSource]:
-    made = ServiceSource(tree[0], 16 * GI, tree[1], rules=rules, **rest)
+def source(
+    tree: Tree, rules: dict[str, dict[str, Any]] | None = None, spared: tuple[int, ...] = (), **rest: Any
+) -> Iterator[ServiceSource]:
+    made = ServiceSource(16 * GI, Within(*tree, spared), rules, **rest)
     try:
         yield made
     finally:

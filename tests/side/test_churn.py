@@ -16,7 +16,7 @@ from monitor.kernel.domains import MAX_DOMAINS, WORDS, DomainTable, Reading
 from monitor.pods import cluster_source
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import LINGER_S, PodFeed, known
-from monitor.pods.model import Change
+from monitor.pods.model import Change, Within
 from monitor.settings.config import RunConfig
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
@@ -63,7 +63,7 @@ class Node:
         self.table = Figures()
         self.make_cgroup(root / "kubepods" / "burstable")
         hierarchy = Hierarchy(1, root)
-        self.source = ClusterSource(self.feed, hierarchy, root)
+        self.source = ClusterSource(self.feed, Within(hierarchy, root))
         self.view: View = views.view(RunConfig(node_cgroup=str(root)), hierarchy, 1 << 40)
         self.view.table = self.table  # type: ignore[assignment]
         self.log = open("/dev/null", "w")  # noqa: SIM115 - closed with the node
