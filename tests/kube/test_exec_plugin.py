@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kube.client import ApiClient
@@ -15,6 +14,7 @@ from monitor.kube.cluster import ClusterConfig, parse_server
 from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
 from monitor.kube.kubeconfig import load
 from monitor.kube.tls import TlsSettings
+from tests.daemon.config_files import kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_tls import Authority, Pair
 
@@ -89,20 +89,9 @@ def test_a_plugin_that_fails_is_one_error(spec: ExecSpec, expected: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def kubeconfig(tmp_path: Path, **values: object) -> Path:
-    path = tmp_path / "config"
+def with_plugin(tmp_path: Path, **values: object) -> Path:
     plugin = {"apiVersion": V1, "command": "./plugin", "interactiveMode": "Never", **values}
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "c",
-                "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
-                "users": [{"name": "u", "user": {"exec": plugin}}],
-                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-            }
-        )
-    )
-    return path
+    return kubeconfig(tmp_path / "config", "http://127.0.0.1:1", exec=plugin)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +108,7 @@ def kubeconfig(tmp_path: Path, **values: object) -> Path:
     ],
 )
 def test_a_bad_plugin_of_a_kubeconfig(tmp_path: Path, key: str, value: object) -> None:
-    path = kubeconfig(tmp_path, **{key: value})
+    path = with_plugin(tmp_path, **{key: value})
     with pytest.raises(ConfigError) as caught:
         load((path,))
     assert f"{path}: users[u].user.exec.{key}" in str(caught.value)
@@ -131,7 +120,7 @@ def test_a_relative_command_lies_beside_its_kubeconfig(tmp_path: Path) -> None:
         f'#!/bin/sh\necho \'{{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{"token": "t"}}}}\'\n'
     )
     program.chmod(0o755)
-    assert load((kubeconfig(tmp_path),)).credentials.current().token == "t"
+    assert load((with_plugin(tmp_path),)).credentials.current().token == "t"
 
 
 def test_a_plugins_certificate_is_shown(

@@ -18,8 +18,8 @@ from monitor.settings.read import read
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, remove_left
 from monitor.side.export.log import Log
 from tests import others
+from tests.daemon.config_files import kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
-from tests.pods.test_discover import kubeconfig
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
 NOBODY = 65534
@@ -93,7 +93,7 @@ def test_what_others_can_write_is_refused_with_the_remedy(what: str, how: str, t
         user = {"client-certificate": str(paths["certificate"]), "client-key": str(paths["key"])}
     made = kubeconfig(paths["kubeconfig"], "http://127.0.0.1:1", **user)
     if what == "ca":
-        made.write_text(made.read_text().replace("server:", f"certificate-authority: {paths['ca']}\n    server:"))
+        made.write_text(made.read_text().replace('"server":', f'"certificate-authority": "{paths["ca"]}", "server":'))
     bad = paths[what]
     if how == "owner":
         os.chown(bad, NOBODY, -1)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
@@ -22,6 +21,7 @@ from monitor.pods.spec import Choice, without_cluster
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
 from tests.commands import run
+from tests.daemon.config_files import kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
 
@@ -44,20 +44,6 @@ def kubelet() -> Iterator[FakeKubelet]:
     server = FakeKubelet()
     yield server
     server.close()
-
-
-def kubeconfig(path: Path, server: str, **user: str) -> Path:
-    made = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    path.write_text(yaml.safe_dump(made))
-    path.chmod(0o600)
-    return path
 
 
 @pytest.fixture

@@ -16,19 +16,12 @@ from monitor.pods import feed as feeds
 from monitor.pods.cache import PodCache
 from monitor.pods.feed import LINGER_S, STORE_S, Known, PodFeed, known
 from monitor.pods.manifest_files import Manifest
+from tests.kube.clock import WaitedClock
 from tests.pods.cluster import Cluster, a_pod
 from tests.pods.cluster import cluster as cluster
 from tests.puppet import TIMEOUT_S
 
 Object = dict[str, Any]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class PushedFeed(PodFeed):
@@ -52,12 +45,12 @@ def _closed() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> WaitedClock:
+    return WaitedClock(1000.0)
 
 
 @pytest.fixture
-def feed(clock: Clock) -> PushedFeed:
+def feed(clock: WaitedClock) -> PushedFeed:
     return PushedFeed("test", clock=clock)
 
 
@@ -75,7 +68,7 @@ def of(*pods: Known) -> dict[str, Known]:
     return {one.uid: one for one in pods}
 
 
-def test_a_deleted_pod_stays_a_minute(feed: PushedFeed, clock: Clock) -> None:
+def test_a_deleted_pod_stays_a_minute(feed: PushedFeed, clock: WaitedClock) -> None:
     feed.replace_all(of(made("a", "u1"), made("b", "u2")))
     feed.drop("u1")
     clock.now += LINGER_S - 1
@@ -85,7 +78,7 @@ def test_a_deleted_pod_stays_a_minute(feed: PushedFeed, clock: Clock) -> None:
     assert names(feed.manifests()) == ["b"]
 
 
-def test_one_whose_cgroup_is_there_stays_as_long(feed: PushedFeed, clock: Clock) -> None:
+def test_one_whose_cgroup_is_there_stays_as_long(feed: PushedFeed, clock: WaitedClock) -> None:
     """A kubelet that was restarted while the API server is away knows its static pods alone, for as long as that."""
     feed.replace_all(of(made("a", "u1"), made("b", "u2")))
     feed.replace_all({})
@@ -166,7 +159,7 @@ def test_an_object_of_any_shape_is_a_pod_or_a_problem(change: Any) -> None:
     assert (found.manifest is None) == bool(found.problem)
 
 
-def cached(feed: PodFeed, clock: Clock) -> Object:
+def cached(feed: PodFeed, clock: WaitedClock) -> Object:
     clock.now += STORE_S
     feed.store()
     assert feed._cache is not None
@@ -174,7 +167,7 @@ def cached(feed: PodFeed, clock: Clock) -> Object:
     return found
 
 
-def test_what_is_known_is_there_after_a_restart(tmp_path: Path, clock: Clock) -> None:
+def test_what_is_known_is_there_after_a_restart(tmp_path: Path, clock: WaitedClock) -> None:
     feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1", priority=9), made("b", "u2")))
     feed.drop("u2")
@@ -187,7 +180,7 @@ def test_what_is_known_is_there_after_a_restart(tmp_path: Path, clock: Clock) ->
     assert not PushedFeed("test", PodCache(tmp_path, "n2"), clock=clock).is_known  # the disk of another node
 
 
-def test_secrets_are_not_stored(tmp_path: Path, clock: Clock) -> None:
+def test_secrets_are_not_stored(tmp_path: Path, clock: WaitedClock) -> None:
     feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     pod = a_pod("a", "u1")
     pod["spec"]["containers"][0] |= {"env": [{"name": "PASSWORD", "value": "hunter2"}], "command": ["hunter2"]}
@@ -205,7 +198,7 @@ def test_a_damaged_cache_is_none(tmp_path: Path, text: str) -> None:
     assert not PushedFeed("test", PodCache(tmp_path, "n1")).is_known
 
 
-def test_a_cache_that_cannot_be_written_is_reported_and_tried_again(tmp_path: Path, clock: Clock) -> None:
+def test_a_cache_that_cannot_be_written_is_reported_and_tried_again(tmp_path: Path, clock: WaitedClock) -> None:
     state = tmp_path / "state"
     feed = PushedFeed("test", PodCache(state, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1")))
@@ -217,7 +210,7 @@ def test_a_cache_that_cannot_be_written_is_reported_and_tried_again(tmp_path: Pa
     assert feed.problems() == []
 
 
-def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: WaitedClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is refused would be no pods at all after a restart: the largest are left out instead."""
     pods = [made(f"p{i}", f"u{i}") for i in range(5)]
     for at, one in enumerate(pods):
@@ -236,7 +229,7 @@ def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: Clock, monkeypa
         assert not feed._dirty  # nothing is tried again before something changes
 
 
-def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: Clock) -> None:
+def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: WaitedClock) -> None:
     feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1")))
     feed.store()
@@ -304,7 +297,7 @@ def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
     pod["status"] = {"phase": "Pending"}
     starting = known("test", pod)
     assert starting is not None
-    clock = feed._clock = Clock()
+    clock = feed._clock = WaitedClock(1000.0)
     assert feed._pause_s([starting]) == feeds.STARTING_S
     clock.now += 61  # whose image cannot be pulled
     assert feed._pause_s([starting]) == feeds.POLL_S

@@ -20,11 +20,11 @@ from monitor.pods.node_kubelet import NodeKubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.kubelet_own import kubelet_sources
 from monitor.settings.read import check_enforced, read
+from tests.daemon.config_files import kubeconfig
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
 from tests.kube.fake_kubelet import FakeKubelet
 from tests.kube.fake_tls import Pair
-from tests.pods.test_discover import kubeconfig
 
 NOBODY = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give files to another user")

@@ -30,19 +30,16 @@ Object = dict[str, Any]
 MI = 1 << 20
 
 
-def of(obj: Object) -> Pod:
+def read(obj: Object) -> Manifest:
     found = known("test", obj)
     assert found is not None
     assert found.manifest is not None, found.problem
-    # What was stored reads as what came.
-    again = known("test", json.loads(json.dumps(found.object)))
-    assert again is not None
-    assert again.manifest == found.manifest
-    return found.manifest.pod
+    assert known("test", json.loads(json.dumps(found.object))) == found  # as it comes from the cache
+    return found.manifest
 
 
 def request(obj: Object) -> float:
-    return float(CURRENT.request(of(obj), "memory").value) / MI
+    return float(CURRENT.request(read(obj).pod, "memory").value) / MI
 
 
 def container(name: str, memory: str = "", **more: Any) -> Object:
@@ -130,7 +127,7 @@ def test_what_the_policy_asks_for_is_kept() -> None:
         ],
     )
     obj["status"]["qosClass"] = "Burstable"
-    pod = of(obj)
+    pod = read(obj).pod
     assert is_critical(pod)
     assert (pod.priority_class_name, pod.grace_period_s, qos_class(pod)) == ("system-node-critical", 7, "Burstable")
     assert pod.tolerations[0].key == "node.kubernetes.io/memory-pressure"
@@ -173,7 +170,6 @@ def test_owner() -> None:
     assert owner(kept(obj)) == "Other/x"
 
 
-Object = dict[str, Any]
 RESOURCES = ("memory", "cpu", "ephemeral-storage")
 AMOUNT = st.sampled_from(["0", "1", "100m", "64Mi", "1500", "1.5Gi", "3G", "1n", "9223372036854775807", "7Ei"])
 AMOUNTS = st.dictionaries(st.sampled_from(RESOURCES), AMOUNT)
@@ -199,15 +195,6 @@ def figures(pod: Pod) -> list[Any]:
     requests = [pod_request(pod, name, level).nanos for name in RESOURCES for level in (True, False)]
     limits = [pod_limit(pod, name, level) for name in RESOURCES for level in (True, False)]
     return [qos_class(pod), requests, [None if one is None else one.nanos for one in limits]]
-
-
-def read(obj: Object) -> Manifest:
-    found = known("test", obj)
-    assert found is not None
-    assert found.manifest is not None, found.problem
-    again = known("test", json.loads(json.dumps(found.object)))  # as it comes from the cache
-    assert again == found
-    return found.manifest
 
 
 @given(CONTAINERS, INIT, st.none() | RESOURCE_PAIRS, AMOUNTS)
