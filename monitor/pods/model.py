@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.kernel.cgroupfs import Hierarchy
@@ -92,6 +93,8 @@ class PodSource(ABC):
     is_complete = True
     #: Uids of pods that have a cgroup and are not known.
     unlisted: tuple[str, ...] = ()
+    #: The table `services:`, which any thread may replace: the next poll that begins goes by it.
+    rules: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, within: Within) -> None:
         self.hierarchy = within.hierarchy
@@ -111,9 +114,6 @@ class PodSource(ABC):
     def due_s(self) -> float:
         """Seconds until the next scan although no event came; 0 or less: at the next poll."""
         return self._next_scan - time.monotonic()
-
-    def take_rules(self, rules: Mapping[str, Mapping[str, Any]]) -> None:  # noqa: B027 - others have none
-        """Another table `services:` is in force; the next poll that begins goes by it. From any thread."""
 
     @property
     def pods(self) -> Mapping[str, FoundPod]:

@@ -84,8 +84,7 @@ class ServiceSource(PodSource):
     ) -> None:
         super().__init__(within if within.spared else within._replace(spared=(os.getpid(),)))
         self._mem_total = mem_total
-        self._rules = rules or {}
-        self._coming: Mapping[str, Mapping[str, Any]] | None = None  # rules that the next poll goes by
+        self.rules = self._rules = rules or {}
         self._runtimes = runtimes or Runtimes()
         self._looks: dict[int, _Look] = {}  # by cgroup id
         self._splitting: set[Path] = set()  # units that a container may come to be in
@@ -95,12 +94,9 @@ class ServiceSource(PodSource):
         pause = self._scanned_s + _PAUSE_S - time.monotonic()
         if pause > 0:
             time.sleep(pause)
-        if (coming := self._coming) is not None:
-            self._rules, self._coming, self._next_scan = coming, None, 0.0
+        if (rules := self.rules) is not self._rules:
+            self._rules, self._next_scan = rules, 0.0
         return super().poll()
-
-    def take_rules(self, rules: Mapping[str, Mapping[str, Any]]) -> None:
-        self._coming = rules
 
     def _concerns(self, event: Event) -> bool:
         if event.mask & IN_MODIFY:

@@ -173,7 +173,7 @@ class Reloader:
         view = self._view
         if view.pod_source is None:
             return
-        view.pod_source.take_rules(config.services)
+        view.pod_source.rules = config.services
         enough = view.look_at_pods() + 2
         while view.look_at_pods() < enough:
             time.sleep(_POLL_S)
