@@ -55,6 +55,7 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
     assert {config.origins[name] for name in ("eviction_hard", "enforce")} == {"--eviction-hard", "--enforce"}
     assert config.origins["eviction_max_pod_grace_period_s"] == f"{own}: eviction-max-pod-grace-period"
     assert config.origins["system_reserved"] == f"{kubelet}: systemReserved"
+    assert config.origins["local_storage"] == f"{kubelet}: localStorageCapacityIsolation"
     assert config.origins["pods"] == "default"
 
 

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.configuration import HARD, TEXT_MAPS, Entry, Given, Settings, Source, in_force
-from monitor.policy.errors import PolicyError
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import SIGNALS
@@ -127,26 +125,6 @@ def test_other_values() -> None:
         "memory": Entry("2Gi", "d: systemReserved"),
         "cpu": Entry("1", "file: systemReserved"),
     }
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ({"evictionHard": ["memory.available<1Gi"]}, "file: evictionHard: must be a map"),
-        ({"evictionHard": "memory.available<1Gi"}, "file: evictionHard: must be a map"),
-        (
-            {"evictionHard": {"memory.available": 5}},
-            r'file: evictionHard: memory\.available: 5 is not a text; put it in quotes: memory\.available: "5"',
-        ),
-        ({"evictionHard": {"memory.available": None}}, r"file: evictionHard: memory\.available: has no value"),
-        ({"evictionHard": {5: "5%"}}, "file: evictionHard: 5: "),
-        ({"systemReserved": {"cpu": 1}}, "file: systemReserved: cpu: 1 is not a text"),
-        ({"enforceNodeAllocatable": "pods"}, "file: enforceNodeAllocatable: must be a list"),
-    ],
-)
-def test_wrong_types_are_named(content: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(PolicyError, match=complaint):
-        in_force(Source("file", content))
 
 
 values = st.sampled_from(["100Mi", "1Gi", "5%", "0%", "100%", "7.5%"])
