@@ -1,7 +1,7 @@
 """The socket in the run directory on which commands ask this daemon about itself.
 
 The side answers: no question reaches the hot process. Only root may connect. Clients get a bounded number of
-connections, bytes and seconds (`monitor.side.export.http`) and a bounded share of a CPU (`Paced`).
+connections, bytes and seconds (`monitor.side.export.http`) and a bounded share of a CPU (`Shared`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import contextlib
 import json
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from monitor import __version__
@@ -26,7 +25,8 @@ from monitor.link.daemon_socket import (
     check_directory,
 )
 from monitor.side.endpoints import live_response, summary_response
-from monitor.side.export import http
+from monitor.side.export.http import Server
+from monitor.side.export.route import Response, Route, Shared
 from monitor.side.view import View
 
 #: Connections at the same time. `outrace top` needs one.
@@ -44,7 +44,7 @@ class DaemonSocket:
         self._view = view
         self.path = Path(view.config.run_dir, SOCKET)
         self._inode = 0
-        self._server: http.Server | None = None
+        self._server: Server | None = None
 
     def open(self) -> None:
         """Serve. Without a usable run directory the daemon logs a warning and goes on without a socket."""
@@ -58,18 +58,17 @@ class DaemonSocket:
                 problem=problem,
             )
             return
-        self._server = http.Server(
-            listener,
-            {
-                INFO_PATH: Paced(self._info),
-                SUMMARY_PATH: Paced(lambda _: summary_response(self._view)),
-                LIVE_PATH: Paced(lambda _: live_response(self._view)),
-            },
-            on_error=lambda problem: self._view.log.error("request on the daemon's socket failed", problem=problem),
-            max_connections=MAX_COMMANDS,
-            share=CPU_SHARE,
-        )
+        routes: dict[str, Route] = {
+            INFO_PATH: self._info,
+            SUMMARY_PATH: lambda _: summary_response(self._view),
+            LIVE_PATH: lambda _: live_response(self._view),
+        }
+        paced = {path: Shared({path: route}, self._failed, CPU_SHARE) for path, route in routes.items()}
+        self._server = Server(listener, paced, self._failed, max_connections=MAX_COMMANDS, share=CPU_SHARE)
         self._server.start()
+
+    def _failed(self, problem: str) -> None:
+        self._view.log.error("request on the daemon's socket failed", problem=problem)
 
     def close(self) -> None:
         """Remove the socket, unless the next side has replaced it already."""
@@ -108,7 +107,7 @@ class DaemonSocket:
             raise
         return listener
 
-    def _info(self, _accept: str) -> http.Response:
+    def _info(self, _accept: str) -> Response:
         view = self._view
         info = DaemonInfo(
             protocol=PROTOCOL,
@@ -121,38 +120,7 @@ class DaemonSocket:
             config=json.loads(view.config.to_json()),
             reload={} if view.reloader is None else view.reloader.state._asdict(),
         )
-        return http.Response(200, "application/json", info.to_json())
-
-
-class Paced:
-    """A route that rests after each answer, so that it takes at most `CPU_SHARE` of a CPU however often it is asked.
-
-    Clients that come meanwhile wait, and get the next answer together (`monitor.side.export.route`).
-    """
-
-    def __init__(
-        self,
-        route: http.Route,
-        clock: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """``clock`` and ``cpu`` (of the calling thread) are in seconds."""
-        self._route = route
-        self._clock = clock
-        self._cpu = cpu
-        self._sleep = sleep
-        self._due = 0.0
-
-    def __call__(self, accept: str) -> http.Response:
-        wait = self._due - self._clock()
-        if wait > 0:
-            self._sleep(wait)
-        before = self._cpu()
-        try:
-            return self._route(accept)
-        finally:
-            self._due = self._clock() + (self._cpu() - before) * (1 / CPU_SHARE - 1)
+        return Response(200, "application/json", info.to_json())
 
 
 @contextlib.contextmanager

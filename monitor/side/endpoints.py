@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.pods.model import FoundPod
-from monitor.side.export import http
+from monitor.side.export.http import Server
+from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Shared, text
 from monitor.side.process_watch import ProcessWatch
 from monitor.side.view import View
 from monitor.side.worker import Worker
@@ -35,17 +36,19 @@ class Endpoints:
         self._files = files
         self._lines = lines
         self._metrics: Metrics | None = None
-        self._server = http.Server(
-            listener,
-            {"/healthz": self._healthz, "/readyz": self._readyz},
-            on_error=lambda problem: view.log.error("http request failed", problem=problem),
-            copies={
-                "/metrics": lambda accept: self._made_metrics().render(accept),
-                "/stats/summary": lambda _: summary_response(view),
-            },
-            exposed=view.config.expose_metrics,
-        )
+        renderings = {
+            "/metrics": lambda accept: self._made_metrics().render(accept),
+            "/stats/summary": lambda _: summary_response(view),
+        }
+        kept = Shared(renderings, self._failed, RENDER_SHARE, FRESH_S)
+        probes = {"/healthz": self._healthz, "/readyz": self._readyz}
+        routes = {path: Shared({path: route}, self._failed) for path, route in probes.items()}
+        routes |= dict.fromkeys(renderings, kept)
+        self._server = Server(listener, routes, self._failed, view.config.expose_metrics)
         self._server.start()
+
+    def _failed(self, problem: str) -> None:
+        self._view.log.error("http request failed", problem=problem)
 
     def _made_metrics(self) -> Metrics:
         """Made at the first scrape, by the thread that renders: prometheus_client costs 4 MB on top of the server."""
@@ -55,27 +58,27 @@ class Endpoints:
             self._metrics = Metrics(self._view, self._processes, self._files, self._lines, self._server)
         return self._metrics
 
-    def _healthz(self, _accept: str) -> http.Response:
+    def _healthz(self, _accept: str) -> Response:
         if not self._view.side_lives():
-            return http.text(503, "the side's main loop does not turn")
-        return http.text(200, "ok") if self._view.hot_lives() else http.text(503, "the hot loop does not turn")
+            return text(503, "the side's main loop does not turn")
+        return text(200, "ok") if self._view.hot_lives() else text(503, "the hot loop does not turn")
 
-    def _readyz(self, _accept: str) -> http.Response:
+    def _readyz(self, _accept: str) -> Response:
         reason = self._view.not_ready()
-        return http.text(503, reason) if reason else http.text(200, "ok")
+        return text(503, reason) if reason else text(200, "ok")
 
 
-def summary_response(view: View) -> http.Response:
+def summary_response(view: View) -> Response:
     """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date."""
     view.refresh()
-    return http.Response(200, "application/json", json.dumps(summary(view)).encode())
+    return Response(200, "application/json", json.dumps(summary(view)).encode())
 
 
-def live_response(view: View) -> http.Response:
+def live_response(view: View) -> Response:
     """The same, and nothing is asked of the hot process: far from every threshold the counters stand still, and the
     figures are those of the cgroup files. From any thread.
     """
-    return http.Response(200, "application/json", json.dumps(summary(view, view.is_counted())).encode())
+    return Response(200, "application/json", json.dumps(summary(view, view.is_counted())).encode())
 
 
 def summary(view: View, counted: bool = True) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from monitor.side.export import http
+from monitor.side.export.http import Server
+from monitor.side.export.route import Response, Shared
 from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, process, sender
 from tests.alerts.test_alertmanager_live import pressure
 from tests.live import until
@@ -41,7 +42,8 @@ def page(registry: CollectorRegistry) -> Iterator[int]:
     """The metrics of a registry at /metrics, by the HTTP server outrace has; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         text = "text/plain; version=0.0.4; charset=utf-8"
-        server = http.Server(listener, {"/metrics": lambda _: http.Response(200, text, generate_latest(registry))})
+        metrics = Shared({"/metrics": lambda _: Response(200, text, generate_latest(registry))}, print)
+        server = Server(listener, {"/metrics": metrics}, print)
         server.start()
         try:
             yield listener.getsockname()[1]

@@ -1,6 +1,5 @@
 """What clients of the HTTP server and of the socket may cost, by clocks of the tests; which of them are answered."""
 
-import contextlib
 import http.client
 import os
 import socket
@@ -9,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from monitor.link.daemon_socket import check_directory
-from monitor.side.daemon_socket import CPU_SHARE, Paced
-from monitor.side.export.http import Response, Server, text
-from monitor.side.export.http_head import Connection
+from monitor.side.daemon_socket import CPU_SHARE
+from monitor.side.export.http import Connection, Server
 from monitor.side.export.route import (
     BURST_S,
     CLIENT_SHARE,
@@ -19,7 +17,10 @@ from monitor.side.export.route import (
     OPENMETRICS,
     RENDER_SHARE,
     Budget,
-    Copies,
+    Response,
+    Route,
+    Shared,
+    text,
 )
 
 TIMEOUT_S = 60.0
@@ -37,27 +38,30 @@ class Clock:
         assert seconds > 0
         self.now += seconds
 
-    def copies(self) -> Copies:
-        return Copies(lambda: self.now, lambda: self.cpu, self.sleep)
+    def shared(self, route: Route, share: float, fresh_s: float = 0.0) -> Shared:
+        routes = dict.fromkeys(("/metrics", "/stats/summary"), route)
+        return Shared(routes, lambda _: None, share, fresh_s, lambda: self.now, lambda: self.cpu, self.sleep)
 
-    def render(self, cost: float) -> Response:
+    def render(self, cost: float, fails: bool = False) -> Response:
         self.now += cost
         self.cpu += cost
         self.renderings += 1
+        if fails:
+            raise OSError
         return text(200, str(self.renderings))
 
 
 @pytest.mark.parametrize("cost", [0.001, 0.02, 0.5])
 def test_renderings_of_all_that_is_kept_take_no_more_than_their_share_of_a_cpu(cost: float) -> None:
     clock = Clock()
-    copies = clock.copies()
+    kept = clock.shared(lambda _: clock.render(cost), RENDER_SHARE, FRESH_S)
     keys = [("/metrics", ""), ("/metrics", OPENMETRICS), ("/stats/summary", "")]
     for key in keys:  # the first of each imports what renders
-        copies.render(key, lambda _: clock.render(cost))
+        kept.ask(*key)
     began, clock.renderings = clock.now, 0
     for _ in range(100_000):
         for key in keys:
-            copies.render(key, lambda _: clock.render(cost))
+            kept.ask(*key)
         clock.now += 0.001
     took = clock.now - began
     assert clock.renderings >= 100
@@ -65,33 +69,37 @@ def test_renderings_of_all_that_is_kept_take_no_more_than_their_share_of_a_cpu(c
     assert clock.renderings <= len(keys) * (took / FRESH_S + 1)
 
 
-def test_a_rendering_that_fails_is_paid_for_too() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("cost", [0.0001, 0.01, 0.5])
+def test_a_flood_of_requests_gets_no_more_than_its_share_of_a_cpu(cost: float, fails: bool) -> None:
     clock = Clock()
-    copies = clock.copies()
-
-    def fails(_accept: str) -> Response:
-        clock.render(0.1)
-        raise OSError
-
-    for _ in range(101):
-        with pytest.raises(OSError):
-            copies.render(("/metrics", ""), fails)
-    assert clock.now - 100.0 >= 99 * 0.1 / RENDER_SHARE
+    shared = clock.shared(lambda _: clock.render(cost, fails), CPU_SHARE)
+    for _ in range(102):
+        response = shared.ask("/metrics", "")
+        assert response is not None
+        assert response.status == (500 if fails else 200)
+        clock.now += 1e-9  # the next one is asked after this one was begun
+    # The first is free, and the second answered at once: 100 pauses between 101 answers.
+    assert clock.now - 100.0 == pytest.approx((100 / CPU_SHARE + 2) * cost)
+    clock.now += 100.0  # of one that asks now and then none waits
+    began = clock.now
+    shared.ask("/metrics", "")
+    assert clock.now == pytest.approx(began + cost)
 
 
 def test_clients_take_no_more_than_their_share_of_a_cpu() -> None:
     clock = Clock()
-    budget = Budget(CLIENT_SHARE, cpu=lambda: clock.cpu, clock=lambda: clock.now)
-    assert budget.debt_s() == 0
+    budget = Budget(CLIENT_SHARE, lambda: clock.now)
+    assert budget.spend(0.0) == 0
+    spent = 0.0
     for _ in range(10_000):
-        clock.cpu += 0.002  # requests of one turn
-        clock.now += 0.002
-        if debt_s := budget.debt_s():
+        clock.now += 0.002  # requests of one turn
+        spent += 0.002
+        if debt_s := budget.spend(0.002):
             clock.sleep(debt_s)
-    assert clock.cpu <= CLIENT_SHARE * (clock.now - 100.0) + BURST_S
+    assert spent <= CLIENT_SHARE * (clock.now - 100.0) + BURST_S
     clock.now += 3600.0  # a quiet hour saves up no more than the burst
-    clock.cpu += 2 * BURST_S
-    assert budget.debt_s() == pytest.approx(BURST_S / CLIENT_SHARE)
+    assert budget.spend(BURST_S + 0.01) == pytest.approx(0.01 / CLIENT_SHARE)
 
 
 class Ends:
@@ -107,10 +115,6 @@ class Ends:
 
     def getsockname(self) -> tuple[str, int]:
         return self._own, 9469
-
-    def setblocking(self, _: bool) -> None: ...
-
-    def setsockopt(self, *_: int) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -130,19 +134,16 @@ class Ends:
     ],
 )
 def test_which_clients_are_on_this_machine(peer: str, own: str, is_own: bool) -> None:
-    assert Connection(Ends(peer, own)).is_own == is_own  # type: ignore[arg-type]
+    assert Connection(Ends(peer, own), 0.0).is_own == is_own  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exposed", [False, True])
 def test_a_client_of_another_host_is_told_the_option(monkeypatch: pytest.MonkeyPatch, exposed: bool) -> None:
     monkeypatch.setattr(Connection, "is_own", property(lambda _: False))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(
-        listener,
-        {"/healthz": lambda _: text(200, "ok")},
-        copies={"/metrics": lambda _: text(200, "pods")},
-        exposed=exposed,
-    )
+    probe = Shared({"/healthz": lambda _: text(200, "ok")}, print)
+    kept = Shared({"/metrics": lambda _: text(200, "pods")}, print, fresh_s=1.0)
+    server = Server(listener, {"/healthz": probe, "/metrics": kept}, print, exposed)
     connection = http.client.HTTPConnection(*listener.getsockname(), timeout=TIMEOUT_S)
     server.start()
     try:
@@ -161,30 +162,6 @@ def test_a_client_of_another_host_is_told_the_option(monkeypatch: pytest.MonkeyP
     else:
         assert (status, body.count("\n")) == (403, 1)
         assert "--expose-metrics" in body
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("cost", [0.0001, 0.01, 0.5])
-def test_a_flood_of_requests_gets_no_more_than_its_share_of_a_cpu(cost: float, fails: bool) -> None:
-    clock = Clock()
-
-    def route(_accept: str) -> Response:
-        clock.render(cost)
-        if fails:
-            raise OSError
-        return text(200, "ok")
-
-    answer = Paced(route, lambda: clock.now, lambda: clock.cpu, clock.sleep)
-    for _ in range(101):
-        with pytest.raises(OSError) if fails else contextlib.nullcontext():
-            answer("")
-    # The first is answered at once: 100 pauses between 101 answers.
-    assert clock.now - 100.0 == pytest.approx((100 / CPU_SHARE + 1) * cost)
-    clock.now += 100.0  # of one that asks now and then none waits
-    began = clock.now
-    with pytest.raises(OSError) if fails else contextlib.nullcontext():
-        answer("")
-    assert clock.now == pytest.approx(began + cost)
 
 
 @pytest.mark.kernel  # chown needs root

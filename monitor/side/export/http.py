@@ -1,5 +1,4 @@
-"""HTTP on an already bound socket: one thread that never waits for a client, one that renders what is kept
-(`Copies`), and one for each probe (`RouteWorker`).
+"""HTTP on an already bound socket: a thread for each of a bounded number of connections, and one that accepts the next.
 
 It serves numbers to scrapers and probes. Clients that connect and send nothing, send it slowly, do not read answers
 or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest connection is closed for a
@@ -9,53 +8,105 @@ rendering (`RENDER_SHARE`), 1 % everything else (`CLIENT_SHARE`), because side a
 
 from __future__ import annotations
 
-import os
+import contextlib
 import select
 import socket
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
 
-from monitor.side.export.http_head import (
-    BATCH,
-    CLOSABLE,
-    DEAF_S,
-    MAX_CONNECTIONS,
-    MAX_HEAD,
-    MAX_UNSENT,
-    TIMEOUTS,
-    BadRequestError,
-    Connection,
-    Request,
-    head,
-    parse,
-)
-from monitor.side.export.route import CLIENT_SHARE, Budget, Copies, Response, Route, RouteWorker, form, text
+from monitor.side.export.http_head import MAX_HEAD, BadRequestError, Request, head, parse
+from monitor.side.export.route import CLIENT_SHARE, MAX_WAITING, Budget, Response, Shared, text
 
-__all__ = ["MAX_CONNECTIONS", "Response", "Route", "Server", "text"]
-
+#: Connections open at the same time. One scraper needs one; each costs 60 KB here and 130 KB of socket buffers at most.
+MAX_CONNECTIONS = 64
+#: Bytes of answers that clients have not taken yet, of all connections together. The metrics of 500 pods are 0.5 MB.
+MAX_UNSENT = 8 << 20
+#: The socket buffer of each connection (the kernel doubles it); left alone it grows to 4 MiB for a client that reads
+#: nothing.
+SEND_BUFFER = 64 << 10
+#: Seconds until the head of a request is complete, from the connection or from its first byte on.
+HEAD_S = 5.0
+#: Seconds a connection may be kept open without a request. Prometheus asks again after 15 to 60.
+IDLE_S = 90.0
+#: Seconds until the answer is taken.
+WRITE_S = 10.0
+#: After a refusal what still comes is read and thrown away for so long (seconds), because closing with unread data
+#: would reset the connection, and the client would not see why.
+DRAIN_S = 1.0
+#: Pause after accept(2) failed for want of descriptors or memory, and how long a connection gets to end, seconds.
+DEAF_S = 1.0
+#: Connections that are accepted without a rest where so many wait: the first costs four times as much as the others.
+BATCH = 16
+#: Threads that are kept for the next connections.
+_SPARE = 16
 #: The line that refuses a client of another host.
 _NOT_FOR_OTHERS = "only for this machine; outrace run --expose-metrics opens it to other hosts and pods"
+_TOO_MANY = text(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait")
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """A client, as its thread sees it."""
+
+    sock: socket.socket
+    counted_s: float  # the CPU time of its thread that was paid for
+    since: float = field(default_factory=time.monotonic)  # seconds: when it was last of use
+    is_waiting: bool = False  # for a route of ours: it is not closed for a new one
+    unsent: int = 0  # bytes of an answer that it has not taken yet
+    inbox: bytearray = field(default_factory=bytearray)
+
+    def receive(self, first_s: float) -> Request | None:
+        """The next request, whose first byte comes within ``first_s``; None if there is none. Raises OSError (of time
+        too) and BadRequestError.
+        """
+        limit = time.monotonic() + (HEAD_S if self.inbox else first_s)
+        while (request := parse(self.inbox)) is None:
+            self.sock.settimeout(max(limit - time.monotonic(), 1e-6))
+            if not (data := self.sock.recv(MAX_HEAD - len(self.inbox))):
+                return None
+            if not self.inbox:
+                limit = time.monotonic() + HEAD_S  # its time begins with its first byte and does not begin anew
+            self.inbox += data
+        del self.inbox[: request.size]
+        return request
+
+    def drain(self) -> None:
+        """End it so that the client reads what it was sent. Raises OSError."""
+        self.sock.shutdown(socket.SHUT_WR)
+        limit = time.monotonic() + DRAIN_S
+        while (left_s := limit - time.monotonic()) > 0:
+            self.sock.settimeout(left_s)
+            if not self.sock.recv(MAX_HEAD):
+                return
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the client is on this machine: at a loopback address, or at the address it connected to, which the
+        kernel gives a connection to an own address. (A packet from outside with such a source is a martian.)
+        """
+        if self.sock.family == socket.AF_UNIX:
+            return True
+        names = self.sock.getpeername(), self.sock.getsockname()
+        peer, own = (str(name[0]).removeprefix("::ffff:") for name in names)
+        return peer == own or peer == "::1" or peer.startswith("127.")
 
 
 class Server:
-    """Serves on ``listener``, which it owns; ``on_error(message)`` is called when a route failed.
+    """Serves on ``listener``, which it owns; ``on_error(message)`` is called when something failed that should not.
 
-    ``probes`` are answered anew, however busy the server is; ``copies`` from a copy (`Copies`) and, unless
-    ``exposed``, only to clients of this machine. ``share`` is `CLIENT_SHARE`. `refused` counts requests that were
-    answered 503 because too many waited or took too much CPU time, `cut` the connections closed for being slow, or to
-    make room.
+    Each path is answered by its `Shared`; those that are kept, unless ``exposed``, only to clients of this machine.
+    ``share`` is `CLIENT_SHARE`. `refused` counts requests that were answered 503 because too many waited, and
+    connections that were closed because all others waited; `cut` those closed for being slow, or to make room.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        probes: Mapping[str, Route],
-        on_error: Callable[[str], None] = lambda _: None,
-        copies: Mapping[str, Route] | None = None,
+        routes: Mapping[str, Shared],
+        on_error: Callable[[str], None],
         exposed: bool = True,
         max_connections: int = MAX_CONNECTIONS,
         share: float = CLIENT_SHARE,
@@ -63,289 +114,196 @@ class Server:
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._max_connections = max_connections
-        self._exposed = exposed
-        self._probes, self._copied = dict(probes), dict(copies or {})
-        self._copies = Copies()
-        self._workers = {
-            path: RouteWorker(path, lambda key: self._probes[key[0]](key[1]), self._answered, on_error)
-            for path in probes
-        }
-        renderer = RouteWorker(
-            "render", lambda key: self._copies.render(key, self._copied[key[0]]), self._answered, on_error
-        )
-        self._workers |= dict.fromkeys(self._copied, renderer)
-        self._budget = Budget(share, cpu=cpu, longest_s=DEAF_S)
+        self._routes = routes
         self._on_error = on_error
+        self._exposed = exposed
+        self._max_connections = max_connections
+        self._budget = Budget(share)
+        self._cpu = cpu
         self.refused = 0
         self.cut = 0
-        self._answers: deque[tuple[Connection, Response, float]] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._epoll.register(listener, select.EPOLLIN)
-        self._deaf_until = 0.0
-        self._open: dict[int, Connection] = {}
-        # Every state has one time limit, so the oldest of a state is the first of its queue.
-        self._queues: dict[str, OrderedDict[int, Connection]] = {state: OrderedDict() for state in (*TIMEOUTS, "wait")}
-        self.unsent = 0  # bytes of answers that clients have not taken yet
+        self._coming = select.poll()
+        self._coming.register(listener, select.POLLIN)
+        self._accepting, self._turn = threading.Lock(), threading.Lock()
+        self._resting = threading.Semaphore(MAX_WAITING)
+        self._accepted = 0  # connections, of a batch
+        self._idle = 0  # threads that accept, or wait to accept
+        self._open: set[Connection] = set()
+        self._changed = threading.Condition()  # of the two
         self._ending = False
-        self._thread: threading.Thread | None = None
 
-    def start(self) -> threading.Thread:
-        """Serve from a thread of its own until the process ends, or until `close`."""
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self._thread.start()
-        return self._thread
+    def start(self) -> None:
+        """Serve from threads of its own until the process ends, or until `close`."""
+        self._start_thread()
 
     def close(self) -> None:
         self._ending = True
-        os.eventfd_write(self._wake_fd, 1)
-        if self._thread is not None:
-            self._thread.join()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queues["wait"])
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up that accepts
+        with self._changed:
+            for connection in self._open:
+                self._cut(connection)
+        with self._accepting:
+            self._listener.close()
 
     @property
     def connections(self) -> int:
         return len(self._open)
 
-    # the loop
+    # the threads
 
     def _run(self) -> None:
-        while not self._ending:
-            for fd, _ in self._epoll.poll(self._timeout(), BATCH):
-                if fd == self._wake_fd:
-                    self._pass_answers()
-                elif fd == self._listener.fileno():
-                    self._accept()
-                elif (connection := self._open.get(fd)) is not None:
-                    self._guarded(connection, self._turn, connection)
-            self._expire(time.monotonic())
-            if (debt_s := self._budget.debt_s()) > 0 and not self._ending:
-                time.sleep(debt_s)  # clients wait in the kernel, which is cheap
-                self._budget.rested()
-        for worker in self._workers.values():
-            worker.close()
-        for connection in list(self._open.values()):
-            self._close(connection)
-        self._epoll.close()
-        self._listener.close()
-
-    def _timeout(self) -> float | None:
-        """Seconds until the next time limit; None (nothing is to be done until something comes) uses no CPU."""
-        due = [self._deaf_until] if self._deaf_until else []
-        for state, limit in TIMEOUTS.items():
-            first = next(iter(self._queues[state].values()), None)
-            if first is not None:
-                due.append(first.since + limit)
-        return max(0.0, min(due) - time.monotonic()) if due else None
-
-    def _expire(self, now: float) -> None:
-        for state, limit in TIMEOUTS.items():
-            queue = self._queues[state]
-            while (first := next(iter(queue.values()), None)) is not None and first.since + limit <= now:
-                if state == "busy":
-                    self._guarded(first, self._answer_late, first)
-                else:
-                    self.cut += state != "drain"
-                    self._close(first)
-        if self._deaf_until and self._deaf_until <= now:
-            self._deaf_until = 0.0
-            self._epoll.register(self._listener, select.EPOLLIN)
-
-    def _turn(self, connection: Connection) -> None:
-        """Something can be done on this connection, or it has ended."""
-        if connection.state == "write":
-            self._write(connection)
+        """Accept a connection, serve it, and so on: cheaper than a thread for each, and than to hand it on."""
+        counted_s = 0.0  # CPU time of this thread that was paid for; the rest is paid before it accepts or reads
+        while True:
+            with self._accepting:
+                used_s = self._cpu()
+                debt_s = self._budget.spend(used_s - counted_s)
+                self._accepted = (self._accepted + 1) % BATCH
+                if debt_s > 0 and not (self._accepted and self._coming.poll(0)):
+                    time.sleep(debt_s)  # clients wait in the kernel, which is cheap
+                    used_s = self._cpu()  # to wake up costs an emulated CPU more than a second of 1 % earns
+                if (sock := self._next()) is None:
+                    return
+                connection = Connection(sock, used_s)
+                with self._changed:
+                    self._open.add(connection)
+                    self._idle -= 1
+                    if self._idle == 0:
+                        self._start_thread()
             self._serve(connection)
-        elif connection.state in ("wait", "busy"):  # nothing is waited for but its end
-            self._close(connection)
-        else:
-            self._read(connection)
+            counted_s = connection.counted_s
+            with self._changed:
+                self._open.discard(connection)
+                sock.close()
+                self._changed.notify_all()
+                if self._idle > _SPARE:
+                    return
+                self._idle += 1
 
-    def _guarded(self, connection: Connection, step: Callable[..., None], *arguments: Any) -> None:
-        """One connection's trouble is never that of the others."""
+    def _start_thread(self) -> None:
+        self._idle += 1
         try:
-            step(*arguments)
-        except OSError:
-            self._close(connection)  # the client went away in the middle, which is its right
-        except Exception as error:  # noqa: BLE001 - the thread is everybody's
-            self._close(connection)
-            self._on_error(f"{type(error).__name__}: {error}")
+            threading.Thread(target=self._run, name="http", daemon=True).start()
+        except RuntimeError:  # no thread can be started: the next connection waits for the end of this one
+            self._idle -= 1
 
-    # connections
-
-    def _accept(self) -> None:
-        for attempt in range(BATCH):
+    def _next(self) -> socket.socket | None:
+        """A new connection, and room for it; None at the end."""
+        while not self._ending:
+            self._coming.poll()  # accept(2) reports a want of descriptors even while nobody connects
             try:
                 sock, _address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:
+            except (BlockingIOError, ConnectionError):
                 continue
-            except OSError as error:  # no descriptors, no memory; accept(2) reports them even while nobody connects
-                if attempt:
-                    return
-                if not self._make_room():
+            except OSError as error:  # no descriptors, no memory
+                if not self._ending and not self._make_room():
                     self._on_error(f"accept: {error.strerror}")
-                    self._epoll.unregister(self._listener)
-                    self._deaf_until = time.monotonic() + DEAF_S
-                    return
+                    time.sleep(DEAF_S)
                 continue
-            if len(self._open) >= self._max_connections and not self._make_room():
-                self.refused += 1
-                sock.close()
-                continue
-            self._admit(sock)
-
-    def _admit(self, sock: socket.socket) -> None:
-        try:
-            connection = Connection(sock)
-            self._epoll.register(sock, 0)
-        except OSError:  # it went away again, or the kernel has no memory for another one
+            if len(self._open) < self._max_connections or self._make_room():
+                return sock
+            self.refused += 1
             sock.close()
-            return
-        self._open[sock.fileno()] = connection
-        self._enter(connection, "head")
+        return None
 
     def _make_room(self) -> bool:
         """Close the connection that has been of least use for longest; False if all wait for an answer of ours."""
-        oldest = [next(iter(self._queues[state].values()), None) for state in CLOSABLE]
-        found = min((one for one in oldest if one is not None), key=lambda one: one.since, default=None)
-        if found is None:
-            return False
+        with self._changed:
+            closable = [one for one in self._open if not one.is_waiting]
+            oldest = min(closable, key=lambda one: one.since, default=None)
+            if oldest is None:
+                return False
+            self._cut(oldest)
+            return self._changed.wait_for(lambda: oldest not in self._open, DEAF_S)
+
+    def _cut(self, connection: Connection) -> None:
+        """Its thread sees at once that it has ended, unless a route is at work for it."""
         self.cut += 1
-        self._close(found)
-        return True
+        with contextlib.suppress(OSError):  # it has ended by itself
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _enter(self, connection: Connection, state: str) -> None:
-        fd = connection.sock.fileno()
-        if connection.state:
-            self._queues[connection.state].pop(fd, None)
-        connection.state = state
-        connection.since = time.monotonic()
-        self._queues[state][fd] = connection
-        self._epoll.modify(fd, {"write": select.EPOLLOUT, "wait": 0, "busy": 0}.get(state, select.EPOLLIN))
-
-    def _close(self, connection: Connection) -> None:
-        if connection.closed:
-            return
-        connection.closed = True
-        fd = connection.sock.fileno()
-        self._queues[connection.state].pop(fd, None)
-        del self._open[fd]
-        self.unsent -= connection.unsent
-        connection.outbox.clear()
-        connection.sock.close()  # epoll forgets it
-
-    # requests
-
-    def _read(self, connection: Connection) -> None:
-        try:
-            data = connection.sock.recv(MAX_HEAD if connection.state == "drain" else MAX_HEAD - len(connection.inbox))
-        except BlockingIOError:
-            return
-        if not data:
-            self._close(connection)
-        elif connection.state != "drain":
-            connection.inbox += data
-            if connection.state == "idle":
-                self._enter(connection, "head")  # its time begins with its first byte and does not begin anew
-            self._serve(connection)
+    # one connection
 
     def _serve(self, connection: Connection) -> None:
-        """Answer the requests that are complete, one after the other, as far as none of them has to wait."""
-        while connection.state in ("head", "idle") and not connection.closed:
+        try:
+            self._answer_all(connection)
+        except TimeoutError:
+            self.cut += 1
+        except OSError:
+            pass  # the client went away in the middle, which is its right
+        except Exception as error:  # noqa: BLE001 - a thread must not end in silence
+            self._on_error(f"{type(error).__name__}: {error}")
+
+    def _answer_all(self, connection: Connection) -> None:
+        """The requests of a connection, one after the other. Raises OSError."""
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        if connection.sock.family != socket.AF_UNIX:
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        first_s, keep = HEAD_S, True
+        while keep:
             try:
-                request = parse(connection.inbox)
+                request = connection.receive(first_s)
             except BadRequestError as bad:
-                connection.request = None
-                self._send(connection, text(bad.status, bad.status.phrase))
+                self._send(connection, None, text(bad.status, bad.status.phrase))
+                connection.drain()
                 return
             if request is None:
                 return
-            del connection.inbox[: request.size]
-            connection.request = request
-            self._answer_to(connection, request)
+            response = self._answer(connection, request)
+            # Out of CPU time the next request needs a connection: it waits to be accepted, which is cheap.
+            keep = request.keep and self._paid(connection)
+            self._send(connection, request._replace(keep=keep), response)
+            first_s, connection.since = IDLE_S, time.monotonic()
+        if connection.inbox:
+            connection.drain()
 
-    def _answer_to(self, connection: Connection, request: Request) -> None:
-        key = (request.path, form(request.accept) if request.path in self._copied else "")
-        is_probe = request.path in self._probes
-        if self._budget.debt_s() > 0:
-            if not is_probe:
-                self._enter(connection, "busy")
-                return
-            connection.request = request._replace(keep=False)  # another one has to wait for its connection
-        if request.path not in self._workers:
-            self._send(connection, text(404, f"not here; try {' '.join(self._workers)}"))
-        elif not (is_probe or self._exposed or connection.is_own):
-            self._send(connection, text(HTTPStatus.FORBIDDEN, _NOT_FOR_OTHERS))
-        elif not is_probe and (kept := self._copies.fresh(key)) is not None:
-            self._send(connection, kept)
-        elif self._workers[request.path].ask(connection, key):
-            self._enter(connection, "wait")
+    def _answer(self, connection: Connection, request: Request) -> Response:
+        shared = self._routes.get(request.path)
+        if shared is None:
+            return text(404, f"not here; try {' '.join(self._routes)}")
+        if shared.is_kept and not (self._exposed or connection.is_own):
+            return text(HTTPStatus.FORBIDDEN, _NOT_FOR_OTHERS)
+        connection.is_waiting = True
+        if shared.is_kept and not (self._paid(connection) or self._rest()):
+            response = None
         else:
-            self._refuse(connection)
+            before = self._cpu()
+            response = shared.ask(request.path, request.accept)
+            if shared.is_kept:
+                connection.counted_s += self._cpu() - before  # renderings are paid for there
+        connection.is_waiting = False
+        if response is None:
+            self.refused += 1
+            return _TOO_MANY
+        return response
 
-    def _answer_late(self, connection: Connection) -> None:
-        """Its request has waited for CPU time; there is some now, or it is refused."""
-        assert connection.request is not None
-        connection.request = connection.request._replace(keep=False)
-        if self._budget.debt_s() > 0:
-            self._refuse(connection)
-        else:
-            self._answer_to(connection, connection.request)
+    def _paid(self, connection: Connection) -> bool:
+        """Pay for what it has used; whether that is earned."""
+        used_s = self._cpu()
+        debt_s = self._budget.spend(used_s - connection.counted_s)
+        connection.counted_s = used_s
+        return debt_s <= 0
 
-    def _refuse(self, connection: Connection) -> None:
-        self.refused += 1
-        self._send(connection, text(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait"), retry_s=1)
+    def _rest(self) -> bool:
+        """Wait in turn, until all that was used is earned; False if too many do."""
+        if not self._resting.acquire(blocking=False):
+            return False
+        with self._turn:
+            time.sleep(self._budget.spend(0.0))
+        self._resting.release()
+        return True
 
-    # answers
-
-    def _answered(self, connection: Connection, response: Response, cpu_s: float) -> None:
-        """Called by the threads of the routes."""
-        self._answers.append((connection, response, cpu_s))
-        os.eventfd_write(self._wake_fd, 1)
-
-    def _pass_answers(self) -> None:
-        os.eventfd_read(self._wake_fd)
-        while self._answers:
-            connection, response, cpu_s = self._answers.popleft()
-            if connection.request is None or connection.request.path not in self._copied:
-                self._budget.spend(cpu_s)  # renderings have a budget of their own
-            if not connection.closed:
-                self._guarded(connection, self._answer, connection, response)
-
-    def _answer(self, connection: Connection, response: Response) -> None:
-        self._send(connection, response)
-        self._serve(connection)
-
-    def _send(self, connection: Connection, response: Response, retry_s: int = 0) -> None:
-        request = connection.request
-        keep = request is not None and request.keep
-        first = head(response.status, response.content_type, len(response.body), keep, retry_s)
+    def _send(self, connection: Connection, request: Request | None, response: Response) -> None:
+        """Raises OSError, of time too."""
         body = b"" if request is not None and request.method == "HEAD" else response.body
-        connection.outbox = [memoryview(part) for part in (first, body) if part]
-        self.unsent += len(first) + len(body)
-        self._enter(connection, "write")
-        self._write(connection)
-        while self.unsent > MAX_UNSENT:
-            self.cut += 1
-            self._close(next(iter(self._queues["write"].values())))
-
-    def _write(self, connection: Connection) -> None:
-        before = connection.unsent
-        try:
-            connection.write()
-        finally:
-            self.unsent -= before - connection.unsent
-        if connection.outbox:
-            return
-        if connection.request is None or not connection.request.keep:
-            connection.sock.shutdown(socket.SHUT_WR)
-            self._enter(connection, "drain")
-            return
-        self._enter(connection, "head" if connection.inbox else "idle")
+        with self._changed:
+            connection.since, connection.unsent = time.monotonic(), len(body)
+            writing = sorted((one for one in self._open if one.unsent), key=lambda one: one.since)
+            while sum(one.unsent for one in writing) > MAX_UNSENT:
+                self._cut(writing.pop(0))
+        keep = request is not None and request.keep
+        first = head(response.status, response.content_type, len(response.body), keep, int(response is _TOO_MANY))
+        connection.sock.settimeout(WRITE_S)
+        connection.sock.sendall(first, socket.MSG_MORE if body else 0)
+        connection.sock.sendall(body)
+        connection.unsent = 0

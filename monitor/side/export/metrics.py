@@ -29,8 +29,8 @@ from monitor.policy.releases import era
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
 from monitor.side.disk_watch import ACTIONS, Cleanup
 from monitor.side.export.families import counter, gauge, histogram
-from monitor.side.export.http import Response
 from monitor.side.export.race_metrics import race_metrics
+from monitor.side.export.route import Response
 from monitor.side.process_watch import over
 from monitor.side.reload import Reloads
 from monitor.side.view import View

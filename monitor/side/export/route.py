@@ -1,7 +1,7 @@
-"""What answers a path: a thread that makes one answer for all that wait for the same, and the copies that it keeps.
+"""What answers a path, and what of a CPU that and its clients may take.
 
-So a storm of scrapes is one rendering, and a route that hangs (a cgroup file that does not answer) holds up only the
-clients of that route.
+A storm of scrapes is one rendering (`Shared`), and a route that hangs (a cgroup file that does not answer) holds up
+only the clients of the paths that share it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-#: Requests that wait for one worker.
+#: Requests that wait for the routes of one `Shared`.
 MAX_WAITING = 32
-#: Seconds for which a copy answers everything. A scraper comes every 15 to 60 s.
+#: Seconds for which a rendering answers everything. A scraper comes every 15 to 60 s.
 FRESH_S = 1.0
 #: The part of a CPU that renderings take, all together, and that of connections and requests (0.1 ms each). The sum is
 #: 2 %, because side and hot may share a quota.
@@ -22,6 +22,8 @@ RENDER_SHARE = 0.01
 CLIENT_SHARE = 0.01
 #: CPU time that clients can save up, seconds: 500 requests at once.
 BURST_S = 0.05
+#: What takes longer than this to earn is given: an emulated CPU takes 5 to 15 ms to wake up.
+LONGEST_S = 2.0
 #: The same failure of a route is reported once in this time (seconds): clients decide how often it fails.
 _REPEAT_S = 10.0
 
@@ -34,8 +36,6 @@ class Response(NamedTuple):
 
 #: A route gets the Accept header: "" or `OPENMETRICS`.
 Route = Callable[[str], Response]
-#: A path, and the Accept that its answer depends on.
-Key = tuple[str, str]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -44,168 +44,96 @@ def text(status: int, body: str) -> Response:
     return Response(status, "text/plain; charset=utf-8", body.encode() + b"\n")
 
 
-def form(accept: str) -> str:
-    """An Accept header as one of the two formats there are: a client must not have a rendering for each way to ask."""
-    return OPENMETRICS if "application/openmetrics-text" in accept else ""
-
-
 class Budget:
-    """``share`` of a CPU, of which ``burst_s`` seconds can be saved up. ``cpu``: the CPU time of the calling thread,
-    which is spent by being used; without one it is spent by `spend` alone. What takes longer than ``longest_s`` to
-    earn is given.
+    """``share`` of a CPU for all threads that `spend` from it, of which `BURST_S` can be saved up."""
+
+    def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._clock = clock
+        self._earned_at = -math.inf
+        self._lock = threading.Lock()
+
+    def spend(self, cpu_s: float) -> float:
+        """Seconds until this, and what others spent before, is earned: threads that sleep so long take turns."""
+        with self._lock:
+            now = self._clock()
+            earned_at = max(self._earned_at, now - BURST_S / self._share) + cpu_s / self._share
+            self._earned_at = min(earned_at, now + LONGEST_S)
+            return max(0.0, self._earned_at - now)
+
+
+class Shared:
+    """Answers of ``routes`` (by path), made by one thread at a time; those that wait for the same answer get one.
+
+    Making them takes at most ``share`` of a CPU. An answer is given for ``fresh_s`` seconds; with 0 only to requests
+    that came before it was begun.
     """
 
     def __init__(
         self,
-        share: float,
-        burst_s: float = BURST_S,
-        cpu: Callable[[], float] = lambda: 0.0,
-        clock: Callable[[], float] = time.monotonic,
-        longest_s: float = math.inf,
-    ) -> None:
-        self._share = share
-        self._burst_s = burst_s
-        self._least_s = -longest_s * share
-        self._cpu = cpu
-        self._clock = clock
-        self._counted_s: float | None = None
-        self._left_s = burst_s
-        self._since = clock()
-
-    def spend(self, cpu_s: float) -> None:
-        now = self._clock()
-        earned_s = min(self._burst_s, self._left_s + (now - self._since) * self._share)
-        self._left_s = max(earned_s - cpu_s, self._least_s)
-        self._since = now
-
-    def debt_s(self) -> float:
-        """Seconds until what was spent is earned; 0 when there is something left."""
-        used_s = self._cpu()
-        self.spend(0.0 if self._counted_s is None else used_s - self._counted_s)
-        self._counted_s = used_s
-        return max(0.0, -self._left_s / self._share)
-
-    def rested(self) -> None:
-        """To wait for the share and to wake up spends nothing: an emulated CPU takes 5 to 15 ms for it, which is more
-        than a second of 1 % earns.
-        """
-        self._counted_s = self._cpu()
-
-
-class Copies:
-    """Answers that are made at most once in `FRESH_S`, and all of them with at most `RENDER_SHARE` of a CPU."""
-
-    def __init__(
-        self,
+        routes: Mapping[str, Route],
+        on_error: Callable[[str], None],
+        share: float = 1.0,
+        fresh_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``clock`` and ``cpu`` (of the thread that renders) are in seconds."""
+        """``clock`` and ``cpu`` (of the calling thread) are in seconds."""
+        self._routes = routes
+        self._on_error = on_error
+        self._share = share
+        self._fresh_s = fresh_s
         self._clock = clock
         self._cpu = cpu
         self._sleep = sleep
-        self._budget = Budget(RENDER_SHARE, 0.0, clock=clock)
-        self._made: dict[Key, tuple[float, Response]] = {}
-        self._tried: set[Key] = set()
-
-    def fresh(self, key: Key) -> Response | None:
-        """From any thread."""
-        made_at, response = self._made.get(key, (-FRESH_S, None))
-        return response if self._clock() - made_at < FRESH_S else None
-
-    def render(self, key: Key, route: Route) -> Response:
-        """On the thread that renders; sleeps until the CPU time of earlier renderings is earned."""
-        if (kept := self.fresh(key)) is not None:
-            return kept
-        if (debt_s := self._budget.debt_s()) > 0:
-            self._sleep(debt_s)
-        before, is_first = self._cpu(), key not in self._tried
-        self._tried.add(key)
-        try:
-            response = route(key[1])
-        finally:
-            # The first one imports what renders: 0.1 s of CPU once, for which no client has to wait 10 s.
-            if not is_first:
-                self._budget.spend(self._cpu() - before)
-        self._made[key] = (self._clock(), response)
-        return response
-
-
-class RouteWorker:
-    """``answered(asker, response, cpu_s)`` is called on its thread, for which ``make`` took ``cpu_s``."""
-
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[Key], Response],
-        answered: Callable[[Any, Response, float], None],
-        on_error: Callable[[str], None],
-    ) -> None:
-        self._name = name
-        self._make = make
-        self._answered = answered
-        self._on_error = on_error
-        self._changed = threading.Condition()
-        self._waiting: list[tuple[Any, Key]] = []
-        self._asked = 0  # waiting, or being answered
-        self._thread: threading.Thread | None = None
-        self._ending = False
+        self._due = -math.inf
+        self._room = threading.Semaphore(MAX_WAITING)
+        self._one = threading.Lock()
+        self._made: dict[tuple[str, str], tuple[float, Response]] = {}
         self._logged: tuple[str, float] = ("", 0.0)
 
-    def ask(self, asker: Any, key: Key) -> bool:
-        """Have the asker answered; False if too many wait already, or no thread can be started."""
-        with self._changed:
-            if self._asked >= MAX_WAITING:
-                return False
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"http {self._name}", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # no thread can be started
-                    self._report(f"{self._name}: {error}")
-                    return False
-                self._thread = thread
-            self._asked += 1
-            self._waiting.append((asker, key))
-            self._changed.notify()
-        return True
+    @property
+    def is_kept(self) -> bool:
+        """Whether its answers are kept, and making them is paid for here."""
+        return self._fresh_s > 0
 
-    def close(self) -> None:
-        """End the thread when it has made its answer."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._ending:
-                    self._changed.wait()
-                if self._ending:
-                    return
-                taken, self._waiting = self._waiting, []
-            groups: dict[Key, list[Any]] = {}
-            for asker, key in taken:
-                groups.setdefault(key, []).append(asker)
-            for key, askers in groups.items():
-                before = time.thread_time()
-                response = self._made(key)
-                cpu_s = time.thread_time() - before
-                for asker in askers:
-                    self._answered(asker, response, cpu_s / len(askers))
-                with self._changed:
-                    self._asked -= len(askers)
-
-    def _made(self, key: Key) -> Response:
+    def ask(self, path: str, accept: str) -> Response | None:
+        """From any thread; None if too many wait already."""
+        # Two formats there are: a client must not have a rendering for each way to ask.
+        key = (path, OPENMETRICS if "application/openmetrics-text" in accept else "")
+        since = self._clock() - self._fresh_s
+        if (kept := self._kept(key, since)) is not None:
+            return kept
+        if not self._room.acquire(blocking=False):
+            return None
         try:
-            return self._make(key)
+            with self._one:
+                return self._kept(key, since) or self._make(*key)
+        finally:
+            self._room.release()
+
+    def _kept(self, key: tuple[str, str], since: float) -> Response | None:
+        made_at, response = self._made.get(key, (-math.inf, None))
+        return response if made_at >= since else None
+
+    def _make(self, path: str, accept: str) -> Response:
+        if (wait_s := self._due - self._clock()) > 0:
+            self._sleep(wait_s)
+        began, before = self._clock(), self._cpu()
+        try:
+            response = self._routes[path](accept)
         except Exception as error:  # noqa: BLE001 - one bad answer must not end the thread in silence
-            self._report(f"{key[0]}: {type(error).__name__}: {error}")
-            return text(500, "internal error; see the log")
+            self._report(f"{path}: {type(error).__name__}: {error}")
+            response = text(500, "internal error; see the log")
+        # The first one imports what renders: 0.1 s of CPU once, for which no client has to wait 10 s.
+        if (path, accept) in self._made:
+            self._due = self._clock() + (self._cpu() - before) * (1 / self._share - 1)
+        self._made[path, accept] = began, response
+        return response
 
     def _report(self, problem: str) -> None:
-        now = time.monotonic()
+        now = self._clock()
         logged, when = self._logged
         if problem != logged or now - when > _REPEAT_S:
             self._logged = (problem, now)
