@@ -168,6 +168,8 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     if access is not None and config.needs_api:
         access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
     found = access.settled() if access is not None else {}
+    if access is not None:
+        found["kubelet_found"] = access.kubelet.is_there
     if config.hold and not config.asks_api and access is not None:
         found["two_steps"] = not config.has_own_line(access.kubelet.is_there)
     return dataclasses.replace(config, pods=choice.spec, **found), choice

@@ -58,6 +58,7 @@ class RunConfig:
     kubelet_ca: str = ""
     #: Flags of the kubelet that `outrace run` found: its name for the node, where its certificates are.
     kubelet_flags: Mapping[str, str] = field(default_factory=dict)
+    kubelet_found: bool = False  # by its files; filled in at start
     kubelet_differs: tuple[str, ...] = ()  # where an option differs from the kubelet, a line each
     kubelet_unread: str = ""  # why the kubelet's own configuration is not known, though it has one
     hard_guessed: bool = False  # then: whether --eviction-hard is a default that may not be the kubelet's

@@ -110,8 +110,8 @@ def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[s
     for signal in {threshold.signal for threshold in config.thresholds()}:
         if sum(t.signal == signal for t in config.thresholds()) + lines > MAX_THRESHOLDS:
             raise ConfigError(f"{signal}: more than {MAX_THRESHOLDS - lines} thresholds", "drop some")
-    own = [(current.has_own_line(found), config.has_own_line(found)) for found in (False, True)]
-    if config.hold and current.kubelet_flags and any(before != now for before, now in own):
+    was_own, is_own = (one.has_own_line(current.kubelet_found) for one in (current, config))
+    if config.hold and current.kubelet_flags and was_own != is_own:
         raise ConfigError(
             f"{config.origins['eviction_hard']}: mode hold cannot leave or join the kubelet's line while running",
             _RESTART,

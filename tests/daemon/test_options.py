@@ -282,9 +282,11 @@ def test_a_kubelet_that_cannot_be_read_or_another_line_of_its_own_in_mode_hold(t
         merged(current, dataclasses.replace(fresh, kubelet_unread="its file is gone"))
     current = dataclasses.replace(current, pods="kubelet", kubelet_flags={"cert-dir": "/x"})
     given = read({"mode": "hold", "eviction-hard": "memory.available<100Mi"}).config
-    for other in (dataclasses.replace(fresh, kubelet_differs=("x has evictionHard {}",)), given):
+    another = dataclasses.replace(fresh, kubelet_differs=("x has evictionHard {}",))
+    for found, other in ((False, given), (True, another)):
         with pytest.raises(ConfigError, match="mode hold cannot leave or join the kubelet's line"):
-            merged(current, other)
+            merged(dataclasses.replace(current, kubelet_found=found), other)
+    merged(dataclasses.replace(current, kubelet_found=True), given)  # the line of the kubelet that was found
     merged(dataclasses.replace(current, kubelet_flags={}), given)  # no kubelet: no line of it
 
 
