@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -127,21 +128,22 @@ def gaps(second: str) -> Iterator[str]:
     return way.gaps(steps)
 
 
+RESERVE, PROVEN = "monitor/policy/reservation.py: reserve", "tests/test_checks.py::test_the_way_has_no_gap"
+
+
 @pytest.mark.parametrize(
-    "line",
+    "rule",
     [
-        "| a rule | `nowhere.py: reserve` | `tests/test_checks.py::test_the_way_has_no_gap` | - |",
-        "| a rule | `monitor/policy/reservation.py: none` | `tests/test_checks.py::test_the_way_has_no_gap` | - |",
-        "| a rule | `monitor/policy/reservation.py: reserve` | `tests/test_checks.py::test_none` | - |",
-        "| a rule | `monitor/policy/reservation.py: reserve` | - | - |",
-        "| a rule | not built | - | - |",
-        "| a rule | not built | `tests/test_checks.py::test_the_way_has_no_gap` | why |",
-        "| a rule | not built | - |",
+        {"where": ["nowhere.py: reserve"], "tests": [PROVEN]},
+        {"where": ["monitor/policy/reservation.py: none"], "tests": [PROVEN]},
+        {"where": [RESERVE], "tests": ["tests/test_checks.py::test_none"]},
+        {"where": [RESERVE]},
+        {"where": "not built"},
+        {"where": "not built", "tests": [PROVEN], "differs": "why"},
     ],
 )
-def test_a_row_of_the_seeds_without_code_or_test_is_found(line: str) -> None:
-    (cells,) = seeds.rows(line)
-    assert list(seeds.wrong(cells))
+def test_a_rule_of_the_seeds_without_code_or_test_is_found(rule: dict[str, Any]) -> None:
+    assert list(seeds.wrong(rule))
 
 
 def test_a_lane_with_a_test_that_is_gone_is_found() -> None:

@@ -16,6 +16,8 @@ from monitor.side.alerts.rules import NAMES as ALERTS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: What outrace promises, each with its test.
+PROMISES = ROOT / "tests/data/promises.toml"
 #: Files with comments that name others. (Those in tests/vm and `MADE_UP` make up names; CHANGELOG.md and faults.toml
 #: have yesterday's.)
 SOURCES = [
@@ -24,7 +26,11 @@ SOURCES = [
     *(path for path in sorted((ROOT / "tests").rglob("*.py")) if path.parent.name != "vm"),
 ]
 MADE_UP = {"test_checks.py", "test_mutation.py", "faults.toml"}
-FILES = [path for path in (*DOCS, *SOURCES) if path.is_file() and path.suffix != ".pyc" and path.name not in MADE_UP]
+FILES = [
+    path
+    for path in (*DOCS, PROMISES, *SOURCES)
+    if path.is_file() and path.suffix != ".pyc" and path.name not in MADE_UP
+]
 #: Document -> names that it has to have.
 EVERY_NAME = {
     "verdicts": (*VERDICTS, *FLAGS),
@@ -117,6 +123,7 @@ def wrong_count() -> Iterator[str]:
 def complaints() -> Iterator[str]:
     for path in FILES:
         yield from (f"{path.relative_to(ROOT)}: there is no {name}" for name in no_such_path(path.read_text()))
+    yield from (f"{PROMISES.relative_to(ROOT)}: there is no {name}" for name in no_such_name(PROMISES.read_text()))
     for path in DOCS:
         file = path.relative_to(ROOT)
         yield from (f"{file}: there is no {name}" for name in no_such_name(path.read_text()))

@@ -1,12 +1,13 @@
-"""docs/seeds.md: every row has its code and its test, or plainly has none."""
+"""tests/data/seeds.toml: every rule of the source documents has its code and its test, or plainly has none."""
 
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs/seeds.md"
-HEADER = ["rule", "where", "test", "what differs, and why"]
+TABLE = ROOT / "tests/data/seeds.toml"
 PLAINLY = ("not built", "not ours")
 #: Flags and signals that the documents name.
 NAMED = (
@@ -20,36 +21,24 @@ NAMED = (
 )
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of every row of every table, without headers."""
-    found = []
-    for line in text.splitlines():
-        if line.startswith("|"):
-            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-            cells = [cell.strip().strip("|").strip() for cell in cells]
-            if cells != HEADER and set(line) - set("|-"):
-                found.append(cells)
-    return found
-
-
-def wrong(cells: list[str]) -> Iterator[str]:
-    """What is wrong with a row."""
-    if len(cells) != 4 or not all(cells):
-        yield f"{len(cells)} cells"
-        return
-    _, where, test, differs = cells
+def wrong(rule: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a rule of the table."""
+    where, tests = rule.get("where"), rule.get("tests", [])
     if where in PLAINLY:
-        if test != "-" or differs == "-":
+        if tests or not rule.get("differs"):
             yield f"{where}, but no reason, or a test"
         return
-    for place in where.split("`, `"):
-        path, colon, name = place.strip("`").partition(": ")
+    if not where or not tests:
+        yield "no code, or no test"
+        return
+    for place in where:
+        path, colon, name = place.partition(": ")
         last = re.escape(name.rpartition(".")[2])
         pattern = rf"\b{last}\(" if path.endswith(".c") else rf"^\s*(?:def|class) {last}\b|^{last}\b[^=\n]*="
         if not colon or not re.search(pattern, text_of(path), re.M):
             yield f"there is no {place}"
-    for place in test.split("`, `"):
-        path, colon, name = place.strip("`").partition("::")
+    for place in tests:
+        path, colon, name = place.partition("::")
         if not colon or not re.search(rf"^def {name}\(", text_of(path), re.M):
             yield f"there is no {place}"
 
@@ -59,10 +48,11 @@ def text_of(path: str) -> str:
 
 
 def complaints() -> Iterator[str]:
-    text, file = DOCUMENT.read_text(), DOCUMENT.relative_to(ROOT)
-    found = rows(text)
-    for cells in found:
-        yield from (f"{file}: {cells[0][:60]}: {problem}" for problem in wrong(cells))
-    if len(re.findall(r"^## [1-5]\. ", text, re.M)) != 5 or not len(found) == len({(*one,) for one in found}) >= 90:
-        yield f"{file}: five documents, and 90 rows of which none is there twice"
+    text, file = TABLE.read_text(), TABLE.relative_to(ROOT)
+    rules = tomllib.loads(text)["rule"]
+    for rule in rules:
+        yield from (f"{file}: {rule['rule'][:60]}: {problem}" for problem in wrong(rule))
+    known = {(rule["document"], rule["rule"]) for rule in rules}
+    if len({document for document, _ in known}) != 5 or not len(rules) == len(known) >= 90:
+        yield f"{file}: five documents, and 90 rules of which none is there twice"
     yield from (f"{file}: {name} is missing" for name in NAMED if name not in text)
