@@ -21,10 +21,8 @@ Object = dict[str, Any]
 MAX_OBJECT = 16 << 20
 #: Bytes of one list: 10,000 pods of the usual 10 KB are 100 MB. Not held in memory.
 MAX_LIST = 512 << 20
-_STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)'
-#: A string, or as much of one as is there; a bracket.
-_TOKEN = re.compile(rb'"' + _STRING_REST + rb"|[][{}]", re.DOTALL)
-_REST = re.compile(_STRING_REST, re.DOTALL)
+#: A string; the quote of one whose end is not there yet; a bracket.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|"|[][{}]', re.DOTALL)
 _QUOTE = ord('"')
 _OPEN = b"[{"
 
@@ -50,7 +48,7 @@ class ItemDecoder:
         self._max_bytes = max_bytes
         self._buffer = bytearray()  # from the first byte that belongs to nothing yet
         self._scanned = 0  # bytes of it
-        self._string_at = -1  # where in it the string began that is not complete
+        self._enough = 0  # bytes of it before a string that is not complete is scanned again: twice as many of it
         self._depth = 0
         self._last = b""  # the last string directly in the object: the key of the array that begins next
         self._in_items = False
@@ -65,27 +63,26 @@ class ItemDecoder:
             if total > self._max_bytes:
                 raise ResponseTooLarge(f"{self._what}: a list of more than {self._max_bytes >> 20} MiB")
             self._buffer += chunk
-            yield from self._scan()
+            if len(self._buffer) >= self._enough:
+                yield from self._scan()
             if max(len(self._buffer), len(self._text)) > self._max_object:
                 raise ResponseTooLarge(f"{self._what}: an object of more than {self._max_object >> 10} KiB")
-        self._text += self._buffer
-        if self._depth > 0 or self._string_at >= 0:
+        yield from self._scan()
+        if self._depth > 0 or self._buffer:
             raise InvalidResponse(f"{self._what}: the JSON is cut off after {total} bytes")
         self.envelope = parse_object(self._text, self._what)
 
     def _scan(self) -> Iterator[Object]:
-        buffer, at = self._buffer, self._scanned
-        if self._string_at >= 0:
-            rest = _REST.match(buffer, at)
-            assert rest is not None  # it matches the empty string
-            at = self._string(buffer, self._string_at, rest)
-        begin = 0
-        for token in _TOKEN.finditer(buffer, at) if self._string_at < 0 else ():
-            mark = buffer[token.start()]
+        buffer, begin, end = self._buffer, 0, len(self._buffer)
+        for token in _TOKEN.finditer(buffer, self._scanned):
+            mark, at = buffer[token.start()], token.end()
             if mark == _QUOTE:
-                at = self._string(buffer, token.start(), token)
+                if at == token.start() + 1:
+                    end = token.start()
+                    break
+                if self._depth == 1:
+                    self._last = token[0]
                 continue
-            at = token.end()
             if mark in _OPEN:
                 begin = self._opened(buffer, begin, token.start(), mark)
                 continue
@@ -100,21 +97,11 @@ class ItemDecoder:
                 raise InvalidResponse(f"{self._what}: not JSON: a bracket is closed that was not opened")
         keep = begin
         if not self._in_items:
-            keep = self._string_at if self._string_at >= 0 else len(buffer)
+            keep = end
             self._text += buffer[begin:keep]
-        self._scanned = (at if self._string_at >= 0 else len(buffer)) - keep
-        self._string_at -= keep if self._string_at >= 0 else 0
+        self._scanned, begun = end - keep, len(buffer) - end
         del buffer[:keep]
-
-    def _string(self, buffer: bytearray, start: int, found: re.Match[bytes]) -> int:
-        """Where to scan on after a string that began at ``start``."""
-        if found[1] != b'"':
-            self._string_at = start
-            return found.end() - len(found[1])  # the backslash of an escape whose other half is still to come
-        self._string_at = -1
-        if self._depth == 1:
-            self._last = bytes(buffer[start : found.end()])
-        return found.end()
+        self._enough = len(buffer) + begun
 
     def _opened(self, buffer: bytearray, begin: int, start: int, mark: int) -> int:
         self._depth += 1
