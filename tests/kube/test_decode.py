@@ -67,6 +67,7 @@ def test_hostile_bytes_are_one_error(data: bytes, size: int) -> None:
         ('{"items": [{"a": 1}', "cut off after 19 bytes"),
         ('{"items": [{"a": "1', "cut off"),
         ('{"items": [{"a": 1}]', "cut off"),
+        ('{"items": []} "x', "cut off"),
         ("}", "closed that was not opened"),
         ("[]", "no object"),
         ("", "not JSON"),
