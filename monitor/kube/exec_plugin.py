@@ -64,17 +64,14 @@ class ExecPlugin:
     def current(self) -> Credential:
         with self._lock:
             if self._credential is None or (self._expires is not None and self._now() > self._expires - _EARLY_S):
-                self._run()
-            assert self._credential is not None
+                return self._run()
             return self._credential
 
     def refresh(self) -> Credential:
         with self._lock:
-            self._run()
-            assert self._credential is not None
-            return self._credential
+            return self._run()
 
-    def _run(self) -> None:
+    def _run(self) -> Credential:
         spec = self._spec
         asked: dict[str, object] = {"interactive": False}
         if spec.cluster is not None:
@@ -85,6 +82,7 @@ class ExecPlugin:
         if code:
             raise MonitorError(f"{spec.where}: {spec.command[0]} ended with {code}: {_one_line(errors)}")
         self._credential, self._expires = self._parse(output[:_MAX_OUTPUT])
+        return self._credential
 
     def _output(self, env: Mapping[str, str]) -> tuple[int, bytes, str]:
         """Exit code, standard output and standard error of a run."""

@@ -117,8 +117,8 @@ def load(paths: tuple[Path, ...], context: str = "", *, plugins: bool = True) ->
     names = ", ".join(str(path) for path in paths)
     if not files:
         raise ConfigError(f"kubeconfig: none of {names} exists", "name a file that does")
-    current = next(((path, _current(path, made)) for path, made in files if made.get("current-context")), None)
-    name = context or (current[1] if current else "")
+    current = next((_Entry(path, "", made) for path, made in files if made.get("current-context")), None)
+    name = context or (current.text("current-context") if current else "")
     if not name:
         raise ConfigError(f"{names}: current-context: is not set", "set it, or name a context")
     chosen = _find(files, "contexts", name, "the context" if context else "current-context")
@@ -133,17 +133,12 @@ def load(paths: tuple[Path, ...], context: str = "", *, plugins: bool = True) ->
         _check_alone(path, f"{chosen.path}: {path}")
     if server.https:
         tls.context()  # whatever is in the files is wrong now, not at the first connection
-    if not plugins:
-        _check_no_plugin(user)
-    return ClusterConfig(server, tls, _credentials(cluster, user))
-
-
-def _check_no_plugin(user: _Entry) -> None:
-    if user.values.get("exec") is not None:
+    if not plugins and user.values.get("exec") is not None:
         where = user.where("exec")
         raise ConfigError(
             f"{where}: a plugin runs only from a kubeconfig that is given", f"give --kubeconfig {user.path}"
         )
+    return ClusterConfig(server, tls, _credentials(cluster, user))
 
 
 def _check_alone(path: Path, where: str) -> None:
@@ -264,10 +259,6 @@ def _read(path: Path) -> dict[str, Any]:
         if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
             raise ConfigError(f"{path}: {section}: is no list of maps")
     return found
-
-
-def _current(path: Path, made: Mapping[str, Any]) -> str:
-    return _Entry(path, "", made).text("current-context")
 
 
 def _named(files: list[tuple[Path, dict[str, Any]]], section: str, chosen: _Entry, key: str) -> _Entry:

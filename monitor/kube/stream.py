@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import ipaddress
 import os
 import queue
 import select
@@ -184,18 +183,9 @@ def open_stream(host: str, port: int, patience: Patience) -> Stream:
     raise error
 
 
-def is_address(host: str) -> bool:
-    """Whether it is an IPv4 or IPv6 address rather than a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _addresses(host: str, port: int, patience: Patience) -> list[Any]:
     """What getaddrinfo says. It cannot be interrupted: a name is looked up in a thread that may be left behind."""
-    if is_address(host):
+    with contextlib.suppress(socket.gaierror, UnicodeError):  # IDNA
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     answer: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
@@ -204,7 +194,7 @@ def _addresses(host: str, port: int, patience: Patience) -> list[Any]:
             answer.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
             answer.put(error)
-        except UnicodeError as error:  # IDNA
+        except UnicodeError as error:
             answer.put(OSError(errno.EINVAL, f"{host}: {error}"))
 
     threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()

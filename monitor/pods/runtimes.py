@@ -10,7 +10,7 @@ that hangs costs a second, and is asked again ever more seldom.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def read(answer: Any) -> dict[str, Known]:
         found[ident] = Known(
             name.replace("/", "-")[:253] or ident[:12],
             {key: value for key, value in (labels or {}).items() if isinstance(key, str) and isinstance(value, str)},
-            tuple(_members(one.get("Containers"))),
+            tuple(read(one.get("Containers"))),
             infra if isinstance(infra := one.get("InfraId"), str) else "",
             image if isinstance(image := one.get("ImageID"), str) else "",
         )
@@ -149,12 +149,6 @@ def without_images(found: Mapping[str, Known], images: Any) -> dict[str, Known]:
         )
         for ident, known in found.items()
     }
-
-
-def _members(containers: Any) -> Iterator[str]:
-    for one in containers if isinstance(containers, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("Id"), str):
-            yield one["Id"]
 
 
 def with_pods(found: Mapping[str, Known]) -> dict[str, Known]:
