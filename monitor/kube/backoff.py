@@ -6,9 +6,11 @@ import random
 import time
 from collections.abc import Callable
 
+RESET_S = 120.0
+
 
 class BackOff:
-    """`next_s` grows with every failure; after ``reset_s`` without one it begins anew.
+    """`next_s` doubles with every failure; after `RESET_S` without one it begins anew.
 
     Up to ``jitter`` times the pause is added by chance, so that 5,000 nodes do not come back in step.
     """
@@ -17,17 +19,13 @@ class BackOff:
         self,
         first_s: float = 0.8,
         cap_s: float = 30.0,
-        factor: float = 2.0,
         jitter: float = 1.0,
-        reset_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._first_s = self._pause_s = first_s
         self._cap_s = cap_s
-        self._factor = factor
         self._jitter = jitter
-        self._reset_s = reset_s
         self._clock = clock
         self._chance = chance
         self._failed_at: float | None = None
@@ -35,10 +33,10 @@ class BackOff:
     def next_s(self, retry_after_s: float | None = None) -> float:
         """Seconds to wait now; at least what the server asked for, of which no more than ten times the cap."""
         now = self._clock()
-        if self._failed_at is not None and now - self._failed_at > self._reset_s:
+        if self._failed_at is not None and now - self._failed_at > RESET_S:
             self.reset()
         self._failed_at = now
-        pause_s, self._pause_s = self._pause_s, min(self._cap_s, self._pause_s * self._factor)
+        pause_s, self._pause_s = self._pause_s, min(self._cap_s, 2 * self._pause_s)
         pause_s = min(self._cap_s, pause_s * (1 + self._jitter * self._chance()))
         if retry_after_s is None:
             return pause_s
