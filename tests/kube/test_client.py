@@ -66,14 +66,6 @@ def test_a_status_is_patched_by_its_subresource_only(api: FakeApiServer, client:
     assert asked.query == {"fieldManager": "outrace"}
 
 
-def test_a_running_pod_is_marked_and_goes_later(api: FakeApiServer, client: ApiClient) -> None:
-    api.store.create("pods", pod("a"))
-    client.delete(PODS, "a", "default")
-    assert "deletionTimestamp" in api.store.get(("pods", "default", "a"))["metadata"]
-    client.delete(PODS, "a", "default", grace_period_s=0)
-    assert api.store.all("pods") == []
-
-
 @pytest.mark.parametrize(
     ("verb", "resource", "rule"),
     [
