@@ -18,7 +18,6 @@ from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.pods.source import open_for
 from monitor.race.badness import likely_victim
 from monitor.settings.config import RunConfig
-from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from monitor.side.view import pod_owners
 
 #: Growth is over this long: the daemon's own rate (`monitor.race.forecast`) is of the last seconds too, and shorter
@@ -142,15 +141,6 @@ def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | No
     return Looked(victim, {uid: (min(each), max(each)) for uid, each in values.items()})
 
 
-#: Incidents that are kept with a frame, the newest first.
-INCIDENTS = 5
-#: What a frame has of each: the fields of `outrace incidents list -o json` that fit a line.
-_OF_INCIDENT = (
-    *("id", "start", "end", "domain", "verdict", "flags", "observed", "by", "evicted", "oom_victims"),
-    *("margin_bytes", "margin_ms", "summary"),
-)
-#: A locked file of incidents is not waited for: the last ones are shown until the next look.
-_WAIT_S = 0.2
 #: Keys that may be missing in the answer of an older daemon.
 _STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "conditions", "lost")
 
@@ -170,9 +160,6 @@ class Sampler:
         self._open(config, daemon)
         self._trends = Trends()
         self._looks = ProcessLooks()
-        self._incidents: list[dict[str, Any]] = []
-        self._stamp: tuple[int, int] | None = None  # of the file of incidents as it was read
-        self._unread = ""
 
     def _open(self, config: RunConfig, daemon: Daemon | None) -> None:
         self.node = Node(config, daemon, self._is_live)
@@ -201,9 +188,8 @@ class Sampler:
             score = looked.scores.get(uid)
             pod["oom_score_adj"] = None if score is None else {"lowest": score[0], "highest": score[1]}
             pod["growth_bytes_per_s"] = self._growth(uid)
-        problems = [text for text in (looked.problem, self._read_incidents()) if text]
-        frame |= {"kernel_victim": looked.victim, "incidents": self._incidents, "daemon": self._daemon()}
-        frame["problems"] = [*frame["problems"], *problems]
+        frame |= {"kernel_victim": looked.victim, "daemon": self._daemon()}
+        frame["problems"] = [*frame["problems"], *([looked.problem] if looked.problem else [])]
         return Sample(frame, "" if node.daemon is None else node.daemon.name)
 
     def _growth(self, key: str) -> int | None:
@@ -235,21 +221,3 @@ class Sampler:
         info = None if daemon is None else daemon.info
         who = {"name": daemon and daemon.name, "pid": info and info.hot_pid, "version": info and info.version}
         return who | {key: status.get(key) for key in _STATUS}
-
-    def _read_incidents(self) -> str:
-        """Read the last incidents where the file has changed; gives what is wrong with it."""
-        path = Path(self.node.config.state_dir) / FILE_NAME
-        try:
-            status = path.stat()
-        except OSError:
-            self._incidents, self._stamp, self._unread = [], None, ""
-            return ""
-        stamp = status.st_mtime_ns, status.st_size
-        if stamp != self._stamp:
-            try:
-                found = IncidentReader(path, wait_s=_WAIT_S).list(limit=INCIDENTS)
-                self._incidents = [{key: one.get(key) for key in _OF_INCIDENT} for one in found]
-                self._stamp, self._unread = stamp, ""
-            except (MonitorError, OSError) as error:
-                self._unread = f"incidents: {error}"
-        return self._unread

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from monitor.cli.brake_text import brake_lines, held_lines
-from monitor.cli.incident_text import format_margin, local_time
 from monitor.cli.output import format_bytes
 from monitor.cli.spans import Line, Span, clip, line, plain, shorten, text_of, width_of
 from monitor.cli.top_bars import Json, bar_lines, legend, marks, threshold_line
@@ -172,8 +171,6 @@ def _below(sample: Sample, width: int) -> Iterator[_Block]:
     victim = frame.get("kernel_victim")
     if victim is not None:
         yield _Block(2, [line("the kernel kills next: ", Span(_victim(victim, width - 23), "bad"))])
-    for i, one in enumerate((frame.get("incidents") or ())[:3]):
-        yield _Block(4 + i, [_incident(one, width)])
     daemon = frame.get("daemon")
     if daemon is not None:
         yield _Block(3, [_losses(daemon)])
@@ -185,20 +182,6 @@ def _victim(victim: Json, room: int) -> str:
     what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
     name = plain(victim["pod"]) if victim["pod"] else ""
     return who + (f" of {shorten(name, max(8, room - len(who) - len(what) - 4))}" if name else ", in no pod") + what
-
-
-def _incident(one: Json, width: int) -> Line:
-    """When, the verdict, of which pod, by how much."""
-    verdict = plain(one["verdict"])
-    style = "bad" if verdict.startswith("oom_") else "good" if verdict in ("eviction_won", "relieved") else "warn"
-    victims = [*(one.get("evicted") or ()), *(one.get("oom_victims") or ())]
-    names = [plain(each.get("pod") or each.get("comm") or "?") for each in victims]
-    who = "" if not names else f" {names[0]}" + (f" +{len(names) - 1}" if len(names) > 1 else "")
-    observed = " (observed)" if one.get("observed") else ""
-    margin = "" if format_margin(one) == "-" else f", margin {format_margin(one)}"
-    clock = local_time(one["start"])[:19].replace("T", " ")
-    room = max(8, width - len(clock) - len(verdict) - len(observed) - len(margin) - 2)
-    return line(f"{clock} ", Span(verdict, style), f"{observed}{shorten(who, room)}{margin}")
 
 
 def _losses(daemon: Json) -> Line:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.cli import top_frame
-from monitor.cli.top_sample import INCIDENTS, ProcessLooks, Sampler, Trends, composition
+from monitor.cli.top_sample import ProcessLooks, Trends, composition
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.oom_candidates import Owner
@@ -22,8 +22,6 @@ from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
 from tests.puppet import Puppet
-from tests.side.incident_samples import EVICTION_WON, variant
-from tests.side.stores import store_at
 from tests.side.views import view as side_view
 
 #: What makes cgroups is live.
@@ -244,9 +242,6 @@ def test_a_look_that_takes_long_is_repeated_later(node: Path) -> None:
 @pytest.mark.live
 @pytest.mark.usefixtures("busy")
 def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
-    store = store_at(tmp_path / "state/incidents.db")
-    for number in range(INCIDENTS + 2):
-        store.add(variant(number))
     done = top(*common(folder, tmp_path, node), "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
@@ -258,29 +253,5 @@ def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
     pods = {pod["name"]: pod for pod in frame["pods"]}
     assert pods["busy"]["oom_score_adj"] == {"lowest": 0, "highest": 0}
     assert pods["quiet"]["oom_score_adj"] is None, "it has no process"
-    assert [one["id"] for one in frame["incidents"]] == [f"incident-{n:05d}" for n in range(INCIDENTS + 1, 1, -1)]
-    assert "steps" not in frame["incidents"][0]
     text = top(*common(folder, tmp_path, node)).stdout
     assert "the kernel kills next: " in text
-    assert text.count("\n2026-01-31 ") == 3, "the last incidents"
-
-
-@pytest.mark.live
-def test_incidents_are_read_when_there_are_new_ones_and_their_damage_is_shown(
-    folder: Path, tmp_path: Path, node: Path
-) -> None:
-    state = tmp_path / "state"
-    config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}", state_dir=str(state), listen_port=9)
-    sampler = Sampler(config)
-    try:
-        assert sampler.sample().frame["incidents"] == []
-        store_at(state / "incidents.db").add(EVICTION_WON)
-        assert [one["id"] for one in sampler.sample().frame["incidents"]] == [EVICTION_WON["id"]]
-        (state / "incidents.db").write_bytes(b"no database " * 1000)
-        found = sampler.sample().frame
-        assert any(problem.startswith("incidents: ") for problem in found["problems"])
-        (state / "incidents.db").unlink()
-        found = sampler.sample().frame
-        assert (found["incidents"], found["problems"]) == ([], [])
-    finally:
-        sampler.close()

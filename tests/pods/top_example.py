@@ -5,7 +5,7 @@ from typing import Any
 from monitor.cli.spans import text_of
 from monitor.cli.top_sample import Sample
 from monitor.cli.top_screen import View, screen
-from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, incident, pod, threshold, victim
+from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod, threshold, victim
 
 
 def example() -> Sample:
@@ -45,15 +45,10 @@ def example() -> Sample:
     made["forecasts"] = [{**forecast, **times}]
     made["kernel_victim"] = victim("python3", job["uid"], pid=20417, rss=5200 * MI, oom_score_adj=968)
     made["kernel_victim"]["pod"] = "batch/reindex-x7k2p"
-    won = {"evicted": [{"pod": "batch/reindex-h2m8c", "grace_s": 0, "rank": 1}], "observed": False}
-    made["incidents"] = [
-        incident(start="2026-11-25T09:12:44Z", margin_bytes=61 * MI, margin_ms=8.73, **won),
-        incident("relieved", start="2026-11-24T22:40:03Z", evicted=[], margin_bytes=None, margin_ms=None),
-    ]
     return Sample(made, "node-7")
 
 
-def shown(width: int = 80, height: int = 24) -> str:
+def shown(width: int = 80, height: int = 22) -> str:
     return "\n".join(text_of(one).rstrip() for one in screen(example(), View(), width, height))
 
 

@@ -84,7 +84,6 @@ def frame(pods: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
         "unlisted": "",
         "problems": [],
         "kernel_victim": None,
-        "incidents": [],
         "daemon": None,
     }
     return given | more
@@ -111,25 +110,6 @@ def victim(comm: str = "hog", uid: str | None = "uid-a", **more: Any) -> dict[st
     name = None if uid is None else f"ns/{uid.removeprefix('uid-')}"
     given = {"pid": 4711, "comm": comm, "pod": name, "uid": uid, "points": 512, "rss": 300 * MI}
     return {**given, "oom_score_adj": 900, **more}
-
-
-def incident(verdict: str = "eviction_won", **more: Any) -> dict[str, Any]:
-    given = {
-        "id": "i-1",
-        "start": 1_764_000_000.0,
-        "end": 1_764_000_001.0,
-        "domain": "node",
-        "verdict": verdict,
-        "flags": [],
-        "observed": False,
-        "by": "outrace",
-        "evicted": [{"pod": "ns/a", "grace_s": 0, "rank": 1}],
-        "oom_victims": [],
-        "margin_bytes": 12 * MI,
-        "margin_ms": 3.25,
-        "summary": "Eviction won: ns/a was gone before the OOM killer came.",
-    }
-    return given | more
 
 
 def sample(made: dict[str, Any], asked: str = "") -> Sample:
