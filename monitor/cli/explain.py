@@ -63,7 +63,7 @@ def explain(
     order = seen.order()
     answer = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "source": seen.origin,
+        "source": seen.frame["source"],
         "node": _node(seen, resolved),
         "signal": seen.signal,
         "policy": [config.policy],
@@ -114,8 +114,8 @@ def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
         "thresholds": list(_thresholds(seen, resolved, outcome)),
         "conditions": sorted(outcome.conditions) if outcome is not None else [],
         "held_conditions": None if seen.held is None else list(seen.held),
-        "braked": None if seen.braked is None else dict(seen.braked),
-        "held": list(map(dict, seen.held_pods)),
+        "braked": seen.frame["braked"],
+        "held": seen.frame["held"],
         "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
         "verdict": _verdict(seen, outcome),
         "cleanup": cleanup,

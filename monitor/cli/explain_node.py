@@ -31,23 +31,20 @@ _DISK_SIGNALS = frozenset(SIGNALS) - MEMORY_SIGNALS - {PID}
 @dataclass(frozen=True)
 class Situation:
     """The node as it is now. ``summary`` has what was measured, ``result`` what a first pass of a fresh daemon decides
-    on it (a soft threshold begins its grace there), ``signal`` what the pods are ranked for. ``held`` are the
-    conditions of the daemon that answered, None without one; ``braked``: why it holds evictions, None where it does
-    not.
+    on it (a soft threshold begins its grace there), ``signal`` what the pods are ranked for. ``frame`` is `top`'s;
+    ``held`` are the conditions of the daemon that answered, None without one.
     """
 
     config: RunConfig
     rules: PassConfig
     node: Node
-    origin: str
+    frame: Mapping[str, Any]
     found: Mapping[str, FoundPod]
     summary: Summary
     result: KubeletResult
     signal: str
     held: tuple[str, ...] | None
-    braked: Mapping[str, Any] | None
     problems: Sequence[str]
-    held_pods: Sequence[Mapping[str, Any]] = ()  # those that the daemon holds
 
     @property
     def era(self) -> Era:
@@ -109,15 +106,13 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
         config=config,
         rules=rules,
         node=node,
-        origin=frame["source"],
+        frame=frame,
         found=found,
         summary=summary,
         result=result,
         signal=signal,
         held=held,
-        braked=frame["braked"],
         problems=problems,
-        held_pods=frame["held"],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,6 @@ _OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
 _UNKNOWN = {**dict.fromkeys(_OF_SPEC), "spec_known": False}
 _NAMES = ("namespace", "name", "uid")
 Readings = dict[str, MemoryReading]
-
-
-@dataclass(frozen=True, slots=True)
-class Available:
-    """By one signal, in bytes."""
-
-    available: int
-    capacity: int
 
 
 class Node:
@@ -80,7 +72,7 @@ class Node:
         if "kubepods" in domains:
             limits = limit_fields(self.hierarchy, self.kubepods(source.pods))
             kubepods = {**asdict(domains["kubepods"]), **limits}
-        signals = self._signals(domains, source.pods)
+        signals = _signals(domains)
         order = _ordered(pods, self._era)
         for pod in order:
             known = source.pods.get(pod["uid"])
@@ -90,7 +82,7 @@ class Node:
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
             "node": {"cgroup": str(self.path), **asdict(node), **limit_fields(self.hierarchy, self.path)},
-            "signals": {signal: asdict(available) for signal, available in signals.items()},
+            "signals": signals,
             "kubepods": kubepods,
             "thresholds": _distances(self.thresholds, signals, self.compared),
             "forecasts": self._forecasts,
@@ -101,17 +93,6 @@ class Node:
             "unlisted": source.unlisted_text(),
             "problems": list(source.problems),
         }
-
-    def _signals(self, domains: Readings, found: Mapping[str, FoundPod]) -> dict[str, Available]:
-        """What is available by each memory signal."""
-        seen: dict[str, Available] = {}
-        for name, reading in domains.items():
-            capacity = reading.capacity
-            if capacity is None:
-                continue
-            figures = reading.usage, reading.inactive_file, reading.active_file
-            seen |= {s: Available(capacity - used(s, *figures), capacity) for s in OF_DOMAIN[name]}
-        return seen
 
     def kubepods(self, found: Mapping[str, FoundPod]) -> Path | None:
         """The cgroup that holds all pods, if there is one."""
@@ -156,6 +137,17 @@ class Node:
             except cgroupfs.CgroupGone:
                 continue  # it ended since the poll; the next one knows
         return domains, pods
+
+
+def _signals(domains: Readings) -> dict[str, dict[str, int]]:
+    """What is available by each memory signal, in bytes, and the capacity that it is of."""
+    seen: dict[str, dict[str, int]] = {}
+    for name, reading in domains.items():
+        if (capacity := reading.capacity) is not None:
+            figures = reading.usage, reading.inactive_file, reading.active_file
+            for signal in OF_DOMAIN[name]:
+                seen[signal] = {"available": capacity - used(signal, *figures), "capacity": capacity}
+    return seen
 
 
 def from_summary(
@@ -217,7 +209,7 @@ def _ordered(pods: list[dict[str, Any]], rules: Era) -> list[dict[str, Any]]:
 
 
 def _distances(
-    thresholds: list[Threshold], signals: Mapping[str, Available], compared: list[Threshold]
+    thresholds: list[Threshold], signals: Mapping[str, Mapping[str, int]], compared: list[Threshold]
 ) -> list[dict[str, Any]]:
     """Each threshold with the bytes left until available is at it; it is met when available is strictly below."""
     rows = []
@@ -225,16 +217,17 @@ def _distances(
         seen = signals.get(threshold.signal)
         if seen is None:
             continue  # not observed, so never met
-        quantity = threshold.quantity(seen.capacity)
+        available = seen["available"]
+        quantity = threshold.quantity(seen["capacity"])
         rows.append(
             {
                 "signal": threshold.signal,
                 "kind": "hard" if threshold.hard else "soft",
                 "value": str(threshold.value),
                 "quantity": quantity,
-                "available": seen.available,
-                "distance": seen.available - quantity,
-                "met": seen.available < quantity,
+                "available": available,
+                "distance": available - quantity,
+                "met": available < quantity,
                 "compared": threshold in compared,
             }
         )
