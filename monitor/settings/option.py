@@ -20,27 +20,28 @@ TABLE, KEY = "table", "key"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`parse` raises ValueError for a wrong value. `unit`: how it is written."""
+    """`parse` raises ValueError for a wrong value. `unit`: how it is written; `metavar`: the same in the help."""
 
     parse: Callable[[Any], Any]
     unit: str
+    metavar: str = ""
 
 
-FILE_NAME = Value(values.text, "name of a file or directory")
-DIRECTORY = Value(values.path, "path of a directory")
-ABSOLUTE_PATH = Value(values.absolute_path, "absolute path")
-NAME = Value(values.text, "text")
+FILE_NAME = Value(values.text, "name of a file or directory", "FILE")
+DIRECTORY = Value(values.path, "path of a directory", "DIR")
+ABSOLUTE_PATH = Value(values.absolute_path, "absolute path", "PATH")
+NAME = Value(values.text, "text", "NAME")
 OPTIONAL_PATH = Value(values.optional_text, 'path; may be ""')
-RECORDING = Value(values.record, "path of a file")
-PODS = Value(values.pods, "source of pods")
+RECORDING = Value(values.record, "path of a file", "FILE")
+PODS = Value(values.pods, "source of pods", "SOURCE")
 BOOLEAN = Value(values.boolean, "true or false")
-SECONDS = Value(values.whole_number, "seconds")
-DURATION = Value(values.positive_duration_ns, "duration such as 90s, 1m30s; at most 24h")
-WHOLE_SECONDS = Value(values.whole_seconds_ns, "duration of whole seconds such as 30s; at most 24h")
-PERIOD = Value(values.duration_ns, "duration such as 90s, 5m; 0 is the default")
+SECONDS = Value(values.whole_number, "seconds", "SECONDS")
+DURATION = Value(values.positive_duration_ns, "duration such as 90s, 1m30s; at most 24h", "DURATION")
+WHOLE_SECONDS = Value(values.whole_seconds_ns, "duration of whole seconds such as 30s; at most 24h", "DURATION")
+PERIOD = Value(values.duration_ns, "duration such as 90s, 5m; 0 is the default", "DURATION")
 _WRITTEN = "or a command: a list, or one text split as a shell does"
-IMAGE_PRUNE = Value(values.prunes_images, f"crictl, podman, {_WRITTEN}")
-LISTEN = Value(values.listen, "HOST:PORT")
+IMAGE_PRUNE = Value(values.prunes_images, f"crictl, podman, {_WRITTEN}", "crictl|podman|COMMAND")
+LISTEN = Value(values.listen, "HOST:PORT", "HOST:PORT")
 ENFORCEABLE = Value(values.enforceable, "list")
 SERVICES = Value(
     values.services,
@@ -95,7 +96,9 @@ def setting(
     """``kubelet``: a KubeletConfiguration has it too, by the same name in camel case."""
     first, *others = name.split("-")
     key = first + "".join(map(str.capitalize, others)) if kubelet else ""
-    return Option(name, value, help, metavar, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
+    return Option(
+        name, value, help, metavar or value.metavar, kubelet_key=key, **{"field": name.replace("-", "_"), **rest}
+    )
 
 
 def key(name: str, value: Value, help: str, **rest: Any) -> Option:  # noqa: A002
