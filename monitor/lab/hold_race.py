@@ -33,7 +33,7 @@ _ROOM = 32 * MIB
 _LOOK_S, _SELDOM_S = 0.002, 0.05
 #: In which the daemon counts the pods again, also on an emulated CPU.
 _SETTLE_S = 0.3
-_HELD, _ENDED = "pod held", "hold ended"
+_HELD, _ENDED, _EVICTING = "pod held", "hold ended", "evicting"
 #: What a brake may write, in the cgroups of a pod.
 _FILES = (
     *("memory.limit_in_bytes", "memory.oom_control", "freezer.state"),
@@ -206,9 +206,9 @@ class Holds:
         daemon.poll()
         self._since = len(daemon.log)
 
-    def records(self, *messages: str) -> list[Record]:
+    def records(self, message: str) -> list[Record]:
         self._daemon.poll()
-        return [r for r in self._daemon.log[self._since :] if r.get("msg") in messages and not r.get("resent")]
+        return [r for r in self._daemon.log[self._since :] if r.get("msg") == message and not r.get("resent")]
 
     def wait(self, seconds: float) -> bool:
         """Whether a pod is held, or is within ``seconds``."""
@@ -217,18 +217,6 @@ class Holds:
             return record.get("msg") == _HELD and not record.get("resent")
 
         return self._daemon.wait_for(held, seconds, self._since) is not None
-
-    @property
-    def held(self) -> list[Record]:
-        return self.records(_HELD)
-
-    @property
-    def ended(self) -> list[Record]:
-        return self.records(_ENDED)
-
-    @property
-    def evictions(self) -> list[Record]:
-        return self.records("evicting")
 
 
 def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s: float) -> HoldResult:
@@ -251,11 +239,14 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
             return held or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
 
         until(over, "a hold")
-        if holds.held:
+        if holds.records(_HELD):
             _watch(stage, out, holds, watch_s)
         stage.unload()
         _go_on(children, out)
-        until(lambda: {r["id"] for r in holds.held} <= {r["id"] for r in holds.ended}, "the end of a hold")
+        until(
+            lambda: {r["id"] for r in holds.records(_HELD)} <= {r["id"] for r in holds.records(_ENDED)},
+            "the end of a hold",
+        )
         out.oom_kills = node.oom_kills() - before
         out.killed = sum(child.process.poll() is not None for child in children)
         _read(holds, out)
@@ -265,7 +256,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
         if not out.is_whole:
             stage.dismiss()
     out.changed = differences(stage.before, stage.snapshot())
-    if holds.evictions:
+    if holds.records(_EVICTING):
         stage.renew(daemon)
     return out
 
@@ -278,7 +269,7 @@ def _watch(stage: HoldStage, out: HoldResult, holds: Holds, watch_s: float) -> N
         usage = max(usage, stage.usage())
         left = min(left, stage.node.memory_bytes - stage.node.usage())
         time.sleep(_LOOK_S)
-    out.grew_bytes, out.left_bytes = usage - int(holds.held[0]["usage"]), left
+    out.grew_bytes, out.left_bytes = usage - int(holds.records(_HELD)[0]["usage"]), left
 
 
 def _go_on(children: Sequence[Child], out: HoldResult) -> None:
@@ -293,18 +284,18 @@ def _go_on(children: Sequence[Child], out: HoldResult) -> None:
 
 
 def _read(holds: Holds, out: HoldResult) -> None:
-    if held := holds.held:
+    if held := holds.records(_HELD):
         first = held[0]
         out.outcome, out.brake = "held", first["brake"]
         if first["crossed_ns"]:
             out.brake_us = (first["held_ns"] - first["crossed_ns"]) / 1000
-    elif holds.evictions:
+    elif holds.records(_EVICTING):
         out.outcome = "killed"
     elif out.oom_kills:
         out.outcome = "oom"
-    if ended := holds.ended:
+    if ended := holds.records(_ENDED):
         out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
-    out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in holds.evictions]
+    out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in holds.records(_EVICTING)]
 
 
 def differences(before: dict[Path, str], after: dict[Path, str]) -> list[str]:

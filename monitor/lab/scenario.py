@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from monitor.kernel import cgroupfs
@@ -78,10 +77,6 @@ def _wrong(truth: Truth, stage: Stage, found: list[Incident]) -> str:
     if not i["domain"].endswith(truth.domain):
         wrong.append(f"domain {i['domain']!r} instead of {truth.domain!r}")
     return f"{'; '.join(wrong)} ({i['summary']})" if wrong else ""
-
-
-def unix(stamp: str) -> float:
-    return datetime.fromisoformat(stamp).timestamp()
 
 
 Play = Callable[["Stage"], None]

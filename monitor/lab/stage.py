@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import PATIENCE_S, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.scenario import NOTHING, Incident, Outcome, Scenario, judged, unix
+from monitor.lab.scenario import NOTHING, Incident, Outcome, Scenario, judged
 from monitor.side.incidents.reader import IncidentReader
 
 #: Growth that a busy machine still keeps up with, in MiB/s: a margin of 32 MiB lasts a third of a second.
@@ -206,7 +207,7 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
             stored = list(IncidentReader(daemon.state_dir / "incidents.db").all())
     incidents: list[list[Incident]] = [[] for _ in stages]
     for incident in stored:
-        began = unix(incident["start"])
+        began = datetime.fromisoformat(incident["start"]).timestamp()
         at = next((n for n in reversed(range(len(stages))) if stages[n].began <= began + 0.001), None)
         if at is not None:  # else of an earlier daemon on this state dir
             incidents[at].append(incident)
