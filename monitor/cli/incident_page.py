@@ -12,9 +12,9 @@ from typing import Any
 
 from monitor import __version__
 from monitor.cli import svg
-from monitor.cli.incident_text import facts, format_ms, kubelet_sentences, timeline_rows, tone
+from monitor.cli.incident_text import Row, facts, format_ms, kubelet_sentences, timeline_rows, tone
 from monitor.cli.output import format_bytes
-from monitor.cli.svg import Markup, element, joined
+from monitor.cli.svg import Markup, element
 from monitor.race.codec import RecordError
 from monitor.race.memory import stored
 
@@ -154,12 +154,12 @@ def pods_window(curves: Sequence[Json]) -> tuple[tuple[float, float], float]:
     return (first, max(last, first + 1)), max(v for _, v in points)
 
 
-def grown(curve: Json) -> Markup:
+def grown(curve: Json) -> str:
     """What a pod grew by before the start, and how fast."""
     if curve["in_s"] <= 0:
-        return joined("-")
+        return "-"
     rate = curve["grew"] / curve["in_s"]
-    return joined(f"{format_bytes(curve['grew'])} in {curve['in_s']:g} s ({format_bytes(round(rate))}/s)")
+    return f"{format_bytes(curve['grew'])} in {curve['in_s']:g} s ({format_bytes(round(rate))}/s)"
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -248,8 +248,7 @@ def _pods(incident: Json) -> Iterator[Markup]:
         "p", f"{note}: {format_bytes(round(most))} and {(window[1] - window[0]) / 1000:.3g} s.", class_="note"
     )
     rows = [
-        element(
-            "tr",
+        (
             element("td", curve["pod"]),
             element("td", pod_chart(curve, window, most)),
             element("td", grown(curve)),
@@ -257,19 +256,17 @@ def _pods(incident: Json) -> Iterator[Markup]:
         )
         for curve in curves
     ]
-    head = element("tr", *(element("th", name) for name in ("pod", "memory", "grew", "most")))
-    yield element("table", head, *rows)
+    yield _table(("pod", "memory", "grew", "most"), rows)
 
 
-def _timeline(rows: list[Any]) -> Markup:
-    head = element("tr", *(element("th", name) for name in ("t", "available", "what happened")))
+def _timeline(rows: Sequence[Row]) -> Markup:
     made = [
-        element(
-            "tr",
-            element("td", row.clock, class_="n"),
-            element("td", row.available, class_="n"),
-            element("td", joined(row.text)),
-        )
+        (element("td", row.clock, class_="n"), element("td", row.available, class_="n"), element("td", row.text))
         for row in rows
     ]
-    return element("table", head, *made)
+    return _table(("t", "available", "what happened"), made)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
+    head = element("tr", *(element("th", name) for name in heads))
+    return element("table", head, *(element("tr", *cells) for cells in rows))

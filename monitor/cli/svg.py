@@ -85,7 +85,6 @@ def picture(width: float, height: float, title: str, *inside: Markup) -> Markup:
 def text(x: float, y: float, words: str, colour: str = INK, size: float = 13, anchor: str = "start") -> Markup:
     """Words with a white edge, which keeps them readable across a line."""
     edge: dict[str, str | float] = {"stroke": "#ffffff", "stroke_width": 3, "paint_order": "stroke"}
-    edge = edge if colour != "#ffffff" else {}
     return element("text", words, x=x, y=y, text_anchor=anchor, fill=colour, font_size=size, **edge)
 
 

@@ -26,9 +26,9 @@ class _Limits(NamedTuple):
     least: int  # the smallest limit of a container: if none uses more, nobody's name matters
 
 
-def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True) -> str | None:
+def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout) -> str | None:
     """Why ``pod`` is to be evicted for its local storage, as the kubelet says it; None if it keeps its limits."""
-    return _violation(_limits(pod, pod_level), stats, layout)
+    return _violation(_limits(pod, True), stats, layout)
 
 
 def storage_violations(

@@ -143,7 +143,7 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
     if "listen" in found:
         found["listen_host"], found["listen_port"] = found.pop("listen")
     settle_mode(found, origins)
-    reserved = _all_reserved(settings)
+    reserved = _reserved(settings)
     for key, amounts in reserved.items():
         found[_FIELDS[key]] = amounts.get("memory", ZERO).value
     config = RunConfig(**found, origins=origins, inputs=to_inputs(kubelets, file, drop_ins))
@@ -161,7 +161,7 @@ def resolved_again(config: RunConfig) -> Resolved:
         settings = configuration.in_force(file, drop_ins, kubelets, era(config.policy))
     except PolicyError as error:
         raise ConfigError(str(error)) from None
-    return Resolved(config, settings, _all_reserved(settings), drop_ins)
+    return Resolved(config, settings, _reserved(settings), drop_ins)
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
@@ -217,18 +217,15 @@ def _has_nul(value: Any) -> bool:
     return any(map(_has_nul, value)) if isinstance(value, list | tuple) else isinstance(value, str) and "\0" in value
 
 
-def _all_reserved(settings: Settings) -> dict[str, dict[str, Quantity]]:
-    return {key: _reserved(settings, key) for key in ("systemReserved", "kubeReserved")}
-
-
-def _reserved(settings: Settings, key: str) -> dict[str, Quantity]:
-    amounts = {}
-    for name, (amount, origin) in settings.maps[key].items():
-        try:
-            amounts[name] = values.reserved(name, amount)
-        except ValueError as error:
-            remedy = _remedy(str(error)).partition(", or a percentage")[0]  # no part of a capacity can be reserved
-            raise ConfigError(f"{origin}: {name}: {amount}: {error}", remedy) from None
+def _reserved(settings: Settings) -> dict[str, dict[str, Quantity]]:
+    amounts: dict[str, dict[str, Quantity]] = {"systemReserved": {}, "kubeReserved": {}}
+    for key, found in amounts.items():
+        for name, (amount, origin) in settings.maps[key].items():
+            try:
+                found[name] = values.reserved(name, amount)
+            except ValueError as error:
+                remedy = _remedy(str(error)).partition(", or a percentage")[0]  # no part of a capacity can be reserved
+                raise ConfigError(f"{origin}: {name}: {amount}: {error}", remedy) from None
     return amounts
 
 
