@@ -1,7 +1,6 @@
 """The pass of the daemon: the grace, what it is sure to decide, what it leaves for another configuration."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,24 +55,6 @@ def test_a_kubelet_passes_on_what_its_release_has() -> None:
     assert grace_s(PassConfig((), 0), outcome(SOFT, HARD, grace=30)) == 30
     assert [PassConfig((), 0, era=era(name)).limit_grace_s for name in ERAS] == [1, 0, 0]
     assert [PassConfig((), 0, era=era(name), kill_at_once=True).limit_grace_s for name in ERAS] == [1, 1, 1]
-
-
-def starved(signal: str, **differs: Any) -> tuple[Candidate | None, list[str]]:
-    """The victim of a pass in which ``signal`` is short, and what was asked on the way to it."""
-    asked: list[str] = []
-
-    def rank(signal: str) -> list[Candidate]:
-        asked.append(f"rank {signal}")
-        return [POD]
-
-    config = PassConfig(parse_thresholds({signal: "1Gi"}), 0)
-    result = run_pass(config, KNOWN_LAYOUT, {signal: Observation(0, 2 << 30, 1)}, 0, rank, **differs)
-    assert result.outcome.starved is not None
-    return result.outcome.victim, asked
-
-
-def test_a_pod_over_its_limit_spares_all_others_in_this_pass() -> None:
-    assert (starved(MEMORY), starved(MEMORY, over_limit=True)) == ((POD, [f"rank {MEMORY}"]), (None, []))
 
 
 SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, "nodefs.available", "pid.available")
@@ -173,19 +154,18 @@ def test_a_soft_threshold_of_another_value_begins_anew(new: PassConfig) -> None:
     assert softs == []
 
 
-def test_a_hard_threshold_that_is_met_at_once_evicts_at_once() -> None:
-    old, new = config(hard={MEMORY: "10"}), config(hard={MEMORY: "100"})
-    result = passed(old, KNOWN_LAYOUT, 10, 50)
-    assert result.outcome.victim is None
-    assert passed(new, reconfigured(old, result.state, new), 11, 50).outcome.victim is not None
-
-
 def test_nobody_is_evicted_for_the_min_reclaim_of_a_threshold_that_is_gone() -> None:
     old, same, lower = (config(hard={MEMORY: v}, reclaim="50") for v in ("100", "100", "60"))
     state = passed(old, KNOWN_LAYOUT, 10, 90).state
     held = passed(same, reconfigured(old, state, same), 11, 120).outcome
     assert held.victim is not None  # 120 is below 100 and 50
     assert passed(lower, reconfigured(old, state, lower), 11, 100).outcome.victim is None
+
+
+def test_nobody_is_evicted_by_the_figure_that_the_configuration_before_has_acted_on() -> None:
+    old, new = config(hard={MEMORY: "100"}), config(hard={MEMORY: "100"}, soft="200")
+    state, seen = passed(old, KNOWN_LAYOUT, 10, 50).state, {MEMORY: Observation(50, CAPACITY, 10 * S)}
+    assert run_pass(new, reconfigured(old, state, new), seen, 11 * S, lambda _: PODS).outcome.victim is None
 
 
 def test_a_condition_stays_for_the_transition_period_of_now() -> None:

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eviction_pass import carried
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
-from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, condition_times, synchronize
+from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
 from monitor.policy.thresholds import PolicyError, Threshold, parse_thresholds
 
 S = 10**9
@@ -178,22 +177,6 @@ def test_a_hard_threshold_is_met_strictly_below_its_value_and_gives_one_second()
     assert (outcome.observed, outcome.conditions) == ((), frozenset())
     _, outcome = run(config, state, 2, {MEMORY: 99})
     assert (outcome.victim.name, outcome.grace_s) == ("big", 1)
-
-
-def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
-    old = EvictionConfig(parse_thresholds({MEMORY: "100", "pid.available": "100"}), 300 * S)
-    new = EvictionConfig((*old.thresholds, *parse_thresholds({"containerfs.available": "100"})), 300 * S)
-    seen = {MEMORY: Observation(0, CAPACITY, 7), "containerfs.available": Observation(0, CAPACITY, 7)}
-    before, _ = synchronize(old, State(), seen, 5 * S, lambda _: PODS)
-    state = carried(old, before, new, seen)
-    assert first_observed(new, state) == first_observed(old, before)
-    assert condition_times(new, state) == condition_times(old, before)
-    assert state.conditions == before.conditions
-    _, outcome = synchronize(new, state, seen, 6 * S, lambda _: PODS)
-    assert outcome.starved is None  # the same stamps, also for the signal the old one did not look at
-    assert {t.signal for t in outcome.met} == set(seen)
-    fresh = carried(old, State(), new, None)
-    assert synchronize(new, fresh, seen, 6 * S, lambda _: PODS)[1].starved is not None
 
 
 def test_the_state_of_another_configuration_is_refused() -> None:

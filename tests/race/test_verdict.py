@@ -29,7 +29,7 @@ def test_verdict_and_flags(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_incident_can_be_stored_and_read(name: str) -> None:
+def test_every_incident_can_be_stored_and_is_summed_up_in_one_sentence(name: str) -> None:
     found = of_scenario(name)
     assert same_after_json(found)
     assert same_after_json(one(*SCENARIOS[name][0]))  # type: ignore[arg-type]
@@ -38,11 +38,6 @@ def test_every_incident_can_be_stored_and_read(name: str) -> None:
         "margin_bytes", "margin_ms", "steps", "advice", "summary",
     ]  # fmt: skip
     assert "steps" not in found.to_json(steps=False)
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_every_incident_is_summed_up_in_one_sentence(name: str) -> None:
-    found = of_scenario(name)
     assert found.summary.endswith(".")
     assert 20 < len(found.summary) < 330
     assert "None" not in found.summary + found.advice
