@@ -197,8 +197,6 @@ def _libbpf() -> Iterator[Check]:
 
 
 def _cgroups() -> Iterator[Check]:
-    from monitor.kernel import cgroupfs
-
     def attempt() -> str:
         hierarchy = cgroupfs.detect()
         return f"v{hierarchy.version} at {hierarchy.root}"

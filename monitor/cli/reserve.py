@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from monitor.cli.advice_text import REACTIONS as NAMES
+from monitor.cli.advice_text import speed
 from monitor.cli.output import format_bytes, print_json, table_lines
 from monitor.errors import ConfigError
 from monitor.policy import cce
@@ -35,16 +37,12 @@ from monitor.policy.sizing import (
     written,
 )
 from monitor.policy.thresholds import DEFAULT_HARD
+from monitor.race.reaction import REACTIONS, Reaction, survives, threshold_for
+from monitor.race.units import quantity, rate
 
 if TYPE_CHECKING:
     from monitor.settings.read import Resolved
 
-from collections.abc import Iterator
-
-from monitor.cli.advice_text import REACTIONS as NAMES
-from monitor.cli.advice_text import speed
-from monitor.race.reaction import REACTIONS, Reaction, survives, threshold_for
-from monitor.race.units import quantity, rate
 
 KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
 #: The resources, the option (and, with _, the key of the JSON) that each has, and its unit.
