@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """``style`` is one of `STYLES`, "" for plain text."""
+    """``style`` is one of `monitor.cli.top_live` (`_COLOURS`, `_PLAIN`), "" for plain text."""
 
     text: str
     style: str = ""
@@ -19,8 +19,6 @@ class Span(NamedTuple):
 
 Line = Sequence[Span]
 
-#: What `monitor.cli.top_live` has an attribute for.
-STYLES = ("title", "dim", "good", "warn", "bad", "anon", "kernel", "other", "active", "inactive")
 #: In the place of what was cut out.
 CUT = "~"
 

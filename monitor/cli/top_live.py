@@ -32,7 +32,6 @@ _NAMED = {
 }
 #: Style -> colour of the text, and what a terminal without colours can do.
 _COLOURS = {
-    "good": curses.COLOR_GREEN,
     "warn": curses.COLOR_YELLOW,
     "bad": curses.COLOR_RED,
     "anon": curses.COLOR_BLUE,

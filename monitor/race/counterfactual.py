@@ -124,7 +124,7 @@ def _corners(world: World, config: PassConfig) -> list[float]:
     found: list[float] = []
     for rule in config.later.rules:
         series = world.working_set.get(rule.signal)
-        if series:
+        if series is not None:
             capacity = world.capacity[rule.signal]
             value = rule.threshold.quantity(capacity)
             reclaim = rule.threshold.min_reclaim

@@ -18,9 +18,6 @@ class TimeSeries:
         self.times: list[int] = list(latest)
         self.values: list[int] = list(latest.values())
 
-    def __bool__(self) -> bool:
-        return bool(self.times)
-
     def held(self, ts: float) -> int:
         """The last value recorded by ``ts``."""
         return self.values[max(0, bisect_right(self.times, ts) - 1)]
