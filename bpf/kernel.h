@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// All that BCC and these programs take from a kernel's header files: BCC includes it as <linux/kconfig.h> (monitor/kernel/headers.py).
+// All that BCC and these programs take from a kernel's header files: BCC includes it as <linux/kconfig.h> (monitor/kernel/loader.py).
 // PAGE_SIZE, in which rings are measured, is given by the loader.
 
 #define CONFIG_BPF_SYSCALL 1  // BCC refuses to compile without

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,15 @@ _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/pytho
 #: The output of clang and the verifier, in the state dir.
 LOG = "loader.log"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+#: BCC (0.26, 0.31 and 0.37 alike) includes the ten files below before every program, for its integer types, the page
+#: size and one option of the configuration. No struct is read through headers (offsets come from BTF), so nothing else
+#: in a kernel's can matter: compiled with Debian's, all programs were the same to the byte. They
+#: are below include/: the first is included before all others, and has everything; the others are there to be found.
+HEADERS = (
+    *("linux/kconfig.h", "linux/types.h", "linux/bpf_common.h", "linux/version.h", "linux/log2.h", "asm/page.h"),
+    *("uapi/linux/bpf.h", "uapi/linux/if_ether.h", "uapi/linux/if_packet.h", "uapi/linux/ptrace.h"),
+)
+_LINKS = ("build", "source")
 _PARENT = "OUTRACE_LOADER_PARENT"  # pid of who waits for the loader
 
 
@@ -107,7 +117,7 @@ def _stamps(*levels: int) -> list[tuple[str, str]]:
     facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
     h = hashlib.sha256(repr(facts).encode())
     # pins.py lists what is pinned, libbpf.py loads some of it.
-    ours = (here / name for name in ("loader.py", "headers.py", "offsets.py", "btf.py", "pins.py", "libbpf.py"))
+    ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py", "libbpf.py"))
     for path in (*ours, bpf_directory() / KERNEL_HEADER, VMLINUX, Path("/sys/kernel/notes")):
         try:
             h.update(path.read_bytes())  # the kernel's notes hold its build id
@@ -227,6 +237,31 @@ def package_path() -> str:
     return f"{here}{os.pathsep}{old}" if old and here not in old.split(os.pathsep) else old or here
 
 
+def prepare_headers(tree: Path, text: str) -> str:
+    """Make ``tree`` what BCC_KERNEL_SOURCE must be, with ``text`` in its first file; its path. So no package of headers
+    is needed on the node. One that is right already is left alone: by now the disk may be full. Raises CannotError.
+    """
+    wanted = {f"include/{name}": text if name == HEADERS[0] else "" for name in HEADERS}
+    try:
+        # BCC looks for BCC_KERNEL_SOURCE/build and /source, as it would under /lib/modules/RELEASE.
+        if all((tree / link / name).read_text() == wanted[name] for link in _LINKS for name in wanted):
+            return str(tree)
+    except (OSError, UnicodeDecodeError):
+        pass  # there is none, or half of one
+    try:
+        shutil.rmtree(tree, ignore_errors=True)
+        for name, content in wanted.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(content)
+        for link in _LINKS:
+            (tree / link).symlink_to(".")
+    except OSError as error:
+        raise CannotError(
+            f"cannot write {tree}: {error.strerror}", "make room there, or use another --state-dir"
+        ) from None
+    return str(tree)
+
+
 @contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
     """clang and the verifier write to descriptor 2; keep it for the error message."""
@@ -242,10 +277,8 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 
 def _load(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
-    from monitor.kernel import headers
-
     text = (bpf_directory() / KERNEL_HEADER).read_text()
-    os.environ["BCC_KERNEL_SOURCE"] = headers.prepare(state_dir / "headers", text)
+    os.environ["BCC_KERNEL_SOURCE"] = prepare_headers(state_dir / "headers", text)
     try:
         from bcc import BPF, lib
     except ImportError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import CannotError
-from monitor.kernel import charging, headers, loader
+from monitor.kernel import charging, loader
 from tests import live
 from tests.commands import run
 
@@ -24,7 +24,7 @@ def entries(tree: Path) -> dict[str, tuple[str, int]]:
     """Content and inode of every file as BCC finds them."""
     found = {}
     for link in ("build", "source"):
-        for name in headers.FILES:
+        for name in loader.HEADERS:
             file = tree / link / "include" / name
             found[f"{link}/{name}"] = (file.read_text(), file.stat().st_ino)
     return found
@@ -38,20 +38,20 @@ def test_the_tree_replaces_an_old_one_and_follows_none_of_its_links(tmp_path: Pa
     tree.mkdir(parents=True)
     (tree / "headers-6.1.0").symlink_to(foreign)  # an older release's trees were links to packaged ones
     for text in ("one", "two"):
-        assert headers.prepare(tree, text) == str(tree)
+        assert loader.prepare_headers(tree, text) == str(tree)
         assert not (tree / "headers-6.1.0").exists()
         for name, (content, _) in entries(tree).items():
             assert content == (text if name.endswith("kconfig.h") else "")
     assert (foreign / "kept.h").exists()
     before = entries(tree)
-    headers.prepare(tree, "two")
+    loader.prepare_headers(tree, "two")
     assert entries(tree) == before, "a tree that is right is left alone"
     for path in ("include/asm/page.h", "source"):
         (tree / path).unlink()
-        headers.prepare(tree, "two")
+        loader.prepare_headers(tree, "two")
         assert entries(tree).keys() == before.keys(), "half of one is made anew"
     with pytest.raises(CannotError, match=r"cannot write .*kept.h/tree: Not a directory"):
-        headers.prepare(foreign / "kept.h/tree", "text")
+        loader.prepare_headers(foreign / "kept.h/tree", "text")
 
 
 @pytest.mark.kernel
