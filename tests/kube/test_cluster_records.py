@@ -192,15 +192,16 @@ def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     assert api.store.get(("pods", "default", "web"))["status"]["phase"] == "Running"
 
 
-@pytest.mark.parametrize("how", ["late", "gone"])
-def test_a_status_that_is_late_or_of_a_pod_that_is_gone_holds_up_no_event(
-    how: str, open_cluster: Callable[[], Cluster], api: FakeApiServer
+@pytest.mark.parametrize("how", ["late", "gone", "accepted"])
+def test_a_status_holds_up_no_event_once_it_is_accepted_late_or_of_a_pod_that_is_gone(
+    how: str, open_cluster: Callable[[], Cluster], api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("monitor.side.cluster.status_writer.WINDOW_S", 600.0)  # its end sends them too
     api.store.create("pods", pod("web"))
     found = evicted(api)
     if how == "gone":
         api.store.delete(("pods", "default", "web"))
-    else:
+    elif how == "late":
         api.fail(faults.status(500, "InternalError", "no leader"), times=1000, method="PATCH", path="/pods/web/status")
     open_cluster().evicting(found, _now_ns() - int(1.5e9))
     until(lambda: reasons(api) == BOTH)

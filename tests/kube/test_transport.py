@@ -157,6 +157,14 @@ def test_every_request_ends_in_time(
         get(client)
 
 
+def test_a_watch_may_last_longer_than_its_first_line(
+    api: FakeApiServer, config: ClusterConfig, connect: Connect
+) -> None:
+    with connect(config, timeout_s=0.4).watch(PODS, str(api.store.version), silence_s=60.0) as events:
+        threading.Timer(0.6, api.store.create, ("pods", pod("b"))).start()
+        assert next(events).object["metadata"]["name"] == "b"
+
+
 @pytest.mark.parametrize("do", [faults.hang(), faults.drip()])
 def test_stop_ends_every_wait(api: FakeApiServer, client: ApiClient, stop: threading.Event, do: faults.Do) -> None:
     api.fail(do)
