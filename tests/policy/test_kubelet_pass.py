@@ -8,7 +8,7 @@ from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
 from monitor.policy.pods import Pod
 from monitor.policy.stats import Summary
 from monitor.policy.thresholds import parse_thresholds
-from tests.policy.builders import GI, MI, pod, stats, summary
+from tests.policy.builders import GI, IMAGEFS, MI, pod, stats, summary
 
 S = 10**9
 EMPTY_DIR: dict[str, Any] = {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]}
@@ -28,6 +28,12 @@ def test_a_clean_up_must_clear_min_reclaim_too() -> None:
     short = summary(stats("a", MI), second=1, nodefs=0)
     evicted = [len(passed(policy, [pod("a")], short, nodefs=left).evictions) for left in (11 * GI, 15 * GI + 200)]
     assert evicted == [1, 0]
+
+
+def test_where_there_is_nothing_to_clean_up_a_pod_goes_whatever_a_clean_up_leaves() -> None:
+    policy = PassConfig(parse_thresholds({"nodefs.available": "10%"}), 300 * S, layout=IMAGEFS, local_storage=False)
+    found = passed(policy, [pod("a")], summary(stats("a", MI), second=1, nodefs=0), nodefs=100 * GI)
+    assert (found.reclaimed, found.summary_reads, len(found.evictions)) == ((), 1, 1)
 
 
 def test_limits_of_local_storage_come_first_and_spare_critical_pods() -> None:

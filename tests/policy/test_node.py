@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.policy.admission import MEMORY_TAINT, tolerates
 from monitor.policy.errors import PolicyError
-from monitor.policy.pods import pod_from_object
+from monitor.policy.pods import Toleration, pod_from_object
 from monitor.policy.stats import PodStats, Summary
 from tests.policy.builders import stats
 
@@ -53,3 +54,8 @@ def test_wrong_figures_of_a_pod_are_named_when_they_are_needed() -> None:
     for kinds in (["rootfs"], ["logs"]):
         with pytest.raises(PolicyError, match="must be a"):
             own.files_each(kinds, "usedBytes")
+
+
+def test_an_operator_that_is_not_known_covers_no_taint() -> None:
+    operators = {op: tolerates(Toleration(key=MEMORY_TAINT, operator=op), MEMORY_TAINT) for op in ("", "Equal", "Lt")}
+    assert operators == {"": True, "Equal": True, "Lt": False}

@@ -121,6 +121,14 @@ def test_nothing_changes_before_the_deadline_and_something_does_at_it(line: Line
             assert (at.met, at.conditions) != (outcome.met, outcome.conditions)
 
 
+@pytest.mark.parametrize(("own", "granted"), [(45, 45), (None, 30), (0, 0)])
+def test_a_negative_most_grace_leaves_it_to_the_pod(own: int | None, granted: int) -> None:
+    config = EvictionConfig(parse_thresholds(None, {MEMORY: "100"}, {MEMORY: "1s"}), 300 * S, max_pod_grace_s=-1)
+    state, _ = run(config, State(), 0, {MEMORY: 50})
+    _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
+    assert outcome.grace_s == granted
+
+
 def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
     asked: list[str] = []
     config = EvictionConfig(parse_thresholds(None, {MEMORY: "100"}, {MEMORY: "10s"}), 300 * S)
