@@ -46,15 +46,12 @@ class Forecaster:
         view: View,
         tally: Tally,
         facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]],
-        changed: Callable[[], None],
     ) -> None:
         self.forecasts: Mapping[str, DomainForecast] = {}
         self.mismatch: Mapping[str, Any] | None = None
-        self.problem = ""  # why the last update failed; "" when it did not
         self.view = view
         self._tally = tally
         self._facts = facts
-        self._changed = changed
         self._made: dict[tuple[str, str, int], Forecast] = {}  # domain, signal, level -> what its crossing is held to
         self._victims_ns = 0
         self._limits: dict[str, tuple[int, int | None]] = {}  # uid -> when it was looked up, the pod's own limit
@@ -140,15 +137,18 @@ class Forecaster:
             self._disagrees_ns = now_ns
 
     def _run(self) -> None:
+        logged = ""
         while True:
             self._samples_came.wait()
             self._samples_came.clear()
+            problem = ""
             try:
                 self._update(time.monotonic_ns())
-                self.problem = ""
             except Exception as error:  # noqa: BLE001 - one odd look at /proc must not end all forecasts
-                self.problem = f"{type(error).__name__}: {error}"
-            self._changed()
+                problem = f"{type(error).__name__}: {error}"
+                if problem != logged:
+                    self.view.log.error("forecasts failed; trying again", problem=problem)
+            logged = problem
 
     def _update(self, now: int) -> None:
         samples, watched = self._facts()

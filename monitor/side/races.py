@@ -22,7 +22,7 @@ from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Judge, Tally
-from monitor.side.view import View
+from monitor.side.view import OtherEviction, View
 
 if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
@@ -46,11 +46,12 @@ class Races:
         except MonitorError as error:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
-        self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
-        self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, view.wake_side)
+        self.event_builder = EventBuilder(
+            view, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
+        )
+        self.forecaster = Forecaster(view, self.tally, self.event_builder.facts)
         self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0
-        self._forecast_problem = ""
         self._lost: dict[str, int] = {}
         self._not_ready_since = time.monotonic()
 
@@ -116,43 +117,36 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        waiting = self._view.kubelet_evictions.qsize() or self._view.api_evictions.qsize()
-        due_s = 0.0 if waiting else self.event_builder.due_s()
+        due_s = 0.0 if self._view.evictions.qsize() else self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
         if self.recorder is not None:
             self.recorder.turn()
-        while self._view.kubelet_evictions.qsize():
-            self.event_builder.on_kubelet_eviction(*self._view.kubelet_evictions.get_nowait())
-        while self._view.api_evictions.qsize():
-            self._on_api_eviction(self._view.api_evictions.get_nowait())
+        while self._view.evictions.qsize():
+            self._on_eviction(self._view.evictions.get_nowait())
         if self.event_builder.turn():
             self.forecaster.wake()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:
             received = self._received
             if self._view.send(Stored(received)):
                 self._stored = received
-        if self.forecaster.problem != self._forecast_problem:
-            self._forecast_problem = self.forecaster.problem
-            if self._forecast_problem:
-                self._log.error("forecasts failed; trying again", problem=self._forecast_problem)
         now = time.monotonic_ns()
         if now >= self._alerts_ns + _ALERTS_NS:
             self._alerts_ns = now
             self._update_alerts()
 
-    def _on_api_eviction(self, about: Decision | Refused | tuple[str, str, int]) -> None:
-        """The API server refused an eviction that outrace asked for, or accepted it (its time stands for the SIGTERM,
-        which the kubelet sends), or nobody is left of that pod: uid, name, when.
-        """
-        if isinstance(about, Decision):
+    def _on_eviction(self, about: OtherEviction) -> None:
+        if isinstance(about, Decision):  # accepted by the API server: its time stands for the kubelet's SIGTERM
             self.event_builder.handle(about)
         elif isinstance(about, Refused):
             self.event_builder.feed(about)
         else:
-            uid, name, ended_ns = about
-            self.event_builder.feed(Gone(ended_ns, uid, name, None))
+            uid, name, told = about
+            if isinstance(told, str):
+                self.event_builder.on_kubelet_eviction(uid, name, told)
+            else:
+                self.event_builder.feed(Gone(told, uid, name, None))
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""

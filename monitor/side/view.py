@@ -47,6 +47,10 @@ _REFRESH_POLL_S = 0.005
 _QUIET_NS = 5_000_000_000
 _PROBE_TIMEOUT_S = 2.0
 
+#: What others do with pods. With --evict-by api: a decision that the API server accepted or refused; uid and name of a
+#: pod that ended, and when (ns). Uid, name and message of a pod that is reported as Evicted.
+OtherEviction = Decision | Refused | tuple[str, str, int] | tuple[str, str, str]
+
 
 @dataclass
 class View:
@@ -80,9 +84,7 @@ class View:
     bad_messages: int = 0  # of the hot process, that could not be used
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()
-    kubelet_evictions: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # uid, name, message
-    #: With --evict-by api: what the API server accepted and refused; uid and name of a pod that ended, and when (ns).
-    api_evictions: SimpleQueue[Decision | Refused | tuple[str, str, int]] = field(default_factory=SimpleQueue)
+    evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
     side_turns: int = 0  # of the side's main loop
     pod_source: PodSource | None = None
     #: Have a look at the pods begun at once, from any thread; how many are over.
@@ -128,12 +130,11 @@ class View:
 
     def pod_evicted(self, uid: str, name: str, message: str) -> None:
         """The API server reports a pod as Evicted. From any thread."""
-        self.kubelet_evictions.put((uid, name, message))
-        self.wake_side()
+        self.api_evicted((uid, name, message))
 
-    def api_evicted(self, about: Decision | Refused | tuple[str, str, int]) -> None:
-        """Of an eviction by the API server: that it was accepted or refused, or its pod ended. From any thread."""
-        self.api_evictions.put(about)
+    def api_evicted(self, about: OtherEviction) -> None:
+        """From any thread."""
+        self.evictions.put(about)
         self.wake_side()
 
     @property

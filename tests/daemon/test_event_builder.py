@@ -229,7 +229,7 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) ->
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1})
     nothing: Any = SimpleNamespace()
-    return Forecaster(view, nothing, lambda: ((), ()), lambda: None)
+    return Forecaster(view, nothing, lambda: ((), ()))
 
 
 def ahead(seconds: float | None, latest: float | None) -> DomainForecast:

@@ -16,7 +16,7 @@ MIB = 1 << 20
 @pytest.fixture
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1}, pods={})
-    made = Forecaster(view, Tally(), lambda: ((), ()), lambda: None)
+    made = Forecaster(view, Tally(), lambda: ((), ()))
     made._compare = lambda: None  # (whom the kernel would kill is no part of this)
     return made
 
