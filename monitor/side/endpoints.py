@@ -98,7 +98,7 @@ def summary(view: View, counted: bool = True) -> dict[str, Any]:
             {"name": "pods", "startTime": _time(view.started), "memory": _memory(domains["kubepods"], now)}
         )
     pods = [_pod(view, found, now, counted) for found in view.pods.values()]
-    # The last is ours; who reads a kubelet's summary passes over what it does not know.
+    # The last is ours; what reads a kubelet's summary passes over what it does not know.
     forecasts = [] if view.races is None else view.races.forecaster.report()
     ours = {"braked": view.braked, "held": view.holds.shown(), "forecasts": forecasts}
     ours["status"] = _status(view)

@@ -77,7 +77,7 @@ _MOST_REPORTED = 64
 
 class EventBuilder:
     """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
-    when somebody was killed (it may go on, but an alert cannot wait), and when they are over.
+    when a process was killed (it may go on, but an alert cannot wait), and when they are over.
 
     ``on_event``: everything that went in, in order. ``has_log``: the kernel's log is read. ``recorder`` records what
     goes in, and the reducer's state where it wants that.
@@ -112,7 +112,7 @@ class EventBuilder:
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
         self._judged_ns: int | None = None  # what came before this was judged
-        self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
+        self._urgent_ns: int | None = None  # when to judge what is going on, because a process was killed
         self._handlers: dict[type, Callable[[Any], None]] = {
             messages.Cross: self._on_cross,
             messages.Decision: self._on_decision,
@@ -325,7 +325,7 @@ class EventBuilder:
     def _on_held(self, message: Held) -> None:
         if (left_out := self._hold_ration.held(message)) is None:
             return
-        if message.order:  # who a kubelet would take: nobody decides, so no decision has it
+        if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
             self.feed(ranked(message.ts_ns, message.order))
         self.feed(
             ev.Hold(

@@ -1,4 +1,4 @@
-"""Which pods are held: in the log and the metrics, and for who shows, reports and judges it. And which pods others
+"""Which pods are held: in the log and the metrics, and for what shows, reports and judges it. And which pods others
 evict, for the hot process.
 """
 
@@ -95,7 +95,7 @@ class HoldRation:
 
 #: A hold that is over is resent only while its end is not stored: of far fewer.
 _MOST_OVER = 4096
-#: Pods that somebody evicts, kept.
+#: Pods that others evict, kept.
 _MOST_EVICTED = 256
 #: How the kubelet's message about an eviction for memory begins.
 FOR_MEMORY = "The node was low on resource: memory."
@@ -118,7 +118,7 @@ class Holds:
         #: When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out.
         self.due_ns = self._ration.due_ns
         self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
-        self._evicted: dict[str, int] = {}  # uid of a pod that somebody evicts -> its hold that was told so
+        self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that was told so
 
     def held(self, message: Held) -> None:
         before = self.now.get(message.pod)
@@ -199,7 +199,7 @@ class Holds:
         return held is not None and bool(held.cap) and limit == held.cap
 
     def names(self) -> str:
-        """Who is held, "" for nobody."""
+        """The names of the held pods; "" while there is none."""
         return ", ".join(sorted(held.name for held in self.now.values()))
 
     def longest_s(self) -> float:

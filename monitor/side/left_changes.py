@@ -56,8 +56,8 @@ class LeftChanges:
             undo_left([Path(self._config.state_dir)], self._log, self._hierarchy)
 
     def _next_one(self) -> bool:
-        """Whether a daemon is started on the same state dir: it holds on whom memory is short for, and releases the
-        others. It has the state dir's lock, which is looked for and not taken: that might keep it from starting.
+        """Whether a daemon is started on the same state dir: it keeps holds where memory is short, releases the other
+        pods, and has the state dir's lock, which is looked for and not taken: that might keep it from starting.
         """
         deadline = time.monotonic() + self._next_s
         while True:

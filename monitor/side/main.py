@@ -74,7 +74,7 @@ _BATCH = 64
 _LINES = 4096
 #: How long the log and the state dir get to finish when the daemon ends, each of them.
 _CLOSE_S = 2.0
-#: The same for incidents: nobody else knows of them. (`supervise.Side.stop` has to wait longer than all of it.)
+#: The same for incidents: no other process knows of them. (`supervise.Side.stop` has to wait longer than all of it.)
 _INCIDENTS_S = 8.0
 #: How long a message to the hot process may wait for room.
 _SEND_TIMEOUT_S = 2
@@ -241,7 +241,7 @@ class Side:
         return max(0.0, min(waits, default=inf))
 
     def wake(self) -> None:
-        """Make the loop turn, from another thread: pods or disks changed, or somebody wants to see it turn."""
+        """Make the loop turn, from another thread: pods or disks changed, or a probe wants to see it turn."""
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:

@@ -34,14 +34,14 @@ from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.view import View, label, pod_owners
 from monitor.side.worker import Worker
 
-# Reports evictions that are held: in the log, in the metrics, and who it is that takes the memory. To name them the
+# Reports evictions that are held: in the log, in the metrics, and which processes take the memory. To name them the
 # processes of the node are read, which may take some milliseconds: a thread does that.
 #: How many of those that take the memory are named.
 _NAMED = 3
 
 
 class BrakeReport:
-    """``takers`` is the latest answer to who takes the memory, for whoever shows it: largest first."""
+    """``takers`` are the processes that take the memory, as last looked at: largest first."""
 
     def __init__(self, view: View) -> None:
         self.takers: tuple[str, ...] = ()

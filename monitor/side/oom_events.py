@@ -94,7 +94,7 @@ class OomEvents:
             if event.oom_cgroup:
                 self.names.locate(event.oom_cgroup)
         if message.while_away and kind == "mark":
-            # No daemon ran: what led to it, and what was decided, nobody saw.
+            # No daemon ran: what led to it, and what was decided, was not seen.
             for what in ("cross", "decision"):
                 self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
         for what in message.missing:  # without BPF: what could not be known of this kill
@@ -108,8 +108,8 @@ class OomEvents:
         elif kind == "kill":
             self._on_kill(message, victim)
         elif kind == "exit":
-            who = (pod or victim.pod, message.pod_name or victim.name)
-            self.feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *who))
+            owner = (pod or victim.pod, message.pod_name or victim.name)
+            self.feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *owner))
         else:
             self._on_mark(message, victim)
 
@@ -137,7 +137,7 @@ class OomEvents:
     def _is_of_the_node(self, message: messages.Oom) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
 
-        (The machine running out concerns everybody, and a signal or an end is looked at only where a pod's or a
+        (The machine running out concerns every node, and a signal or an end is looked at only where a pod's or a
         victim's is.)
         """
         event = message.event
@@ -183,7 +183,7 @@ class OomEvents:
                 held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),
             )
         )
-        if not event.exiting and not message.while_away:  # nobody listened to the log then
+        if not event.exiting and not message.while_away:  # no daemon read the log then
             kill = RecordedKill(event.ts_ns, event.victim_cgroup, victim.path, None if limit is None else limit.path)
             self.confirmation.marked(event.victim_pid, kill)
 

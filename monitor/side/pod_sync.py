@@ -50,7 +50,7 @@ class PodSync:
             change = self._sendable(found)
             self._update_view(change)
             for uid in change.removed:
-                updated.pop(uid, None)  # `examine` forgets first: what it took in after that nobody would forget
+                updated.pop(uid, None)  # `examine` forgets first: what it took in after that would stay for ever
             updated |= {one.pod.uid: one for one in change.updated}
             total.removed.extend(change.removed)
             total.problems.extend(change.problems)

@@ -112,7 +112,7 @@ class OverBudget:
         return True
 
 
-#: What says whom the policy would take.
+#: What says which pod the policy would evict next.
 _OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Braked
 
 
@@ -143,7 +143,7 @@ class ProcessWatch:
             self._view.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
 
     def fileno(self) -> int | None:
-        """Readable when processes appeared; None where nobody reports them."""
+        """Readable when processes appeared; None where the kernel does not report them."""
         return None if self._feed is None else self._feed.fileno()
 
     def consume(self) -> None:

@@ -117,7 +117,7 @@ class Writer:
         except OSError:
             os.close(self._fd)
             self._fd = -1
-            self._path.unlink(missing_ok=True)  # an empty file helps nobody, and costs an old one its place
+            self._path.unlink(missing_ok=True)  # an empty file is of no use, and costs an old one its place
             raise
         self._part += 1
         if self._part > 1:
@@ -166,7 +166,7 @@ def _check_replaceable(path: Path) -> None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, other, str(path))
-        if status.st_size and file.read(len(MAGIC)) != MAGIC:  # an empty one is a mktemp of somebody
+        if status.st_size and file.read(len(MAGIC)) != MAGIC:  # an empty one is of mktemp
             why = "holds something else than a recording: name another file with --record"
             raise OSError(errno.EEXIST, why, str(path))
 

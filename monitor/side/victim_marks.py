@@ -1,5 +1,5 @@
 """Guides the kernel's OOM killer: near a threshold every process of the pod that the policy would evict next has
-oom_score_adj 1000, so that a race that is lost costs whom the policy would have taken.
+oom_score_adj 1000, so that a race that is lost costs the pod that the policy would have evicted.
 
 Under --mode hold and --mode enforce. A pod that is being evicted keeps its mark until it is gone. While evictions are
 suspended, because they would not help, no pod is marked. The values are set back as soon as another pod is first or no
@@ -152,7 +152,7 @@ class VictimMarks:
         """Do what is wanted; in how many seconds to look again without being woken (None: not)."""
         wanted = self._wanted
         failures = self.failures
-        for uid, found in wanted.items():  # first: somebody is marked all the time
+        for uid, found in wanted.items():  # first: one pod is marked all the time
             if uid not in self._marks:
                 self._try(uid, lambda uid=uid, found=found: self._mark(uid, found))  # type: ignore[misc]
         for uid in list(self._asked - wanted.keys()):
@@ -219,15 +219,15 @@ class VictimMarks:
         self._problem = problem
 
     def _is_ours(self, cgroup: Path) -> bool:
-        """The pods' source leaves out who holds outrace; asked again, because this would have the kernel kill it."""
+        """The pods' source leaves out the pod of outrace; checked again, because a mark would have it killed."""
         with Process(os.getpid()) as process:
             own = process.memory_cgroup(self._hierarchy)
         return own is None or own.is_relative_to(cgroup)
 
 
 def _first(message: State) -> list[str]:
-    """Whom the policy would take now; nobody while evictions are held because they would not help: a small pod that the
-    kernel took first would be killed for what it cannot give back.
+    """The pod that the policy would evict now; none while evictions are held because they would not help: a small pod
+    that the kernel took first would be killed for what it cannot give back.
     """
     is_near = message.armed and message.ready and message.braked is None
     return [message.victim] if message.victim is not None and is_near else []

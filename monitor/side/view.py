@@ -78,7 +78,7 @@ class View:
     started: float = field(default_factory=time.time)
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
-    takers: Callable[[], tuple[str, ...]] = tuple  # who takes the memory that no eviction gives back
+    takers: Callable[[], tuple[str, ...]] = tuple  # processes whose memory no eviction gives back
     kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
     given_back_bytes: int = 0  # left by evicted pods, and taken back by the kernel on request
     bad_messages: int = 0  # of the hot process, that could not be used
@@ -121,7 +121,7 @@ class View:
 
     @property
     def braked(self) -> dict[str, Any] | None:
-        """Why evictions are held and since when, with who takes the memory; None while they are not."""
+        """Why evictions are held and since when, with the processes that take the memory; None while they are not."""
         braked = self.state and self.state.braked
         if braked is None:
             return None
@@ -158,7 +158,7 @@ class View:
                 _wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
 
     def is_counted(self) -> bool:
-        """Whether the counters are of this moment although nobody asked the hot process to bring them up to date."""
+        """Whether the counters are of this moment although the hot process was not asked to bring them up to date."""
         stats = self.stats
         return bool(stats.get("armed")) or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS
 

@@ -4,7 +4,7 @@ No clock and no files here: times are Unix seconds given by the caller.
 
 Two kinds of receiver. A webhook wants every change, in order. Alertmanager wants to know how things stand: only the
 last change of an alert counts, and what is firing is sent again and again, because Alertmanager forgets what it does
-not get for its ``resolve_timeout``. It notifies nobody of an alert that was over when it got it, so an alert
+not get for its ``resolve_timeout``. It notifies of no alert that was over when it got it, so an alert
 raised while it was down is kept firing for a while after it got through (`Outbox.due`).
 """
 
@@ -92,7 +92,7 @@ class Outbox:
         key = alert.fingerprint
         entry = self._active.get(key)
         if entry is not None and (due := self.due(key)) is not None and due <= alert.starts_at:
-            self._settle(key, due)  # it was over before this began, and nobody had looked yet
+            self._settle(key, due)  # it was over before this began, and had not been looked at yet
             entry = None
         if entry is None:
             entry = _Active(alert, _hold_s(alert), alert.ends_at)

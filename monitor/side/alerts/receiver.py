@@ -96,7 +96,7 @@ class Receiver(threading.Thread):
         self._repeat_at = 0.0
         self._problem = ""
 
-    # for whoever raises alerts: memory only
+    # for the threads that raise alerts: memory only
 
     def fire(self, alert: Alert) -> None:
         with self._changed:

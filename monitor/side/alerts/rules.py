@@ -49,7 +49,7 @@ NAMES = (
     HOLD_UNANSWERED,
 )
 
-#: How long an event that is a point in time counts as firing, in seconds. Alertmanager notifies nobody of one that is
+#: How long an event that is a point in time counts as firing, in seconds. Alertmanager notifies of none that is
 #: resolved before its group is looked at, which by default happens every 5 min (group_interval): a little longer.
 HOLD_S = 330.0
 #: A forecast of an OOM kill within fewer seconds than this is an alert.
@@ -85,7 +85,7 @@ class Alert:
     ends_at: float | None = None
 
     def __post_init__(self) -> None:
-        # Copies: the caller may change his own, and a thread sends ours later.
+        # Copies: the caller may change its own, and a thread sends ours later.
         object.__setattr__(self, "labels", {key: str(value) for key, value in self.labels.items() if value})
         object.__setattr__(self, "annotations", {key: str(value) for key, value in self.annotations.items()})
         for moment in (self.starts_at, self.ends_at):
@@ -140,7 +140,7 @@ def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
     killed = _pods(victim["pod"] for victim in incident["oom_victims"])
     evicted = _pods(entry["pod"] for entry in incident["evicted"])
     mode = "observed" if incident.get("observed") else "enforced"
-    noted = "info" if mode == "observed" else "warning"  # in observe mode nobody was evicted
+    noted = "info" if mode == "observed" else "warning"  # in observe mode no pod was evicted
 
     def alert(name: str, severity: str, pod: str, **labels: str) -> Alert:
         namespace, _, short = pod.rpartition("/")

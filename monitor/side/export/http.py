@@ -190,7 +190,7 @@ class Server:
     def _next(self) -> socket.socket | None:
         """A new connection, and room for it; None at the end."""
         while not self._ending:
-            self._coming.poll()  # accept(2) reports a want of descriptors even while nobody connects
+            self._coming.poll()  # accept(2) reports a want of descriptors even while no client connects
             try:
                 sock, _address = self._listener.accept()
             except (BlockingIOError, ConnectionError):

@@ -61,7 +61,7 @@ def parse(data: bytes | bytearray) -> Request | None:
         raise BadRequestError(HTTPStatus.NOT_IMPLEMENTED)
     connection = {word.strip().lower() for word in headers.get("connection", "").split(",")}
     keep = "close" not in connection and (version[2] != "0" or "keep-alive" in connection)
-    # A GET with a body: nobody reads it here, so what follows on the connection could be taken for a request.
+    # A GET with a body: it is not read, so what follows on the connection could be taken for a request.
     keep = keep and "content-length" not in headers and "transfer-encoding" not in headers
     return Request(parts[0], _path(parts[1]), headers.get("accept", ""), keep, found.end())
 

@@ -1,4 +1,4 @@
-"""The log: one line per event on stderr, logfmt or JSON, never waited for by whoever writes it.
+"""The log: one line per event on stderr, logfmt or JSON, never waited for by its writer.
 
 Fields are the event's own data (bytes, nanoseconds), so a line can be read by a person and by a program. Under
 systemd every field becomes one of the journal's entry, so that ``journalctl OUTRACE_VERDICT=oom_during_grace`` finds it
@@ -25,7 +25,7 @@ from monitor.side.worker import Worker
 
 # Log lines that a pod can cause: some of each kind are written, the rest is one line with their number. One pod
 # caused 26,151 lines in 12 s. They fill the disk, and they push what matters out of the journal, which drops
-# everybody's lines beyond 10,000 in 30 s (RateLimitBurst= of journald.conf).
+# all lines beyond 10,000 in 30 s (RateLimitBurst= of journald.conf).
 #: Lines of one kind about one pod in so many seconds.
 BURST, INTERVAL_NS = 30, 10_000_000_000
 #: Pods and kinds that are kept apart; beyond that all others are one.
@@ -205,7 +205,7 @@ def format_line(
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything, also to a descriptor somebody made non-blocking. Raises OSError."""
+    """Write everything, also to a descriptor that another process made non-blocking. Raises OSError."""
     while data:
         try:
             data = data[os.write(fd, data) :]
@@ -216,7 +216,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class Log:
-    """Writes log lines to a descriptor: directly, or through a `Worker` so that a stuck reader holds up nobody."""
+    """Writes log lines to a descriptor: directly, or through a `Worker` so that a stuck reader holds up no thread."""
 
     def __init__(self, style: str = "logfmt", fd: int = 2, worker: Worker | None = None) -> None:
         self.style = style

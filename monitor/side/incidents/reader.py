@@ -153,7 +153,7 @@ class IncidentReader:
         try:
             return select(self.path, "ro", self.wait_s, query, values)
         except NeedsRollback:
-            # The writer was killed, and who reads may have no right to write, or the disk is read-only: in a copy.
+            # The writer was killed, and the reader may have no right to write, or the disk is read-only: in a copy.
             with tempfile.TemporaryDirectory(prefix="outrace-") as directory:
                 copy = Path(directory) / self.path.name
                 shutil.copyfile(self.path, copy)

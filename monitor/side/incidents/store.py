@@ -1,7 +1,7 @@
 """The store of incidents: every pressure episode with its verdict, in `STATE_DIR/incidents.db`, bounded.
 
 The file is opened for each incident and closed after it. Incidents are rare, opening takes a millisecond, and between
-two of them nothing is held: no descriptor of a file that somebody has removed meanwhile.
+two of them nothing is held: no descriptor of a file that was removed meanwhile.
 """
 
 from __future__ import annotations
