@@ -12,6 +12,7 @@ from monitor.policy.gosyntax import parse_float32, parse_percentage
 from monitor.policy.signals import SIGNALS
 from monitor.policy.thresholds import (
     PolicyError,
+    ThresholdValue,
     parse_duration,
     parse_flag_map,
     parse_thresholds,
@@ -112,6 +113,12 @@ def spelt(ns: int) -> str:
 def test_durations_read_back(ns: int) -> None:
     assert parse_duration(spelt(ns)) == ns == -parse_duration("-" + spelt(ns))
     assert parse_duration(f"{ns // 10**9}.{ns % 10**9:09d}s") == pytest.approx(ns, abs=1)  # Go's fractions are floats
+
+
+def test_a_quantity_keeps_its_spelling_a_fraction_is_bytes_and_beyond_64_bits_it_is_never_met() -> None:
+    (quantity,), (fraction,) = (parse_thresholds({"pid.available": text}) for text in ("1e3", "10%"))
+    assert [str(one.value.shown(1000)) for one in (quantity, fraction)] == ["1e3", "100"]
+    assert ThresholdValue(None, 2.0).amount(2**63 - 1) == -(2**63)
 
 
 def test_flag_maps() -> None:
