@@ -236,7 +236,7 @@ class Evictor:
         self._send(LogLine(level, msg, fields))
 
 
-#: States, in order: its processes were asked to end, they had their SIGKILL, nobody is left of it.
+#: States, in order: its processes were asked to end, they had their SIGKILL, none is left.
 ASKED, KILLED, GONE = 1, 2, 3
 _STATE, _POD, _STARTED, _KILL_AT, _KILLED, _HELD, _REPORTED, _SENDER = range(8)
 
@@ -256,13 +256,13 @@ class Noted(NamedTuple):
 class EvictionNote:
     """The eviction under way, where a daemon that is killed leaves it for the next one. ``words``: those of struct
     eviction (bpf/wire.h) in the pinned map ``evictions``, written by plain stores before the first signal goes out, so
-    that there is no moment at which a pod is dying and nobody could know why. Without BPF they are this process's own,
+    that at no moment a pod dies without a reason on record. Without BPF they are this process's own,
     and end with it.
     """
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
-        words[_SENDER] = os.getpid()  # whom the programs need not wake up for its own signals
+        words[_SENDER] = os.getpid()  # the programs do not wake this process up for its own signals
 
     def begin(self, cgroup_id: int, held: int, now_ns: int, kill_at_ns: int = 0) -> None:
         """A pod is to get its first signal now: SIGTERM where ``kill_at_ns`` is given, else SIGKILL."""
@@ -283,7 +283,7 @@ class EvictionNote:
             self._words[_STATE] = KILLED
 
     def gone(self, cgroup_id: int) -> None:
-        """Nobody is left of it."""
+        """No process of it is left."""
         if self._is_of(cgroup_id):
             self._words[_STATE] = GONE
 

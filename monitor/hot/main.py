@@ -243,7 +243,7 @@ def timer_table(
 
 
 def _of_holds(parts: Parts) -> tuple[Timer, ...]:
-    """The timer of pods that are held, where any may be: before pods are ranked, so that who moves is looked at."""
+    """The timer of pods that are held, where any may be: before pods are ranked, to see those that moved."""
     decider, holds = parts.decider, parts.decider.holds
     if holds is None:
         return ()
@@ -254,7 +254,7 @@ def _of_holds(parts: Parts) -> tuple[Timer, ...]:
 
     def follow(now_ns: int) -> None:
         if holds.follow(now_ns):
-            parts.guard(decider.run_pass)  # who is held is in the way of its victim no more
+            parts.guard(decider.run_pass)  # held pods do not delay its victim any more
 
     return (
         Timer("hold", due_ns, follow),

@@ -29,7 +29,7 @@ class LifeCycle:
 
     knows_pods: bool = False  # the side has sent all pods once; the sweep that counts them follows
     is_ready: bool = False  # they are counted: decisions can be made
-    is_stopping: bool = False  # set by the handler of a signal, which may run in the midst of anything
+    is_stopping: bool = False  # set by the handler of a signal, which may run at any moment
 
 
 @dataclass(frozen=True)

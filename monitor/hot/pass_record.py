@@ -104,7 +104,7 @@ class PassRecorder:
                 slow=self._disk_orders,
                 may_act=may_act,
                 busy=one.busy,
-                # The kernel's trigger had been pulled already, and whom it took was not known yet.
+                # The kernel's trigger had been pulled already, and its victim was not known yet.
                 held=outcome.victim is not None and may_act and not stayed and one.acted is None,
                 coming={signal: list(seen) for signal, seen in one.coming.items()},
                 forced=one.forced,

@@ -60,11 +60,11 @@ class Leaving:
     moved_ns: int  # when it last gave something back
     until_ns: int  # it is counted on until then
     evicted: Evicted | None  # the message that waits for the final figure; None: others killed it
-    unsure: bool  # whether somebody lives on in it is not known yet
+    unsure: bool  # whether a process of it lives on is not known yet
     asked: bool = False  # the side was asked to have it reclaimed
     size: int = 0  # of processes that the OOM killer took
-    kept: int = 0  # by those who live on
-    killed_again: bool = False  # another process of it was killed since the side was asked who lives on
+    kept: int = 0  # by the processes that live on
+    killed_again: bool = False  # another process of it was killed since the helper had to look which live on
 
     @property
     def is_back(self) -> bool:

@@ -67,7 +67,7 @@ class Trigger:
             self._word[_ARMED] = now  # the generation: the time was never used before, also not by an earlier daemon
 
     def stand_down(self) -> None:
-        """The kernel is to signal nobody, until the next `prepare`. What it has pulled already is to be heard of."""
+        """The kernel signals no pod until the next `prepare`. A trigger that was pulled before is still reported."""
         self._word[_ARMED] = 0
 
     def _record_is_lost(self, now_ns: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is asked of the kernel before the start: bpffs for pins and tracefs for tracepoints, mounted when missing; the
+"""What the start needs of the kernel: bpffs for pins and tracefs for tracepoints, mounted when missing; the
 machine's cgroup namespace (a container on cgroup v2 gets one of its own from its runtime).
 """
 

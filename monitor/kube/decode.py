@@ -21,7 +21,7 @@ Object = dict[str, Any]
 MAX_OBJECT = 16 << 20
 #: Bytes of one list: 10,000 pods of the usual 10 KB are 100 MB. Not held in memory.
 MAX_LIST = 512 << 20
-#: A string; the quote of one whose end is not there yet; a bracket.
+#: A string; the quote of a string that is cut off; a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|"|[][{}]', re.DOTALL)
 _QUOTE = ord('"')
 _OPEN = b"[{"

@@ -37,7 +37,7 @@ class Pass(NamedTuple):
     slow: Mapping[str, Rows]  # {signal: first candidates for it}; of disks and process ids
     may_act: bool
     busy: bool  # a pod is being evicted
-    held: bool  # the kernel's trigger had been pulled, and whom it took was not known
+    held: bool  # the kernel's trigger had been pulled, and its victim was not known
     coming: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.patience.Coming`}
     forced: bool  # a signal had gone out
     waits: bool  # for what is coming back
@@ -88,8 +88,8 @@ class Record(NamedTuple):
 #: Why a pod is held: the policy would evict it, or it is the one that grows.
 HELD_FOR = ("victim", "grows")
 #: Why a hold ended. `clear`: the threshold is not met any more, with some room; `evicted`: by a kubelet, the API or a
-#: person; `gone`: nobody is left of it; `time_limit`; `second_line`: too little was left, and the pod is killed as in
-#: mode enforce; `other_pod`, `unanswered`: what the kubelet did about it, and the policy decides instead;
+#: person; `gone`: no process of it is left; `time_limit`; `second_line`: too little was left, and the pod is killed as
+#: in mode enforce; `other_pod`, `unanswered`: what the kubelet did about it, and the policy decides instead;
 #: `grace`: its grace is over (`--hard-grace`); `stopped`: outrace ends, or the pod is not known any more.
 HOLD_ENDS = ("clear", "evicted", "gone", "time_limit", "second_line", "other_pod", "unanswered", "grace", "stopped")
 
