@@ -39,47 +39,6 @@ def plan_limit(
     return wanted, {companion: ledger.change(companion, "1"), limit: change}
 
 
-def move_limit(ledger: BrakeLedger, cap: int, usage: int) -> bool:
-    """Another cap in the place of one of ours, or of a limit of its own that was lower than ours and is higher than
-    this one; whether there is a cap then. Not nearer to ``usage`` than `ROOM`, or v1 reclaims in the writer; nor higher
-    for that. Where v1 refuses it (EBUSY) what was in force is. Raises OSError.
-    """
-    limit = ledger.file(LIMIT_FILES)
-    if limit is None:
-        return False
-    now = _in_force(ledger, limit)
-    if not now:
-        return _write_anew(ledger, cap, usage)
-    wanted = (cap if cap >= usage + ROOM else min(now, usage + ROOM)) // PAGE * PAGE
-    change = ledger.change(limit, str(wanted))
-    own = None if change is None else cgroupfs.limit_of(change.old.encode())
-    if own is not None and own <= wanted:  # above it, it could not be put back
-        ledger.put_back(limit.file, *COMPANIONS)
-        return True
-    try:
-        ledger.expect({limit: change})
-        ledger.write({limit: change})
-    except OSError as error:
-        ledger.expect({limit: ledger.change(limit, str(now))})  # it is as it was
-        if error.errno != errno.EBUSY:
-            raise
-    return True
-
-
-def _write_anew(ledger: BrakeLedger, cap: int, usage: int) -> bool:
-    """As `move_limit`, where nothing of ours is in force."""
-    try:
-        _, planned = plan_limit(ledger, cap, usage)
-        ledger.expect(planned)
-        ledger.write(planned)
-    except OSError as error:
-        ledger.put_back(*LIMIT_FILES, *COMPANIONS)
-        if error.errno != errno.EBUSY:
-            raise
-        return False
-    return True
-
-
 def _in_force(ledger: BrakeLedger, limit: BrakeFile) -> int:
     """The cap of ours that is there; 0 for none. Raises OSError."""
     change = ledger.changes.get(limit.file)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from monitor.actions.brake_file import Braked, BrakeFile, Planned, any_disabled, counts_below, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, move_limit, plan_limit, write_limit
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, plan_limit, write_limit
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import ThawReasons
 from monitor.actions.victim import has_spared
@@ -52,9 +52,9 @@ class PodBrake:
         self.problem = ""
         self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
         self._hierarchy, self._journal = hierarchy, journal
-        #: For what a held pod runs at this moment (`KILL`, `START`; "": it does not), whether runc starts a process in
-        #: it; when that was looked at, and when what is open was (CLOCK_MONOTONIC). By `monitor.hot.hold_brakes`.
-        self.runs_for, self.starts, self.looked_ns, self.opened_ns = "", False, 0, 0
+        #: Whether a held pod runs at this moment; when that was looked at, and when what is open was (CLOCK_MONOTONIC).
+        #: By `monitor.hot.hold_brakes`.
+        self.runs, self.looked_ns, self.opened_ns = False, 0, 0
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._thaw_reasons = ThawReasons(cgroup)
@@ -215,12 +215,8 @@ class PodBrake:
             self._trouble(error)
             return ""
 
-    def thaw(self, cap: int = 0) -> None:
-        """Let it run, below its cap if it has one; ``cap``: another one meanwhile, in bytes."""
-        try:
-            self.is_capped = move_limit(self._ledger, cap, self.usage() or 0) if cap else self.is_capped
-        except OSError as error:
-            self._trouble(error)
+    def thaw(self) -> None:
+        """Let it run, below its cap if it has one."""
         self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:

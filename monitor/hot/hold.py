@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.ledger import Ledger
+from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.brake_figures import BrakeFigures
-from monitor.hot.hold_brakes import DYING, ENDED, GONE, LOST, THAWED_NS, HoldBrakes
+from monitor.hot.hold_brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
@@ -189,10 +190,6 @@ class HoldControl:
         self._advance(self._with_answers(look), crossed_ns)
         for held in [one for one in self._holds.values() if one.is_unreported]:
             self._report(held, resent=False)
-        if (first := self._holds.get(look.first)) is not None and self._brakes.may_start(look.first):
-            cap = self._brakes.cap_to_start(first)
-            if may_run(self.rules, self.state, look, figures.room(first.entry, cap, self._holds.values())):
-                self._brakes.let_start(first)
         is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
         pace = PACES[0][1] if is_crossing else next(p for until, p in PACES if now_ns - self._changed_ns < until)
         rest, ended_ns = _REST * (time.thread_time_ns() - began_ns), time.monotonic_ns()
@@ -252,19 +249,25 @@ class HoldControl:
         found = self._brakes.look_after(held.entry)
         if found == GONE:
             self._gone.append(uid)
-        elif found == ENDED or (found == LOST and not is_evicted):
+        elif found in (KILL, START) and ((is_evicted and held.cap) or self._may_run(held, found)):
+            self._brakes.let_run(uid)
+        elif found == ENDED or self._brakes.runs(uid) or (found == LOST and not is_evicted):
             self._put_in_force(held, held.pod)
-        elif found == DYING:
-            self._gauge.reread()
-            headroom = self._figures.headroom(self.state, held, self._holds.values())
-            if self._brakes.let_die(held, headroom, ends=is_evicted):
-                self._put_in_force(held, held.pod)
+
+    def _may_run(self, held: Hold, waits: str) -> bool:
+        """Whether it may until the next look. Then it is stopped again: it may ask for it all the time."""
+        figures, uid = self._figures, held.pod.uid
+        is_next = uid == figures.first() and hold.awaits_kubelet(self.rules, self.state)
+        if self._brakes.runs(uid) or (waits == START and not (is_next and figures.is_far_from_cap(held))):
+            return False
+        self._gauge.reread()
+        return may_run(self.rules, self.state, figures.domains(), figures.room(held, self._holds.values()))
 
     def _advance(self, look: Look, crossed_ns: int) -> None:
         """Ask the policy, and do what it says."""
         before = self.state
-        if self._gauge.hierarchy.version == 1 and any(held.soft for held in self._holds.values()):
-            look = look._replace(freezes=False)  # those run
+        if self._gauge.hierarchy.version == 1:
+            look = look._replace(freezes=False)  # they may have to run, and nobody is killed at a cap
         for uid, usage in look.usages.items():
             self._holds[uid].most = max(self._holds[uid].most, usage)
         self.state, steps = hold.advance(self.rules, before, look)
@@ -305,7 +308,7 @@ class HoldControl:
     def _put_in_force(self, held: Hold, pod: Pod) -> bool:
         state, evicted = self.state, pod.uid in self._evicted
         runs = pod.crosses or (held.soft and not state.tight)
-        is_held = self._brakes.apply(held, pod, runs=runs, parts=len(state.pods))
+        is_held = self._brakes.apply(held, pod, runs=runs)
         self._changed_ns, self._next_ns = held.braked_ns, 0
         self._figures.braked()
         if is_held and evicted and not (runs or state.tight or held.asked):  # it was asked to end before it was stopped
@@ -314,7 +317,7 @@ class HoldControl:
 
     def _soften(self, held: Hold, grace_ns: int) -> None:
         """The pod is asked to end."""
-        if self._brakes.soften(held, grace_ns, len(self.state.pods)):
+        if self._brakes.soften(held, grace_ns):
             self._run_below(held, "limit")
 
     def _grace_left_ns(self, held: Hold) -> int:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-from monitor.actions.brake_limit import ROOM
 from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import PodBrake
-from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
@@ -28,9 +25,9 @@ REFRESH_NS = 5_000_000_000
 #: What a release could not do is tried again so often: the kernel refused. A part of what it could goes on at once, and
 #: then rests so many times as long as it took.
 AGAIN_NS, _REST = 1_000_000_000, 4
-#: What a look at one that is in force finds: nobody is left of the pod, somebody else took the brake away, a SIGKILL
-#: waits until it runs, or it has run for a process that was to end or to start.
-GONE, LOST, DYING, ENDED = "gone", "lost", "dying", "ended"
+#: What a look at one that is in force finds, besides `KILL` and `START`: no process is left of the pod, another program
+#: took the brake away, or the pod has run for what waited.
+GONE, LOST, ENDED = "gone", "lost", "ended"
 
 #: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; at one that runs,
 #: so often. One pod in a turn of the loop, because a look on v1 takes up to 4 ms (64 processes at 30 us, two times 64
@@ -40,24 +37,12 @@ ASK_NS, THAWED_NS = 100_000_000, 5_000_000
 UNTIL_NEXT_LOOK = 24 << 20
 
 
-class Headroom(NamedTuple):
-    """Bytes that a pod may take of what is ``available``, and of what is left until the next look (``soon``); ``has``:
-    its working set; ``pods``: so many are held.
-    """
-
-    available: int
-    soon: int
-    has: int
-    pods: int
-
-
 class HoldBrakes:
     """By uid. One that cannot be used is kept as well, so that it is not tried at every crossing.
 
-    A pod that v1's freezer holds runs for a moment where a SIGKILL ends its target, or runc starts a process in it. It
-    may ask for either as often as it wants: it kills children of its own, and calls itself what it is not. What it
-    takes meanwhile ends at its cap, which is lowered for the run, or, where it has none, far above the second line
-    (`let_die`): so nothing counts how often it runs.
+    A pod that v1's freezer holds runs while a SIGKILL waits in it, or runc starts a process in it. It may ask for
+    either as often as it wants: it kills children of its own, and calls itself what it is not. What it takes meanwhile
+    ends at its cap, so nothing counts how often it runs (`monitor.policy.hold.may_run`).
     """
 
     def __init__(self, hierarchy: Hierarchy, journal: Ledger, send: Send) -> None:
@@ -106,8 +91,8 @@ class HoldBrakes:
         each kind it is the pod with the oldest look.
         """
         brakes = [brake for uid in held if (brake := self._brakes.get(uid)) is not None]
-        runs = _longest_ago((brake for brake in brakes if brake.runs_for), now_ns - THAWED_NS)
-        other = _longest_ago((brake for brake in brakes if not brake.runs_for), now_ns - ASK_NS)
+        runs = _longest_ago((brake for brake in brakes if brake.runs), now_ns - THAWED_NS)
+        other = _longest_ago((brake for brake in brakes if not brake.runs), now_ns - ASK_NS)
         self._ran = bool(runs) and not (self._ran and other)
         found = runs if self._ran else other
         if found is None:
@@ -118,18 +103,18 @@ class HoldBrakes:
     @property
     def running(self) -> list[PodBrake]:
         """Of pods that run for a moment."""
-        return [brake for brake in self._brakes.values() if brake.runs_for]
+        return [brake for brake in self._brakes.values() if brake.runs]
 
     def runs(self, uid: str) -> bool:
         brake = self._brakes.get(uid)
-        return brake is not None and brake.runs_for != ""
+        return brake is not None and brake.runs
 
     def is_late(self, now_ns: int) -> bool:
         """Whether one that runs is to be looked at as soon as the loop has turned."""
         return _longest_ago(self.running, now_ns - THAWED_NS) is not None
 
     def look_after(self, entry: PodEntry) -> str:
-        """Whether it is still held: `GONE`, `LOST`, `DYING`, `ENDED`, "" where there is nothing to do."""
+        """Whether it is still held: `GONE`, `LOST`, `KILL`, `START`, `ENDED`, "" where there is nothing to do."""
         try:
             if cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return GONE
@@ -140,24 +125,19 @@ class HoldBrakes:
             return ""
         if brake.usage() is None:  # made anew under its path: nothing of this one is in force there
             return GONE
-        waits = brake.waits_for_thaw()
-        brake.starts = waits == START
-        if waits == KILL:
-            return DYING
-        if _is_over(brake):  # a probe's process, perhaps: the pod lives on
+        if waits := brake.waits_for_thaw():
+            return waits
+        ran, brake.runs = brake.runs, False
+        if ran:  # for a probe's process, perhaps: the pod lives on
             return ENDED
         return "" if brake.in_force() else LOST
 
-    def may_start(self, uid: str) -> bool:
-        """Whether runc starts a process in a held pod, and no pod runs."""
-        brake = self._brakes.get(uid)
-        return brake is not None and brake.is_held and brake.starts and not self.running
-
-    def let_run(self, uid: str, why: str, cap: int) -> None:
-        """Let a held pod run until the next look, for `KILL` or `START`. ``cap``: meanwhile, in bytes; 0: as it is."""
+    def let_run(self, uid: str) -> None:
+        """Let a held pod run until the next look."""
         brake = self._brakes[uid]
-        brake.thaw(cap)
-        brake.runs_for, brake.looked_ns = why, time.monotonic_ns()
+        if not brake.runs:
+            brake.thaw()
+        brake.runs, brake.looked_ns = True, time.monotonic_ns()
 
     def get(self, uid: str) -> PodBrake | None:
         return self._brakes.get(uid)
@@ -177,7 +157,7 @@ class HoldBrakes:
                 brake.close()
 
     def _release(self, brake: PodBrake) -> None:
-        brake.runs_for, brake.starts, brake.looked_ns = "", False, 0
+        brake.runs, brake.looked_ns = False, 0
         brake.release()
         if not brake.is_clear and brake not in self._left:
             self._left.insert(0, brake)
@@ -211,14 +191,11 @@ class HoldBrakes:
 
     # what is done with those that are held
 
-    def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int) -> bool:
-        """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many."""
-        brake, cap = self.of(held.entry), pod.cap
-        if pod is not held.pod:
-            held.allowed = 0
-        if held.soft and runs and self._hierarchy.version == 1:
-            cap = self._part(held, held.allowed or cap, parts)
-        in_force = brake.loosen(cap) if runs else brake.apply(cap)
+    def apply(self, held: Hold, pod: Pod, *, runs: bool) -> bool:
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force."""
+        brake = self.of(held.entry)
+        brake.runs = False
+        in_force = brake.loosen(pod.cap) if runs else brake.apply(pod.cap)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
         if in_force is None:
             self.release(pod.uid)  # it has released itself; what it could not take back is tried again
@@ -226,40 +203,9 @@ class HoldBrakes:
         held.brake, held.cap = in_force.brake, in_force.cap
         return True
 
-    def let_die(self, held: Hold, headroom: Headroom, *, ends: bool = False) -> bool:
-        """Let it run for a moment, so that a SIGKILL ends who it was sent to; whether it is to be stopped instead. Its
-        cap, which is of a frozen one, is that of its share meanwhile, in which v1 may reclaim its page cache for other
-        memory. It is stopped with that again: who is in a system call then goes on in it. ``ends``: somebody evicts it.
-        """
-        uid, brake = held.pod.uid, self.of(held.entry)
-        if any(other.runs_for == START and other is not brake for other in self.running):
-            return False  # it waits for the end of that one's run
-        usage = brake.usage() or 0
-        cache = max(0, usage - headroom.has)
-        share = (headroom.available - cache) // (headroom.pods + 1)
-        if share < ROOM or not held.cap:
-            # No cap is nearer than `ROOM`. A kubelet's own SIGKILL is not known as such before it has worked: so one
-            # that kills children of its own runs until the next look, and then it is another pod's turn.
-            is_bounded = held.cap and min(ROOM, max(0, held.cap - usage)) + cache < headroom.available
-            may_run = (is_bounded or headroom.soon >= UNTIL_NEXT_LOOK) and not brake.runs_for
-            if not ((ends and held.cap) or may_run):
-                return _is_over(brake)
-        held.allowed = held.allowed or held.pod.cap
-        held.pod = held.pod._replace(cap=min(held.allowed, usage + (share if share >= ROOM else 0)))
-        self.let_run(uid, KILL, held.pod.cap)
-        return False
-
-    def cap_to_start(self, held: Hold) -> int:
-        """Below which it may run for a process that starts: that cannot, if the pod has come to its cap. 0: none."""
-        return max(held.cap, (held.allowed or held.pod.cap) + ROOM) if held.cap else 0
-
-    def let_start(self, held: Hold) -> None:
-        """Let it run for a moment, for a process that starts in it."""
-        self.let_run(held.pod.uid, START, self.cap_to_start(held))
-
-    def soften(self, held: Hold, grace_ns: int, parts: int) -> bool:
+    def soften(self, held: Hold, grace_ns: int) -> bool:
         """The pod is asked to end: frozen it cannot, so the side is asked for a brake below which it can. On v1 there
-        is none: it runs below a part of its cap, if it has one, and may find a system call fail there. Whether it does.
+        is none: it runs below its cap, if it has one, and may find a system call fail there. Whether it does.
         """
         if "freeze" not in held.brake:
             return False
@@ -269,7 +215,7 @@ class HoldBrakes:
             return False
         if not held.cap:
             return False
-        in_force = self.of(held.entry).loosen(self._part(held, held.allowed or held.cap, parts))
+        in_force = self.of(held.entry).loosen(held.cap)
         held.cap = in_force.cap if in_force is not None else held.cap
         return True
 
@@ -283,18 +229,7 @@ class HoldBrakes:
         self.of(held.entry).high_is_left = True
         self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns))
 
-    def _part(self, held: Hold, cap: int, parts: int) -> int:
-        """The cap of one of so many that run; frozen each might have all that they may take together."""
-        usage = self.of(held.entry).usage() or 0
-        return usage + max(0, cap - usage) // max(1, parts)
-
 
 def _longest_ago(brakes: Iterable[PodBrake], before_ns: int) -> PodBrake | None:
     found = min(brakes, key=lambda brake: brake.looked_ns, default=None)
     return found if found is not None and found.looked_ns <= before_ns else None
-
-
-def _is_over(brake: PodBrake) -> bool:
-    """Whether it ran for a moment. It is to be stopped again."""
-    ran, brake.runs_for = brake.runs_for != "", ""
-    return ran

@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from monitor.actions.brake_limit import ROOM
 from monitor.hot.brake_figures import BrakeFigures
-from monitor.hot.hold_brakes import UNTIL_NEXT_LOOK, Headroom, HoldBrakes
+from monitor.hot.hold_brakes import UNTIL_NEXT_LOOK, HoldBrakes
 from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
 from monitor.policy import hold
@@ -138,38 +137,18 @@ class HoldFigures:
             found[signal] = domain._replace(rate=rate)
         return found
 
-    def headroom(self, state: State, held: Hold, holds: Iterable[Hold]) -> Headroom:
-        """What ``held`` may take that runs next, so that all that are held leave more than the second line, and more
-        than a kubelet's where that is not met. What those of ``holds`` may take that run already is theirs. By counters
-        as they were read last.
+    def room(self, held: Hold, holds: Iterable[Hold]) -> int:
+        """Bytes that ``held``, and those of ``holds`` that run already, may take until the next look, or up to their
+        caps: also in the place of page cache, which counts toward a cap, but is available. By counters as they were
+        read last.
         """
-        running = [one for one in holds if one is not held and self._runs(one)]
-        taken = [max(0, self._cap_of_run(one) - self._working_set(one.pod.uid)) for one in running]
-        above, rooms = self._rules.kubelet and not state.met_ns, list[int]()
-        for signal, domain in self.domains().items():
-            left = state.left.get(signal, domain.available)
-            rooms.append(domain.available - (domain.line if above else hold.second_line(left)))
-        least = min(rooms, default=0)
-        soon = least - sum(min(each, UNTIL_NEXT_LOOK) for each in taken)
-        return Headroom(least - sum(taken), soon, self._working_set(held.pod.uid), len(state.pods))
+        run = [one for one in holds if one is held or self._brakes.runs(one.pod.uid) or "freeze" not in one.brake]
+        rooms = [max(0, one.cap - self._working_set(one.pod.uid)) if one.cap else UNTIL_NEXT_LOOK for one in run]
+        return sum(min(room, UNTIL_NEXT_LOOK) for room in rooms)
 
-    def room(self, first: PodEntry, cap: int, holds: Iterable[Hold]) -> int | None:
-        """Bytes that ``first`` below ``cap`` and those of ``holds`` that run already may take of what is available: for
-        their page cache too, which counts toward a cap, but is available. None where one has no cap.
-        """
-        self._gauge.reread()
-        caps = {held.pod.uid: held.cap for held in holds if "freeze" not in held.brake} | {first.uid: cap}
-        return sum(max(0, cap - self._working_set(u)) for u, cap in caps.items()) if all(caps.values()) else None
-
-    def _runs(self, held: Hold) -> bool:
-        return self._brakes.runs(held.pod.uid) or "freeze" not in held.brake
-
-    def _cap_of_run(self, held: Hold) -> int:
-        """Bytes that one that runs may come to. Nearer than `ROOM` a cap cannot be."""
-        uid, usage = held.pod.uid, self.usage(held.pod.uid) or 0
-        if not self._brakes.runs(uid):
-            return held.cap
-        return max(held.pod.cap, usage + (ROOM if held.cap else UNTIL_NEXT_LOOK))
+    def is_far_from_cap(self, held: Hold) -> bool:
+        """Whether it cannot come to its cap until the next look: system calls fail there, and programs end by that."""
+        return held.cap - (self.usage(held.pod.uid) or 0) >= UNTIL_NEXT_LOOK
 
     def _working_set(self, uid: str) -> int:
         """By the registry's entry: that of a hold is of before a container was started again."""
@@ -213,7 +192,6 @@ class HoldFigures:
     ) -> Look:
         """What the policy is asked with."""
         usages = {uid: has for uid in state.uids if (has := self.usage(uid)) is not None}
-        first = self._registry.first()
         held = None if victim is None else self._may_hold(victim.uid)
         wanted = [(uid, has) for uid in growers if (has := self._may_hold(uid)) is not None]
         whose = (*state.uids, *(uid for uid, _ in wanted), *(() if victim is None or held is None else (victim.uid,)))
@@ -222,11 +200,16 @@ class HoldFigures:
             domains=domains,
             growers=wanted,
             victim=("", 0) if victim is None or held is None else (victim.uid, held),
-            first="" if first is None else first.uid,
+            first=self.first(),
             usages=usages,
             freezes=all("freeze" in brake.kind for uid in whose if (brake := self._brakes.get(uid)) is not None),
             slow=[uid for uid in usages if (brake := self._brakes.get(uid)) is not None and "high" in brake.kind],
         )
+
+    def first(self) -> str:
+        """Uid of the first of the policy's order."""
+        first = self._registry.first()
+        return "" if first is None else first.uid
 
     def usage(self, uid: str) -> int | None:
         """Bytes charged to a pod whose brake is ready."""

@@ -35,7 +35,6 @@ class Hold:
     soft: bool = False  # it may run, below a memory.high of the side's
     most: int = 0  # bytes charged to it at the most
     asked: bool = False  # the side was asked to let it run through its grace
-    allowed: int = 0  # the policy's cap, where that of `pod` was lowered for a run; 0: it is that
     reported_ns: int = 0  # since when reports are counted
     reports: int = 0  # since then
     is_unreported: bool = False  # it has changed since the last

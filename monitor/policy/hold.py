@@ -170,17 +170,21 @@ def advance(rules: Rules, state: State, look: Look) -> tuple[State, Steps]:
     return state, Steps(held, recapped, ended)
 
 
-def may_run(rules: Rules, state: State, look: Look, room: int | None) -> bool:
-    """Whether the first of the order may run for a moment for a process that starts in it: the pod that a kubelet would
-    evict now, not while others are let across, and never where taking all of it would reach the second line. ``room``:
-    what it and all that run already may take of what is available, below their caps; None: nobody knows.
+def may_run(rules: Rules, state: State, domains: Mapping[str, Domain], room: int) -> bool:
+    """Whether a held pod may run for a moment, for a SIGKILL or a process that starts in it: not where taking all of
+    ``room`` would reach the second line, or a kubelet's line that is not met. ``room``: bytes that it and all that run
+    already may take of what is available, below their caps.
     """
-    if not (rules.kubelet and state.met_ns) or look.first not in look.usages or room is None:
-        return False
-    if state.opened or state.tight or state.step == ACROSS:
-        return False
-    rooms = [look.domains[s].available - second_line(left, look.domains[s].rate) for s, left in state.left.items()]
-    return bool(rooms) and room < min(rooms)
+    above = rules.kubelet and not state.met_ns
+    floors = {s: d.line if above else second_line(state.left.get(s, d.available)) for s, d in domains.items()}
+    return all(room < domain.available - floors[signal] for signal, domain in domains.items())
+
+
+def awaits_kubelet(rules: Rules, state: State) -> bool:
+    """Whether a kubelet is about to evict the first of the order: its line is met, and pods are stopped beyond it. Then
+    an exec that has begun in that pod must not delay its end.
+    """
+    return rules.kubelet and bool(state.met_ns) and not (state.opened or state.tight or state.step == ACROSS)
 
 
 def is_in_the_way(state: State) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from monitor.actions.brake_file import Braked, BrakeFile
 from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, move_limit, plan_limit, write_limit
+from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
 from monitor.actions.changes import Change
 from monitor.actions.ledger import Ledger
 from monitor.kernel import cgroupfs
@@ -47,7 +47,7 @@ class LimitedBrake(StandInBrake):
     """With a limit; ``cache``: bytes of page cache that it reclaims there, which are no working set."""
 
     kind = "limit+freeze"
-    runs = False
+    is_running = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -66,18 +66,16 @@ class LimitedBrake(StandInBrake):
         wanted, planned = plan_limit(self.ledger, cap, self.usage(), again=how == "apply")
         self.ledger.expect(planned)
         capped = write_limit(self.ledger, planned, cap, wanted, self.usage)
-        self.is_capped, self.runs = bool(capped), how == "loosen"
+        self.is_capped, self.is_running = bool(capped), how == "loosen"
         return super()._brake(how, cap)._replace(cap=capped)
 
     def release(self) -> None:
         super().release()
         self.ledger.put_back(*LIMIT_FILES, *COMPANIONS)
-        self.is_capped, self.runs = False, True
+        self.is_capped, self.is_running = False, True
 
     close = release
 
-    def thaw(self, cap: int = 0) -> None:
-        if cap:
-            self.is_capped = move_limit(self.ledger, cap, self.usage())
-        super().thaw(cap)
-        self.runs = True
+    def thaw(self) -> None:
+        super().thaw()
+        self.is_running = True

@@ -2,19 +2,16 @@
 of limits on files that are strings. (Real ones: tests/daemon/test_pod_contract.py.)
 """
 
-import errno
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from pathlib import Path
 
 import pytest
 
-from monitor.actions.brake_limit import ROOM, move_limit
-from monitor.actions.thaw_reasons import KILL, START
+from monitor.actions.thaw_reasons import KILL
 from monitor.link.rare_messages import KubeletEviction
 from tests.daemon.hold_world import DB, HOG, hold_world
-from tests.daemon.limited_brake import COMPANION, LIMIT, LimitedBrake, ledger
-from tests.daemon.test_hold_thaws import both_held, follow, thaws
+from tests.daemon.limited_brake import LimitedBrake, ledger
+from tests.daemon.test_hold_thaws import follow, thaws
 from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World
 
 GIB = 1 << 30
@@ -30,6 +27,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr(World, "brake", brake)
     with hold_world(tmp_path) as made:
+        made.hierarchy.version = 1
         yield made
 
 
@@ -68,7 +66,7 @@ def taking(world: World, uids: Sequence[str], gib_per_s: float) -> Callable[[int
     def take(waited: int) -> None:
         for uid in uids:
             brake = brake_of(world, uid)
-            if not brake.runs:
+            if not brake.is_running:
                 continue
             room = max(0, brake.limit - brake.usage())
             more = min(int(gib_per_s * waited * GIB) // SECOND, room + brake.cache)
@@ -92,22 +90,20 @@ def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, gib_
     follow(world, 3 * SECOND, taking(world, uids, gib_per_s))
     assert world.sent == []
     assert left(world) > SECOND_LINE
-    assert all(thaws(world.brakes[uid]) > 20 for uid in uids)
+    assert all(thaws(world.brakes[uid]) > 15 for uid in uids)
 
 
-@pytest.mark.parametrize(("left_before", "most"), [(28, 3), (27, 2), (26, 1), (25.5, 0)])
-def test_near_the_second_line_nobody_runs_who_could_come_to_it(world: World, left_before: float, most: int) -> None:
-    """No cap is nearer than 1 MiB above a pod's usage: three of them took the 3 MiB that there were. One runs after the
-    other, for one look each, so that each finds what those before took, and none keeps another from its end.
-    """
+@pytest.mark.parametrize(("left_before", "some"), [(28, False), (41, False), (42, True)])
+def test_near_the_second_line_no_pod_runs_that_could_come_to_it(world: World, left_before: int, some: bool) -> None:
+    """Each of the three may take a third of half of the 99 MiB that were left."""
     uids = held(world, 3)
-    world.working_set = int(CAPACITY - left_before * MIB)
+    world.working_set = CAPACITY - left_before * MIB
     world.wait(SECOND)
     world.look()
     are_killed(world, uids)
     follow(world, SECOND // 2, taking(world, uids, 3))
-    assert (world.sent, left(world)) == ([], int((left_before - most) * MIB))
-    assert sum(thaws(world.brakes[uid]) > 0 for uid in uids) == most
+    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    assert any(thaws(world.brakes[uid]) for uid in uids) is some
 
 
 def test_but_for_one_that_somebody_evicts(world: World) -> None:
@@ -118,7 +114,7 @@ def test_but_for_one_that_somebody_evicts(world: World) -> None:
     world.tell(KubeletEviction(HOG, for_memory=True))
     are_killed(world, (HOG, DB))
     follow(world, SECOND // 2)
-    assert thaws(world.brakes[HOG]) > 20
+    assert [brake.uid for brake in world.holds._brakes.running] == [HOG]
     assert not thaws(world.brakes[DB])
 
 
@@ -167,44 +163,11 @@ def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(world: World)
     """
     world.holds._brakes.of(world.registry.by_uid[HOG])
     held(world, 2, lambda: setattr(brake_of(world, HOG), "cache", 60 * MIB))
-    world.hierarchy.version = 1
     world.tell(KubeletEviction(HOG, for_memory=False))
     brake_of(world, DB).cache = 60 * MIB
     are_killed(world, (DB,))
     follow(world, SECOND // 2)
     assert thaws(world.brakes[DB]) > 3
-
-
-def test_a_run_for_a_start_ends_where_a_sigkill_asks_for_too_much(world: World) -> None:
-    """It was not stopped at all, and no other pod was let run."""
-    both_held(world, 99)
-    world.brakes[HOG].waits = START
-    follow(world, SECOND // 5)
-    assert thaws(world.brakes[HOG])
-    are_killed(world, (HOG, DB))
-    world.working_set = CAPACITY - 25 * MIB
-    world.wait(SECOND // 50)
-    world.look()
-    assert world.brakes[HOG].log[-1][0] == "apply"
-    assert not world.holds._brakes.running
-
-
-def test_the_working_set_of_a_pod_whose_container_was_started_again(world: World) -> None:
-    """Its entry is another one then, and the index of that of the hold is of nobody, or of another cgroup."""
-    held(world)
-    before = world.holds._holds[HOG]
-    world.table.sets.pop(before.entry.index)
-    entry = world.registry.by_uid[HOG] = copy(before.entry)
-    entry.index = 77
-    world.table.sets[77] = 200 * MIB
-    headroom = world.holds._figures.headroom(world.holds.state, before, world.holds._holds.values())
-    assert (headroom.has, headroom.pods) == (200 * MIB, 2)
-    others = [one for one in world.holds._holds.values() if one is not before]
-    before.brake, before.cap = "limit", 210 * MIB
-    assert (
-        headroom.available - world.holds._figures.headroom(world.holds.state, others[0], [before]).available == 10 * MIB
-    )
-    assert world.holds._figures.room(entry, 203 * MIB, ()) == 3 * MIB
 
 
 @pytest.mark.parametrize("above", [15, 30, 45])
@@ -217,50 +180,14 @@ def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
     are_killed(world, uids)
     follow(world, 2 * SECOND, taking(world, uids, 3))
     assert (world.sent, left(world) > SECOND_LINE) == ([], True)
-    assert all(thaws(world.brakes[uid]) > 20 for uid in uids)
+    assert all(thaws(world.brakes[uid]) > 15 for uid in uids)
 
 
 def test_what_a_pod_in_its_grace_may_take_is_nobody_elses(world: World) -> None:
     held(world)
-    world.hierarchy.version = 1
     world.tell(KubeletEviction(HOG, for_memory=False))
     are_killed(world, (DB,))
     follow(world, SECOND // 5, taking(world, (DB,), 3))
     assert thaws(world.brakes[DB])
     follow(world, SECOND, taking(world, (HOG,), 3))
     assert (world.sent, left(world) > SECOND_LINE) == ([], True)
-
-
-def test_a_run_never_has_more_than_the_pods_own_limit() -> None:
-    """Above it the own limit could not be put back (EBUSY), nor after kill -9."""
-    own, usage = 45 * MIB, 0
-    made = ledger(own)
-    assert move_limit(made, 24 * MIB, usage)
-    assert (made.files[LIMIT].read(), made.files[COMPANION].read()) == (str(24 * MIB), "1")
-    for cap in (own, own + 5 * MIB):
-        assert move_limit(made, cap, usage)
-        assert (made.files[LIMIT].read(), made.files[COMPANION].read()) == (str(own), "0")
-        assert made.is_clear
-        assert move_limit(made, own - 4 * MIB, usage)
-        assert made.files[LIMIT].read() == str(own - 4 * MIB)
-    assert move_limit(made, 0, own - ROOM)
-    assert made.files[LIMIT].read() == str(own - 4 * MIB), "no lower than its usage, and no higher for that"
-
-
-def test_where_v1_refuses_the_cap_of_a_run_the_limit_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pod has passed it meanwhile. Its own limit is no cap that low then, the last one of ours is one."""
-    own = 45 * MIB
-    made = ledger(own)
-
-    def refuse(value: str) -> None:
-        if value != str(own):
-            raise OSError(errno.EBUSY, "it has more")
-
-    monkeypatch.setattr(made.files[LIMIT], "write", refuse)
-    assert not move_limit(made, 24 * MIB, 0)
-    assert (made.files[LIMIT].read(), made.files[COMPANION].read(), made.is_clear) == (str(own), "0", True)
-    monkeypatch.undo()
-    assert move_limit(made, 24 * MIB, 0)
-    monkeypatch.setattr(made.files[LIMIT], "write", refuse)
-    assert move_limit(made, 20 * MIB, 0)
-    assert made.changes[LIMIT].written[-1] == made.files[LIMIT].read() == str(24 * MIB)

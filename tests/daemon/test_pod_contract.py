@@ -153,11 +153,6 @@ def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(pod_of_v1: Simul
     pod.comes_to(first.cap)
     for cap in (0, first.cap, first.cap + 2048):  # a policy's cap is no whole page
         assert pod.brake.apply(cap).cap == first.cap
-    for cap in (first.cap + MIB, first.cap - 64 * 1024):  # not below what it has: v1 would reclaim in the writer
-        pod.brake.thaw(cap)
-        assert int(pod.files()[0]) == first.cap + MIB, "for as long as it runs"
-        pod.comes_to(first.cap + MIB)
-    assert pod.brake.apply(first.cap).cap == int(pod.files()[0]) == first.cap + MIB, "and stays where it is"
     has = pod.brake.usage()
     assert pod.brake.loosen(first.cap).cap > has + MIB // 2, "what has to run needs some, and takes it at once"
     pod.brake.release()
@@ -166,19 +161,13 @@ def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(pod_of_v1: Simul
 
 
 def test_a_limit_of_its_own_that_is_lower_than_the_cap_is_one(pod_of_v1: Simulated | Real) -> None:
-    """Where it is higher than the cap of a run, it is lowered for that."""
     pod = pod_of_v1
     own = (pod.brake.usage() + 16 * MIB) // PAGE * PAGE
     pod.set_limit(own)
     before = pod.files()
     assert (pod.brake.apply(own + 16 * MIB).cap, pod.brake.is_capped) == (own, True)
-    pod.brake.thaw(own + 4 * MIB)
-    assert pod.files() == before
-    pod.brake.thaw(own - 8 * MIB)
-    assert (pod.files(), pod.brake.is_capped) == ([str(own - 8 * MIB), "1"], True)
-    pod.take(12)
-    pod.comes_to(own - 8 * MIB)
-    assert pod.brake.apply(own - 8 * MIB).cap < own - 6 * MIB, "and has that from then on"
-    pod.brake.release()
+    pod.brake.thaw()
+    pod.take(8)
     assert pod.has_all()
+    pod.brake.release()
     assert pod.files() == before

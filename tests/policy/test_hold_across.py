@@ -3,14 +3,15 @@ and whether one may run for a moment for a process that starts in it.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy import hold
-from monitor.policy.hold import ACROSS, FREE, Domain, Look, Rules, State, Steps, advance, may_run
-from tests.policy.test_hold import ALONE, BESIDE, LINE, MIB, A, B, held, node, run
+from monitor.policy.hold import ACROSS, FREE, Domain, Look, Rules, State, Steps, awaits_kubelet, may_run
+from tests.policy.test_hold import ALONE, BESIDE, LINE, MIB, held, node, run
 
 _LINES = st.sampled_from([MIB, 2 * MIB, 7 * MIB, LINE, 100 * MIB])
 _ABOVE = st.integers(0, 28 * MIB)
@@ -175,61 +176,45 @@ def test_a_way_across_ends_with_those_who_are_on_it() -> None:
     assert steps.hold[0].cap - 50 * MIB > 10 * MIB
 
 
-#: Of 31 MiB that were left, so the second line is at 7.75.
-ROOM = 15 * MIB
-
-
-def look(available: int, first: str = "a") -> Look:
-    return Look(2, node(available), first=first, usages={"a": A[1]})
-
-
-def across(rules: Rules = BESIDE, **more: object) -> State:
-    """A pod is held, and the threshold is met."""
-    return held(rules)._replace(**more)
-
-
-def test_the_first_of_the_order_may_below_its_cap_and_above_the_second_line() -> None:
-    assert may_run(BESIDE, across(), look(31 * MIB), ROOM)
-    assert may_run(BESIDE, across(), look(23 * MIB), ROOM)
-    assert not may_run(BESIDE, across(), look(22 * MIB), ROOM), "taking all of it would reach the second line"
-    assert may_run(BESIDE, across(), look(22 * MIB), ROOM // 2), "it has taken half of it"
-    assert may_run(BESIDE, across(), look(9 * MIB), 0), "its own limit is lower than what it has"
+@pytest.mark.parametrize(
+    ("rules", "state", "available", "room", "may"),
+    [
+        (BESIDE, held(BESIDE), 31, 15, True),
+        (BESIDE, held(BESIDE), 23, 15, True),
+        (BESIDE, held(BESIDE), 22, 15, False),
+        (BESIDE, held(BESIDE), 22, 7, True),
+        (BESIDE, held(BESIDE), 9, 0, True),
+        (ALONE, held(ALONE), 22, 15, False),
+        (BESIDE, held(BESIDE)._replace(met_ns=0), 47, 14, True),
+        (BESIDE, held(BESIDE)._replace(met_ns=0), 47, 15, False),
+    ],
+    ids=["half", "less", "to the second line", "has taken half", "at its cap", "alone", "above a line", "to the line"],
+)
+def test_a_held_pod_may_run_above_the_second_line(
+    rules: Rules, state: State, available: int, room: int, may: bool
+) -> None:
+    """31 MiB were left as it was held, so that line is at 7.75; a kubelet's, which is not met, at 32."""
+    assert may_run(rules, state, node(available * MIB), room * MIB) is may
 
 
 @pytest.mark.parametrize(
-    ("rules", "state", "first", "room"),
+    ("rules", "more", "waits"),
     [
-        (ALONE, across(ALONE), "a", ROOM),
-        (BESIDE, across(met_ns=0), "a", ROOM),
-        (BESIDE, across(opened="unanswered"), "a", ROOM),
-        (BESIDE, across(tight=True), "a", ROOM),
-        (BESIDE, across(), "b", ROOM),
-        (BESIDE, across(), "a", None),
-        (BESIDE, across(left={}), "a", ROOM),
-        (BESIDE, across(step=ACROSS), "a", ROOM),
+        (BESIDE, {}, True),
+        (ALONE, {}, False),
+        (BESIDE, {"met_ns": 0}, False),
+        (BESIDE, {"opened": "unanswered"}, False),
+        (BESIDE, {"tight": True}, False),
+        (BESIDE, {"step": ACROSS}, False),
     ],
     ids=[
+        "beyond its line",
         "no kubelet",
         "above its line",
         "the policy decides",
         "no cap is left",
-        "another is first",
-        "no cap",
-        "not met",
-        "others are let across",
+        "on its way",
     ],
 )
-def test_nobody_may_where_no_kubelet_kills_or_nothing_bounds_it(
-    rules: Rules, state: State, first: str, room: int | None
-) -> None:
-    assert not may_run(rules, state, look(31 * MIB, first), room)
-
-
-def test_two_that_are_held_may_not_take_what_is_left_one_after_the_other() -> None:
-    """Each has the whole of it for its cap, because both are frozen."""
-    state, _ = advance(BESIDE, held(BESIDE), Look(2, node(30 * MIB), (B,), first="a", usages={"a": A[1]}, freezes=True))
-    caps = {pod.uid: pod.cap for pod in state.pods}
-    left = 30 * MIB - (caps["a"] - A[1])
-    after = Look(3, node(left), first="b", usages={"a": caps["a"], "b": B[1]}, freezes=True)
-    assert not may_run(BESIDE, state, after, caps["b"] - B[1])
-    assert left - (caps["b"] - B[1]) < LINE // 4
+def test_a_kubelet_is_waited_for(rules: Rules, more: dict[str, Any], waits: bool) -> None:
+    assert awaits_kubelet(rules, held(rules)._replace(**more)) is waits

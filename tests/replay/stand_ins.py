@@ -43,8 +43,8 @@ class StandInBrake:
     high_is_left = False
     since_ns = 0
     is_in_force = is_capped = True
-    waits = runs_for = ""
-    starts = False
+    waits = ""
+    runs = False
     looked_ns = opened_ns = 0
 
     def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
@@ -65,8 +65,8 @@ class StandInBrake:
         self.is_held = True
         return Braked("limit+freeze" if how == "apply" else "limit", cap)
 
-    def thaw(self, cap: int = 0) -> None:
-        self.log.append(("thaw", cap))
+    def thaw(self) -> None:
+        self.log.append(("thaw", 0))
 
     def release(self) -> None:
         if self.is_held:

@@ -44,7 +44,7 @@ def frozen_in_an_exec(brakes: HoldBrakes, entry: Any, brake: PodBrake) -> None:
     while time.monotonic() < deadline:
         assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
         time.sleep(0.1)
-        if brakes.look_after(entry) == "" and brakes.may_start("a"):
+        if brakes.look_after(entry) == START:
             return
         brakes.release("a")
         time.sleep(0.03)
@@ -72,11 +72,9 @@ def kill_in_hold(runtime: Containerd, pod: Pod, cgroup: Path, state: Path) -> in
                 found = brakes.look_after(entry)
                 if found == hold_brakes.ENDED:
                     brake.apply((brake.usage() or 0) + 8 * MIB)
-                elif found == hold_brakes.DYING:
-                    brakes.let_run("a", KILL, 0)
-                elif brakes.may_start("a"):
-                    brakes.let_run("a", START, 0)
-                    started += 1
+                elif found in (KILL, START):
+                    brakes.let_run("a")
+                    started += found == START
                 time.sleep(0.005 if brakes.running else 0.1)
             killed.result()
             return started
