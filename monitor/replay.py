@@ -25,9 +25,9 @@ from monitor.hot.pass_record import (
 )
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import Decisions
-from monitor.policy.eviction_brake import WAIT
 from monitor.policy.eviction_brake import judge as judge_brake
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, is_urgent, run_pass
+from monitor.policy.gate import BUSY, EVICT, HELD, gate
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
@@ -165,13 +165,18 @@ class Passes:
         coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
         waits = decisions.waits(outcome, observations, coming, forced=bool(value.get("forced")))
         brake = judge_brake(outcome.met, observations, figures_of(value.get("brake", {})))
-        acts = value["may_act"] and not value["busy"] and not value["held"] and not waits
-        goes = outcome.victim is not None and acts and (brake.go or value["forced"])
         holding = bool(value.get("holding"))  # as the looks that were recorded say
-        may_hold = outcome.victim is not None and acts and (goes or brake == WAIT)
-        kept = may_hold and self._holds and holding and is_of_memory(outcome) and is_urgent(outcome)
-        if outcome.victim is not None and goes and not kept:
-            victim = outcome.victim
+        answer = gate(
+            outcome,
+            may_act=value["may_act"],
+            busy=value["busy"],
+            waits=waits,
+            forced=bool(value.get("forced")),
+            suspends=lambda _: brake,
+            holds=lambda _: self._holds and holding and is_of_memory(outcome) and is_urgent(outcome),
+        )
+        victim = outcome.victim
+        if victim is not None and answer == EVICT and not value["held"]:
             name = f"{victim.namespace}/{victim.name}" if victim.namespace else victim.name
             crossed_ns = value["crossed_ns"] if is_of_memory(outcome) else 0
             about = decisions.for_threshold(result, observations, brake.reason)
@@ -180,9 +185,9 @@ class Passes:
             self._check("decision", number, value["decision"], decision)
             self._check("outcome", number, value["outcome"], outcome_json(outcome))
             self._check("waits", number, value.get("waits", False), waits)
-            hurried = bool(value["busy"] and value["may_act"]) and hurries(outcome)
-            self._check("hurried", number, value["hurried"], hurried and not (self._graceful and holding))
-            self._check("kept", number, bool(value.get("kept")), kept)
+            hurried = answer == BUSY and hurries(outcome) and not (self._graceful and holding)
+            self._check("hurried", number, value["hurried"], hurried)
+            self._check("kept", number, bool(value.get("kept")), answer == HELD)
 
     def _look(self, value: Mapping[str, Any], number: int) -> None:
         """A look from which something followed for pods that are held."""

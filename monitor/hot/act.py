@@ -18,6 +18,7 @@ from monitor.link.messages import Decision
 from monitor.policy import patience
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
+from monitor.policy.gate import NO_VICTIM
 from monitor.policy.patience import Coming
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.sources.watch import Watch
@@ -42,9 +43,9 @@ class OnePass:
 
     `crossed_ns`: the kernel's time of the crossing that led to it, 0: none did. `coming`: memory of the dead, by
     signal. `sent`: a pod that got SIGKILL before the pass. `asked`: what the brake on evictions answered. `readings`
-    and `observations`: by signal. `busy`: a pod is being evicted. `forced`: a signal had gone out. `waits`, `braked`,
-    `kept`: the victim is not evicted yet, because memory comes back, because that would not help, because pods are
-    held for it. `hurried`: the grace under way was ended. `acted`: None where nothing was done.
+    and `observations`: by signal. `busy`: a pod is being evicted. `forced`: a signal had gone out. `waits`: for memory
+    that comes back. `answer`: of the gate (`monitor.policy.gate`). `hurried`: the grace under way was ended. `acted`:
+    None where nothing was done.
     """
 
     now_ns: int
@@ -57,8 +58,7 @@ class OnePass:
     busy: bool = False
     forced: bool = False
     waits: bool = False
-    braked: bool = False
-    kept: bool = False
+    answer: str = NO_VICTIM
     hurried: bool = False
     acted: Acted | None = None
 

@@ -145,20 +145,16 @@ class Brake:
 
     # saying it
 
-    def lets(
+    def take(
         self, asked: Asked, outcome: Outcome, seen: Mapping[str, Observation], entry: PodEntry, now_ns: int
-    ) -> bool:
-        """Whether the victim of a pass is let through, and say it when evictions are held or are not any more.
-
-        None is signalled in the kernel while they are.
-        """
+    ) -> None:
+        """Say it when evictions are suspended or are not any more. No pod is signalled in the kernel while they are."""
         if asked.answer.reason:
             self._hold(asked, outcome, seen, entry, now_ns)
         elif asked.known and asked.answer.go:
             self._release("evictions help now", now_ns)
         if not asked.answer.go:
             self._trigger.stand_down()
-        return asked.answer.go
 
     def look_after(self, outcome: Outcome, now_ns: int) -> None:
         """A pass is over: evictions are not held where nothing asks for them any more. Take a sample, if it is time."""

@@ -18,8 +18,9 @@ from monitor.kernel.domains import Reading
 from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, patience
 from monitor.policy.decisions import Decisions
-from monitor.policy.eviction_brake import WAIT
+from monitor.policy.eviction_brake import Answer
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
+from monitor.policy.gate import BUSY, EVICT, gate
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -204,34 +205,40 @@ class Decider:
         return before
 
     def _carry_out(self, result: PassResult, one: OnePass) -> None:
-        """Evict the victim of the pass, unless one of these comes first, in this order: another pod is being evicted,
-        memory of the dead comes back, an eviction would not help, pods are held.
-        """
-        outcome, sent = result.outcome, one.sent
+        """Evict the victim of the pass, if the gate lets it through."""
+        outcome, sent, holds = result.outcome, one.sent, self.holds
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
+            one.answer = EVICT
             self._evictor.begin(sent.entry, 0, sent)
             self._log("error", "a pod was signalled that the policy did not choose; report this", pod=sent.entry.title)
-        elif outcome.victim is not None and self.may_act:
-            if not one.busy and not one.waits:
-                self._evict(self._registry.by_uid[outcome.victim.uid], result, one)
-            elif hurries(outcome) and (self.holds is None or self.holds.hurries):
-                one.hurried = one.busy
-                self._evictor.hurry()
+            return
+        by_uid = self._registry.by_uid
+        one.answer = gate(
+            outcome,
+            may_act=self.may_act,
+            busy=one.busy,
+            waits=one.waits,
+            forced=one.forced,
+            suspends=lambda victim: self._suspends(by_uid[victim.uid], outcome, one),
+            holds=lambda victim: holds is not None and holds.keeps(by_uid[victim.uid], outcome, one.crossed_ns),
+        )
+        if outcome.victim is not None and one.answer == EVICT:
+            entry = by_uid[outcome.victim.uid]
+            about = decisions.for_threshold(result, one.observations, one.asked.answer.reason)
+            one.acted = self._actor.for_threshold(entry, about, one)
+            if holds is not None:
+                holds.acted(entry.uid, one.acted)
+        elif one.answer == BUSY and hurries(outcome) and (holds is None or holds.hurries):
+            one.hurried = True
+            self._evictor.hurry()
 
-    def _evict(self, entry: PodEntry, result: PassResult, one: OnePass) -> None:
-        outcome, seen = result.outcome, one.observations
+    def _suspends(self, victim: PodEntry, outcome: Outcome, one: OnePass) -> Answer:
+        """Whether evictions are suspended, which is reported."""
         if one.sent is None:
             settled = not self._patience.active
-            one.asked = self._brake.ask(outcome, seen, one.readings, one.coming, settled=settled)
-        one.braked = not self._brake.lets(one.asked, outcome, seen, entry, one.now_ns) and not one.forced
-        if self.holds is not None and (not one.braked or one.asked.answer == WAIT):  # to hold need not be thought over
-            one.kept = self.holds.keeps(entry, outcome, one.crossed_ns)
-        if not one.braked and not one.kept:
-            one.acted = self._actor.for_threshold(
-                entry, decisions.for_threshold(result, seen, one.asked.answer.reason), one
-            )
-            if self.holds is not None:
-                self.holds.acted(entry.uid, one.acted)
+            one.asked = self._brake.ask(outcome, one.observations, one.readings, one.coming, settled=settled)
+        self._brake.take(one.asked, outcome, one.observations, victim, one.now_ns)
+        return one.asked.answer
 
     def _after(self, before: Outcome | None, outcome: Outcome, one: OnePass) -> None:
         """What the side has to know of a pass."""

@@ -18,6 +18,7 @@ from monitor.link.messages import HotMessage
 from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
+from monitor.policy.gate import EVICT, HELD
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
@@ -96,7 +97,6 @@ class PassRecorder:
         if not self._send_changes(self._eviction_order.changed, False):
             return
         self._eviction_order.changed.clear()
-        stayed = one.busy or one.waits or one.braked or one.kept
         self._send(
             Pass(
                 now_ns=one.now_ns,
@@ -105,7 +105,7 @@ class PassRecorder:
                 may_act=may_act,
                 busy=one.busy,
                 # The kernel's trigger had been pulled already, and its victim was not known yet.
-                held=outcome.victim is not None and may_act and not stayed and one.acted is None,
+                held=one.answer == EVICT and one.acted is None,
                 coming={signal: list(seen) for signal, seen in one.coming.items()},
                 forced=one.forced,
                 waits=one.waits,
@@ -114,7 +114,7 @@ class PassRecorder:
                 **_acted(one.acted),
                 hurried=one.hurried,
                 outcome=outcome_json(outcome),
-                kept=one.kept,
+                kept=one.answer == HELD,
                 holding=holding,
             )
         )
