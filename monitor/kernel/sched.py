@@ -73,14 +73,21 @@ def started() -> None:
     """Put every thread of this process back among ordinary ones: a start at `STARTING` is over.
 
     A thread that starts one before it is put back itself passes its nice value on, to one that was not listed: listed
-    again until none is new.
+    again until none is new. The kernel ends a listing at a thread that exits meanwhile (fs/proc/base.c, next_tid()).
     """
     back: set[str] = set()
-    while new := set(os.listdir("/proc/self/task")) - back:
-        for thread in new:
-            with contextlib.suppress(OSError):  # it ended
+    is_whole = False
+    while not is_whole:
+        listed = set(os.listdir("/proc/self/task"))
+        is_whole = listed <= back
+        for thread in listed:
+            try:
                 os.setpriority(os.PRIO_PROCESS, int(thread), 0)
-        back |= new
+            except ProcessLookupError:
+                is_whole = False
+            except OSError:  # it may not be lowered by this user
+                pass
+        back |= listed
 
 
 def hurry() -> bool:

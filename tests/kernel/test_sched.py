@@ -108,6 +108,29 @@ def test_a_thread_that_is_started_while_they_are_put_back_is_too() -> None:
     assert set(run(RELAY)) == {0}
 
 
+#: The kernel lists no thread behind one that exits meanwhile: here two listings end so.
+CUT = """
+import json, os, threading
+from monitor.kernel import sched
+os.setpriority(os.PRIO_PROCESS, 0, -5)
+gone, done = threading.Thread(target=int), threading.Event()
+gone.start()
+threading.Thread(target=done.wait).start()
+gone.join()
+listdir, cuts = os.listdir, 2 * [[str(os.getpid()), str(gone.native_id)]]
+os.listdir = lambda path: cuts.pop() if cuts else listdir(path)
+sched.started()
+print(json.dumps([os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in listdir("/proc/self/task")]))
+done.set()
+"""
+
+
+@pytest.mark.live
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gets ahead of others")
+def test_threads_behind_one_that_exited_are_put_back() -> None:
+    assert run(CUT) == [0, 0]
+
+
 #: Bytes of the program and its libraries that are not in memory, by file.
 ABSENT = """
 import json
