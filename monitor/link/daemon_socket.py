@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from monitor.link.codec import Malformed, build
 from monitor.owner import changed_by
 
-#: Paths that are answered: what the daemon is (`DaemonInfo`), its figures as on `--listen`, and the same for who asks
-#: every second: the hot process is not asked for them.
+#: Paths that are answered: what the daemon is (`DaemonInfo`), its figures as on `--listen`, and the same for a client
+#: that polls every second: they cost the hot process nothing.
 INFO_PATH = "/daemon"
 SUMMARY_PATH = "/stats/summary"
 LIVE_PATH = "/stats/live"

@@ -9,8 +9,8 @@ for half a second in which this process is awake itself, and hangs when one of t
 * its main thread sleeps in one system call and has not run once meanwhile (a stuck file system, a deadlock);
 * all its threads together have used `SPENT_NS` of CPU time since then (an endless loop).
 
-A starved machine is none of these: who waits for a CPU is runnable and uses none, and who waits for his own pages
-sleeps in no system call; for the latter there is `PAGING_NS`, because a disk under the pages may hang as well.
+A starved machine is none of these: a thread that waits for a CPU is runnable and uses none, and one that waits for its
+own pages sleeps in no system call. `PAGING_NS` is for the second: a disk under the pages may hang as well.
 """
 
 from __future__ import annotations

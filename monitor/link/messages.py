@@ -52,7 +52,7 @@ class State(NamedTuple):
     observation: Mapping[str, Mapping[str, int]]  # {domain: {usage, inactive_file, active_file, working_set, ...}}
     pods: int  # watched
     braked: Mapping[str, Any] | None  # the fields of `braked` while evictions are held
-    trigger: str  # `user` or `kernel`: who sends the first signal
+    trigger: str  # `user` or `kernel`: sends the first signal
     ready: bool  # all pods are known, evictions may begin
     scheduler: str  # scheduling policy of the hot process
     mlocked: bool  # its memory is locked
@@ -70,12 +70,12 @@ class Decision(NamedTuple):
     pod: str  # uid
     name: str  # namespace/name
     rank: int  # place in the order of eviction, from 1
-    observed: bool  # observe mode: nobody is signalled
-    trigger: str  # `user` or `kernel`: who sent the first signal
+    observed: bool  # observe mode: no pod is signalled
+    trigger: str  # `user` or `kernel`: sent the first signal
     prepared: bool  # the pidfds were open before the crossing
     crossed_ns: int | None  # null where no crossing led to it
     decided_ns: int
-    signalled_ns: int | None  # null where nobody was signalled
+    signalled_ns: int | None  # null where no pod was signalled
     given_s: int  # seconds, as it is given: 0 for a hard threshold for memory
     working_set: int  # bytes of the pod
     request: int  # bytes of memory that the pod requests
@@ -102,7 +102,7 @@ class Reclaim(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """Nobody is left of a pod, and its memory is back or is not waited for any more."""
+    """No process is left of a pod, and its memory is released, or is not waited for any more."""
 
     id: int  # of the decision; 0: one of the daemon before
     pod: str  # uid
@@ -203,7 +203,7 @@ class Killed(NamedTuple):
     pod: str  # uid
     name: str  # namespace/name
     ts_ns: int  # of its SIGKILL
-    held: int | None = None  # bytes that it had at the most in its grace; null: not known
+    held: int | None = None  # the most bytes that it had in its grace; null: not known
     usage: int | None = None  # bytes that it had last before its SIGKILL
     resent: bool = False  # as in `decision`
 
@@ -220,7 +220,7 @@ class Oom(NamedTuple):
     event: OomEvent  # the kernel's record (`monitor/kernel/wire.py`), or what the log says of it
     pod: str | None  # uid of the pod that the victim is in
     pod_name: str | None  # namespace/name of it
-    while_away: bool  # nobody read the records when it was written
+    while_away: bool  # no daemon read the records when it was written
     order: Rows = ()  # of a mark: as in `decision`
     missing: Sequence[str] = ()  # without BPF: what could not be known of it
     source: str = ""  # without BPF and without the log: the file of the counter that counted it

@@ -128,7 +128,7 @@ class HoldEnded(NamedTuple):
     ts_ns: int
     held_ns: int  # for how long
     why: str  # one of `monitor.link.rare_messages.HOLD_ENDS`
-    grew: int  # bytes charged to it at the most, less those as it was held
+    grew: int  # the most bytes charged to it, less those as it was held
     usage: int  # bytes charged to it now
     available: int  # bytes of the signal that it was held for
     other: str = ""  # uid of the pod that the kubelet evicted instead

@@ -49,14 +49,14 @@ def _signal(f: Facts) -> str:
     return ALLOCATABLE_MEMORY if f.episode.domain == KUBEPODS else MEMORY
 
 
-def _needs(f: Facts, who: str, ns: float) -> str:
-    """The threshold that leaves ``who`` so much time at the growth seen, if there is such a threshold."""
+def _needs(f: Facts, pod: str, ns: float) -> str:
+    """The threshold that leaves ``pod`` so much time at the growth seen, if there is such a threshold."""
     assert f.rate is not None
     wanted = f.rate * ns / 1e9
     known = f.threshold or f.crossing
     if known is not None and wanted >= known.capacity:
-        return f"no threshold is enough for {who}"
-    return f"{who} needs {_signal(f)}<{quantity(wanted)}"
+        return f"no threshold is enough for {pod}"
+    return f"{pod} needs {_signal(f)}<{quantity(wanted)}"
 
 
 def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:

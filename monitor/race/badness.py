@@ -45,7 +45,7 @@ class Victim(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """The kernel and the policy would take different pods: what the kernel would take, whom the policy."""
+    """The kernel would kill another pod than the policy would evict: each one's choice."""
 
     kernel: str
     policy: str
@@ -108,7 +108,7 @@ def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> Mismatch | No
     p = victim.process
     rank = policy_rank(order, p.pod)
     wanted = f"{first.namespace}/{first.name}"
-    who = f"{p.pod_name or 'a process outside every pod'} ({p.comm}, pid {p.pid})"
+    victim_is = f"{p.pod_name or 'a process outside every pod'} ({p.comm}, pid {p.pid})"
     if p.pod is None:
         why = "the policy knows pods only"
     elif rank is None:
@@ -116,7 +116,7 @@ def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> Mismatch | No
     else:
         why = f"it is number {rank} of the policy's order"
     reason = (
-        f"the kernel would kill {who}: {p.rss >> 20} MiB with oom_score_adj {p.oom_score_adj}; "
+        f"the kernel would kill {victim_is}: {p.rss >> 20} MiB with oom_score_adj {p.oom_score_adj}; "
         f"the policy would evict {wanted} first, and {why}"
     )
     return Mismatch(p.pod_name or p.pod or p.comm, wanted, reason)

@@ -73,7 +73,7 @@ def feed(state: State, event: ev.Event) -> tuple[State, tuple[Episode, ...]]:
     at = bisect_right(state.waiting, event.ts_ns, key=_time)
     waiting = (*state.waiting[:at], event, *state.waiting[at:])
     if len(waiting) > state.bounds.samples:
-        horizon = latest  # more than anybody wants to remember: the order among these few ms has to do
+        horizon = latest  # a bound on memory: events of these few ms are taken in the order that is known
     due = bisect_right(waiting, horizon, key=_time)
     state = replace(state, waiting=waiting[due:], latest_ns=latest)
     if not due:
@@ -85,7 +85,7 @@ def feed(state: State, event: ev.Event) -> tuple[State, tuple[Episode, ...]]:
 def ongoing(state: State, since_ns: int | None = None) -> tuple[Episode, ...]:
     """The episodes as they stand at this moment, events still waiting included: for an alert that cannot wait.
 
-    ``since_ns``: `State.latest_ns` when this was last asked; only episodes in which somebody was killed or gone since
+    ``since_ns``: `State.latest_ns` when this was last asked; only episodes in which a process was killed or gone since
     then. (One at that very moment may come twice, none is left out.)
     """
     state, done = _take_all(state, state.waiting)

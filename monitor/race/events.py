@@ -40,7 +40,7 @@ class OfThreshold(Timed):
 @dataclass(frozen=True, slots=True)
 class Watched(OfThreshold):
     """A threshold that is in force from now on, with the capacity it is taken of. `limit`: where the kernel kills here;
-    None for the machine, which has no such line. `compared`: only a kubelet would have it, and nobody acts on it.
+    None for the machine, which has no such line. `compared`: only a kubelet would have it; outrace does not act on it.
     """
 
     quantity: int
@@ -124,8 +124,8 @@ SIGTERM, SIGKILL = 15, 9
 
 @dataclass(frozen=True, slots=True)
 class Held(OfThreshold):
-    """Evictions for a threshold that is met are held, because they would not help; `reason` "": not any more. `pods`:
-    what all have together that may be evicted; `outside`: what is in use besides. `pod`: whom the kubelet would evict.
+    """Evictions for a threshold that is met are suspended: they would not help. `reason` "": they are resumed. `pods`:
+    bytes of all pods that may be evicted; `outside`: bytes in use besides. `pod`: the kubelet would evict it.
     """
 
     reason: str
@@ -168,7 +168,7 @@ class Decided(OfThreshold):
 class Refused(OfThreshold):
     """The API server was asked to evict `pods` (namespace/name, the policy's first one first) and does not, or did not
     some seconds ago: `budget`, a PodDisruptionBudget forbids one of them at least, else it gave errors; `problem` is
-    its last answer. `instead`: the pod that it evicted then, None for nobody.
+    its last answer. `instead`: the pod that it evicted then; None: none.
     """
 
     pods: tuple[str, ...]
@@ -259,11 +259,11 @@ class HoldEnd(Timed):
     left_out: int = 0
 
 
-# ---- SIGKILL from anybody, the marks of the OOM killer, and how processes end
+# ---- SIGKILL, the marks of the OOM killer, and how processes end
 
 #: si_code of a signal the kernel itself sent: the OOM killer, or bpf_send_signal.
 SI_KERNEL = 128
-#: Who stops pods: the kubelet and container runtimes, by the kernel's name of the process (at most 15 characters).
+#: What stops pods: the kubelet and container runtimes, by the kernel's name of the process (at most 15 characters).
 RUNTIMES = frozenset(
     {"containerd", "containerd-shim", "conmon", "conmonrs", "crio", "crun", "dockerd", "kubelet", "runc"}
 )
@@ -313,7 +313,7 @@ class Kill(Timed):
 
     @property
     def by_user(self) -> bool:
-        """Sent to a pod by anybody else: it only looks like an OOM kill (exit code 137)."""
+        """Sent to a pod by another process: it only looks like an OOM kill (exit code 137)."""
         return self.foreign and not self.by_runtime
 
 
@@ -321,9 +321,9 @@ class Kill(Timed):
 class Mark(Timed):
     """The OOM killer marked a victim (oom:mark_victim); `rss` is all it held in memory, swap and page tables apart.
 
-    `exiting`: it was dying already and nobody was killed. `scope`: one of SCOPES, what `oom_path` is; `oom_path` and
-    the bytes of that cgroup are None for "global". `group`: the victim's cgroup is killed as a whole (None: not known).
-    `invoker_pod` is namespace/name. `held`: at the cap that outrace holds its pod with.
+    `exiting`: it was dying already, and the mark killed no process. `scope`: one of SCOPES, what `oom_path` is;
+    `oom_path` and the bytes of that cgroup are None for "global". `group`: the victim's cgroup is killed as a whole
+    (None: not known). `invoker_pod` is namespace/name. `held`: at the cap that outrace holds its pod with.
     """
 
     RETIRED = frozenset(("capped", "oom_cgroup_id", "totalpages"))  # in older recordings

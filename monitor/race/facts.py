@@ -40,9 +40,9 @@ class Facts:
     `crossing` is where the pressure began that was on at the first kill (or decision): the first hard threshold then
     met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes) of
     the domain. `kubelets_line`: the first crossing, before the first kill, of a line that only a kubelet would have;
-    `only_kubelets`: it is the only one, and nobody acted. `rate`: its growth in bytes/s then, None if not known or not
-    growing. `exiting`: marks that killed nobody; `denied`: those of them that both the victim's counter and the
-    kernel's log deny.
+    `only_kubelets`: it is the only one, and no pod was evicted. `rate`: its growth in bytes/s then, None if not known
+    or not growing. `exiting`: marks that killed no process; `denied`: those of them that both the victim's counter and
+    the kernel's log deny.
     """
 
     episode: Episode

@@ -34,8 +34,8 @@ def flags(f: Facts) -> tuple[str, ...]:
 
 
 def is_known(mark: Mark) -> bool:
-    """Whether it was seen who was killed: of a kill that was only counted, where neither BPF nor the kernel's log could
-    be read, it is not known whose limit it was either.
+    """Whether the victim is known. Of a kill that was only counted (neither BPF nor the kernel's log could be read) the
+    limit that was hit is not known either.
     """
     return mark.victim_pid != 0
 

@@ -50,8 +50,8 @@ DEFAULT_BOUNDS = Bounds()
 class Open(Record):
     """An episode going on.
 
-    What is asked of every event that comes is kept beside the events: looking through a thousand of them, in each of 30
-    episodes, took longer than the events were apart.
+    What every event that comes is compared with is kept beside the events: looking through a thousand of them, in each
+    of 30 episodes, took longer than the events were apart.
     """
 
     key: str
@@ -67,7 +67,7 @@ class Open(Record):
     dropped: int = 0
     hard: bool = False  # a hard threshold was crossed
     ranked_ns: int | None = None  # time of the last ranking it has
-    touched_ns: int = 0  # how far the stream was when somebody was last killed or gone here
+    touched_ns: int = 0  # how far the stream was when a process was last killed or gone here
     marked: tuple[int, ...] = ()  # pids with a mark
     marked_pods: tuple[str, ...] = ()
     killed: tuple[int, ...] = ()  # pids that a user's signal was for

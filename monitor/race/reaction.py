@@ -1,4 +1,4 @@
-"""Who reacts to a crossing, how long that takes, and the arithmetic between growth and threshold, both ways.
+"""What reacts to a crossing, how long that takes, and the arithmetic between growth and threshold, both ways.
 
 A threshold wins where what is taken from the crossing until growth ends stays below it. All of it in whole bytes and
 milliseconds, so that both ways agree to the byte.
@@ -18,7 +18,7 @@ _FASTEST = 1 << 50
 @dataclass(frozen=True, slots=True)
 class Reaction:
     """`phases_ms`: from the crossing until nothing more is taken, one entry for each phase, all equally likely.
-    `through`: bytes that a pod still takes while a brake takes hold; None: nobody is braked, the victim is killed.
+    `through`: bytes that a pod still takes until it is held; None: the victim is killed instead.
     `rule` says where the times are from.
     """
 
@@ -35,7 +35,7 @@ class Reaction:
 def left_for_hold(taken: float, through: int) -> float:
     """Bytes that have to be left when the brake is on, after ``taken`` were taken until then.
 
-    They hold what passes the brake, above the second line at which somebody is killed after all
+    They hold what a pod takes until it is held, above the kill threshold
     (`monitor.policy.hold.second_line`): a quarter of what is left, or as much as is taken until a kill has worked, but
     no more than three quarters.
     """

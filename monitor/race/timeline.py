@@ -114,7 +114,7 @@ def _ended(pid: int, status: int) -> dict[str, int | None]:
 
 
 def _before(episode: Episode) -> Iterable[dict[str, Any]]:
-    """What the flight recorder saw up to the start: who grew most, and page cache that became active."""
+    """What the flight recorder saw up to the start: the pod that grew most, and page cache that became active."""
     names = pod_names(episode)
     grown = growth_before(episode)
     for one in grown[:_GROWERS]:

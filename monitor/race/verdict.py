@@ -160,8 +160,8 @@ def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
         verdicts, what = _MATTERS.get(lost.what, ((), ""))
         if found.verdict not in verdicts:
             continue
-        # A crossing lost before the first sign may still have held; a mark lost then is no part of this. Where somebody
-        # was killed, a further mark changes nothing.
+        # A crossing lost before the first sign may still have held; a mark lost then is no part of this. Where a
+        # process was killed, a further mark changes nothing.
         if lost.what != "oom" or (lost.ts_ns >= f.episode.start_ns and not f.kills):
             missing.append(f"{what} ({lost.count} {lost.what} events lost)")
     return tuple(dict.fromkeys(missing))
