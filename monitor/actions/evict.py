@@ -38,11 +38,11 @@ class Eviction:
         self.victim = victim
         self.decision_id, self.name = 0, ""  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
-        self.held = usage_before  # at the most
+        self.held = usage_before  # the most that it had
         self.last_usage = usage_before
         self._least: int | None = None  # since it was killed: in its grace it may have grown
         self._freed_ns = self._asked_ns = 0
-        self._over_ns = 0  # when nobody was left of it
+        self._over_ns = 0  # when no process was left of it
         self._forked = False  # whether the last look found processes that were not known
         if grace_s > 0:
             # There is time, and processes that came since the pod was prepared get the SIGTERM too. Later ones do
@@ -93,7 +93,7 @@ class Eviction:
         if runs is False and not self.victim.alive():
             return True
         self.victim.refresh(forget=False)
-        if runs is None and self.victim.nobody and not self.victim.alive():
+        if runs is None and self.victim.is_empty and not self.victim.alive():
             return True  # cgroup v1 does not say; pidfds do (`cgroup_procs.empty`)
         self._forked = self.victim.found > 0
         self.pids.update(self.victim.pidfds)
@@ -108,7 +108,7 @@ class Eviction:
 
     def stuck(self, usage: int | None, now_ns: int, helper: int = 0) -> str:
         """Why the next pod should not wait for this one any more; "" while it should. ``usage``: bytes it has now, None
-        if not known. ``helper``: pid of who was asked to free its memory and has not answered yet, or 0.
+        if not known. ``helper``: pid of the process that frees its memory and has not answered yet, or 0.
         """
         if self.killed_ns is None:
             return ""
@@ -132,7 +132,7 @@ class Eviction:
     def looked(self, now_ns: int, took_ns: int) -> None:
         """It was looked after until ``now_ns``, which cost ``took_ns`` of a CPU."""
         if self.killed_ns is not None and (self.victim.unfinished or self._forked):
-            self.next_look_ns = now_ns  # whoever rests is outrun by those that fork
+            self.next_look_ns = now_ns  # a rest would let forks outrun the kills
             return
         pace = LOOK_NS if self.killed_ns is not None else PATIENT_NS
         self.next_look_ns = now_ns + max(pace, REST * took_ns)

@@ -1,7 +1,7 @@
 """oom_score_adj of a pod's processes that outrace has changed, and how each gets its own value back.
 
-Without CAP_SYS_RESOURCE a process may be lowered to the least that somebody with it ever set (fs/proc/base.c,
-__set_oom_adj): raised without it, it may always go back. So it is done without, whoever has it.
+Without CAP_SYS_RESOURCE a process may be lowered to the least that a process with it ever set (fs/proc/base.c,
+__set_oom_adj): a value raised without it may always be set back. So outrace drops it for the write, where it has it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """``restored``: processes that have their value again; ``inherited``: of them, those that appeared raised.
-    ``foreign``: somebody else wrote another value since. ``denied``: the kernel refused (EACCES). ``left``: found in
+    ``foreign``: another program wrote another value since. ``denied``: the kernel refused (EACCES). ``left``: found in
     the last look, so there may be more.
     """
 

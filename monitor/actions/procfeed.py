@@ -146,8 +146,8 @@ class ConnectorFeed:
 def _subscribe(sock: socket.socket) -> None:
     """Have the events sent to this bound socket. Raises OSError.
 
-    (`ProcEventSocket.control` waits for the answer for ever. Without CONFIG_PROC_EVENTS there is none, nor for who asks
-    from outside the initial pid and user namespaces: cn_proc_mcast_ctl.)
+    (`ProcEventSocket.control` waits for the answer for ever. Without CONFIG_PROC_EVENTS there is none, nor outside of
+    the initial pid and user namespaces: cn_proc_mcast_ctl.)
     """
     mine = os.getpid()
     sock.send(_LISTEN.pack(_LISTEN.size, 3, 0, 0, 0, 1, 1, 0, mine, 4, 0, 1))

@@ -83,7 +83,7 @@ def _reap_one(pid: int) -> int:
 
 #: Less than this is not worth a reclaim: a pod without processes holds some hundred KiB of kernel memory.
 LEAST = 1 << 20
-#: Asked for at a time: nobody can remove the cgroup meanwhile, and tmpfs goes to swap at a disk's speed.
+#: Asked for at a time: the cgroup cannot be removed meanwhile, and tmpfs goes to swap at a disk's speed.
 PIECE = 32 << 20
 
 
@@ -91,7 +91,7 @@ def give_back(cgroup: Path) -> int:
     """Ask the kernel, piece by piece (on v1 at once), for all that a cgroup without processes still holds; bytes that
     it gave.
 
-    0 where there is little, somebody runs in it, or the kernel has neither file; it ends when somebody runs in it
+    0 where there is little, a process runs in it, or the kernel has neither file; it ends when a process runs in it
     again, or nothing more can be had (tmpfs without swap, kernel memory). May take as long as swap does: seconds.
     """
     given = 0

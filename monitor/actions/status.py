@@ -185,7 +185,7 @@ class _Folder:
                     os.link(temporary, path)  # unlike a rename it fails when the name is taken
                     break
                 except FileExistsError:
-                    self._names = None  # somebody else put it there: look again
+                    self._names = None  # another process put it there: look again
         finally:
             temporary.unlink()
         self._added(path.name)

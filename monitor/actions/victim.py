@@ -2,7 +2,7 @@
 
 cgroup v2: one write of ``1`` to ``cgroup.kill`` (Linux 5.14), which also catches processes forked meanwhile. cgroup
 v1: ``pidfd_send_signal`` to every process (45 us a call under load, measured), then the cgroups are read again until
-nobody is left. A pidfd never signals a stranger, also when the pid was used again: the call fails with ESRCH.
+no process is left. A pidfd never signals a stranger, also when the pid was used again: the call fails with ESRCH.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Victim:
         self.refused = 0  # signals that CAP_KILL would have been needed for
         self.unfinished = False  # more to do at once: processes without a descriptor, or without their signal
         self.found = 0  # processes that the last look had not known
-        self.nobody = False  # whether the last look, when it was complete, found no process at all
+        self.is_empty = False  # whether the last look, when it was complete, found no process at all
         self.rest_ns = 0  # the pause before the next part of a look that is not urgent
         self._cgroups = KeptProcesses(cgroup, version)
         self._walk: Generator[tuple[str, set[int]]] | None = None  # a look that is not complete
@@ -90,20 +90,20 @@ class Victim:
                 self._seen |= pids
                 opened += self._open(pids, directory)
                 if opened >= _OPEN or (number >= _PART_CGROUPS and time.monotonic_ns() - began > _PART_NS):
-                    self.unfinished, self.nobody = True, False
+                    self.unfinished, self.is_empty = True, False
                     break
             else:
                 self._walked(forget)
         except OSError as error:
             TROUBLES.note("cgroup", error, self.uid)
-            self._walk, self.unfinished, self.nobody = None, False, False  # begun anew by the next call
+            self._walk, self.unfinished, self.is_empty = None, False, False  # begun anew by the next call
         self.prepared_ns = time.monotonic_ns()
         self.rest_ns = REST * (self.prepared_ns - began)
 
     def _walked(self, forget: bool) -> None:
         """All cgroups of the pod were looked at."""
         self._walk = None
-        self.nobody = not self._seen
+        self.is_empty = not self._seen
         self.spared = self._seen & SPARED.pids()
         if forget:
             for pid in self.pidfds.keys() - self._seen:

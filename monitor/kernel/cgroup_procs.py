@@ -32,7 +32,8 @@ def pids_below(path: Path) -> set[int]:
 def walk(path: Path) -> Generator[tuple[str, set[int]]]:
     """The same one cgroup at a time (15 us each, and a pod may have thousands): a path that is good until the next one,
     and its processes. For the moment of a kill: no objects, one descriptor at a time. One with many cgroups in it comes
-    again without processes for each `_LISTED` of them, so that who counts need not wait for a list. Raises OSError.
+    again without processes for each `_LISTED` of them, so that a caller that counts need not wait for a list. Raises
+    OSError.
     """
     stack = [os.fspath(path)]
     anchors: list[tuple[int, int]] = []  # (descriptor, how long the stack is when nothing below it is left)
@@ -84,8 +85,8 @@ def pids_in(directory: str) -> set[int]:
 
 class KeptProcesses:
     """The processes of one pod, on cgroup v2 without looking up a path again: every look-up and every list of a
-    directory there waits for whoever makes or removes a cgroup (kernfs_rwsem), and he for who lists one and has to
-    reclaim for it. On a machine without memory that is as long as the shortage.
+    directory there waits for a task that makes or removes a cgroup (kernfs_rwsem), and that task for one that lists a
+    directory and has to reclaim for it. On a machine without memory that is as long as the shortage.
 
     One thread uses it. Descriptors: two of the pod, one of each of its cgroups, `_KEPT` of these at most.
     """

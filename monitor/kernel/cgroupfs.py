@@ -187,7 +187,7 @@ def descendants(path: Path) -> list[Path]:
 
 def below(path: Path) -> Iterator[Path]:
     """Every cgroup below, each before it is looked into. Left out is what vanishes meanwhile, and what is below a path
-    of more than 4,095 bytes, which the kernel takes no more: whoever may nest cgroups can make those. Raises OSError.
+    of more than 4,095 bytes, which the kernel refuses: a user that may nest cgroups can make those. Raises OSError.
     """
     pending = [os.fspath(path)]
     while pending:

@@ -176,8 +176,10 @@ def hold(instance: Path) -> int:
         if fd is not None:
             return fd
         if time.monotonic() > deadline:
-            who = "another outrace, whose state directory has the same path in another mount namespace"
-            raise MonitorError(f"the pins in {instance} are in use by {who}", "name another directory with --state-dir")
+            other = "another outrace, whose state directory has the same path in another mount namespace"
+            raise MonitorError(
+                f"the pins in {instance} are in use by {other}", "name another directory with --state-dir"
+            )
         time.sleep(0.01)
 
 

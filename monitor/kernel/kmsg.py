@@ -24,7 +24,7 @@ _CONSTRAINT = re.compile(
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 #: A record of /dev/kmsg is at most this long (CONSOLE_EXT_LOG_MAX).
 _RECORD = 8192
-#: Records read at once: what floods the log must not hold up who reads it.
+#: Records read at once: a flood of the log must not hold up its reader.
 _MOST = 500
 
 

@@ -67,7 +67,7 @@ HEADERS = (
     *("uapi/linux/bpf.h", "uapi/linux/if_ether.h", "uapi/linux/if_packet.h", "uapi/linux/ptrace.h"),
 )
 _LINKS = ("build", "source")
-_PARENT = "OUTRACE_LOADER_PARENT"  # pid of who waits for the loader
+_PARENT = "OUTRACE_LOADER_PARENT"  # pid of the process that waits for the loader
 
 
 def bpf_directory() -> Path:

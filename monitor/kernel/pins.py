@@ -2,9 +2,9 @@
 
 No bcc here: 10 MB RSS instead of 130.
 
-A *pin directory* holds ``prog_NAME``, ``map_NAME`` and ``link_NAME``. Links that are pinned keep their program
-attached while no daemon runs (the OOM chain); the fine-grained programs are attached by whoever needs them and detach
-by themselves when that process ends, because their link is a plain file descriptor.
+A *pin directory* holds ``prog_NAME``, ``map_NAME`` and ``link_NAME``. Links that are pinned keep their program attached
+while no daemon runs (the OOM chain); the fine-grained programs are attached by the process that needs them and detach
+by themselves when it ends, because their link is a plain file descriptor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One process of /proc, held by the descriptor of its directory; whether one wants a CPU; who is never signalled.
+"""One process of /proc, held by the descriptor of its directory; whether one wants a CPU; which are never signalled.
 
 What is read and what is written through it is the same process, also when its pid is used again meanwhile: a pid that
 was looked up twice may be two processes.

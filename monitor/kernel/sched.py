@@ -124,7 +124,7 @@ def touch_files() -> None:
     """Read in every page of the program and its libraries, which `lock_memory` then keeps. Nothing before Linux 5.14.
 
     Of 14 MiB no code has used 4 when a daemon is ready, and the first decision needs 60 pages of them. The kernel drops
-    such page cache before memory is short, and then each page waits for a disk and for memory that nobody has.
+    such page cache before memory is short, and then each page waits for a disk and for free memory.
     """
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -29,7 +29,7 @@ _HELD = re.compile(
 )
 _GROUP = re.compile(r"Tasks in (.+) are going to be killed due to memory\.oom\.group set")
 _KIB = 1024
-#: What no log line ever has: who had to reclaim before.
+#: What no log line has: the task that had to reclaim before.
 NEVER_LOGGED = ("reclaim",)
 #: Reports that end without a kill.
 _NOBODY = re.compile(r"OOM victim \d+ |Out of memory and no killable processes")

@@ -9,7 +9,7 @@ has enough already, because its ancestors were thought to have it then too (memc
 that meets an update on another CPU breaks that: the child has enough, the parent none, and nothing more reaches it
 until the child is read, or until the kernel's own flush every 2 s. Large pages make it likely: one update of 512 pages
 is enough. Seen on 6.18 with page cache being written, in 3 of 6 runs on some days: 80 MiB taken for working set. So
-what cannot be right is asked from the cgroups below, and one of those is read with every look, which lets its updates
+what cannot be right is read from the cgroups below, and one of those is read with every look, which lets its updates
 through again.
 """
 

@@ -30,7 +30,7 @@ class Watch:
     """One domain with the thresholds of one signal; a domain with several signals has one of these for each.
 
     ``formula``: 0 for the kubelet's (`FORMULA`). ``compared``: the lines are those that a kubelet would have, and are
-    compared only to say what it would do; nobody acts on them.
+    compared only to report what it would do; outrace does not act on them.
     """
 
     name: str  # "node" or "kubepods"
