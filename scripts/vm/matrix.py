@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import table
 from chosen import choose_by_change
 from commands import VmError, say, stop_building
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
@@ -88,7 +87,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
     made.add_argument("--build-only", action="store_true", help="build the images that are missing and stop")
     made.add_argument("--rebuild", action="store_true", help="build images anew, with today's packages")
-    made.add_argument("--table", action="store_true", help="write the table in docs/measurements.md from the results")
     made.add_argument("pytest", nargs="*", help=argparse.SUPPRESS)
     return made
 
@@ -241,8 +239,7 @@ def matrix(options: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     if code and revision() != code:
         code["dirty"] = True  # files were edited meanwhile, and every guest takes what is there when it boots
-    whole = is_whole(options) and all(row.code is not None for row in rows)
-    record = {**code, "whole": whole, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}
+    record = {**code, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}
     results.mkdir(parents=True, exist_ok=True)
     (results / "matrix.json").write_text(json.dumps(record, indent=1) + "\n")
     for row in rows:
@@ -252,20 +249,7 @@ def matrix(options: argparse.Namespace) -> int:
     if not options.command:
         sums = [sum(getattr(row, what) for row in rows) for what in ("passed", "failed", "skipped")]
         print("{} passed, {} failed, {} skipped, in {:.0f} s".format(*sums, seconds))
-    if options.table:
-        try:
-            table.update(results / "matrix.json")
-        except VmError as error:
-            say(str(error))
-            return 1
     return 0 if all(row.good for row in rows) else 1
-
-
-def is_whole(options: argparse.Namespace) -> bool:
-    """Whether this is the matrix that docs/measurements.md shows."""
-    usual = parser().parse_args(["--all"])
-    names = ("kernel", "cgroup", "memory", "cpus", "append", "command", "before", "all", "alike", "pytest")
-    return not options.build_only and all(getattr(options, name) == getattr(usual, name) for name in names)
 
 
 def others_files(error: Exception) -> str:
@@ -291,10 +275,7 @@ def exit_code(name: str, work: Callable[[], int]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    if options.table and not is_whole(options):
-        parser().error("--table is for the whole matrix: --all, without options that choose or change guests or tests")
-    return exit_code("test-vm", partial(matrix, options))
+    return exit_code("test-vm", partial(matrix, parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -142,18 +142,6 @@ def test_the_guests_exit_code_is_pytests(tmp_path: Path) -> None:
     assert len((tmp_path / "runs").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "more", [("--alike", "--all"), ("--kernel", "6.1"), ("--all", "--cpus", "4"), ("--all", "--", "-k", "oom"), ()]
-)
-def test_the_table_is_not_written_from_anything_else_than_the_whole(
-    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        matrix.main(["--table", *more])
-    assert ended.value.code == 2
-    assert "--table is for the whole matrix" in capsys.readouterr().err
-
-
 def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
     done = run_command(sys.executable, SCRIPTS / "matrix.py", "--kernel", "4.4")
     assert (done.returncode, done.stdout) == (3, "")
