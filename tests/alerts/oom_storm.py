@@ -1,19 +1,11 @@
-"""OOM kills in many pods at once, as fast as the machine can, and a receiver that notes when it heard of each.
+"""OOM kills in many pods at once, as fast as the machine can: a worker of the lab (`monitor.lab.worker`)."""
 
-Also a worker of the lab (`monitor.lab.worker`), which has no site-packages: it imports the standard library alone.
-"""
-
-import json
 import mmap
 import os
 import select
 import signal
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
 
 from monitor.lab.worker import Options, die_with_parent, join, write_line
 
@@ -65,39 +57,3 @@ def _kill_in(cgroup: str, mib: int, out: int) -> None:
         if not os.WIFSIGNALED(status):
             os._exit(1)
         os.write(out, b"x")
-
-
-class StandIn:
-    """Takes `POST /api/v2/alerts` as an Alertmanager does. ``first``: when it first had each (name, namespace, pod)."""
-
-    def __init__(self) -> None:
-        self.first: dict[tuple[str, ...], float] = {}
-        first = self.first
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                alerts: list[dict[str, Any]] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                for alert in alerts:
-                    key = tuple(alert["labels"].get(name, "") for name in ("alertname", "namespace", "pod"))
-                    first.setdefault(key, time.time())
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()

@@ -1,10 +1,9 @@
-"""The real receivers on loopback: Alertmanager and Prometheus as Debian packages them, and a webhook of our own."""
+"""Receivers on loopback: real ones, Alertmanager and Prometheus as Debian packages them, and a webhook of our own."""
 
 import json
 import shutil
-import socket
+import ssl
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from monitor.side.alerts.send import AlertSender
+from tests.kube.fake_http import Asked, FakeServer, Reply
 from tests.live import until
 from tests.log_lines import LogLines
 from tests.ports import reserved
@@ -124,57 +124,30 @@ class Alertmanager:
         return [alert for alert in found if wanted.items() <= alert["labels"].items()]
 
 
-# What a webhook receiver is: it prints its port, takes POSTs, prints each body as a line; the status is its argument.
-_WEBHOOK = """
-import http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        status = int(sys.argv[2])
-        print(self.path, body.decode().strip(), flush=True)
-        self.send_response(status)
-        if status == 302:
-            self.send_header("Location", "/elsewhere")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-    def log_message(self, *arguments):
-        pass
-server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
-server.serve_forever()
-"""
+class Webhook(FakeServer):
+    """A webhook receiver, not yet running, at an address that is known."""
 
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self.status = 200
+        super().__init__(context, port=reserved(self))
+        self.hook = f"{self.url}/hook/secret"
+        self.refuse()
 
-class Webhook:
-    """A webhook receiver as a process of its own."""
-
-    def __init__(self, directory: Path, name: str = "webhook") -> None:
-        self.port = reserved(self)
-        self.url = f"http://127.0.0.1:{self.port}/hook/secret"
-        self.log = directory / f"{name}.log"
-        self.log.touch()
+    def answer(self, asked: Asked, reply: Reply) -> None:
+        reply.body(self.status, b"", {"Location": "/elsewhere"} if self.status == 302 else None)
 
     @contextmanager
     def running(self, status: int = 200) -> Iterator[None]:
-        command = (sys.executable, "-c", _WEBHOOK, str(self.port), str(status))
-        with self.log.open("ab") as out, subprocess.Popen(command, stdout=out) as child:
-            try:
-                until(lambda: _listens(self.port), "the webhook listens")
-                yield
-            finally:
-                child.kill()
+        self.status = status
+        self.listen()
+        try:
+            yield
+        finally:
+            self.refuse()
 
     def got(self) -> list[dict[str, Any]]:
         """Every body so far, in order."""
-        lines = self.log.read_text().splitlines(keepends=True)
-        return [json.loads(line.partition(" ")[2]) for line in lines if line.endswith("\n")]
-
-    def paths(self) -> set[str]:
-        return {line.partition(" ")[0] for line in self.log.read_text().splitlines()}
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
+        return [one.json() for one in list(self.asked)]
 
 
 @contextmanager

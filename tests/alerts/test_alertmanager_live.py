@@ -9,10 +9,10 @@ import pytest
 
 from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
-from tests.alerts.examples import OOM_DURING_GRACE
 from tests.alerts.services import Alertmanager, binary, sender
 from tests.live import until
 from tests.log_lines import LogLines
+from tests.side.incident_samples import DURING_GRACE
 
 SIGNAL = {"signal": "memory.available", "kind": "hard"}
 
@@ -36,7 +36,7 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmana
 
 def test_an_incident_is_there_with_its_labels(alertmanager: Alertmanager) -> None:
     with sender([alertmanager.url]) as sending:
-        for alert in alerts_for({**OOM_DURING_GRACE, "flags": []}, "node1"):
+        for alert in alerts_for({**DURING_GRACE, "flags": []}, "node1"):
             sending.fire(alert)
         (found,) = until(lambda: alertmanager.alerts(OOM_KILL, pod="db-0"), "the alert")
     assert found["labels"] == {
@@ -45,12 +45,12 @@ def test_an_incident_is_there_with_its_labels(alertmanager: Alertmanager) -> Non
         "severity": "critical",
         "node": "node1",
         "domain": "node",
-        "namespace": "shop",
+        "namespace": "prod",
         "pod": "db-0",
         "verdict": "oom_during_grace",
     }
-    assert found["annotations"]["summary"] == OOM_DURING_GRACE["summary"]
-    assert (found["startsAt"], found["status"]["state"]) == ("2026-01-31T12:00:00.250Z", "active")
+    assert found["annotations"]["summary"] == DURING_GRACE["summary"]
+    assert (found["startsAt"], found["status"]["state"]) == ("2026-01-31T04:00:00.000Z", "active")
 
 
 def test_resolved_after_clear_and_firing_again(alertmanager: Alertmanager) -> None:

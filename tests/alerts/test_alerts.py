@@ -15,9 +15,9 @@ from monitor.side.alerts.http_post import address
 from monitor.side.alerts.queue import FIRING, RESOLVED, Change
 from monitor.side.alerts.receiver import alertmanager_body, webhook_body
 from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, alerts_for_state, fingerprint, rfc3339
-from tests.alerts.examples import EVICTION_WON, OOM_DURING_GRACE, OWN_LIMIT
+from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT
 
-VICTIM = OOM_DURING_GRACE["oom_victims"][0]
+VICTIM = DURING_GRACE["oom_victims"][0]
 OUTSIDE = {**VICTIM, "pod": None, "comm": "sshd"}
 
 
@@ -31,9 +31,9 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
         (EVICTION_WON, [(rules.EVICTION, "warning")]),
         ({**EVICTION_WON, "observed": True}, [(rules.EVICTION, "info")]),
         ({**EVICTION_WON, "flags": ["over_eviction"]}, [(rules.EVICTION, "warning"), (rules.OVER_EVICTION, "warning")]),
-        (OOM_DURING_GRACE, [(rules.OOM_KILL, "critical"), (rules.WRONG_VICTIM, "warning")]),
+        (DURING_GRACE, [(rules.OOM_KILL, "critical"), (rules.WRONG_VICTIM, "warning")]),
         *(
-            ({**OOM_DURING_GRACE, "flags": [], "verdict": verdict}, [(rules.OOM_KILL, "critical")])
+            ({**DURING_GRACE, "flags": [], "verdict": verdict}, [(rules.OOM_KILL, "critical")])
             for verdict in ("oom_unseen", "oom_before_decision", "oom_during_grace", "oom_after_eviction")
         ),
         (OWN_LIMIT, [(rules.OWN_LIMIT, "info")]),
@@ -42,7 +42,7 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
         ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": [], "flags": ["already_exiting"]}, []),
         ({**OWN_LIMIT, "verdict": "undetermined", "oom_victims": [], "flags": ["lost_events"]}, []),
         ({**OWN_LIMIT, "verdict": "undetermined", "flags": ["lost_events"]}, [(rules.OOM_KILL, "warning")]),
-        ({**OOM_DURING_GRACE, "verdict": "undetermined", "flags": ["lost_events"]}, [(rules.OOM_KILL, "critical")]),
+        ({**DURING_GRACE, "verdict": "undetermined", "flags": ["lost_events"]}, [(rules.OOM_KILL, "critical")]),
         # Only observed: outrace would have won, and somebody died.
         (
             {**EVICTION_WON, "observed": True, "oom_victims": [VICTIM]},
@@ -56,29 +56,29 @@ def test_alerts_of_an_incident(incident: dict[str, Any], expected: list[tuple[st
 
 def test_one_alert_for_each_pod_that_lost_somebody() -> None:
     victims = [{**VICTIM, "pid": n, "pod": f"ns/p{n % 3}"} for n in range(9)] + [OUTSIDE]
-    found = alerts_for({**OOM_DURING_GRACE, "flags": [], "oom_victims": victims}, "n")
+    found = alerts_for({**DURING_GRACE, "flags": [], "oom_victims": victims}, "n")
     assert [alert.labels.get("pod") for alert in found] == ["p0", "p1", "p2", None]
     assert found[0].annotations["victims"].count("postgres") == 9
-    assert "sshd (pid 4711, no pod" in found[0].annotations["victims"]
+    assert "sshd (pid 4312, no pod" in found[0].annotations["victims"]
 
 
 def test_a_machine_full_of_victims_is_bounded() -> None:
     victims = [{**VICTIM, "pod": f"ns/p{n}"} for n in range(500)]
-    found = alerts_for({**OOM_DURING_GRACE, "oom_victims": victims}, "n")
+    found = alerts_for({**DURING_GRACE, "oom_victims": victims}, "n")
     assert len([alert for alert in found if alert.name == rules.OOM_KILL]) == rules.MAX_PODS
     assert found[0].annotations["victims"].endswith("; and 490 more")
 
 
 def test_the_same_trouble_is_the_same_alert() -> None:
     """Another time, process, size: the same labels. Judged again later: also the same occurrence."""
-    (alert,) = alerts_for(EVICTION_WON, "n")
+    (alert,) = alerts_for({**EVICTION_WON, "start": "2026-01-31T12:00:00.250Z", "end": "2026-01-31T12:00:03.500Z"}, "n")
     assert (alert.starts_at, alert.ends_at) == (1769860800.25, 1769860803.5 + HOLD_S)
     assert alerts_for({**EVICTION_WON, "start": 1769860800.25, "end": 1769860803.5}, "n") == [alert]
-    first = alerts_for(OOM_DURING_GRACE, "n")
+    first = alerts_for(DURING_GRACE, "n")
     other = {**VICTIM, "pid": 1, "comm": "x", "rss_bytes": 2, "oom_score_adj": 3, "policy_rank": 4, "memcg": "/y"}
     again = alerts_for(
         {
-            **OOM_DURING_GRACE,
+            **DURING_GRACE,
             "id": "another",
             "start": "2026-02-01T00:00:00Z",
             "end": "2026-02-01T00:00:09Z",
@@ -92,13 +92,13 @@ def test_the_same_trouble_is_the_same_alert() -> None:
         "n",
     )
     assert [alert.fingerprint for alert in again] == [alert.fingerprint for alert in first]
-    later = alerts_for({**OOM_DURING_GRACE, "end": "2026-01-31T12:10:00Z"}, "n")
+    later = alerts_for({**DURING_GRACE, "end": "2026-01-31T12:10:00Z"}, "n")
     assert [(a.fingerprint, a.starts_at) for a in later] == [(a.fingerprint, a.starts_at) for a in first]
 
 
 def test_a_container_s_directory_is_no_label() -> None:
     (alert,) = alerts_for(OWN_LIMIT, "n")
-    assert "0f3a" not in str(alert.labels)
+    assert "podapi" not in str(alert.labels)
     assert alert.annotations["where"] == OWN_LIMIT["domain"]
     # Outside every pod the directory is the name of the service.
     service = {**OWN_LIMIT, "domain": "/sys/fs/cgroup/system.slice/db.service", "oom_victims": [OUTSIDE]}
@@ -108,7 +108,7 @@ def test_a_container_s_directory_is_no_label() -> None:
 @pytest.mark.parametrize("broken", [{"verdict": None}, {"oom_victims": [{}]}, {"start": "soon"}, {"end": 1e300}])
 def test_a_malformed_incident_is_one_clear_error(broken: dict[str, Any]) -> None:
     with pytest.raises(MonitorError, match="no alert can be made of incident"):
-        alerts_for({**OOM_DURING_GRACE, **broken}, "n")
+        alerts_for({**DURING_GRACE, **broken}, "n")
 
 
 def test_alerts_of_the_state() -> None:
@@ -173,7 +173,7 @@ def test_a_pod_that_is_held_too_long() -> None:
 
 def test_a_hold_that_the_kubelet_did_not_answer() -> None:
     held = [{"pod": "shop/hog", "why": "other_pod"}, {"pod": "shop/cart", "why": "clear"}]
-    incident = {**OOM_DURING_GRACE, "verdict": "relieved", "oom_victims": [], "flags": ["held", "hold_unanswered"]}
+    incident = {**DURING_GRACE, "verdict": "relieved", "oom_victims": [], "flags": ["held", "hold_unanswered"]}
     (alert,) = alerts_for({**incident, "holds": held}, "n")
     assert (alert.name, alert.labels["namespace"], alert.labels["pod"]) == (rules.HOLD_UNANSWERED, "shop", "hog")
 

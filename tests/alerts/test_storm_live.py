@@ -17,7 +17,7 @@ from monitor.lab.node import MIB, LabNode
 from monitor.link.clock import wall_offset_ns
 from monitor.side.alerts.rules import OWN_LIMIT
 from tests import live
-from tests.alerts.oom_storm import StandIn
+from tests.kube.fake_http import Asked, FakeServer, Reply
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 PODS, LIMIT_MIB = 30, 8
@@ -29,6 +29,20 @@ LOST = (
 KILLED = "the kernel's OOM killer killed a process"
 
 node = live.fixture(LabNode, "test-storm", 1024 * MIB)
+
+
+class StandIn(FakeServer):
+    """Takes `POST /api/v2/alerts` as an Alertmanager does. ``first``: when it first had each (name, namespace, pod)."""
+
+    def __init__(self) -> None:
+        self.first: dict[tuple[str, ...], float] = {}
+        super().__init__()
+
+    def answer(self, asked: Asked, reply: Reply) -> None:
+        for alert in asked.json():
+            key = tuple(alert["labels"].get(name, "") for name in ("alertname", "namespace", "pod"))
+            self.first.setdefault(key, time.time())
+        reply.body(200, b"")
 
 
 def storm(node: LabNode, url: str, known: Callable[[], set[str]]) -> dict[str, int]:
@@ -64,7 +78,7 @@ def storm(node: LabNode, url: str, known: Callable[[], set[str]]) -> dict[str, i
 
 
 def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode) -> None:
-    with StandIn() as known:
+    with contextlib.closing(StandIn()) as known:
         first = storm(node, known.url, lambda: {f"{ns}/{pod}" for name, ns, pod in known.first if name == OWN_LIMIT})
         offset = wall_offset_ns()
         late = [known.first[OWN_LIMIT, *pod.split("/")] - (ts + offset) / 1e9 for pod, ts in first.items()]

@@ -1,10 +1,8 @@
-"""Webhooks: a real HTTP server process takes what is sent, or does not."""
+"""Webhooks: an HTTP server on a real socket takes what is sent, or does not."""
 
-import contextlib
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,11 +11,13 @@ import pytest
 from monitor.side.alerts import http_post
 from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
-from tests.alerts.examples import EVICTION_WON
 from tests.alerts.services import Webhook, sender
+from tests.kube import faults
+from tests.kube.fake_http import Asked, Reply
 from tests.kube.fake_tls import Authority
 from tests.live import until
 from tests.log_lines import LogLines
+from tests.side.incident_samples import EVICTION_WON
 
 
 def event(n: int, now: float) -> Alert:
@@ -29,10 +29,11 @@ def counts(sending: AlertSender) -> dict[str, int]:
     return found
 
 
-def test_one_object_for_each_change(tmp_path: Path) -> None:
-    hook = Webhook(tmp_path)
-    (alert,) = alerts_for(EVICTION_WON, "node1")
-    with hook.running(), sender(webhooks=[hook.url]) as sending:
+def test_one_object_for_each_change() -> None:
+    hook = Webhook()
+    times = {"start": "2026-01-31T12:00:00.250Z", "end": "2026-01-31T12:00:03.500Z"}
+    (alert,) = alerts_for({**EVICTION_WON, **times}, "node1")
+    with hook.running(), sender(webhooks=[hook.hook]) as sending:
         sending.fire(alert)
         sending.fire(alert)  # the same event: no change
         until(lambda: len(hook.got()) == 2, "raised and, long past its hold time, resolved")
@@ -48,8 +49,8 @@ def test_one_object_for_each_change(tmp_path: Path) -> None:
             "severity": "warning",
             "node": "node1",
             "domain": "node",
-            "namespace": "default",
-            "pod": "hog",
+            "namespace": "shop",
+            "pod": "cart",
             "mode": "enforced",
         },
         "annotations": {
@@ -57,8 +58,8 @@ def test_one_object_for_each_change(tmp_path: Path) -> None:
             "description": EVICTION_WON["advice"],
             "incident": EVICTION_WON["id"],
             "where": "node",
-            "margin_bytes": "104857600",
-            "margin_ms": "812.5",
+            "margin_bytes": "22020096",
+            "margin_ms": "8.73",
             "by": "outrace",
             "runbook_url": "docs/runbooks/OutraceEviction.md",
         },
@@ -68,13 +69,13 @@ def test_one_object_for_each_change(tmp_path: Path) -> None:
     assert resolved == {**fired, "id": fired["id"].replace("firing", "resolved"), "status": "resolved"} | {
         "ends_at": "2026-01-31T12:05:33.500000000Z"
     }
-    assert hook.paths() == {"/hook/secret"}
+    assert {one.path for one in hook.asked} == {"/hook/secret"}
 
 
-def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
-    hook = Webhook(tmp_path)
+def test_every_change_in_order_after_it_was_down() -> None:
+    hook = Webhook()
     now = time.time()
-    with sender(webhooks=[hook.url]) as sending:
+    with sender(webhooks=[hook.hook]) as sending:
         for n in range(20):
             sending.fire(event(n, now))
         pressure = Alert(PRESSURE, {"signal": "memory.available"}, {}, now)
@@ -84,8 +85,7 @@ def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
             until(lambda n=n: counts(sending)["waiting"] == 20 + 2 * (n + 1), "the change waits")
         until(lambda: counts(sending)["failed"] >= 3, "it was tried several times")
         with hook.running():
-            until(lambda: len(hook.got()) == 26, "all arrive")
-        assert counts(sending)["sent"] == 26
+            until(lambda: counts(sending)["sent"] == 26, "all arrive")
         assert counts(sending)["dropped"] == counts(sending)["waiting"] == 0
     assert [m["labels"].get("pod") for m in hook.got()[:20]] == [f"pod-{n}" for n in range(20)]
     assert [m["status"] for m in hook.got()[20:]] == ["firing", "resolved"] * 3
@@ -93,10 +93,10 @@ def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
     assert len({m["id"] for m in hook.got()}) == 26
 
 
-def test_a_receiver_that_errs_is_tried_again(tmp_path: Path) -> None:
-    hook = Webhook(tmp_path)
+def test_a_receiver_that_errs_is_tried_again() -> None:
+    hook = Webhook()
     log = LogLines()
-    with sender(webhooks=[hook.url], log=log) as sending:
+    with sender(webhooks=[hook.hook], log=log) as sending:
         sending.fire(event(0, time.time()))
         for status, expected in ((500, "HTTP 500"), (404, "HTTP 404"), (302, "redirects are not followed")):
             with hook.running(status):
@@ -106,16 +106,16 @@ def test_a_receiver_that_errs_is_tried_again(tmp_path: Path) -> None:
                     ),
                     expected,
                 )
-        assert hook.paths() == {"/hook/secret"}  # never /elsewhere
+        assert {one.path for one in hook.asked} == {"/hook/secret"}  # never /elsewhere
         with hook.running():
             until(lambda: counts(sending)["sent"] == 1, "taken at last")
     assert "secret" not in str(log.lines)
 
 
-def test_what_is_refused_does_not_block_the_rest(tmp_path: Path) -> None:
-    hook = Webhook(tmp_path)
+def test_what_is_refused_does_not_block_the_rest() -> None:
+    hook = Webhook()
     log = LogLines()
-    with sender(webhooks=[hook.url], log=log) as sending:
+    with sender(webhooks=[hook.hook], log=log) as sending:
         with hook.running(422):
             sending.fire(event(0, time.time()))
             until(lambda: counts(sending)["dropped"] == 1, "given up")
@@ -132,10 +132,10 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_silent_receiver_delays_nobody(tmp_path: Path) -> None:
-    hook = Webhook(tmp_path)
+def test_a_silent_receiver_delays_nobody() -> None:
+    hook = Webhook()
     with silent() as dead:
-        sending = AlertSender([dead], [f"{dead}/x", hook.url], LogLines(), "node1")
+        sending = AlertSender([dead], [f"{dead}/x", hook.hook], LogLines(), "node1")
         sending.start()
         with hook.running():
             for n in range(50):
@@ -146,74 +146,51 @@ def test_a_silent_receiver_delays_nobody(tmp_path: Path) -> None:
         assert not sending.close(0.2)  # it is not waited for
 
 
-@contextmanager
-def answering(answer: Callable[[socket.socket], None], connections: int = 1) -> Iterator[int]:
-    """A receiver that does this with each of its connections; its port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            for _ in range(connections):
-                connection, _ = server.accept()
-                with connection, contextlib.suppress(OSError):  # the client has ended it
-                    answer(connection)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield server.getsockname()[1]
-        thread.join()
+@pytest.fixture
+def hook() -> Iterator[Webhook]:
+    """One that runs."""
+    made = Webhook()
+    with made.running():
+        yield made
 
 
-def test_an_answer_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_never_ends_is_cut(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps every single read in time, so the whole post has a limit too."""
     monkeypatch.setattr(http_post, "TOTAL_TIMEOUT_S", 0.3)
 
-    def drip(connection: socket.socket) -> None:
-        while True:
-            connection.sendall(b"a")
-            time.sleep(0.02)
+    def drip(_: Asked, reply: Reply) -> None:
+        while not reply.wait(0.02):
+            reply.raw(b"a")
 
-    with answering(drip) as port, pytest.raises(http_post.PostError):
-        http_post.post(f"http://127.0.0.1:{port}/", b"{}", "test")
+    hook.fail(drip)
+    with pytest.raises(http_post.PostError):
+        http_post.post(hook.hook, b"{}", "test")
 
 
-def test_a_huge_answer_is_not_read() -> None:
-    def flood(connection: socket.socket) -> None:
-        connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * (64 << 20))
-
-    with answering(flood) as port:
-        answer = http_post.post(f"http://127.0.0.1:{port}/", b"{}", "test")
+def test_a_huge_answer_is_not_read(hook: Webhook) -> None:
+    hook.fail(faults.garbage(b"x" * (64 << 20)))
+    answer = http_post.post(hook.hook, b"{}", "test")
     assert answer.ok
     assert len(answer.text) == http_post.MAX_ANSWER
 
 
-def test_login_in_the_url_becomes_basic_authentication() -> None:
-    requests = []
-
-    def listen(connection: socket.socket) -> None:
-        requests.append(connection.recv(65536).decode())
-        connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
-
-    with answering(listen) as port:
-        assert http_post.post(f"http://me:s%20cret@127.0.0.1:{port}/a?b=c", b"{}", "outrace/1").ok
-    (head,) = requests
-    assert head.startswith("POST /a?b=c HTTP/1.1\r\n")
-    assert "Authorization: Basic bWU6cyBjcmV0\r\n" in head
-    assert f"Host: 127.0.0.1:{port}\r\n" in head
-    assert "Content-Type: application/json\r\n" in head
+def test_login_in_the_url_becomes_basic_authentication(hook: Webhook) -> None:
+    assert http_post.post(f"http://me:s%20cret@127.0.0.1:{hook.port}/a?b=c", b"{}", "outrace/1").ok
+    (asked,) = hook.asked
+    assert (asked.method, asked.path, asked.query) == ("POST", "/a", {"b": "c"})
+    expected = {
+        "Authorization": "Basic bWU6cyBjcmV0",
+        "Host": f"127.0.0.1:{hook.port}",
+        "Content-Type": "application/json",
+    }
+    assert expected.items() <= asked.headers.items()
 
 
 def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority(tmp_path)
-    context = authority.issue("localhost").server_context()
-
-    def encrypted(connection: socket.socket) -> None:
-        with context.wrap_socket(connection, server_side=True) as secure:
-            secure.recv(65536)
-            secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-
-    with answering(encrypted, connections=2) as port:
-        url = f"https://localhost:{port}/"
+    hook = Webhook(authority.issue("localhost").server_context())
+    url = f"https://localhost:{hook.port}/"
+    with hook.running():
         with pytest.raises(http_post.PostError, match=r"(?i)certificate"):
             http_post.post(url, b"{}", "test")
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))

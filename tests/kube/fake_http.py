@@ -103,12 +103,12 @@ class Fault:
 
 
 class FakeServer:
-    """Begins to listen at once, on ``host`` and a port that it keeps. ``tokens``: who may ask; None: everybody."""
+    """Begins to listen at once, on ``host`` and a ``port`` that it keeps. ``tokens``: who may ask; None: everybody."""
 
-    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
         self.context = context
         self.host = host
-        self.port = 0
+        self.port = port
         self.tokens: set[str] | None = None
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []

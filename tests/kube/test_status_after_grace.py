@@ -105,8 +105,8 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     config: ClusterConfig, api: FakeApiServer, tmp_path: Path, in_time: None
 ) -> None:
     """One that is taken is none."""
-    hook, files = Webhook(tmp_path), Worker("files")
-    settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.url,))
+    hook, files = Webhook(), Worker("files")
+    settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,))
     known = view(settings, cgroupfs.detect(), 1 << 30)
     known.races = Races(known)
     cluster = Cluster(config, "node-1", tmp_path, files, Log(), on_status_not_taken=partial(report_status, known))
