@@ -117,17 +117,17 @@ def test_answers_are_without_what_is_of_this_machine(modules: dict[str, ModuleTy
 
 
 def test_kept_answers_are_of_this_tree(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    """A replay and two refusals, asked as `make oracle` asks them; the files are small."""
-    kept, asked = modules["kept"], modules["asked"]
-    kept.unpack(kept.RECORDINGS / "simulated.tar.xz", tmp_path / "recordings/simulated")
-    names = ("simulated/episode-collateral", "refused/run --nothing", "refused/cleanup")
-    questions = [*asked.replays(tmp_path / "recordings"), *asked.refused(tmp_path / "files")]
-    tree = modules["asking"].Tree(ROOT, tmp_path)
-    found = tree.ask([one for one in questions if one.name in names])
-    before = {name: answer for name, answer in kept.read().items() if name in names}
-    entries = modules["differences"].intended(kept.INTENDED)
-    lines, is_right = modules["differences"].report(modules["differences"].differences(before, found), entries)
-    assert (len(found), is_right) == (3, True), lines
+    """All that is asked of files and simulated recordings alone, as `make oracle` asks it; the files are small."""
+    kept, asked, asking, compared = (modules[name] for name in ("kept", "asked", "asking", "differences"))
+    recordings, files, state = asking.prepared(tmp_path)
+    questions = [one for one in asked.replays(recordings) if one.name.startswith("simulated/")]
+    questions += [one for one in asked.commands(files, state) if one.kind != asked.SHAPE]  # those are of a machine
+    questions += asked.refused(files)
+    found = asking.Tree(ROOT, tmp_path).ask(questions)
+    before = {name: answer for name, answer in kept.read().items() if name in found}
+    lines, is_right = compared.report(compared.differences(before, found), compared.intended(kept.INTENDED))
+    assert is_right, "\n".join(line for line in lines if "matches nothing" not in line)
+    assert len(found) == len(before) > 500
     assert json.dumps(found["simulated/episode-collateral"]["out"]["incidents"]).count("collateral")
     assert sum(path.stat().st_size for path in kept.DATA.rglob("*") if path.is_file()) < 20 << 20
 
