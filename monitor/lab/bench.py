@@ -22,6 +22,7 @@ from monitor.kernel import loader
 from monitor.lab.node import MIB, LabNode, LabPod, require_root
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
+from monitor.settings.config import ENFORCE, HOLD
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = dict[str, Any]
@@ -109,6 +110,14 @@ trigger_option = click.option(
     show_default=True,
     type=click.Choice(["user", "kernel"]),
     help="Who sends the first signal: user space or the BPF program.",
+)
+
+mode_option = click.option(
+    "--mode",
+    default=ENFORCE,
+    show_default=True,
+    type=click.Choice((ENFORCE, HOLD)),
+    help="Whether pods are killed or held at the crossing.",
 )
 
 

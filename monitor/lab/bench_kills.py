@@ -1,156 +1,201 @@
-"""`outrace bench kills`: SIGKILL to the monitor's own processes at random moments around a crossing.
+"""`outrace bench kills`: SIGKILL to the monitor's own processes at random moments around a crossing, or of holds.
 
-The hot process is started again at once, by the lab, as a service manager would; the side by the hot process. What is
-checked is what may never happen: an OOM kill without a record or in two, a second pod for one shortage, a pod that had
-no part in it, something left behind.
+The lab starts the hot process again at once, as a service manager would; the hot process starts the side. What is
+checked is what may never happen (`kills`).
 """
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import psutil
 
+from monitor.actions.ledger import OF_PROCESSES
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError, MonitorError
-from monitor.kernel import cgroup_procs
+from monitor.kernel import cgroup_procs, loader
 from monitor.kernel.kmsg import Killed, Kmsg
-from monitor.lab.bench import Found, Row, bench, number, print_rows, progress, trigger_option
-from monitor.lab.bench_hold_kills import HOT, SIDE, HoldKills, children, left_behind, oom_score_adj, strike
-from monitor.lab.child import PATIENCE_S, Hog, until
+from monitor.lab.bench import Found, Row, bench, mode_option, number, print_rows, progress, trigger_option
+from monitor.lab.child import Child, Hog, until
 from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.hold_race import HoldStage, go_on
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import populate
-from monitor.settings.config import ENFORCE, HOLD
+from monitor.settings.config import HOLD
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 
-NODE_BYTES = 256 * MIB
-MARGIN = 16 * MIB
+HOT, SIDE = "hot", "side"
+NODE_BYTES, MARGIN = 256 * MIB, 16 * MIB
+HOLD_NODE_BYTES, HOLD_MARGIN = 512 * MIB, 32 * MIB
 #: What is killed is killed between this much before the line and so long after.
 _BEFORE = 8 * MIB
 _AFTER_S = 0.04
+#: In mode hold: so long after the pod was seen to be held, or after there was room again.
+_WITHIN_S = 1.0
 #: MiB/s of the hogs; 0 is full speed.
 _RATES = (0, 200, 800)
+#: The loads that a hold interrupts: page faults, a file in memory, one system call.
+_LOADS = ("4k", "thp", "tmpfs", "one-write", "fork")
 #: An episode is over after some seconds of quiet, and then stored.
 _STORED_S = 20.0
 #: So long it may take until an eviction is in the log.
 _REPORT_TIMEOUT_S = 10.0
+#: So long after it is ready again a monitor may hold a pod that it releases.
+_RELEASED_S = 30.0
+_LOOK_S = 0.0005
 _NOT_MET = 'outrace_threshold_met{kind="hard",signal="memory.available"}'
 _PROBLEMS_SHOWN = 20
 
 
-@dataclass
-class Tally:
-    """What came of the runs in which one of the processes was killed."""
+class Kills(ABC):
+    """Runs on a node whose daemon is killed in each of them, and what came of them: a row for each process."""
 
-    runs: int = 0
-    right: int = 0  # without a problem
-    evicted: int = 0
-    oom: int = 0  # races that the kernel won
-    gone_on: int = 0  # evictions that the next daemon went on with
-    told_by_next: int = 0  # evictions that only the next daemon reported
-    problems: list[str] = field(default_factory=list)  # one line each
+    #: What is counted: columns of the table.
+    columns: str
 
-    def row(self, name: str) -> Row:
-        self.right = self.runs - len({problem.partition(":")[0] for problem in self.problems})
-        return {"name": name, "unit": "runs", **asdict(self)}
-
-
-class Kills:
-    """Context manager: a lab node with pods that have no part in it, and an enforcing daemon on it."""
-
-    def __init__(self, seed: int, trigger: str) -> None:
-        self._random = random.Random(seed)
-        self._node = LabNode("kills", NODE_BYTES)
-        self._options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{MARGIN >> 20}Mi")
-        self._kmsg = Kmsg()
-        self._hogs: dict[int, int] = {}  # pid -> run
-        self._killed: Counter[int] = Counter()  # pids that the kernel's log names
-        self.tallies = {HOT: Tally(), SIDE: Tally()}
-        self._decided: set[int] = set()
-        self._ours: set[int] = set()  # pids that the monitor has had
-        self._whose: dict[int, str] = {}  # run -> what was killed in it
+    def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
+        self._node, self._daemon, self._random = node, daemon, random.Random(seed)
+        self._scores = {child: {child.oom_score_adj} for child in node.children}
+        counts = dict.fromkeys(self.columns.split(), 0)
+        self.rows: dict[str, Row] = {
+            what: {"name": what, "unit": "runs", **counts, "problems": []} for what in (HOT, SIDE)
+        }
+        self._number = 0
+        self._ours: set[psutil.Process] = set()  # processes that the monitor has had
         self.left_behind: list[str] = []
 
-    def __enter__(self) -> Kills:
-        with ExitStack() as stack:
-            stack.callback(self._kmsg.close)
-            stack.enter_context(self._node)
-            self._victim = populate(self._node)
-            self._node.fill(self._node.add_pod("idle", namespace="demo"), 24)  # the next in order
-            self._daemon = stack.enter_context(LabDaemon(self._node, *self._options))
-            self._bystanders = {child: oom_score_adj(child.pid) for child in self._node.children}
-            self._stack = stack.pop_all()
-        return self
+    @abstractmethod
+    def _race(self, row: Row, since: int) -> Iterator[str]:
+        """One run with a kill in it: its problems. ``since``: where the log of the daemon is."""
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        self.left_behind += left_behind(self._node, self._daemon)
-        self.left_behind += [f"process {pid} of the monitor is left behind" for pid in self._ours if _is_ours(pid)]
+    @abstractmethod
+    def finish(self) -> None:
+        """What is checked after all runs."""
 
     def run(self, what: str) -> None:
-        """One race with a kill in it."""
-        tally = self.tallies[what]
-        tally.runs += 1
-        number = len(self._whose) + 1
-        self._whose[number] = what
-        since, before = len(self._daemon.log), self._node.oom_kills()
-        hogs = self._start_hogs(number)
-        self._kill(what)
+        """One run with a kill of ``what`` in it."""
+        self._number += 1
+        row = self.rows[what]
+        row["runs"] += 1
+        row["problems"] += [f"run {self._number}: {problem}" for problem in self._race(row, len(self._daemon.log))]
+        hot = psutil.Process(self._daemon.pid)
+        self._ours |= {hot, *hot.children()}
+        if any(child.process.poll() is not None for child in self._scores):
+            raise MonitorError(f"run {self._number}: a pod that had no part in it was killed")
+
+    def look_for_rest(self) -> None:
+        """What is there of a node and a daemon that have ended."""
+        paths = (self._node.cgroup, loader.instance_directory(self._daemon.state_dir))
+        self.left_behind += [f"{path} is left behind" for path in paths if path.exists()]
+        running = (one for one in self._ours if one.is_running())
+        self.left_behind += [f"process {one.pid} of the monitor is left behind" for one in running]
+
+    def _strike(self, row: Row) -> None:
+        """SIGKILL to one of the monitor's processes. The hot one starts again at once."""
+        if row["name"] == SIDE:
+            pid = self._daemon.pid
+            for side in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                os.kill(int(side), signal.SIGKILL)
+            return
+        assert self._daemon.process is not None
+        self._daemon.process.kill()
+        self._daemon.process.wait()
+        self._daemon.start()
+
+    def _wait_until_ready(self) -> None:
+        until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
+
+    def _changed_scores(self) -> list[str]:
+        """Whose oom_score_adj is neither as before nor that of its pod's QoS class."""
+        self._daemon.poll()
+        for record in self._daemon.log:
+            for child, scores in self._scores.items():
+                if record.get("pid") == child.pid and "should_be" in record:
+                    scores.add(int(record["should_be"]))
+        return [
+            f"oom_score_adj of process {child.pid} is {child.oom_score_adj}, not one of {sorted(scores)}"
+            for child, scores in self._scores.items()
+            if child.oom_score_adj not in scores
+        ]
+
+
+class EnforceKills(Kills):
+    """Around a crossing."""
+
+    #: `oom`: races that the kernel won; `gone_on`: evictions that the next daemon went on with; `told_by_next`: those
+    #: that only the next daemon reported.
+    columns = "runs right evicted oom gone_on told_by_next"
+
+    def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
+        self._kmsg = Kmsg()
+        self._victim = populate(node)
+        node.fill(node.add_pod("idle", namespace="demo"), 24)  # the next in order
+        self._hogs: dict[int, tuple[int, Row]] = {}  # pid -> number of its run, and its row
+        self._killed: Counter[int] = Counter()  # pids that the kernel's log names
+        self._decided: set[int] = set()
+        super().__init__(node, daemon, seed)
+
+    def _race(self, row: Row, since: int) -> Iterator[str]:
+        before = self._node.oom_kills()
+        hogs = self._start_hogs(row)
+        self._kill(row)
         until(lambda: all(hog.process.poll() is not None for hog in hogs), "the race to end")
         for hog in hogs:
             self._node.end(hog)
-        until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
+        self._wait_until_ready()
         until(self._is_calm, "the pressure to end")
-        self._ours |= {self._daemon.pid, *children(self._daemon.pid)}
         self._read_log()
         won = self._node.oom_kills() == before
         if won:  # the side may be a moment behind its own metrics
             self._daemon.wait_for(self._is_reported, _REPORT_TIMEOUT_S, since)
+        row["evicted"], row["oom"] = row["evicted"] + won, row["oom"] + (not won)
+        yield from self._misreported(row, since, won)
+        yield from self._changed_scores()
+
+    def _misreported(self, row: Row, since: int, won: bool) -> Iterator[str]:
+        """What is wrong with what the log says of a run."""
         self._daemon.poll()
         records = self._daemon.log[since:]
         # A restarted side receives messages again, and these may be of the run before.
         decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
         decided = {when: pod for when, pod in decided.items() if when not in self._decided}
         self._decided |= decided.keys()
-        tally.gone_on += sum("going on with the eviction" in str(r.get("msg")) for r in records)
+        row["gone_on"] += sum("going on with the eviction" in str(r.get("msg")) for r in records)
         unsaid = sum("while it was signalling" in str(r.get("msg")) for r in records)
-        tally.told_by_next += unsaid
+        row["told_by_next"] += unsaid
         if won and not decided and not unsaid:
-            tally.problems.append(f"run {number}: an eviction that nobody reported")
-        tally.evicted, tally.oom = tally.evicted + won, tally.oom + (not won)
+            yield "an eviction that nobody reported"
         if len(decided) > 1:
-            tally.problems.append(f"run {number}: {len(decided)} evictions for one shortage: {list(decided.values())}")
+            yield f"{len(decided)} evictions for one shortage: {list(decided.values())}"
         for pod in set(decided.values()) - {f"{self._victim.namespace}/{self._victim.name}"}:
-            tally.problems.append(f"run {number}: {pod} was evicted")
-        for child, score in self._bystanders.items():
-            if child.process.poll() is not None:
-                raise MonitorError(f"run {number}: a pod that had no part in it was killed")
-            if oom_score_adj(child.pid) != score:
-                tally.problems.append(f"run {number}: oom_score_adj of a pod that had no part in it has changed")
+            yield f"{pod} was evicted"
 
-    def _start_hogs(self, number: int) -> list[Hog]:
+    def _start_hogs(self, row: Row) -> list[Hog]:
         count, rate = self._random.choice((1, 3)), self._random.choice(_RATES)
         hogs = [self._node.start_hog(self._victim, mib=2 * NODE_BYTES // MIB // count, rate=rate) for _ in range(count)]
-        self._hogs |= {hog.pid: number for hog in hogs}
+        self._hogs |= {hog.pid: (self._number, row) for hog in hogs}
         for hog in hogs:
             hog.go()
         return hogs
 
-    def _kill(self, what: str) -> None:
+    def _kill(self, row: Row) -> None:
         """At a random moment around the crossing."""
         line = NODE_BYTES - MARGIN - int(self._random.uniform(0, _BEFORE))
-        deadline = time.monotonic() + PATIENCE_S
-        while self._node.usage() < line and time.monotonic() < deadline:
-            if not cgroup_procs.pids_below(self._victim.cgroup):
-                break  # faster than we looked
+
+        def crossed_or_gone() -> bool:
+            return self._node.usage() >= line or not cgroup_procs.pids_below(self._victim.cgroup)
+
+        until(crossed_or_gone, "a crossing", pause=0.0)
         time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
-        strike(self._daemon, what)
+        self._strike(row)
 
     def _is_calm(self) -> bool:
         status, body = self._daemon.get("/metrics")
@@ -165,7 +210,7 @@ class Kills:
             if isinstance(line, Killed) and line.pid in self._hogs:
                 self._killed[line.pid] += 1
 
-    def check_records(self) -> None:
+    def finish(self) -> None:
         """Every OOM kill in exactly one incident. Waits until the last episodes are stored."""
         reader = IncidentReader(self._daemon.state_dir / FILE_NAME)
         deadline = time.monotonic() + _STORED_S
@@ -177,33 +222,96 @@ class Kills:
             if found == Counter(dict.fromkeys(self._killed, 1)) or time.monotonic() > deadline:
                 break
             time.sleep(0.5)
+        self._kmsg.close()
         for pid in self._killed.keys() | found.keys():
-            number = self._hogs[pid]
+            number, row = self._hogs[pid]
             if found[pid] != 1 or pid not in self._killed:
-                what = f"run {number}: the OOM kill of {pid} is in {found[pid]} incidents"
-                self.tallies[self._whose[number]].problems.append(what)
+                row["problems"].append(f"run {number}: the OOM kill of {pid} is in {found[pid]} incidents")
+        for row in self.rows.values():
+            row["right"] = row["runs"] - len({problem.partition(":")[0] for problem in row["problems"]})
         counted = self._node.oom_kills()
         if counted != len(self._killed):
             self.left_behind.append(f"the kernel counts {counted} OOM kills, its log {len(self._killed)}")
 
 
-def _is_ours(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).name().startswith("outrace")
-    except psutil.NoSuchProcess:
-        return False
+class HoldKills(Kills):
+    """During holds."""
+
+    #: `held`: the pod was held as the SIGKILL came; `right`: all of its processes went on, and what they had is what
+    #: they had written; `killed`: by outrace, at the kill threshold; `oom`: by the kernel, where no pod was held.
+    columns = "runs held right killed oom"
+
+    def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
+        self._stage = HoldStage(node, HOLD_MARGIN)
+        super().__init__(node, daemon, seed)
+
+    def _race(self, row: Row, since: int) -> Iterator[str]:
+        stage, before = self._stage, self._node.oom_kills()
+        kind, count = self._random.choice(_LOADS), self._random.choice((1, 2, 4))
+        at_release = self._random.random() < 0.25
+        stage.load()
+        children = stage.start(kind, count)
+        for child in children:
+            child.send("go")
+        self._wait_for_hold(children, before)
+        if at_release:
+            time.sleep(0.1)
+            stage.unload()
+        self._wait()
+        held = bool(stage.changed())
+        lost_before = self._node.oom_kills() > before
+        self._strike(row)
+        if not at_release:
+            self._wait()  # the next one has a hold to go on with
+            stage.unload()
+        row["held"] += held
+        yield from self._settle(row, children)
+        oom = self._node.oom_kills() - before
+        self._daemon.poll()
+        evicted = any(r.get("msg") == "evicting" for r in self._daemon.log[since:])
+        row["oom"], row["killed"] = row["oom"] + bool(oom), row["killed"] + evicted
+        if oom and held and not lost_before:
+            yield f"{kind} x {count}: the OOM killer killed {oom} that were held"
+        for child in children:
+            self._node.end(child)
+        if evicted:
+            stage.renew(self._daemon)
+
+    def _wait_for_hold(self, children: list[Child], oom_kills: int) -> None:
+        """Until the kernel has a brake, or everything is over."""
+
+        def over() -> bool:
+            dead = any(child.process.poll() is not None for child in children)
+            return dead or bool(self._stage.changed()) or self._node.oom_kills() > oom_kills
+
+        until(over, "a hold", pause=_LOOK_S)
+
+    def _wait(self) -> None:
+        """A part of the moments lies close to what has just happened."""
+        time.sleep(self._random.uniform(0, _WITHIN_S) * self._random.choice((0.0, 0.01, 0.1, 1.0)))
+
+    def _settle(self, row: Row, children: list[Child]) -> list[str]:
+        """All go on, and everything is as before; else what is not."""
+        self._wait_until_ready()
+        row["right"] += go_on(children, _RELEASED_S)[0]
+        deadline = time.monotonic() + _RELEASED_S
+        while (changed := self._stage.changed()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return changed
+
+    def finish(self) -> None:
+        """Nothing of the holds is there when the daemon has ended, not even of what the last one left."""
+        self._daemon.stop()
+        self.left_behind += self._stage.changed() + self._changed_scores()
+        cgroup = self._stage.victim.cgroup
+        noted = (name for name in os.listxattr(cgroup) if "outrace" in name and not name.endswith(OF_PROCESSES))
+        self.left_behind += [f"{cgroup} still has {name}" for name in noted]
 
 
 @bench()
 @number("--runs", 200, "Kills; half of them hit the side.")
 @trigger_option
-@click.option(
-    "--mode",
-    default=ENFORCE,
-    show_default=True,
-    type=click.Choice((ENFORCE, HOLD)),
-    help="Whether pods are killed or held at the crossing.",
-)
+@mode_option
 @click.option("--seed", type=int, help="Seed of the random moments of the kills. [random]")
 def kills(runs: int, trigger: str, mode: str, seed: int | None) -> Found:
     """Kill the hot process or the side around the crossing, start it again, and look for what may never happen.
@@ -217,19 +325,25 @@ def kills(runs: int, trigger: str, mode: str, seed: int | None) -> Found:
     seed = random.randrange(1 << 32) if seed is None else seed
     if mode == HOLD and trigger != "user":
         raise ConfigError(f"--trigger {trigger} kills at the crossing, where mode hold brakes", "leave it out")
-    with HoldKills(seed) if mode == HOLD else Kills(seed, trigger) as races:
-        for number in range(runs):
-            races.run(HOT if number % 2 == 0 else SIDE)
-            if sys.stderr.isatty():
-                click.echo(f"\r{number + 1} of {runs}", err=True, nl=False)
-        if isinstance(races, Kills):
-            races.check_records()
-    rows = [tally.row(what) for what, tally in races.tallies.items()]
+    kind, size, margin = (
+        (HoldKills, HOLD_NODE_BYTES, HOLD_MARGIN) if mode == HOLD else (EnforceKills, NODE_BYTES, MARGIN)
+    )
+    with LabNode("kills", size, with_freezer=mode == HOLD) as node:
+        options = ("--mode", mode, "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
+        daemon = LabDaemon(node, *options)
+        races: Kills = kind(node, daemon, seed)
+        with daemon:
+            for number in range(runs):
+                races.run(HOT if number % 2 == 0 else SIDE)
+                if sys.stderr.isatty():
+                    click.echo(f"\r{number + 1} of {runs}", err=True, nl=False)
+            races.finish()
+    races.look_for_rest()
+    rows = list(races.rows.values())
     problems = [*races.left_behind, *(problem for row in rows for problem in row["problems"])]
 
     def show() -> None:
-        held = "name runs held right killed oom"
-        print_rows(held if mode == HOLD else "name runs right evicted oom gone_on told_by_next", rows)
+        print_rows(f"name {races.columns}", rows)
         for line in (*problems[:_PROBLEMS_SHOWN], f"seed {seed}"):
             progress(line)
 

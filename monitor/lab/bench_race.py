@@ -17,7 +17,7 @@ from monitor.cli.output import format_bytes
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError, MonitorError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, facts, rungs
-from monitor.lab.bench import F, Found, Listed, Row, Size, bench, number, print_rows, progress, state_dir
+from monitor.lab.bench import F, Found, Listed, Row, Size, bench, mode_option, number, print_rows, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.checked import KINDS
 from monitor.lab.child import Child, Hog, until
@@ -25,7 +25,7 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import Monitor, RaceResult, Watcher, populate, run_race
-from monitor.settings.config import ENFORCE, HOLD, fastest_fill
+from monitor.settings.config import HOLD, fastest_fill
 from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS
 
 KIB = 1 << 10
@@ -209,13 +209,7 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
 def _hold_options(command: F) -> F:
     """The options of `bench race` that are of mode hold."""
     for option in (
-        click.option(
-            "--mode",
-            default=ENFORCE,
-            show_default=True,
-            type=click.Choice((ENFORCE, HOLD)),
-            help="Whether the pod is killed or held at the crossing.",
-        ),
+        mode_option,
         click.option(
             "--load",
             metavar="NAME,...",

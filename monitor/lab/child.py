@@ -48,6 +48,14 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def oom_score_adj(self) -> int:
+        return int(Path(f"/proc/{self.pid}/oom_score_adj").read_text())
+
+    @oom_score_adj.setter
+    def oom_score_adj(self, score: int) -> None:
+        Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(score))
+
     def send(self, line: str) -> None:
         """Send one line. That a child is dead is noticed by waiting for its answer."""
         assert self.process.stdin is not None

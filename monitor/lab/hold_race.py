@@ -17,7 +17,7 @@ from pathlib import Path
 
 from monitor.cli.output import format_bytes
 from monitor.kernel import cgroupfs
-from monitor.lab.child import Child, until
+from monitor.lab.child import PATIENCE_S, Child, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import populate
@@ -109,7 +109,7 @@ class HoldStage:
         # What it uses is what it requests: the policy takes it last.
         self.archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
         self._ballast = node.start_hog(self.archive, mib=self.sizes.ballast // MIB)
-        self.before = self.snapshot()
+        self._before = self._snapshot()
         self._renewed = self._races = 0
         self._workers: list[Child] = []
         self._workers_are: tuple[str, int] | None = None
@@ -120,7 +120,7 @@ class HoldStage:
         self.dismiss()
         self.node.remove_pod(self.victim)
         self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
-        self.before = self.snapshot()
+        self._before = self._snapshot()
         daemon.wait_for_pod(self.victim.namespace, self.victim.name)
 
     def name_anew(self, daemon: LabDaemon) -> None:
@@ -183,7 +183,7 @@ class HoldStage:
         for pod in list(self.node.pods.values()):
             self.node.remove_pod(pod)
 
-    def snapshot(self) -> dict[Path, str]:
+    def _snapshot(self) -> dict[Path, str]:
         """What the files say that a brake may write, of the pod that is held and its containers."""
         directories = [self.victim.cgroup, *self.victim.containers.values()]
         directories += [path for path in map(self.node.in_freezer, directories) if path is not None]
@@ -192,6 +192,15 @@ class HoldStage:
             with suppress(OSError):  # this kernel has no such file
                 found[path] = path.read_text().partition("under_oom")[0].strip()
         return found
+
+    def changed(self) -> list[str]:
+        """A line for each of these files that is not as before."""
+        after = self._snapshot()
+        return [
+            f"{path} is {after.get(path, 'gone')!r} and was {text!r}"
+            for path, text in self._before.items()
+            if after.get(path) != text
+        ]
 
     def usage(self) -> int:
         """Bytes charged to the pod that is held."""
@@ -242,7 +251,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
         if holds.records(_HELD):
             _watch(stage, out, holds, watch_s)
         stage.unload()
-        _go_on(children, out)
+        out.right, out.failed_calls = go_on(children)
         until(
             lambda: {r["id"] for r in holds.records(_HELD)} <= {r["id"] for r in holds.records(_ENDED)},
             "the end of a hold",
@@ -255,7 +264,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
     finally:
         if not out.is_whole:
             stage.dismiss()
-    out.changed = differences(stage.before, stage.snapshot())
+    out.changed = stage.changed()
     if holds.records(_EVICTING):
         stage.renew(daemon)
     return out
@@ -272,15 +281,16 @@ def _watch(stage: HoldStage, out: HoldResult, holds: Holds, watch_s: float) -> N
     out.grew_bytes, out.left_bytes = usage - int(holds.records(_HELD)[0]["usage"]), left
 
 
-def _go_on(children: Sequence[Child], out: HoldResult) -> None:
-    """All take the rest, and what they have is right. Who is dead answers nothing."""
+def go_on(children: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
+    """Whether all take the rest, and have what they wrote; and how many of their calls failed for want of memory."""
+    failed = 0
     for child in children:
-        answer = child.answer()
+        answer = child.answer(patience_s)  # none of one that is dead
         if answer.startswith("grown"):
-            out.failed_calls += int(answer.split()[2])
+            failed += int(answer.split()[2])
             child.send("check")
     answers = [child.answer() for child in children]
-    out.right = all(answer == "right" for answer in answers)
+    return all(answer == "right" for answer in answers), failed
 
 
 def _read(holds: Holds, out: HoldResult) -> None:
@@ -296,12 +306,3 @@ def _read(holds: Holds, out: HoldResult) -> None:
     if ended := holds.records(_ENDED):
         out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
     out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in holds.records(_EVICTING)]
-
-
-def differences(before: dict[Path, str], after: dict[Path, str]) -> list[str]:
-    """A line for each file that is not as it was."""
-    return [
-        f"{path} is {after.get(path, 'gone')!r} and was {text!r}"
-        for path, text in before.items()
-        if after.get(path) != text
-    ]

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
@@ -59,8 +58,7 @@ def guided(stage: Stage) -> None:
         "database": stage.filled(stage.pod("database", qos="Burstable", request=160 * MIB, priority=1_000_000), 130),
         "small": stage.filled(stage.pod("small", qos="Burstable", request=100 * MIB, priority=-10), 60),
     }
-    score = Path(f"/proc/{pods['small'].pid}/oom_score_adj")
-    until(lambda: int(score.read_text()) == 1000, "oom_score_adj 1000 of the policy's victim")
+    until(lambda: pods["small"].oom_score_adj == 1000, "oom_score_adj 1000 of the policy's victim")
     service = stage.hog_outside_pods(90, rate=STEADY)
     service.go()
     stage.dies(pods["small"])
@@ -265,7 +263,7 @@ def kubepods_limit(stage: Stage) -> None:
 def wrong_victim(stage: Stage) -> None:
     """The kernel goes by oom_score_adj and kills the database."""  # the policy's first is over its request
     database = stage.filled(stage.pod("database", qos="Guaranteed", request=64 * MIB), 40)
-    stage.score(database, 1000)
+    database.oom_score_adj = 1000
     hog = stage.hog(stage.pod("hog"), 100, rate=STEADY)
     stage.spare(hog)
     hog.go()
@@ -375,7 +373,7 @@ def already_exiting(stage: Stage) -> None:
     """The OOM killer marks a process that was killed by its owner already."""
     # A frozen one, which is then let go on, and thus dies.
     leaving = stage.filled(stage.pod("leaving"), 40)
-    stage.score(leaving, 1000)
+    leaving.oom_score_adj = 1000
     hog = stage.hog(stage.pod("hog"), 140)
     stage.spare(hog)
     with stage.frozen(leaving.pid):

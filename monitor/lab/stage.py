@@ -61,8 +61,7 @@ class Stage:
         hog = self.node.start_hog(pod, container, mib=mib, **options)
         self.hogs.append(hog)
         if self.scored and pod.qos == "BestEffort":
-            score = Path(f"/proc/{hog.pid}/oom_score_adj")
-            until(lambda: int(score.read_text()) == _BEST_EFFORT, f"oom_score_adj {_BEST_EFFORT} of {pod.name}")
+            until(lambda: hog.oom_score_adj == _BEST_EFFORT, f"oom_score_adj {_BEST_EFFORT} of {pod.name}")
         return hog
 
     def grow(self, pod: LabPod, mib: int = 400, rate: int = STEADY, **options: Any) -> None:
@@ -85,16 +84,12 @@ class Stage:
         hog.expect("grown")
         return hog
 
-    def score(self, hog: Hog, adj: int) -> None:
-        """Give a process an oom_score_adj of its own."""
-        Path(f"/proc/{hog.pid}/oom_score_adj").write_text(str(adj))
-
     def spare(self, hog: Hog) -> None:
         """Have the OOM killer pass it over, where CAP_SYS_RESOURCE allows that: a kernel that looks again while one
         that has ended is still giving its memory back takes it as well (31 ms later, 2 of 3 times in emulated guests).
         """
         with suppress(PermissionError):
-            self.score(hog, -1000)
+            hog.oom_score_adj = -1000
 
     def dies(self, *hogs: Hog) -> None:
         """Wait for their ends by SIGKILL or SIGTERM."""
