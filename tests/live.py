@@ -313,7 +313,6 @@ def ended(daemon: LabDaemon) -> None:
 
 def messages(daemon: LabDaemon, msg: str) -> list[Record]:
     """All log records with this message so far."""
-    daemon.poll()
     return [record for record in daemon.log if record.get("msg") == msg]
 
 

@@ -115,7 +115,6 @@ class Kills(ABC):
 
     def _changed_scores(self) -> list[str]:
         """Whose oom_score_adj is neither as before nor that of its pod's QoS class."""
-        self._daemon.poll()
         for record in self._daemon.log:
             for child, scores in self._scores.items():
                 if record.get("pid") == child.pid and "should_be" in record:
@@ -162,7 +161,6 @@ class EnforceKills(Kills):
 
     def _misreported(self, row: Row, since: int, won: bool) -> Iterator[str]:
         """What is wrong with what the log says of a run."""
-        self._daemon.poll()
         records = self._daemon.log[since:]
         # A restarted side receives messages again, and these may be of the run before.
         decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
@@ -267,7 +265,6 @@ class HoldKills(Kills):
         row["held"] += held
         yield from self._settle(row, children)
         oom = self._node.oom_kills() - before
-        self._daemon.poll()
         evicted = any(r.get("msg") == "evicting" for r in self._daemon.log[since:])
         row["oom"], row["killed"] = row["oom"] + bool(oom), row["killed"] + evicted
         if oom and held and not lost_before:

@@ -135,7 +135,6 @@ def evictions(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int, mib: int
     """``n`` processes of ``victim`` that take ``mib`` MiB, one after the other, and are evicted for it."""
     out = Samples()
     for _ in range(n):
-        daemon.poll()
         since = len(daemon.log)
         hog = node.start_hog(victim, mib=mib)
         hog.go()
@@ -164,6 +163,7 @@ _BACK = 4 * MIB
 def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> list[float]:
     """Let the hogs cross the threshold together, again and again; microseconds from each crossing to its decision."""
     out: list[float] = []
+    since = len(daemon.log)
     while len(out) < crossings:
         for hog in hogs:
             hog.go()
@@ -171,12 +171,10 @@ def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> lis
             hog.expect("grown")
         for hog in hogs:
             hog.free()
-        out += [
-            (r["decided_ns"] - r["crossed_ns"]) / 1000
-            for r in daemon.poll()
-            if r.get("msg") == "would evict" and r["crossed_ns"]
-        ]
-        daemon.log.clear()
+        new = daemon.log[since:]
+        since += len(new)
+        decided = (r for r in new if r.get("msg") == "would evict" and r["crossed_ns"])
+        out += [(r["decided_ns"] - r["crossed_ns"]) / 1000 for r in decided]
     return out
 
 

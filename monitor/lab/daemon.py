@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -25,22 +24,8 @@ from monitor.lab.node import LabNode
 from monitor.side.export.route import FRESH_S
 
 Record = dict[str, Any]
-_Queue = queue.SimpleQueue[tuple[subprocess.Popen[bytes], Record | None]]
 #: Key of a record that arrived when its process had been followed by another.
 _LATE = "of an earlier process"
-
-
-def _read(process: subprocess.Popen[bytes], records: _Queue) -> None:
-    """Its log, and None at its end."""
-    assert process.stderr is not None
-    with process.stderr as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
-            records.put((process, record))
-    records.put((process, None))
 
 
 class LabDaemon:
@@ -67,9 +52,10 @@ class LabDaemon:
         self.state_dir = state_dir or Path(tempfile.mkdtemp(prefix="outrace-state-"))
         self._keep_pins = keep_pins
         self._wrapper = wrapper
-        self.log: list[Record] = []
         #: Of all its processes: the side of one that was killed may report what that did after the next has started.
-        self._queue: _Queue = queue.SimpleQueue()
+        self.log: list[Record] = []
+        self._arrived = threading.Condition()
+        self._ended: set[subprocess.Popen[bytes]] = set()  # those whose log is complete
         self.address = ""
         self._kept_until = 0.0  # the copy of /metrics that was asked for last answers until then
         self.started_ns = 0
@@ -99,7 +85,6 @@ class LabDaemon:
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
             *self.options,
         ]
-        self.poll()  # of an earlier start, whose side may still have written
         since = len(self.log)
         self.started_ns = time.monotonic_ns()
         self.process = subprocess.Popen(
@@ -111,7 +96,7 @@ class LabDaemon:
             env=os.environ | {"PYTHONPATH": loader.package_path(), "OUTRACE_RUN_DIR": str(self.state_dir)},
         )
         node.also_end(self.process.pid)
-        threading.Thread(target=_read, args=(self.process, self._queue), daemon=True).start()
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
         first = self.wait_for(lambda r: r.get("msg") == "starting" and _LATE not in r, ready_timeout, since)
         if first is None:
             # Its own word on whether this machine can at all (exit code 3) is passed on.
@@ -131,49 +116,41 @@ class LabDaemon:
             time.sleep(0.01)
         raise MonitorError(f"the monitor is not ready after {ready_timeout:g} s: {self.get('/readyz')[1]}")
 
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        """The log of a process into ours, to its end."""
+        assert process.stderr is not None
+        with process.stderr as lines:
+            for line in lines:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
+                with self._arrived:
+                    self.log.append(record if process is self.process else record | {_LATE: True})
+                    self._arrived.notify_all()
+        with self._arrived:
+            self._ended.add(process)
+            self._arrived.notify_all()
+
     def complaint(self) -> str:
         """Its last line."""
-        self.poll()
         return str(self.log[-1].get("msg", self.log[-1])) if self.log else "it wrote nothing"
-
-    def poll(self) -> list[Record]:
-        """Records that arrived since the last call (also kept in `log`)."""
-        since = len(self.log)
-        while self._take(0.0) is not None:
-            pass
-        return self.log[since:]
-
-    def _take(self, timeout: float) -> Record | None:
-        """The next record, into `log`; None if none arrives within ``timeout`` seconds, or at the daemon's end."""
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                process, record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return None
-            if record is not None:
-                self.log.append(record if process is self.process else record | {_LATE: True})
-                return self.log[-1]
-            if process is self.process:
-                self._queue.put((process, None))  # the end stays the end, for the next caller too
-                return None
 
     def wait_for(self, wanted: Callable[[Record], bool], timeout: float = PATIENCE_S, since: int = 0) -> Record | None:
         """The first record from position ``since`` of the log on that is ``wanted``.
 
         None after ``timeout`` or at the daemon's end.
         """
-        for record in self.log[since:]:
-            if wanted(record):
-                return record
         deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            arrived = self._take(left)
-            if arrived is None:
-                return None
-            if wanted(arrived):
-                return arrived
-        return None
+        with self._arrived:
+            while True:
+                for record in self.log[since:]:
+                    if wanted(record):
+                        return record
+                since, left = len(self.log), deadline - time.monotonic()
+                if left <= 0 or self.process in self._ended:
+                    return None
+                self._arrived.wait(left)
 
     def message(self, msg: str, timeout: float = PATIENCE_S, since: int = 0, **fields: object) -> Record | None:
         """As `wait_for`, a record with this ``msg`` and these fields."""
@@ -226,7 +203,6 @@ class LabDaemon:
             self.process.kill()
             self.process.wait()
             raise MonitorError(f"the monitor did not end within {timeout:g} s of SIGTERM") from None
-        self.poll()
         return status
 
     def __exit__(

@@ -212,11 +212,9 @@ class Holds:
 
     def __init__(self, daemon: LabDaemon) -> None:
         self._daemon = daemon
-        daemon.poll()
         self._since = len(daemon.log)
 
     def records(self, message: str) -> list[Record]:
-        self._daemon.poll()
         return [r for r in self._daemon.log[self._since :] if r.get("msg") == message and not r.get("resent")]
 
     def wait(self, seconds: float) -> bool:

@@ -58,7 +58,6 @@ class Monitor:
 
     def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
         del hogs
-        self.daemon.poll()
         self._since = len(self.daemon.log)
         self._pod = f"{pod.namespace}/{pod.name}"
 
@@ -69,7 +68,6 @@ class Monitor:
         else:
             # The kernel won: the monitor's own record of that arrives through its log a moment later.
             self.daemon.message(_OOM_KILL, 2.0, self._since)
-        self.daemon.poll()
         records = self.daemon.log[self._since :]
         out: dict[str, Any] = {
             "oom_victims": [{key: r.get(key) for key in _OF_VICTIM} for r in records if r.get("msg") == _OOM_KILL]

@@ -41,7 +41,6 @@ class Stage:
         self.began = time.time()
         self.failed = ""
         self.counted: dict[str, float] = {}  # /metrics when its incident was final
-        daemon.poll()
         self._since = len(daemon.log)
 
     # what a script does

@@ -64,7 +64,6 @@ def storm(node: LabNode, url: str, known: Callable[[], set[str]]) -> dict[str, i
         child.close_stdin()
         kills = int(child.expect("killed"))
         live.until(lambda: names <= known(), lambda: f"an alert about each pod: {sorted(names - known())}")
-        daemon.poll()
         first: dict[str, int] = {}
         for record in daemon.log:
             if record.get("msg") == KILLED and record.get("pod") in names:

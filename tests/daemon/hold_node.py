@@ -60,9 +60,7 @@ def is_as_before(pod: LabPod) -> bool:
 
 def holding(daemon: LabDaemon, *pods: LabPod) -> None:
     """Wait until these are held."""
-    live.until(
-        lambda: all(map(is_held, pods)), lambda: f"a hold of {[pod.name for pod in pods]}: {daemon.poll()} {daemon.log}"
-    )
+    live.until(lambda: all(map(is_held, pods)), lambda: f"a hold of {[pod.name for pod in pods]}: {daemon.log}")
 
 
 def released(*pods: LabPod) -> None:

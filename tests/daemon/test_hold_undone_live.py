@@ -59,7 +59,7 @@ def test_a_pod_goes_on_with_its_grace_after_a_sigkill_of_both_processes(node: La
     with live.Puppet(pod.containers["c0"]) as hog:
         with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
             hog.tell(f"exec({_WAITS!r})")
-            live.until(lambda: braked_softly(pod), lambda: f"a soft brake: {running.poll()}")
+            live.until(lambda: braked_softly(pod), lambda: f"a soft brake: {running.log}")
             killed(running)
         with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
             live.message(running, "going on with the eviction that the daemon before had begun")
