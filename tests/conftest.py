@@ -271,10 +271,10 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         os.environ["TMPDIR"] = before
     if "tests.live" in sys.modules:
         sys.modules["tests.live"].unload_shared()
-    if "tests.own_cgroups" in sys.modules:
-        sys.modules["tests.own_cgroups"].end_session()
     _pinned.look("a test")  # before the names of its state dirs go
     left = _pinned.left()
+    if "tests.own_cgroups" in sys.modules:
+        sys.modules["tests.own_cgroups"].end_session()
     shutil.rmtree(own, ignore_errors=True)
     if left:
         pytest.fail("\n".join(_pinned.report(left)), pytrace=False)

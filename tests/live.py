@@ -24,10 +24,10 @@ from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import LabNode, LabPod
 from tests.commands import run
+from tests.own_cgroups import removed_with_session
 from tests.puppet import TIMEOUT_S
 from tests.puppet import Puppet as Puppet
 from tests.puppet import cgroup as cgroup
-from tests.shared_pins import also_remove as also_remove
 from tests.shared_pins import pin_dir as pin_dir
 from tests.shared_pins import state_dir as state_dir
 from tests.shared_pins import unload_shared as unload_shared
@@ -58,7 +58,7 @@ def lend_pins(state: Path) -> None:
     state.mkdir(mode=0o750, exist_ok=True)
     if (state_dir() / charging.REFUSED).exists():
         shutil.copy(state_dir() / charging.REFUSED, state)
-    also_remove(target.parent)
+    removed_with_session(target.parent)
     instances.claim(target.parent, state)
     target.mkdir()
     shared = Pins.open(source)

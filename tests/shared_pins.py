@@ -1,17 +1,13 @@
 """The programs of the live kernel, compiled and pinned once for a whole test run."""
 
 import atexit
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
 from monitor.kernel import loader, mounts
-from monitor.lab import janitor
-from tests.puppet import Puppet as Puppet
-from tests.puppet import cgroup as cgroup
+from tests.own_cgroups import removed_with_session
 
 
 def state_dir(hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> Path:
@@ -26,35 +22,10 @@ def state_dir(hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> Path:
 def _state_dir(_hook: str, _signals: int) -> Path:
     mounts.ensure()
     directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
-    also_remove(directory)
-    also_remove(loader.instance_directory(directory))
+    removed_with_session(directory)
+    removed_with_session(loader.instance_directory(directory))
     _shared.callback(loader.unload, loader.instance_directory(directory))
     return directory
-
-
-@cache
-def _watcher() -> subprocess.Popen[bytes]:
-    """Removes what it is given when this process has ended, also after kill -9."""
-    watcher = subprocess.Popen(
-        [sys.executable, "-S", "-E", janitor.__file__, "outrace-test-no-cgroup"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    def end() -> None:
-        watcher.stdin.close()
-        watcher.wait()
-
-    atexit.register(end)
-    return watcher
-
-
-def also_remove(directory: Path) -> None:
-    """Remove this directory when the run has ended, also after kill -9."""
-    stdin = _watcher().stdin
-    stdin.write(f"dir {directory}\n".encode())
-    stdin.flush()
 
 
 #: What removes the pins that all tests share: the session's end, or the interpreter's.

@@ -1,4 +1,4 @@
-"""A process of the lab (`monitor.lab.worker`) as its parent sees it."""
+"""The processes of the lab as their parent sees them: workers (`monitor.lab.worker`) and the janitor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.kernel.procfs import readable
 
-_WORKER = Path(__file__).with_name("worker.py")
+_WORKER, _JANITOR = (Path(__file__).with_name(name) for name in ("worker.py", "janitor.py"))
 #: Only a hang takes so long, also on an emulated machine (where compiling the programs takes half a minute).
 PATIENCE_S = 120.0
 #: Without site-packages and environment: 25 ms to start instead of 60.
@@ -138,3 +138,32 @@ class Hog(Child):
         """Give the memory back and wait until that is done."""
         self.send("free")
         self.expect("freed")
+
+
+class Janitor:
+    """Removes what it was told of when it is closed, or when this process has ended, also by `kill -9`
+    (monitor/lab/janitor.py).
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [*PYTHON, str(_JANITOR)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
+            raise MonitorError("the lab's janitor did not start")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def add(self, what: Path | int) -> None:
+        """A directory or cgroup, or the pid of one of this process's own: SIGTERM, after 5 s SIGKILL."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n".encode())
+        self._process.stdin.flush()
+
+    def close(self) -> bool:
+        """Whether all could be removed."""
+        self._process.communicate()
+        return self._process.returncode == 0

@@ -95,7 +95,7 @@ class LabDaemon:
             # Its socket is its own: commands without options ask the machine's daemon.
             env=os.environ | {"PYTHONPATH": loader.package_path(), "OUTRACE_RUN_DIR": str(self.state_dir)},
         )
-        node.also_end(self.process.pid)
+        node.also_remove(self.process.pid)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
         first = self.wait_for(lambda r: r.get("msg") == "starting" and _LATE not in r, ready_timeout, since)
         if first is None:

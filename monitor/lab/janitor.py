@@ -1,9 +1,8 @@
-"""Removes a lab node when its owner is done with it, or has ended. Run as a file: `python3 -S -E janitor.py CGROUP`.
+"""Removes a lab node when its owner is done with it, or has ended (`monitor.lab.child.Janitor`, which runs this file).
 
 A `finally` does not survive `kill -9`; a process waiting for the owner's end of a pipe to close does. It is in a
-session of its own, so neither Ctrl-C nor a closed terminal reaches it. On stdin, one line each: `pid N` is a process
-to end along with the node, `dir PATH` a directory to remove, `cgroup PATH` one more cgroup to remove, `freezer PATH` a
-v1 freezer cgroup to thaw and remove.
+session of its own, so neither Ctrl-C nor a closed terminal reaches it. Each line on stdin is the pid of a process to
+end, or the path of a directory or cgroup to remove; a cgroup of v1's freezer is thawed first.
 """
 
 from __future__ import annotations
@@ -83,24 +82,23 @@ def remove_tree(cgroup: str, patience: float = PATIENCE_S) -> bool:
 
 
 def thaw(freezer: str) -> None:
-    """Let the processes of a tree of freezer cgroups go on: a frozen one does not even die."""
+    """Let the processes of a tree of v1's freezer cgroups go on: a frozen one does not even die."""
     for directory, _, _ in os.walk(freezer):
-        try:
-            with open(os.path.join(directory, "freezer.state"), "w") as state:
-                state.write("THAWED")
-        except FileNotFoundError:
-            pass  # it is gone already
+        # Of another hierarchy, or gone already?
+        with contextlib.suppress(OSError), open(os.path.join(directory, "freezer.state"), "w") as state:
+            state.write("THAWED")
 
 
-def clean(cgroups: list[str], pidfds: list[int], directories: list[str], freezers: list[str]) -> bool:
+def clean(pidfds: list[int], paths: list[str]) -> bool:
     """Everything that belongs to a lab node; False if a cgroup could not be removed."""
-    for freezer in freezers:
-        thaw(freezer)
+    cgroups = [path for path in paths if os.path.exists(os.path.join(path, "cgroup.procs"))]
+    for cgroup in cgroups:
+        thaw(cgroup)
     for cgroup in cgroups:
         kill_all(cgroup)
     end_processes(pidfds)
-    removed = [remove_tree(tree) for tree in (*cgroups, *freezers)]  # all of them, whatever becomes of the first
-    for directory in directories:
+    removed = [remove_tree(cgroup) for cgroup in cgroups]  # all of them, whatever becomes of the first
+    for directory in (path for path in paths if path not in cgroups):
         shutil.rmtree(directory, ignore_errors=True)
         if directory.startswith(_PINS):
             with contextlib.suppress(OSError):  # the pins of others are there
@@ -108,29 +106,20 @@ def clean(cgroups: list[str], pidfds: list[int], directories: list[str], freezer
     return all(removed)
 
 
-def main(cgroup: str) -> int:
+def main() -> int:
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     os.write(1, b"ready\n")
-    cgroups = {cgroup: None}  # in order, each once
     pidfds: list[int] = []
-    directories: list[str] = []
-    freezers: list[str] = []
+    paths: dict[str, None] = {}  # in order, each once
     for line in sys.stdin:
-        what, _, value = line.strip().partition(" ")
-        if what == "pid":
-            try:
-                pidfds.append(os.pidfd_open(int(value)))  # from now on this process, even if its pid is used again
-            except ProcessLookupError:
-                continue
-        elif what == "dir":
-            directories.append(value)
-        elif what == "cgroup":
-            cgroups[value] = None
-        elif what == "freezer":
-            freezers.append(value)
-    return 0 if clean(list(cgroups), pidfds, directories, freezers) else 1
+        if line.startswith("/"):
+            paths[line.strip()] = None
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            pidfds.append(os.pidfd_open(int(line)))  # from now on this process, even if its pid is used again
+    return 0 if clean(pidfds, list(paths)) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

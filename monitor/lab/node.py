@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import tempfile
 import uuid
 from dataclasses import dataclass, field
@@ -19,12 +18,11 @@ from typing import Any, Literal, Self
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs, loader, mounts
-from monitor.lab import janitor
-from monitor.lab.child import PYTHON, Child, Hog
+from monitor.lab.child import Child, Hog, Janitor
+from monitor.lab.janitor import remove_tree, thaw
 
 Qos = Literal["Guaranteed", "Burstable", "BestEffort"]
 MIB = 1 << 20
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -65,21 +63,14 @@ class LabNode:
         freezer = cgroupfs.freezer() if self.with_freezer and self.hierarchy.version == 1 else None
         #: The node's cgroup in v1's freezer.
         self.freezer = None if freezer is None else freezer / self.cgroup.name
-        self._janitor: subprocess.Popen[bytes] | None = None
+        self._janitor: Janitor | None = None
         self._peak_fd = -1
 
     def __enter__(self) -> Self:
         # The janitor first: whatever is made after it has someone to remove it.
-        self._janitor = subprocess.Popen(
-            [*PYTHON, str(_HERE / "janitor.py"), str(self.cgroup)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._janitor = Janitor()
         try:
-            assert self._janitor.stdout is not None
-            if self._janitor.stdout.readline() != b"ready\n":
-                raise MonitorError("the lab's janitor did not start")
+            self.also_remove(self.cgroup)
             self.manifests = Path(tempfile.mkdtemp(prefix=f"{self.cgroup.name}-"))
             self.also_remove(self.manifests)
             cgroupfs.make(self.cgroup)
@@ -90,7 +81,7 @@ class LabNode:
             ):
                 cgroupfs.enable_controllers(self.cgroup, ("pids",))  # as every pod of a kubelet has it
             if self.freezer is not None:
-                self.also_thaw(self.freezer)
+                self.also_remove(self.freezer)
                 self.freezer.mkdir()
             # With swap, a full node swaps out instead of calling the OOM killer. v1's pods inherit their swappiness.
             for name in ("memory.swap.max", "memory.swappiness"):
@@ -115,29 +106,15 @@ class LabNode:
         self._close_peak()
         if self._janitor is None:
             return
-        assert self._janitor.stdin is not None
-        assert self._janitor.stdout is not None
-        self._janitor.stdin.close()
-        status = self._janitor.wait()
-        self._janitor.stdout.close()
-        self._janitor = None
-        if status:
+        janitor, self._janitor = self._janitor, None
+        if not janitor.close():
             held = cgroup_procs.processes(self.cgroup)
             raise MonitorError(f"the lab's cgroup {self.cgroup} could not be removed: processes {held}")
 
-    def _send_to_janitor(self, line: str) -> None:
+    def also_remove(self, what: Path | int) -> None:
+        """This directory or cgroup, which the owner made, is removed with the node, or this process of it ends."""
         assert self._janitor is not None, "the lab node has not been entered"
-        assert self._janitor.stdin is not None
-        self._janitor.stdin.write(f"{line}\n".encode())
-        self._janitor.stdin.flush()
-
-    def also_end(self, pid: int) -> None:
-        """Process ``pid`` (one the owner started) ends with the node: SIGTERM, after 5 s SIGKILL."""
-        self._send_to_janitor(f"pid {pid}")
-
-    def also_remove(self, directory: Path) -> None:
-        """Directory ``directory`` (one the owner made, also under bpffs) is removed with the node."""
-        self._send_to_janitor(f"dir {directory}")
+        self._janitor.add(what)
 
     def load_programs(self, signals: int = loader.KUBELETS) -> Path:
         """The pins of programs loaded for a state dir of this node's own; removed with it. Raises CannotError.
@@ -151,11 +128,7 @@ class LabNode:
     def thaw(self) -> None:
         """Whoever is frozen in the node (by a monitor that was killed) can end."""
         if self.freezer is not None:
-            janitor.thaw(str(self.freezer))
-
-    def also_thaw(self, freezer: Path) -> None:
-        """The v1 freezer cgroup ``freezer`` (one the owner made) is thawed and removed with the node."""
-        self._send_to_janitor(f"freezer {freezer}")
+            thaw(str(self.freezer))
 
     # -- pods ----------------------------------------------------------------------------------------------------------
 
@@ -241,10 +214,10 @@ class LabNode:
         pod.manifest.unlink(missing_ok=True)
         frozen = self.in_freezer(pod.cgroup)
         if frozen is not None:
-            janitor.thaw(str(frozen))
-        janitor.remove_tree(str(pod.cgroup))
+            thaw(str(frozen))
+        remove_tree(str(pod.cgroup))
         if frozen is not None:
-            janitor.remove_tree(str(frozen))
+            remove_tree(str(frozen))
         self.pods.pop(pod.name, None)
 
     def start_hog(self, pod: LabPod, container: str = "c0", **options: str | int) -> Hog:

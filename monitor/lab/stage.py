@@ -109,7 +109,7 @@ class Stage:
         assert root is not None, "`freezer` has checked it"
         path = root / f"{self.node.cgroup.name}-{pid}"
         path.mkdir()
-        self.node.also_thaw(path)
+        self.node.also_remove(path)
         state = path / "freezer.state"
         (path / "cgroup.procs").write_text(str(pid))
         state.write_text("FROZEN")

@@ -89,7 +89,7 @@ with LabNode("test-lab-owner", 64 << 20) as node:
     stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     (pod.containers["c0"] / "cgroup.procs").write_text(str(stray.pid))
     helper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    node.also_end(helper.pid)
+    node.also_remove(helper.pid)
     extra = Path(tempfile.mkdtemp(prefix="outrace-test-extra-"))
     node.also_remove(extra)
     pids = os.getpid(), node._janitor.pid, hog.pid, stray.pid, helper.pid
