@@ -111,7 +111,8 @@ class Child:
             self.process.kill()
         self.process.wait()
         if self.process.stderr is not None and not self.process.stderr.closed:
-            text = self.process.stderr.read().decode(errors="replace").strip()
+            os.set_blocking(self.process.stderr.fileno(), False)  # children of its own may have it open
+            text = (self.process.stderr.read() or b"").decode(errors="replace").strip()
             self.complaint = text.splitlines()[-1] if text else ""
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             with contextlib.suppress(BrokenPipeError):  # an unsent line of a child that died
