@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monitor.link import messages
 from monitor.link.clock import WallClock
@@ -29,6 +30,8 @@ from monitor.side.view import View, label
 
 if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
+
+_Kind = TypeVar("_Kind", bound=ev.Event)
 
 
 # The thresholds in force, as events: those of the configuration, and those that only a kubelet would have.
@@ -55,6 +58,12 @@ def watched(view: View, message: messages.State, now_ns: int) -> Iterator[Watche
             min_reclaim=0 if reclaim is None else reclaim.amount(seen["capacity"]),
             compared=threshold in compared,
         )
+
+
+def made(kind: type[_Kind], message: messages.Message, **more: Any) -> _Kind:
+    """An event with the fields of a message that are called so, and ``more``."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in message._asdict().items() if name in names} | more)
 
 
 #: Period of the flight recorder while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
@@ -241,21 +250,8 @@ class EventBuilder:
     def _on_braked(self, message: messages.Braked) -> None:
         """Evictions are held, because they would not help."""
         self.feed(ranked(message.ts_ns, message.order))
-        self.feed(
-            ev.Held(
-                message.ts_ns,
-                message.domain,
-                message.signal,
-                message.kind == "hard",
-                message.reason,
-                available=message.available,
-                quantity=message.quantity,
-                pods=message.pods_bytes,
-                outside=message.outside_bytes,
-                pod=message.victim,
-                pod_name=message.name,
-            )
-        )
+        about = {"hard": message.kind == "hard", "pod": message.victim, "pod_name": message.name}
+        self.feed(made(ev.Held, message, **about, pods=message.pods_bytes, outside=message.outside_bytes))
 
     def _on_released(self, message: messages.Released) -> None:
         self.feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
@@ -263,21 +259,9 @@ class EventBuilder:
     def _on_hold_ended(self, message: HoldEnded) -> None:
         if (left_out := self._hold_ration.ended(message)) is None:
             return
-        self.feed(
-            ev.HoldEnd(
-                message.ts_ns,
-                message.pod,
-                message.name,
-                message.id,
-                message.held_ns,
-                message.why,
-                message.grew,
-                message.usage,
-                message.available,
-                instead=self._name_of(message.other) if message.other else None,
-                left_out=left_out,
-            )
-        )
+        instead = self._name_of(message.other) if message.other else None
+        about = {"pod_name": message.name, "hold": message.id, "instead": instead, "left_out": left_out}
+        self.feed(made(ev.HoldEnd, message, **about))
 
     def _name_of(self, uid: str) -> str:
         found = self._view.pods.get(uid)
@@ -307,19 +291,7 @@ class EventBuilder:
     def _on_cross(self, message: messages.Cross) -> None:
         available = message.capacity - message.working_set if message.available is None else message.available
         self._crossed.add((message.domain, message.signal, message.hard))
-        self.feed(
-            ev.Crossing(
-                message.ts_ns,
-                message.domain,
-                message.signal,
-                message.hard,
-                quantity=message.quantity,
-                capacity=message.capacity,
-                usage=message.usage,
-                working_set=message.working_set,
-                available=available,
-            )
-        )
+        self.feed(made(ev.Crossing, message, available=available))
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
 
     def _on_held(self, message: Held) -> None:
@@ -327,28 +299,8 @@ class EventBuilder:
             return
         if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
             self.feed(ranked(message.ts_ns, message.order))
-        self.feed(
-            ev.Hold(
-                message.ts_ns,
-                message.domain,
-                message.signal,
-                True,  # only hard thresholds hold
-                pod=message.pod,
-                pod_name=message.name,
-                hold=message.id,
-                brake=message.brake,
-                cap=message.cap,
-                usage=message.usage,
-                quantity=message.quantity,
-                available=message.available,
-                second_line=message.second_line,
-                reason=message.reason,
-                until_ns=message.until_ns,
-                step=message.step,
-                crossed_ns=message.crossed_ns,
-                left_out=left_out,
-            )
-        )
+        about = {"pod_name": message.name, "hold": message.id, "left_out": left_out}
+        self.feed(made(ev.Hold, message, **about, hard=True))  # only hard thresholds hold
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:
@@ -356,31 +308,12 @@ class EventBuilder:
         if message.signal not in MEMORY_SIGNALS:
             return  # disks and process ids are no race with the OOM killer
         self.feed(ranked(message.decided_ns, message.order))
-        reclaim = self._watched.get((message.domain, message.signal, message.kind == "hard"))
+        hard = message.kind == "hard"
+        reclaim = self._watched.get((message.domain, message.signal, hard))
+        least = reclaim.min_reclaim if reclaim is not None else 0
         grace_s = message.given_s  # a hard threshold's victim gets none, whatever its spec has
-        self.feed(
-            ev.Decided(
-                ts_ns=message.decided_ns,
-                domain=message.domain,
-                signal=message.signal,
-                hard=message.kind == "hard",
-                quantity=message.quantity,
-                capacity=message.capacity,
-                available=message.available,
-                usage=message.usage,
-                pod=message.pod,
-                pod_name=message.name,
-                rank=message.rank,
-                grace_s=grace_s,
-                observed=message.observed,
-                trigger=message.trigger,
-                crossed_ns=message.crossed_ns,
-                working_set=message.working_set,
-                request=message.request,
-                min_reclaim=reclaim.min_reclaim if reclaim is not None else 0,
-                coming=message.coming,
-            )
-        )
+        about = {"ts_ns": message.decided_ns, "pod_name": message.name, "grace_s": grace_s}
+        self.feed(made(ev.Decided, message, **about, hard=hard, min_reclaim=least))
         if message.signalled_ns is not None:
             number = ev.SIGTERM if grace_s else ev.SIGKILL
             self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
@@ -396,7 +329,7 @@ class EventBuilder:
 
     def _on_clear(self, message: messages.Clear) -> None:
         self._crossed.discard((message.domain, message.signal, message.hard))
-        self.feed(ev.Clear(message.ts_ns, message.domain, message.signal, message.hard, message.available))
+        self.feed(made(ev.Clear, message))
 
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:
