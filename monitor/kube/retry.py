@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
 from monitor.kube.errors import (
     ApiError,
@@ -26,6 +27,29 @@ def passes(error: KubeError) -> bool:
     if isinstance(error, TooManyRequests):
         return not error.budget_blocks
     return isinstance(error, ServerError | TransportError) and not isinstance(error, CertificateError)
+
+
+class Retry:
+    """When to ask again. The first failure is a line of the log, and the first success after it."""
+
+    def __init__(self, log: Callable[..., object], back_off: BackOff, clock: Callable[[], float]) -> None:
+        self.due = 0.0
+        self.problem = ""  # the last error while it lasts
+        self._log = log
+        self._back_off = back_off
+        self._clock = clock
+
+    def failed(self, error: MonitorError, text: str, level: str = "warning", **fields: object) -> None:
+        self.due = self._clock() + self._back_off.next_s(error.retry_after_s if isinstance(error, ApiError) else None)
+        if not self.problem:
+            self._log(level, text, **fields, problem=str(error))
+        self.problem = str(error)
+
+    def works(self, text: str, **fields: object) -> None:
+        self._back_off.reset()
+        if self.problem:
+            self.problem = ""
+            self._log("info", text, **fields)
 
 
 def turning(turn: Callable[[], float | None], stop: threading.Event, woken: threading.Event) -> None:

@@ -11,6 +11,7 @@ from monitor.kube.auth import Fixed
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
 from monitor.kube.tls import Pem, TlsSettings
+from monitor.side.worker import Worker
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_tls import Authority, Pair
 
@@ -63,6 +64,14 @@ def connect(stop: threading.Event) -> Iterator[Callable[..., ApiClient]]:
 @pytest.fixture
 def client(connect: Callable[..., ApiClient], config: ClusterConfig) -> ApiClient:
     return connect(config)
+
+
+@pytest.fixture
+def files() -> Iterator[Worker]:
+    """Writes below the state dir."""
+    made = Worker("files")
+    yield made
+    made.close(1.0)
 
 
 @pytest.fixture

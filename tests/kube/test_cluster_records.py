@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
 from monitor.side.cluster.cluster import Cluster
-from monitor.side.cluster.event_writer import STATUS_NOTE, EventWriter
 from monitor.side.cluster.record import PendingRecords, Record, record_of
-from monitor.side.cluster.status_writer import AWAY, TAKEN
+from monitor.side.cluster.reports import AWAY, STATUS_NOTE, TAKEN, Reports
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 from tests.kube import faults
@@ -31,25 +29,27 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Events:
-    """A writer of events, its clock, and the records that are over."""
+    """A writer of events, its clock, and the records that are not over."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self.clock, self.over = WaitedClock(1000.0), list[str]()
-        back_off = BackOff(first_s=0.5, jitter=0.0, clock=self.clock)
-        rights = BackOff(first_s=0.5, jitter=0.0, clock=self.clock)
-        self.writer = EventWriter(client, Log(), lambda r: self.over.append(r.id), back_off, self.clock, rights)
+    def __init__(self, client: ApiClient, files: Worker, state_dir: Path) -> None:
+        self.clock = WaitedClock(1000.0)
+        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock, jitter=0.0)
+
+    @property
+    def waiting(self) -> list[str]:
+        return [one.record.id for one in self.reports._with_events()]
 
     def after(self, seconds: float) -> None:
         until_s = self.clock.now + seconds
-        while (wait_s := self.writer.turn()) is not None and self.clock.now + wait_s <= until_s:
+        while (wait_s := self.reports.send_events()) is not None and self.clock.now + wait_s <= until_s:
             self.clock.now += wait_s
         self.clock.now = until_s
 
 
 @pytest.fixture
-def events(client: ApiClient, api: FakeApiServer) -> Events:
+def events(client: ApiClient, api: FakeApiServer, files: Worker, tmp_path: Path) -> Events:
     api.store.create("pods", pod("web"))
-    return Events(client)
+    return Events(client, files, tmp_path)
 
 
 def reasons(api: FakeApiServer) -> list[tuple[str, str]]:
@@ -62,10 +62,10 @@ BOTH = [("Node", "EvictionThresholdMet"), ("Pod", "Evicted")]
 
 def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Events, api: FakeApiServer) -> None:
     made = record(api)
-    events.writer.submit(made)
-    assert events.writer.turn() is None
+    events.reports.add(made, None)
+    assert events.reports.send_events() is None
     assert reasons(api) == BOTH
-    assert events.over == [made.id]
+    assert events.waiting == []
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
     assert event["involvedObject"]["uid"] == made.uid
     assert event["metadata"]["annotations"] == {"starved_resource": "memory"}
@@ -74,25 +74,25 @@ def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Events, 
 
 def test_an_event_that_is_there_is_not_made_twice(events: Events, api: FakeApiServer) -> None:
     """Its answer was lost, or the daemon was killed before it knew."""
-    events.writer.submit(record(api))
+    events.reports.add(record(api), None)
     events.after(1)
-    events.writer.submit(record(api))
+    events.reports.add(record(api), None)
     events.after(1)
     assert reasons(api) == BOTH
-    assert len(events.over) == 2
+    assert events.waiting == []
 
 
 def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Events, api: FakeApiServer) -> None:
     api.refuse()
     made = record(api)
-    events.writer.submit(made)
+    events.reports.add(made, 11.0)
+    events.reports.write_statuses()
     events.after(600)
-    events.writer.note_status_outcome(made, AWAY)
-    assert events.over == []
+    assert events.waiting == [made.id]
     api.listen()
     events.after(60)
     assert reasons(api) == BOTH
-    assert events.over == [made.id]
+    assert events.waiting == []
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
     assert "away" in event["metadata"]["annotations"][STATUS_NOTE]
     assert event["firstTimestamp"] == "2027-01-15T08:01:40Z"  # of the eviction
@@ -101,7 +101,7 @@ def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Events,
 def test_a_server_that_fails_and_throttles(events: Events, api: FakeApiServer) -> None:
     api.fail(faults.status(500, "InternalError"), path="/events", times=2)
     api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), path="/events")
-    events.writer.submit(record(api))
+    events.reports.add(record(api), None)
     events.after(6)
     assert reasons(api) == []
     events.after(7)
@@ -142,7 +142,7 @@ def test_the_newest_records_are_kept(tmp_path: Path) -> None:
 def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No status is late or too late, however busy this machine is, and what the kubelet has taken it keeps."""
     for name, seconds in (("HOLD_S", 0.0), ("LATE_S", 600.0), ("WINDOW_S", 600.0)):
-        monkeypatch.setattr(f"monitor.side.cluster.status_writer.{name}", seconds)
+        monkeypatch.setattr(f"monitor.side.cluster.reports.{name}", seconds)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_an_eviction_is_written_to_the_cluster(
     cluster.evicting(evicted(api), _now_ns())
     until(lambda: _phase(api) == "Failed")
     assert relist(api, "web") == "Failed"
-    until(lambda: cluster.statuses.tally.fates[TAKEN] == 1)
+    until(lambda: cluster.reports.tally.fates[TAKEN] == 1)
     until(lambda: reasons(api) == BOTH)
     assert next(one.method for one in api.asked if one.method in ("PATCH", "POST")) == "PATCH", "the status goes first"
     until(lambda: list((tmp_path / "cluster").glob("*.json")) == [])
@@ -182,7 +182,7 @@ def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     api.refuse()
     first = open_cluster()
     first.evicting(evicted(api), _now_ns() - int(11e9))  # too long ago for a status
-    until(lambda: first.statuses.tally.fates[AWAY] == 1)
+    until(lambda: first.reports.tally.fates[AWAY] == 1)
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     first.close()
     api.listen()
@@ -196,7 +196,7 @@ def test_what_a_daemon_did_not_get_through_the_next_one_writes(
 def test_a_status_holds_up_no_event_once_it_is_accepted_late_or_of_a_pod_that_is_gone(
     how: str, open_cluster: Callable[[], Cluster], api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.side.cluster.status_writer.WINDOW_S", 600.0)  # its end sends them too
+    monkeypatch.setattr("monitor.side.cluster.reports.WINDOW_S", 600.0)  # its end sends them too
     api.store.create("pods", pod("web"))
     found = evicted(api)
     if how == "gone":
@@ -247,13 +247,12 @@ def test_a_refused_event_does_not_hold_up_the_others(
     api.store.create("pods", pod("other", namespace="elsewhere"))
     api.fail(faults.status(code, reason, message), path="/namespaces/default/events", times=10**6)
     first, second = record(api), _record_in(api, "elsewhere", "other")
-    events.writer.submit(first)
-    events.writer.submit(second)
+    events.reports.add(first, None)
+    events.reports.add(second, None)
     events.after(120)
-    assert events.over == [first.id, second.id]
+    assert events.waiting == []
     assert [one["involvedObject"]["name"] for one in api.store.all("events") if one["reason"] == "Evicted"] == ["other"]
-    assert events.writer.waiting == 0
-    assert len(api.seen("POST", "/namespaces/default/events")) == events.writer.dropped
+    assert len(api.seen("POST", "/namespaces/default/events")) == events.reports.tally.events_dropped
 
 
 def test_a_right_that_is_missing_in_one_namespace(
@@ -270,18 +269,18 @@ def test_a_right_that_is_missing_in_one_namespace(
         times=10**6,
     )
     waits, goes = _record_in(api, "elsewhere", "other"), record(api)
-    events.writer.submit(waits)
-    events.writer.submit(goes)
-    events.writer.turn()
-    assert events.over == [goes.id]
+    events.reports.add(waits, None)
+    events.reports.add(goes, None)
+    events.reports.send_events()
+    assert events.waiting == [waits.id]
     events.after(300)
-    assert (events.over, events.writer.dropped, events.writer.waiting) == ([goes.id], 0, 1)
+    assert (events.waiting, events.reports.tally.events_dropped) == ([waits.id], 0)
     asked = len(api.seen("POST", "/namespaces/elsewhere/events"))
     assert 10 < asked < 30  # it is asked every 30 s at the end
     assert "".join(capfd.readouterr()).count("events wait for a right") == 1
     denied["now"] = False
     events.after(60)
-    assert (events.over, events.writer.waiting) == ([goes.id, waits.id], 0)
+    assert events.waiting == []
 
 
 def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
@@ -293,10 +292,14 @@ def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
 def test_the_note_on_a_lost_status_is_never_on_the_event_of_the_node(events: Events, api: FakeApiServer) -> None:
     api.store.create("pods", pod("other", namespace="elsewhere"))
     made = _record_in(api, "elsewhere", "other")
+    api.fail(faults.status(500, "InternalError"), path="/status", times=100)
     api.fail(faults.status(500, "InternalError"), path="/namespaces/default/events")
-    events.writer.submit(made)
-    events.writer.turn()
-    events.writer.note_status_outcome(made, AWAY)
+    events.reports.add(made, 1.5)  # late: its events do not wait
+    events.reports.write_statuses()
+    events.reports.send_events()
+    events.clock.now += 11.0
+    events.reports.write_statuses()
+    assert events.reports.tally.fates[AWAY] == 1
     events.after(60)
     assert [STATUS_NOTE in one["metadata"].get("annotations", {}) for one in api.store.all("events")] == [False] * 2
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.side.cluster.node_conditions import HEARTBEAT_S, HELD_S, NodeConditions
 from monitor.side.export.log import Log
@@ -20,16 +19,15 @@ class Node:
         self.holding: set[str] | None = None
         self.held = ""
         self.changes: list[tuple[str, bool]] = []
-        back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
         self.conditions = NodeConditions(
             client,
             "node-1",
             lambda: self.holding,
             Log(),
             lambda name, holds, _: self.changes.append((name, holds)),
-            back_off,
             self.clock,
-            (lambda: self.held) if holds else None,
+            jitter=0.0,
+            held=(lambda: self.held) if holds else None,
         )
 
     def after(self, seconds: float) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
@@ -39,8 +38,7 @@ class Node:
     def __init__(self, client: ApiClient, api: FakeApiServer, own: bool = True) -> None:
         self.clock, self.api, self.log = WaitedClock(), api, LogLines()
         self.holding: set[str] | None = set()
-        back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
-        self.taints = NodeTaints(client, "node-1", own, lambda: self.holding, self.log, back_off, self.clock)
+        self.taints = NodeTaints(client, "node-1", own, lambda: self.holding, self.log, self.clock, jitter=0.0)
 
     def holds(self, *conditions: str, after_s: float = 1.0) -> list[dict[str, Any]]:
         """The taints of the node when that is known."""

@@ -17,7 +17,7 @@ from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import STATUS_NOT_TAKEN
 from monitor.side.cluster.cluster import Cluster, report_status
-from monitor.side.cluster.status_writer import AWAY, TAKEN
+from monitor.side.cluster.reports import AWAY, TAKEN
 from monitor.side.export.log import Log
 from monitor.side.message_handler import MessageHandler
 from monitor.side.races import Races
@@ -54,7 +54,7 @@ def test_the_events_go_at_once_and_the_status_when_it_ended(
 def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.side.cluster.status_writer.HOLD_S", 600.0)  # so long its record is there
+    monkeypatch.setattr("monitor.side.cluster.reports.HOLD_S", 600.0)  # so long its record is there
     api.store.create("pods", pod("web"))
     first = open_cluster()
     first.evicting(evicted(api), _now_ns(), True)
@@ -62,7 +62,7 @@ def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     first.close()
     second = open_cluster()
-    until(lambda: second.events.waiting == 0)
+    until(lambda: second.reports.waiting == 0)
     assert api.seen("PATCH", "/pods/") == []
     second.ended(_uid(api), _now_ns())
     until(lambda: _phase(api) == "Failed")
@@ -118,7 +118,7 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
             cluster.evicting(evicted(api), time.monotonic_ns())
             until(lambda: api.store.get(("pods", "default", "web"))["status"]["phase"] == "Failed")
             assert relist(api, "web") == "Failed"
-            until(lambda: cluster.statuses.tally.fates[TAKEN] == 1)
+            until(lambda: cluster.reports.tally.fates[TAKEN] == 1)
             api.store.create("pods", pod("db"))
             cluster.evicting(evicted(api, "db"), time.monotonic_ns() - int(700e9))  # too long ago for a status
             until(lambda: len(hook.got()) == 1)

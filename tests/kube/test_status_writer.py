@@ -1,6 +1,7 @@
 """The status of an evicted pod, at an API server and beside a kubelet that are as nasty as real ones."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from monitor.actions.status import EvictedPod
 from monitor.kube.client import ApiClient
 from monitor.policy.pods import Pod
 from monitor.side.cluster.record import Record, record_of
-from monitor.side.cluster.status_writer import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, StatusWriter
+from monitor.side.cluster.reports import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, Reports
 from monitor.side.export.log import Log
+from monitor.side.worker import Worker
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod
@@ -25,20 +27,23 @@ STATUS = "/pods/web/status"
 class Writer:
     """A writer, its clock, and what became of what it was given."""
 
-    def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
+    def __init__(self, client: ApiClient, api: FakeApiServer, files: Worker, state_dir: Path) -> None:
         self.clock = WaitedClock(1000.0)
-        self.fates: dict[str, str] = {}
         self.api = api
-        self.writer = StatusWriter(client, Log(), lambda r, fate: self.fates.__setitem__(r.title, fate), self.clock)
+        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock)
+
+    @property
+    def fates(self) -> list[str]:
+        return [fate for fate, count in self.reports.tally.fates.items() for _ in range(count)]
 
     def kill(self, record: Record, age_s: float = 0.0) -> None:
-        self.writer.submit(record, age_s)
-        self.writer.turn()
+        self.reports.add(record, age_s)
+        self.reports.write_statuses()
 
     def after(self, seconds: float) -> None:
         """Let time pass, in small steps."""
         until = self.clock.now + seconds
-        while (wait_s := self.writer.turn()) is not None and self.clock.now + wait_s <= until:
+        while (wait_s := self.reports.write_statuses()) is not None and self.clock.now + wait_s <= until:
             self.clock.now += wait_s
         self.clock.now = max(self.clock.now, until)
 
@@ -48,9 +53,9 @@ class Writer:
 
 
 @pytest.fixture
-def writer(client: ApiClient, api: FakeApiServer) -> Writer:
+def writer(client: ApiClient, api: FakeApiServer, files: Worker, tmp_path: Path) -> Writer:
     api.store.create("pods", pod("web", qosClass="Burstable"))
-    return Writer(client, api)
+    return Writer(client, api, files, tmp_path)
 
 
 def evicted(api: FakeApiServer, name: str = "web", qos: str = "BestEffort") -> EvictedPod:
@@ -72,14 +77,14 @@ def test_its_own_part_ends_when_the_request_is_on_its_way(writer: Writer, api: F
     passes = iter([0.5, 0.25])
 
     def slow(asked: Asked, reply: Reply) -> None:
-        until(lambda: writer.writer.tally.sent.shown()[0][-1][1] == 1.0, "the request noted as sent")
+        until(lambda: writer.reports.tally.sent.shown()[0][-1][1] == 1.0, "the request noted as sent")
         writer.clock.now += next(passes)
         faults.status(500, "InternalError", "etcdserver: request timed out")(asked, reply)
 
     api.fail(slow, times=2, method="PATCH")
     writer.kill(record(api), age_s=0.02)
     writer.after(1.0)
-    sent, seconds = writer.writer.tally.sent.shown(), writer.writer.tally.seconds.shown()
+    sent, seconds = writer.reports.tally.sent.shown(), writer.reports.tally.seconds.shown()
     assert (sent[0][-1], seconds[0][-1]) == (("+Inf", 1.0), ("+Inf", 1.0))
     assert sent[1] == pytest.approx(0.02)
     assert seconds[1] >= 0.77
@@ -103,8 +108,8 @@ def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiSe
     }
     assert status["qosClass"] == "Burstable"
     assert len(api.seen("PATCH")) == 1
-    assert writer.writer.tally.seconds.shown()[0][-1] == ("+Inf", 1.0)
-    assert writer.writer.tally.sent.shown()[0][-1] == ("+Inf", 1.0)
+    assert writer.reports.tally.seconds.shown()[0][-1] == ("+Inf", 1.0)
+    assert writer.reports.tally.sent.shown()[0][-1] == ("+Inf", 1.0)
 
 
 def test_a_kubelet_that_takes_it(writer: Writer, api: FakeApiServer) -> None:
@@ -112,11 +117,11 @@ def test_a_kubelet_that_takes_it(writer: Writer, api: FakeApiServer) -> None:
     writer.after(0.5)
     assert relist(api, "web") == "Failed"
     writer.after(2.5)
-    assert writer.fates == {}  # it may change its mind
+    assert writer.fates == []  # it may change its mind
     writer.after(3.0)
-    assert writer.fates == {"default/web": TAKEN}
+    assert writer.fates == [TAKEN]
     assert len(api.seen("PATCH")) == 1
-    assert writer.writer.turn() is None
+    assert writer.reports.write_statuses() is None
 
 
 def test_one_that_the_kubelet_writes_over_is_written_again(writer: Writer, api: FakeApiServer) -> None:
@@ -127,14 +132,14 @@ def test_one_that_the_kubelet_writes_over_is_written_again(writer: Writer, api: 
     assert writer.status["phase"] == "Failed"
     relist(api, "web")
     writer.after(5.0)
-    assert writer.fates == {"default/web": TAKEN}
-    assert writer.writer.tally.erased == 1
+    assert writer.fates == [TAKEN]
+    assert writer.reports.tally.erased == 1
 
 
 def test_a_kubelet_that_reports_nothing(writer: Writer, api: FakeApiServer) -> None:
     writer.kill(record(api))
     writer.after(11.0)
-    assert writer.fates == {"default/web": UNCONFIRMED}
+    assert writer.fates == [UNCONFIRMED]
     assert len(api.seen("GET", "/pods/web")) < 60
     assert len(api.seen("PATCH")) == 1
 
@@ -171,11 +176,11 @@ def test_a_server_that_is_away_gets_nothing_later(writer: Writer, api: FakeApiSe
     api.refuse()
     writer.kill(record(api))
     writer.after(120.0)
-    assert writer.fates == {"default/web": AWAY}
+    assert writer.fates == [AWAY]
     api.listen()
     writer.after(60.0)
     writer.kill(record(api), age_s=11.0)  # of a daemon before, and too old
-    assert writer.fates == {"default/web": AWAY}
+    assert writer.fates == [AWAY, AWAY]
     assert api.seen("PATCH") == []
     assert writer.status["phase"] == "Running"
 
@@ -194,7 +199,7 @@ def test_a_pod_that_is_gone_is_given_up_and_another_of_its_name_left_alone(
     if when == "before":
         writer.kill(old)
     writer.after(1.0)
-    assert writer.fates == {"default/web": GONE}
+    assert writer.fates == [GONE]
     if anew:
         assert writer.status["phase"] == "Running"
 
@@ -207,7 +212,7 @@ def test_what_is_refused_is_not_tried_again(writer: Writer, api: FakeApiServer, 
     else:
         api.forbidden.add(("patch", "pods/status"))
     writer.kill(found)
-    assert writer.fates == {"default/web": REFUSED}
+    assert writer.fates == [REFUSED]
     assert len(api.seen("PATCH")) == 1
 
 
@@ -215,7 +220,7 @@ def test_a_token_that_expired_is_tried_until_there_is_a_new_one(writer: Writer, 
     api.tokens = {"new"}
     writer.kill(record(api))
     writer.after(0.5)
-    assert writer.fates == {}
+    assert writer.fates == []
     api.tokens = {"good"}
     writer.after(0.3)
     assert writer.status["reason"] == "Evicted"
@@ -229,7 +234,7 @@ def test_a_new_kill_comes_before_looks_at_older_ones(writer: Writer, api: FakeAp
 
     def look(asked: Asked, _: Reply) -> bool:
         if asked.method == "GET" and not seen:
-            writer.writer.submit(newer, 0.0)  # while the first one is looked at
+            writer.reports.add(newer, 0.0)  # while the first one is looked at
         seen.append(f"{asked.method} {asked.path.rpartition('pods/')[2]}")
         return False
 

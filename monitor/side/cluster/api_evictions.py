@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,14 +27,14 @@ from monitor.kube.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from monitor.kube.resources import PODS
-from monitor.kube.retry import passes
+from monitor.kube.retry import Retry, passes
 from monitor.link.messages import Decision
 from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.race.events import Refused
+from monitor.side.cluster.reports import is_there
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
 
@@ -64,19 +64,17 @@ class Asked(NamedTuple):
 
 
 class EvictionRequests:
-    """`ask` gives one of `OUTCOMES`; after AWAY the next request waits until `retry_at`."""
+    """`ask` gives one of `OUTCOMES`; after AWAY the next request waits until ``retry.due``."""
 
     def __init__(self, client: ApiClient, log: Log, clock: Callable[[], float], back_off: BackOff) -> None:
         self._client = client
         self._log = log
         self._clock = clock
-        self._back_off = back_off
-        self._problem = ""
+        self.retry = Retry(log, back_off, clock)
         self._no_right: dict[str, float] = {}  # namespace -> until when outrace evicts none of its pods
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         #: The last answer that refused a pod.
         self.refusal = ""
-        self.retry_at = 0.0
 
     def may(self, namespace: str) -> bool:
         """False for `REFUSED_S` after the authorizer refused an eviction in this namespace."""
@@ -103,11 +101,8 @@ class EvictionRequests:
                 return self._away(pod, error)
             self.refusal = str(error)
             return FAILED
-        self._back_off.reset()
         self._unanswered = "", 0
-        if self._problem:
-            self._log.info("the API server takes evictions again")
-        self._problem = ""
+        self.retry.works("the API server takes evictions again")
         return ACCEPTED
 
     def _on_forbidden(self, pod: Asked, error: Forbidden) -> str:
@@ -115,20 +110,17 @@ class EvictionRequests:
         self.refusal = str(error)
         if error.by_authorizer:
             self._no_right[pod.namespace] = self._clock() + REFUSED_S
-            if self._problem != str(error):
+            if self.retry.problem != str(error):
                 self._log.error("outrace has no right to evict pods of a namespace", pod=pod.title, problem=str(error))
-            self._problem = str(error)
+            self.retry.problem = str(error)
         return FAILED
 
     def _on_conflict(self, pod: Asked, error: Conflict) -> str:
         """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
         try:
-            metadata = self._client.get(PODS, pod.name, pod.namespace).get("metadata")
-        except NotFound:
-            return self._gone(pod)
+            same = is_there(self._client, pod.namespace, pod.name, pod.uid)
         except MonitorError as other:
             return self._away(pod, other)
-        same = isinstance(metadata, Mapping) and metadata.get("uid") == pod.uid
         return self._away(pod, error) if same else self._gone(pod)
 
     def _gone(self, pod: Asked) -> str:
@@ -143,15 +135,8 @@ class EvictionRequests:
             self._unanswered = "", 0
             self.refusal = str(error)
             return FAILED
-        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
-        self.retry_at = self._clock() + self._back_off.next_s(asked_s)
-        if not self._problem:
-            self._log.error(
-                "the API server evicts nobody now, and nobody is killed; trying again",
-                pod=pod.title,
-                problem=str(error),
-            )
-        self._problem = str(error)
+        text = "the API server evicts nobody now, and nobody is killed; trying again"
+        self.retry.failed(error, text, "error", pod=pod.title)
         return AWAY
 
 
@@ -227,8 +212,8 @@ class ApiEvictions:
         if self._ending is not None and not self._has_ended(self._ending):
             return LOOK_S
         now = self._clock()
-        if now < self._requests.retry_at:
-            return self._requests.retry_at - now
+        if now < self._requests.retry.due:
+            return self._requests.retry.due - now
         self._refused = {uid: one for uid, one in self._refused.items() if now < one[0]}
         with self._lock:
             waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
@@ -236,7 +221,7 @@ class ApiEvictions:
             if not self._holds(decision, now - since) or self._ask_first(decision, since):
                 self._drop(subject, decision)
             else:
-                return max(0.0, self._requests.retry_at - self._clock())
+                return max(0.0, self._requests.retry.due - self._clock())
             if self._ending is not None:
                 return LOOK_S
         return 0.0 if self._waiting else None

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
+from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.retry import turning
+from monitor.kube.retry import Retry, turning
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.side.cluster.api_evictions import ApiEvictions
-from monitor.side.cluster.event_writer import EventWriter
 from monitor.side.cluster.node_conditions import NodeConditions, reason
 from monitor.side.cluster.node_taints import NodeTaints
-from monitor.side.cluster.record import PendingRecords, Record, condition_record, pod_record, record_of
-from monitor.side.cluster.status_writer import FATES, TIMEOUT_S, WINDOW_S, StatusWriter
+from monitor.side.cluster.record import Record, condition_record, pod_record, record_of
+from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
@@ -43,10 +43,6 @@ _TURN_S = 1.0
 #: How long the taints of the node get to be removed when the daemon ends, and one request of that.
 _END_S = 2.0
 _END_REQUEST_S = 1.0
-#: Pods in their grace: the oldest of more gets no status. One is evicted at a time.
-_MOST_IN_GRACE = 256
-#: What a daemon before left in its grace is not over any more after so long.
-_LONGEST_GRACE_S = 86_400.0
 
 
 class Cluster:
@@ -70,20 +66,12 @@ class Cluster:
     ) -> None:
         self.node = node
         self._config = config
-        self._on_status_not_taken = on_status_not_taken
-        self._files = files
         self._log = log
         self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._pending = PendingRecords(state_dir)
-        self._lock = threading.Lock()
-        self._open: dict[str, set[str]] = {}  # record -> what of it is not over
-        self._in_grace: dict[str, Record] = {}  # by the pod's uid
-        self._events_due: dict[str, Record] = {}  # their events wait for their status
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
-        self.statuses = StatusWriter(self._client, log, self._status_done, on_settled=self._send_events)
-        self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
+        clients = self._client, self._events_client
+        self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
         self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed, held=held)
         self._kubeconfig = kubeconfig, kubeconfig_given
         self._tainted = TaintRecords(state_dir)
@@ -92,26 +80,19 @@ class Cluster:
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # nothing more is asked of the API server
         self._warm_due = 0.0
-        self._problem = ""
+        self._warmth = Retry(log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S), time.monotonic)
 
     def start(self) -> None:
-        """Also reports what the previous daemon left; a status only where that still has a meaning."""
-        for record in self._pending.load(
-            lambda problem: self._log.warning("a stored eviction cannot be read", problem=problem)
-        ):
-            age_s = max(0.0, time.time() - record.killed)
-            if record.in_grace and age_s < _LONGEST_GRACE_S:
-                self._submit(record, None)
-            else:
-                self._submit(replace(record, in_grace=False), age_s if record.patch and age_s < WINDOW_S else None)
+        """Also reports what the previous daemon left."""
+        self.reports.load()
         threading.Thread(target=self._write_statuses, name="statuses", daemon=True).start()
         self._thread.start()
 
     def close(self) -> None:
         """What was not sent stays in the state directory. Taints of ours go, within `_END_S`."""
         self._stop.set()
-        self._wake.set()
-        self.statuses.woken.set()
+        self.reports.event_due.set()
+        self.reports.status_due.set()
         if self.evictions is not None:
             self.evictions.woken.set()
         self._client.close()
@@ -138,89 +119,24 @@ class Cluster:
         if is_static(eviction.pod) or is_mirror(eviction.pod):
             # Its kubelet reads it from a file, and writes the API server's picture of it: no status of ours would stay.
             record = replace(record, patch={}, in_grace=False)
-        self._submit(
-            record, age_s if record.patch and not record.in_grace else None
-        )  # before the file: a status cannot wait for a disk
-        self._files.submit(partial(self._write, record))
+        self.reports.add(record, age_s if record.patch and not record.in_grace else None)
 
     def ended(self, uid: str, ended_ns: int) -> None:
-        """The grace of a pod is over: it got its SIGKILL, or nobody was left in it, at ``ended_ns``."""
-        with self._lock:
-            record = self._in_grace.pop(uid, None)
-        if record is None:
-            return
-        age_s = _age_s(ended_ns)
-        self.statuses.submit(record, age_s)
-        self._files.submit(partial(self._write, replace(record, killed=time.time() - age_s, in_grace=False)))
-
-    def _submit(self, record: Record, age_s: float | None) -> None:
-        """``age_s``: since the kill; None where no status is to be written, or not yet."""
-        given_up: list[Record] = []
-        with self._lock:
-            waits = age_s is not None or record.in_grace
-            self._open[record.id] = {"status", "events"} if waits else {"events"}
-            if record.in_grace:
-                before = self._in_grace.pop(record.uid, record)
-                self._in_grace[record.uid] = record
-                given_up = [before] if before.id != record.id else []
-                given_up += [self._in_grace.pop(uid) for uid in list(self._in_grace)[:-_MOST_IN_GRACE]]
-        for one in given_up:
-            self._over(one, "status")
-        if age_s is None:
-            self.events.submit(record)
-            self._wake.set()
-            return
-        # Two events at the same time as the status make it wait: the API server has the same CPUs as what dies.
-        with self._lock:
-            self._events_due[record.id] = record
-        self.statuses.submit(record, age_s)
-
-    def _send_events(self, record: Record) -> None:
-        """Its events, when its status is accepted, late or over."""
-        with self._lock:
-            due = self._events_due.pop(record.id, None)
-        if due is not None:
-            self.events.submit(due)
-            self._wake.set()
-
-    def _write(self, record: Record) -> None:
-        with self._lock:
-            is_open = record.id in self._open
-        if is_open:
-            self._pending.write(record)
+        """The grace of a pod is over: it got its SIGKILL, or no process was left in it, at ``ended_ns``."""
+        self.reports.ended(uid, _age_s(ended_ns))
 
     def pod_event(self, uid: str, title: str, reason: str, text: str, *, warns: bool) -> None:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
         record = pod_record(namespace, name, uid, self.node, reason, text, time.time(), "hold", warns)
-        self._submit(record, None)
-        self._files.submit(partial(self._write, record))
-
-    def _status_done(self, record: Record, fate: str) -> None:
-        self._send_events(record)
-        self.events.note_status_outcome(record, fate)
-        level, text = FATES[fate]
-        if level != "info":
-            self._on_status_not_taken(record, fate, text)
-        self._over(record, "status")
-
-    def _over(self, record: Record, what: str) -> None:
-        with self._lock:
-            left = self._open.get(record.id)
-            if left is None:
-                return
-            left.discard(what)
-            if left:
-                return
-            del self._open[record.id]
-        self._files.submit(lambda: self._pending.remove(record))
+        self.reports.add(record, None)
 
     def _write_statuses(self) -> None:
         hurry()  # ahead of ordinary threads: a kubelet's relist does not wait
-        turning(self.statuses.turn, self._stop, self.statuses.woken)
+        turning(self.reports.write_statuses, self._stop, self.reports.status_due)
 
     def _run(self) -> None:
-        turning(self._turn, self._stop, self._wake)
+        turning(self._turn, self._stop, self.reports.event_due)
         if self.taints.own:
             client = ApiClient(self._config, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
             self.taints.end(client)
@@ -228,7 +144,7 @@ class Cluster:
 
     def _turn(self) -> float:
         self._warm()
-        wait_s = self.events.turn()
+        wait_s = self.reports.send_events()
         self.conditions.turn()
         self.taints.turn()
         return _TURN_S if wait_s is None else min(_TURN_S, wait_s)
@@ -241,14 +157,10 @@ class Cluster:
         try:
             self._client.warm()
         except MonitorError as error:
-            self._warm_due = now + 2 * _TURN_S
-            if not self._problem:
-                self._log.warning("the API server does not answer; status and events wait", problem=str(error))
-            self._problem = str(error)
+            self._warmth.failed(error, "the API server does not answer; status and events wait")
+            self._warm_due = self._warmth.due
         else:
-            if self._problem:
-                self._log.info("the API server answers again", server=self._client.transport.address)
-            self._problem = ""
+            self._warmth.works("the API server answers again", server=self._client.transport.address)
 
     def _note_taints(self, keys: Collection[str]) -> None:
         if keys:
@@ -258,7 +170,8 @@ class Cluster:
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """As the kubelet says it of its own: an event on the node."""
-        self.events.submit(condition_record(self.node, condition, reason(condition, holds), holds, when))
+        record = condition_record(self.node, condition, reason(condition, holds), holds, when)
+        self.reports.add(record, None, stored=True)
 
 
 def _age_s(since_ns: int) -> float:

@@ -16,8 +16,8 @@ from monitor.actions.status import timestamp
 from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import ApiError
 from monitor.kube.resources import NODES
+from monitor.kube.retry import Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.export.log import Log
 
@@ -47,24 +47,22 @@ class NodeConditions:
         holding: Callable[[], Collection[str] | None],
         log: Log,
         on_change: Callable[[str, bool, float], object] = lambda *_: None,
-        back_off: BackOff | None = None,
         clock: Callable[[], float] = time.time,
+        jitter: float = 1.0,
         held: Callable[[], str] | None = None,
     ) -> None:
         self._client = client
         self._node = node
         self._holding = holding
-        self._log = log
         self._on_change = on_change
         self._held = held
         self._held_text = ""
         self._held_due = 0.0
-        self._back_off = back_off or BackOff(cap_s=60.0)
         self._clock = clock
+        self._retry = Retry(log, BackOff(cap_s=60.0, jitter=jitter, clock=clock), clock)
         self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
         self._written: dict[str, bool] = {}
         self._due = 0.0
-        self._problem = ""
 
     def turn(self) -> None:
         holding = self._holding()
@@ -84,18 +82,16 @@ class NodeConditions:
                 if name in self._since and name in _OF:  # a pod that is held has events of its own
                     self._on_change(name, holds, now)
                 self._since[name] = (holds, now)
-        if now < self._due and (self._problem or (state == self._written and before == self._held_text)):
+        if now < self._due and (self._retry.problem or (state == self._written and before == self._held_text)):
             return
         try:
             self._client.patch(NODES, self._node, {"status": {"conditions": self._objects(now)}}, subresource="status")
         except MonitorError as error:
-            self._failed(error)
+            self._retry.failed(error, "node conditions not written; trying again", node=self._node)
+            self._due = self._retry.due
             return
         self._written, self._due = state, now + HEARTBEAT_S
-        self._back_off.reset()
-        if self._problem:
-            self._problem = ""
-            self._log.info("node conditions are written again", node=self._node)
+        self._retry.works("node conditions are written again", node=self._node)
 
     def _resume(self, state: dict[str, bool]) -> None:
         """One that is as the daemon before has left it has been so since then."""
@@ -128,13 +124,6 @@ class NodeConditions:
         if name == POD_HELD:
             return f"outrace holds {self._held_text}" if holds else "outrace holds no pod"
         return _message(name, holds)
-
-    def _failed(self, error: MonitorError) -> None:
-        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
-        self._due = self._clock() + self._back_off.next_s(asked_s)
-        if not self._problem:
-            self._log.warning("node conditions not written; trying again", node=self._node, problem=str(error))
-        self._problem = str(error)
 
 
 def _message(condition: str, holds: bool) -> str:

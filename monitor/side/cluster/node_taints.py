@@ -16,6 +16,7 @@ from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient, PatchType
 from monitor.kube.errors import ApiError, Cancelled, Conflict, InvalidResponse, TooManyRequests
 from monitor.kube.resources import NODES
+from monitor.kube.retry import Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.export.log import Log
 
@@ -45,23 +46,22 @@ class NodeTaints:
         own: bool,
         holding: Callable[[], Collection[str] | None],
         log: Log,
-        back_off: BackOff | None = None,
         clock: Callable[[], float] = time.monotonic,
         note: Callable[[Collection[str]], object] = lambda _: None,
+        jitter: float = 1.0,
     ) -> None:
         self.own = own
         self._client = client
         self._node = node
         self._holding = holding
         self._log = log
-        self._back_off = back_off or BackOff(cap_s=60.0)
         self._clock = clock
+        self._retry = Retry(log, BackOff(cap_s=60.0, jitter=jitter, clock=clock), clock)
         self._note = note
         self._noted: set[str] | None = None  # None: not known
         self._known: set[str] | None = None  # ours that the node has; None: not known
         self._left: list[str] = []  # found, and not wanted
         self._due = 0.0
-        self._problem = ""
 
     def turn(self) -> None:
         holding = self._holding() if self.own else ()
@@ -69,7 +69,7 @@ class NodeTaints:
             return
         wanted = {key for condition, key in KEYS.items() if condition in holding}
         now = self._clock()
-        if now < self._due and (self._problem or wanted == self._known):
+        if now < self._due and (self._retry.problem or wanted == self._known):
             return
         self._known = None  # a patch whose answer was lost may have been done
         try:
@@ -78,10 +78,7 @@ class NodeTaints:
             self._failed(error)
             return
         self._known, self._due = wanted, now + LOOK_S if wanted else inf
-        self._back_off.reset()
-        if self._problem:
-            self._problem = ""
-            self._log.info("taints of the node are written again", node=self._node)
+        self._retry.works("taints of the node are written again", node=self._node)
 
     def end(self, client: ApiClient) -> None:
         """The daemon ends; ``client`` is one that this does not stop."""
@@ -151,11 +148,8 @@ class NodeTaints:
                     problem=str(error),
                 )
             return
-        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
-        self._due = self._clock() + self._back_off.next_s(asked_s)
-        if self.own and not self._problem:
-            self._log.warning("taints of the node not written; trying again", node=self._node, problem=str(error))
-        self._problem = str(error)
+        self._retry.failed(error, "taints of the node not written; trying again", node=self._node)
+        self._due = self._retry.due
 
 
 def _read(node: dict[str, Any], name: str) -> tuple[str, list[dict[str, Any]]]:

@@ -349,7 +349,7 @@ def hold_metrics(view: View) -> Iterator[Metric]:
 
 # Metrics of what is written to the API server.
 def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
-    tally, events = cluster.statuses.tally, cluster.events
+    tally = cluster.reports.tally
     text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
     yield histogram("cluster_status_seconds", text, {"": tally.seconds.shown()})
     text = "Of that, until the request was on its way: outrace's own part."
@@ -364,11 +364,11 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
         yield histogram("cluster_eviction_seconds", text, {"": asked.seconds.shown()})
         text = "Requests to evict a pod, by the answer: `budget`: a PodDisruptionBudget keeps it."
         yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
-    yield counter("cluster_events", "Events that the API server has taken.", events.sent)
+    yield counter("cluster_events", "Events that the API server has taken.", tally.events_sent)
     yield counter(
-        "cluster_events_dropped", "Events that the API server refused, or that were too many.", events.dropped
+        "cluster_events_dropped", "Events that the API server refused, or that were too many.", tally.events_dropped
     )
-    yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", events.waiting)
+    yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", cluster.reports.waiting)
 
 
 # Metrics of single pods, and the limits of pods, node and kubepods. A limit that is not set, swap on a machine

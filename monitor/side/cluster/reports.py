@@ -1,0 +1,434 @@
+"""What the API server is to know of pods: the status of those that are evicted, then events.
+
+A kubelet takes a phase from the API server only until it writes its own, at its next relist, about 1 s after the kill
+(measured with 1.36: patched at once and again while it was wrong 8 of 8 pods stayed Failed and Evicted, 2 s later 0 of
+4, 5 s later 0 of 6). So nothing is patched after `WINDOW_S`: the pod runs again by then. Events are sent until the
+server has them, however long it is away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from monitor.errors import MonitorError
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, KubeError, NotFound, Unauthorized
+from monitor.kube.resources import EVENTS, PODS
+from monitor.kube.retry import Retry, passes
+from monitor.side.cluster.record import KEEP, PendingRecords, Record
+from monitor.side.export.log import Log
+from monitor.side.judge import ACCEPTED_S, Histogram
+from monitor.side.worker import Worker
+
+#: A status is written, and written again, for so long after the kill.
+WINDOW_S = 10.0
+#: Between two tries, and between two looks at what the kubelet makes of it: at first, and from `CALM_S` on.
+RETRY_S, LOOK_S, CALM_LOOK_S, CALM_S = 0.2, 0.1, 0.5, 3.0
+#: The kubelet has taken it when all containers are reported to have ended and nothing changed for so long.
+HOLD_S = 3.0
+#: One request. A healthy API server answers in 3-40 ms; the next try is better than a long wait.
+TIMEOUT_S = 2.0
+#: A status that is not accepted by then is late: the kubelet looks at its containers every second (its relist), and
+#: runs the pod again.
+LATE_S = 1.0
+#: Statuses under way at a time, and pods in their grace: the oldest of more get none. A pass evicts one pod.
+_MOST = 256
+#: What a daemon before left in its grace is not over any more after so long.
+_LONGEST_GRACE_S = 86_400.0
+
+TAKEN, UNCONFIRMED, AWAY, GONE, REFUSED = "taken", "unconfirmed", "away", "gone", "refused"
+#: What becomes of a status -> the line of the log and its level.
+FATES: Mapping[str, tuple[str, str]] = {
+    TAKEN: ("info", "the kubelet has taken the status of an evicted pod"),
+    UNCONFIRMED: (
+        "warning",
+        "the status of an evicted pod is written; the kubelet has not said how its containers ended",
+    ),
+    AWAY: (
+        "error",
+        "the API server took no status of an evicted pod in time: its kubelet runs it again, and its event is sent "
+        "when the server is back",
+    ),
+    GONE: ("info", "an evicted pod was deleted before its kubelet had taken its status"),
+    REFUSED: ("error", "the API server refuses the status of an evicted pod"),
+}
+#: On the event of a pod whose status could not be written.
+STATUS_NOTE = "outrace.io/status"
+_NOTE = "not written: the API server was away when the pod was killed"
+#: Of 4xx those after which the same request may be taken: a token is renewed, a time-out, throttled.
+_LATER = (401, 408, 429)
+
+
+@dataclass
+class Tally:
+    """For the metrics."""
+
+    fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
+    seconds: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))
+    sent: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))  # of that, until the request was on its way
+    erased: int = 0  # times a kubelet had written another phase over it
+    events_sent: int = 0
+    events_dropped: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """A record with a status to be written or events to be sent. Times are by the clock of `Reports`."""
+
+    record: Record
+    killed: float
+    has_status: bool  # that is to be written, or looked at
+    settled: bool  # its events do not wait for its status
+    due: float = 0.0  # the next request about the status; of a new one at once
+    sent_s: float | None = None  # after the kill
+    accepted: bool = False
+    still_since: float = 0.0  # since when nothing changed
+    version: str = ""
+    erased: int = 0
+    problem: str = ""
+
+
+class Reports:
+    """`write_statuses` and `send_events` are called from a thread each, so that what may wait does not hold up a
+    status: again when ``status_due`` or ``event_due`` is set. ``files`` writes what is not over to ``STATE/cluster``,
+    one job after the other. ``on_status_not_taken(record, fate, text)`` is called from a thread, with one of `FATES`.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        events_client: ApiClient,
+        state_dir: Path,
+        files: Worker,
+        log: Log,
+        on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: float = 1.0,
+    ) -> None:
+        self.tally = Tally()
+        self.status_due, self.event_due = threading.Event(), threading.Event()
+        self._client = client
+        self._events_client = events_client
+        self._pending = PendingRecords(state_dir)
+        self._files = files
+        self._log = log
+        self._on_status_not_taken = on_status_not_taken
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._reports: dict[str, Report] = {}  # by the id of the record, oldest first
+        self._retry = Retry(log, BackOff(first_s=0.5, jitter=jitter, clock=clock), clock)
+        self._rights_back_off = BackOff(first_s=0.5, jitter=jitter, clock=clock)
+        self._held: set[str] = set()  # namespaces that are not asked until `_held_until`
+        self._held_until = 0.0
+        self._denied: set[str] = set()  # those without the right, the last time
+        self._refusing: set[str] = set()  # those whose refusal is in the log
+
+    def load(self) -> None:
+        """What the previous daemon left; a status only where that still has a meaning."""
+        for record in self._pending.load(
+            lambda problem: self._log.warning("a stored eviction cannot be read", problem=problem)
+        ):
+            age_s = max(0.0, time.time() - record.killed)
+            if record.in_grace and age_s < _LONGEST_GRACE_S:
+                self.add(record, None, stored=True)
+            else:
+                has_status = record.patch and age_s < WINDOW_S
+                self.add(replace(record, in_grace=False), age_s if has_status else None, stored=True)
+
+    def add(self, record: Record, age_s: float | None, *, stored: bool = False) -> None:
+        """``age_s``: since the kill; None where no status is to be written, or not yet. ``stored``: it is in the state
+        dir, or need not be. From any thread; never waits.
+
+        Events wait for a status: the API server has the same CPUs as what dies.
+        """
+        settled = age_s is None
+        made = Report(record, self._clock() - (age_s or 0.0), record.in_grace or not settled, settled)
+        with self._lock:
+            if record.in_grace:
+                self._make_room(record.uid)
+            self._reports[record.id] = made
+            self._leave(made, record.events)
+            for one in self._with_events()[:-KEEP]:
+                self.tally.events_dropped += len(one.record.events)
+                self._leave(one, ())
+        (self.event_due if settled else self.status_due).set()
+        if not stored:  # after the rest: a status cannot wait for a disk
+            self._files.submit(partial(self._write, record))
+
+    def _make_room(self, uid: str) -> None:
+        """For a pod in its grace: an earlier eviction of it gets no status any more, nor the oldest of too many."""
+        for place, one in enumerate(reversed(self._with_status(in_grace=True)), 1):
+            if one.record.uid == uid or place == _MOST:
+                one.has_status = False
+                self._leave(one, one.record.events)
+
+    def ended(self, uid: str, age_s: float) -> None:
+        """The grace of a pod was over ``age_s`` ago: its status is to be written."""
+        with self._lock:
+            found = next((one for one in self._with_status(in_grace=True) if one.record.uid == uid), None)
+            if found is None:
+                return
+            found.killed = self._clock() - age_s
+            found.record = record = replace(found.record, killed=time.time() - age_s, in_grace=False)
+        self.status_due.set()
+        self._files.submit(partial(self._write, record))
+
+    def _write(self, record: Record) -> None:
+        with self._lock:
+            is_open = record.id in self._reports
+        if is_open:
+            self._pending.write(record)
+
+    def _with_status(self, in_grace: bool) -> list[Report]:
+        with self._lock:
+            return [one for one in self._reports.values() if one.has_status and one.record.in_grace == in_grace]
+
+    def _with_events(self) -> list[Report]:
+        """Those with events that may be sent."""
+        with self._lock:
+            return [one for one in self._reports.values() if one.settled and one.record.events]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._with_events())
+
+    def _settle(self, report: Report) -> None:
+        report.settled = True
+        self.event_due.set()
+
+    def _leave(self, report: Report, events: tuple[Mapping[str, Any], ...]) -> None:
+        """These are still to be sent; without any, and without a status to be written, the record is over."""
+        report.record = replace(report.record, events=events)
+        if not report.has_status and not events and self._reports.pop(report.record.id, None) is not None:
+            self._files.submit(partial(self._pending.remove, report.record))
+
+    # statuses
+
+    def write_statuses(self) -> float | None:
+        """Do what is due; seconds until the next is, None while there is nothing."""
+        while found := self._with_status(in_grace=False):
+            if len(found) > _MOST:
+                self._finish(found[0], UNCONFIRMED if found[0].accepted else AWAY)
+                continue
+            first = min(found, key=lambda one: one.due)
+            if (wait_s := first.due - self._clock()) > 0:
+                return wait_s
+            self._step(first)
+        return None
+
+    def _step(self, report: Report) -> None:
+        if self._clock() - report.killed > WINDOW_S:
+            self._finish(report, UNCONFIRMED if report.accepted else AWAY)
+            return
+        record = report.record
+        try:
+            pod = self._looked(report) if report.accepted else self._patched(report)
+        except NotFound:
+            self._finish(report, GONE)
+        except Conflict as error:
+            self._on_conflict(report, error)
+        except MonitorError as error:
+            self._on_error(report, error)
+        else:
+            if pod is None or _uid(pod) != record.uid:
+                self._finish(report, GONE)
+            else:
+                self._judge(report, pod)
+
+    def _patched(self, report: Report) -> Mapping[str, Any]:
+        record = report.record
+
+        def sent() -> None:
+            if report.sent_s is None:
+                report.sent_s = self._clock() - report.killed
+                self.tally.sent.observe(report.sent_s)
+
+        about = PODS, record.pod, record.patch, record.namespace
+        pod = self._client.patch(*about, subresource="status", timeout_s=TIMEOUT_S, on_sent=sent)
+        if not report.accepted:
+            report.accepted = True
+            took_s = self._clock() - report.killed
+            self.tally.seconds.observe(took_s)
+            times = {"seconds": round(took_s, 4), "sent_seconds": round(report.sent_s or 0.0, 4)}
+            self._log.info("status of an evicted pod written", pod=record.title, uid=record.uid, **times)
+            self._settle(report)
+        return pod
+
+    def _looked(self, report: Report) -> Mapping[str, Any] | None:
+        """The pod as it is, its status written again where it is wrong; None if it is another one."""
+        record = report.record
+        pod = self._client.get(PODS, record.pod, record.namespace)
+        if _uid(pod) != record.uid:
+            return None
+        if _is_evicted(pod):
+            return pod
+        report.erased += 1
+        self.tally.erased += 1
+        return self._patched(report)
+
+    def _judge(self, report: Report, pod: Mapping[str, Any]) -> None:
+        """What the kubelet has made of it so far."""
+        now = self._clock()
+        version = str(pod["metadata"].get("resourceVersion", ""))
+        if version != report.version or not _have_ended(pod):
+            report.version, report.still_since = version, now
+        if now - report.still_since >= HOLD_S:
+            self._finish(report, TAKEN)
+            return
+        report.due = now + (LOOK_S if now - report.killed < CALM_S else CALM_LOOK_S)
+
+    def _on_conflict(self, report: Report, error: Conflict) -> None:
+        """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
+        record = report.record
+        try:
+            same = is_there(self._client, record.namespace, record.pod, record.uid)
+        except MonitorError as other:
+            self._on_error(report, other)
+            return
+        if same:
+            self._on_error(report, error)
+        else:
+            self._finish(report, GONE)
+
+    def _on_error(self, report: Report, error: MonitorError) -> None:
+        again = not isinstance(error, KubeError) or isinstance(error, Unauthorized | Conflict) or passes(error)
+        if not again:
+            report.problem = str(error)
+            self._finish(report, REFUSED)
+            return
+        if not report.problem:
+            problem = str(error)
+            self._log.warning(
+                "status of an evicted pod not written; trying again", pod=report.record.title, problem=problem
+            )
+        report.problem = str(error)
+        if not report.accepted and self._clock() - report.killed >= LATE_S:
+            self._settle(report)
+        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
+        report.due = self._clock() + max(RETRY_S, asked_s or 0.0)
+
+    def _finish(self, report: Report, fate: str) -> None:
+        record = report.record
+        self.tally.fates[fate] += 1
+        level, text = FATES[fate]
+        fields: dict[str, Any] = {"pod": record.title, "uid": record.uid, "written_again": report.erased}
+        if report.problem and fate in (AWAY, REFUSED):
+            fields["problem"] = report.problem
+        self._log(level, text, **fields)
+        if level != "info":
+            self._on_status_not_taken(record, fate, text)
+        with self._lock:
+            report.has_status = False
+            events = report.record.events
+            self._leave(report, tuple([_noted(one) for one in events]) if fate == AWAY else events)
+        self._settle(report)
+
+    # events
+
+    def send_events(self) -> float | None:
+        """Send what waits; seconds until the next try, None while nothing waits."""
+        while waiting := self._with_events():
+            now = self._clock()
+            if (wait_s := self._retry.due - now) > 0:
+                return wait_s
+            if self._held and now >= self._held_until:
+                self._held.clear()
+            events = ((one, made) for one in waiting for made in one.record.events)
+            found = next(((one, made) for one, made in events if _namespace(made) not in self._held), None)
+            if found is None:
+                return max(0.0, self._held_until - now)
+            try:
+                self._send(*found)
+            except MonitorError as error:
+                self._retry.failed(error, "events wait for the API server", waiting=self.waiting)
+        return None
+
+    def _send(self, report: Report, event: Mapping[str, Any]) -> None:
+        namespace = _namespace(event)
+        try:
+            self._events_client.create(EVENTS, event, namespace)
+            self.tally.events_sent += 1
+            self._refusing.discard(namespace)
+        except AlreadyExists:
+            self.tally.events_sent += 1  # its answer was lost, or a daemon before this one sent it
+        except Forbidden as error:
+            if error.by_authorizer:
+                self._hold(namespace, error)
+                return
+            self._drop(report.record, namespace, error)
+        except ApiError as error:
+            if not 400 <= error.code < 500 or error.code in _LATER:
+                raise
+            self._drop(report.record, namespace, error)
+        self._retry.works("events are sent again", waiting=self.waiting)
+        if namespace in self._denied:
+            self._denied.discard(namespace)
+            self._rights_back_off.reset()
+            self._log.info("events are sent again", namespace=namespace, waiting=self.waiting)
+        name = event["metadata"]["name"]
+        with self._lock:
+            self._leave(report, tuple([one for one in report.record.events if one["metadata"]["name"] != name]))
+
+    def _drop(self, record: Record, namespace: str, error: ApiError) -> None:
+        """The server will never take it: a quota, an admission webhook, a namespace that is gone."""
+        self.tally.events_dropped += 1
+        if namespace in self._refusing:
+            return
+        if len(self._refusing) >= KEEP:
+            self._refusing.clear()
+        self._refusing.add(namespace)
+        self._log.error("an event is refused; it stays in the state directory", pod=record.title, problem=str(error))
+
+    def _hold(self, namespace: str, error: Forbidden) -> None:
+        """A right is missing, which an operator may give: the events of this namespace wait; others are sent."""
+        if not self._held:
+            self._held_until = self._clock() + self._rights_back_off.next_s(error.retry_after_s)
+        self._held.add(namespace)
+        if not self._denied:
+            self._log.warning("events wait for a right", namespace=namespace, waiting=self.waiting, problem=str(error))
+        if len(self._denied) < KEEP:
+            self._denied.add(namespace)
+
+
+def is_there(client: ApiClient, namespace: str, name: str, uid: str) -> bool:
+    """Whether this pod is there, and not another of its name. Raises MonitorError."""
+    try:
+        return _uid(client.get(PODS, name, namespace)) == uid
+    except NotFound:
+        return False
+
+
+def _uid(pod: Mapping[str, Any]) -> str:
+    metadata = pod.get("metadata")
+    return str(metadata.get("uid", "")) if isinstance(metadata, Mapping) else ""
+
+
+def _is_evicted(pod: Mapping[str, Any]) -> bool:
+    status = pod.get("status") or {}
+    return status.get("phase") == "Failed" and status.get("reason") == "Evicted"
+
+
+def _have_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether the kubelet reports of every container that it has ended."""
+    states = (pod.get("status") or {}).get("containerStatuses") or []
+    return bool(states) and all("terminated" in (one.get("state") or {}) for one in states)
+
+
+def _namespace(event: Mapping[str, Any]) -> str:
+    return str(event["metadata"]["namespace"])
+
+
+def _noted(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With a note that the status was not written, if it is the event on the pod."""
+    if event["involvedObject"]["kind"] != "Pod":
+        return event
+    metadata = event["metadata"]
+    notes = {**metadata.get("annotations", {}), STATUS_NOTE: _NOTE}
+    return {**event, "metadata": {**metadata, "annotations": notes}}
