@@ -22,7 +22,7 @@ from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.resources import EVENTS, NODES, PODS, Resource
 from monitor.kube.watch import ADDED, BOOKMARK, DELETED, MODIFIED
-from monitor.side.cluster.node_taints import NodeTaints
+from monitor.side.cluster.node import NodeReport
 from monitor.side.export.log import Log
 from tests.kube.running import Running
 
@@ -232,14 +232,14 @@ def test_the_taints_of_others_stay(client: ApiClient) -> None:
     try:
         before = client.get(NODES, name)
         holding = {"MemoryPressure"}
-        taints = NodeTaints(client, name, True, lambda: holding, Log())
-        taints.turn()
+        report = NodeReport(client, name, lambda: holding, Log(), own_taints=True)
+        report.write_taints()
         after = client.get(NODES, name)["spec"]["taints"]
         assert after == [*before["spec"]["taints"], {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}]
         stale = {"metadata": {"resourceVersion": before["metadata"]["resourceVersion"]}, "spec": {"taints": None}}
         with pytest.raises(errors.Conflict):
             client.patch(NODES, name, stale, kind=PatchType.MERGE)
-        taints.remove(client)
+        report.remove_taints(client)
         assert client.get(NODES, name)["spec"]["taints"] == before["spec"]["taints"]
     finally:
         client.delete(NODES, name)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from monitor.kube.client import ApiClient
-from monitor.side.cluster.node_conditions import HEARTBEAT_S, HELD_S, NodeConditions
+from monitor.side.cluster.node import HEARTBEAT_S, HELD_S, NodeReport
 from monitor.side.export.log import Log
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
@@ -19,20 +19,21 @@ class Node:
         self.holding: set[str] | None = None
         self.held = ""
         self.changes: list[tuple[str, bool]] = []
-        self.conditions = NodeConditions(
+        self.report = NodeReport(
             client,
             "node-1",
             lambda: self.holding,
             Log(),
             lambda name, holds, _: self.changes.append((name, holds)),
-            self.clock,
+            (lambda: self.held) if holds else None,
+            clock=self.clock,
+            wall=self.clock,
             jitter=0.0,
-            held=(lambda: self.held) if holds else None,
         )
 
     def after(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.conditions.turn()
+        self.report.write_conditions()
 
     @property
     def seen(self) -> dict[str, Any]:
@@ -48,10 +49,10 @@ def node(client: ApiClient, api: FakeApiServer) -> Node:
 
 
 def test_the_conditions_have_types_of_their_own(node: Node) -> None:
-    node.conditions.turn()
+    node.report.write_conditions()
     assert list(node.seen) == ["MemoryPressure"]  # nothing is known yet
     node.holding = {"MemoryPressure"}
-    node.conditions.turn()
+    node.report.write_conditions()
     seen = node.seen
     assert {name: one["status"] for name, one in seen.items()} == {
         "MemoryPressure": "False",
@@ -65,7 +66,7 @@ def test_the_conditions_have_types_of_their_own(node: Node) -> None:
 
 def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: FakeApiServer) -> None:
     node.holding = set()
-    node.conditions.turn()
+    node.report.write_conditions()
     for _ in range(10):
         node.after(1.0)
     assert len(api.seen("PATCH")) == 1
@@ -81,11 +82,11 @@ def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: 
 
 def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     node.holding = {"MemoryPressure"}
-    node.conditions.turn()
+    node.report.write_conditions()
     after = Node(client, api)
     after.clock.now += 1000
     after.holding = {"MemoryPressure"}
-    after.conditions.turn()
+    after.report.write_conditions()
     assert after.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:00Z"
     assert after.changes == []
 
@@ -93,7 +94,7 @@ def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClien
 def test_conditions_wait_for_a_server_that_fails(node: Node, api: FakeApiServer) -> None:
     node.holding = set()
     api.fail(faults.status(500, "InternalError"), path="/status", times=2)
-    node.conditions.turn()
+    node.report.write_conditions()
     node.after(0.5)
     assert len(api.seen("PATCH")) == 1
     node.after(0.6)
@@ -106,7 +107,7 @@ def test_conditions_wait_for_a_server_that_fails(node: Node, api: FakeApiServer)
 def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     holding = Node(client, api, holds=True)
     holding.holding = set()
-    holding.conditions.turn()
+    holding.report.write_conditions()
     assert holding.seen["outrace.io/PodHeld"]["status"] == "False"
     holding.held = "shop/hog"
     holding.after(1.0)
@@ -117,7 +118,7 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
     assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
     assert holding.changes == []  # events are on the pods
     node.holding = set()  # a daemon after it, in another mode
-    node.conditions.turn()
+    node.report.write_conditions()
     node.after(1.0)
     seen = node.seen["outrace.io/PodHeld"]
     assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
@@ -126,7 +127,7 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
 def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     again = Node(client, api, holds=True)
     again.holding = set()
-    again.conditions.turn()
+    again.report.write_conditions()
     for number in range(60):
         again.held = "shop/hog" if number % 2 else ""
         again.after(1.0)

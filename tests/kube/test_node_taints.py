@@ -11,7 +11,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
 from monitor.side.cluster.cluster import Cluster
-from monitor.side.cluster.node_taints import LOOK_S, TRIES, NodeTaints
+from monitor.side.cluster.node import LOOK_S, TRIES, NodeReport
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 from tests.kube.clock import WaitedClock
@@ -38,13 +38,14 @@ class Node:
     def __init__(self, client: ApiClient, api: FakeApiServer, own: bool = True) -> None:
         self.clock, self.api, self.log = WaitedClock(), api, LogLines()
         self.holding: set[str] | None = set()
-        self.taints = NodeTaints(client, "node-1", own, lambda: self.holding, self.log, self.clock, jitter=0.0)
+        how: dict[str, Any] = {"own_taints": own, "clock": self.clock, "jitter": 0.0}
+        self.report = NodeReport(client, "node-1", lambda: self.holding, self.log, **how)
 
     def holds(self, *conditions: str, after_s: float = 1.0) -> list[dict[str, Any]]:
         """The taints of the node when that is known."""
         self.clock.now += after_s
         self.holding = set(conditions)
-        self.taints.turn()
+        self.report.write_taints()
         return self.seen
 
     @property
@@ -100,7 +101,7 @@ def test_nothing_is_asked_while_nothing_changes(node: Node, api: FakeApiServer) 
 def test_what_is_not_known_changes_nothing(node: Node, api: FakeApiServer) -> None:
     taint(api, MEMORY)
     node.holding = None
-    node.taints.turn()
+    node.report.write_taints()
     assert api.seen() == []
     assert node.seen == [MEMORY]
 
@@ -185,6 +186,10 @@ def test_without_the_option_nothing_is_written_and_a_missing_right_is_no_matter(
     (line,) = warnings(after.log)  # once
     assert "kubectl taint node" in line
     assert MEMORY["key"] in line
+    api.refuse()
+    away = Node(client, api, own=False)
+    away.holds()
+    assert away.log.lines == []
 
 
 @pytest.mark.parametrize("bad", [{"spec": {"taints": "x"}}, {"spec": []}, {"metadata": None}])

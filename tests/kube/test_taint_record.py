@@ -9,7 +9,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
 from monitor.side.cluster.cluster import Cluster
-from monitor.side.cluster.node_taints import NodeTaints
+from monitor.side.cluster.node import NodeReport
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, start_removal
 from monitor.side.worker import Worker
 from tests import live
@@ -66,8 +66,7 @@ def test_a_disk_that_takes_nothing_keeps_no_taint_away(client: ApiClient, api: F
         raise OSError(28, "No space left on device")
 
     log = LogLines()
-    taints = NodeTaints(client, "node-1", True, lambda: {"DiskPressure"}, log, note=full)
-    taints.turn()
+    NodeReport(client, "node-1", lambda: {"DiskPressure"}, log, own_taints=True, note=full).write_taints()
     assert seen(api) == [*FOREIGN, DISK]
     assert "No space left" in str(log.lines[0])
 

@@ -24,8 +24,7 @@ from monitor.kube.retry import Retry, turning
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.side.cluster.api_evictions import ApiEvictions
-from monitor.side.cluster.node_conditions import NodeConditions, reason
-from monitor.side.cluster.node_taints import NodeTaints
+from monitor.side.cluster.node import NodeReport, reason
 from monitor.side.cluster.record import Record, condition_record, pod_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords
@@ -72,10 +71,10 @@ class Cluster:
         self._events_client = ApiClient(config, self._stop)
         clients = self._client, self._events_client
         self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
-        self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed, held=held)
         self._kubeconfig = kubeconfig, kubeconfig_given
         self._tainted = TaintRecords(state_dir)
-        self.taints = NodeTaints(self._events_client, node, own_taints, holding, log, note=self._note_taints)
+        told = self._condition_changed, held, own_taints, self._note_taints
+        self._node_report = NodeReport(self._events_client, node, holding, log, *told)
         self.evictions: ApiEvictions | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # nothing more is asked of the API server
@@ -97,7 +96,7 @@ class Cluster:
             self.evictions.woken.set()
         self._client.close()
         self._events_client.close()
-        if self.taints.own and self._thread.is_alive():
+        if self._node_report.own_taints and self._thread.is_alive():
             self._thread.join(_END_S)
         self._ended.set()
 
@@ -137,16 +136,16 @@ class Cluster:
 
     def _run(self) -> None:
         turning(self._turn, self._stop, self.reports.event_due)
-        if self.taints.own:
+        if self._node_report.own_taints:
             client = ApiClient(self._config, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
-            self.taints.end(client)
+            self._node_report.end(client)
             client.close()
 
     def _turn(self) -> float:
         self._warm()
         wait_s = self.reports.send_events()
-        self.conditions.turn()
-        self.taints.turn()
+        self._node_report.write_conditions()
+        self._node_report.write_taints()
         return _TURN_S if wait_s is None else min(_TURN_S, wait_s)
 
     def _warm(self) -> None:

@@ -19,7 +19,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.errors import ApiError, Conflict, TooManyRequests
 from monitor.pods.access import Access
 from monitor.pods.node_kubelet import NodeKubelet
-from monitor.side.cluster.node_taints import NodeTaints
+from monitor.side.cluster.node import NodeReport
 from monitor.side.export.log import Log
 
 #: One request of a removal, and the connection for it: `outrace unload` is typed by somebody who waits.
@@ -82,7 +82,7 @@ def remove_left(record: TaintRecord, records: TaintRecords, log: Log) -> None:
     server, _ = access.api_server()
     client = ApiClient(server, timeout_s=_REQUEST_S, connect_s=_REQUEST_S)
     try:
-        NodeTaints(client, record.node, False, tuple, log).remove(client)
+        NodeReport(client, record.node, tuple, log).remove_taints(client)
     finally:
         client.close()
     records.remove(record.node)

@@ -1,0 +1,289 @@
+"""The node as outrace sees it, in the API server: conditions (`outrace.io/MemoryPressure` and so on, and
+`outrace.io/PodHeld`), and with `--node-taints own` a taint while a condition holds (`outrace.io/memory-pressure`).
+
+Conditions have types of their own: the three without a prefix are the kubelet's, which writes them over every 10 s,
+also where it has no thresholds (then always False: the setters in pkg/kubelet/nodestatus).
+A patch of a node replaces the list of its taints. So it names the resourceVersion that they were read with: whatever
+wrote meanwhile makes it a Conflict, and they are read again. The taints of others stay as they were.
+"""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Callable, Collection, Mapping
+from math import inf
+from typing import Any
+
+from monitor.actions.status import timestamp
+from monitor.errors import MonitorError
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient, PatchType
+from monitor.kube.errors import ApiError, Cancelled, Conflict, InvalidResponse, TooManyRequests
+from monitor.kube.resources import NODES
+from monitor.kube.retry import Retry
+from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
+from monitor.side.export.log import Log
+
+PREFIX = "outrace.io/"
+#: As often a condition that does not change is written (the kubelet's nodeStatusReportFrequency).
+HEARTBEAT_S = 300.0
+#: Pods are held (`--mode hold`, `--hard-grace`): written where that may be, and where a daemon before has left it True.
+POD_HELD = "PodHeld"
+#: The held pods are written no more often, seconds: a pod can be held and released twice a second.
+HELD_S = 10.0
+#: Condition -> the kubelet's reason and a message, where it holds and where not.
+_WORDS: Mapping[str, Mapping[bool, tuple[str, str]]] = {
+    MEMORY_PRESSURE: {
+        True: ("InsufficientMemory", "outrace has insufficient memory available"),
+        False: ("SufficientMemory", "outrace has sufficient memory available"),
+    },
+    DISK_PRESSURE: {
+        True: ("DiskPressure", "outrace has disk pressure"),
+        False: ("NoDiskPressure", "outrace has no disk pressure"),
+    },
+    PID_PRESSURE: {
+        True: ("InsufficientPID", "outrace has insufficient PID available"),
+        False: ("SufficientPID", "outrace has sufficient PID available"),
+    },
+}
+
+EFFECT = "NoSchedule"
+#: Condition -> the key of its taint, named as the `node.kubernetes.io/...` of the kubelet's conditions.
+KEYS = {
+    MEMORY_PRESSURE: "outrace.io/memory-pressure",
+    DISK_PRESSURE: "outrace.io/disk-pressure",
+    PID_PRESSURE: "outrace.io/pid-pressure",
+}
+#: How often a condition that goes on holding has its taint looked for: a node may be deleted and made anew.
+LOOK_S = 300.0
+#: Conflicts in a row before it waits: a node is written by its kubelet, some controllers and an operator.
+TRIES = 4
+
+
+class NodeReport:
+    """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none;
+    None where pods are never held. `write_conditions` and `write_taints` write what is due, `end` removes our taints.
+
+    Without ``own_taints`` it only removes what a daemon before, killed, has left. ``note(keys)`` writes down which of
+    our taints the node has, before they are set, and none when they are gone; raises OSError.
+    ``on_change(condition, holds, when)`` is called at each change.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: str,
+        holding: Callable[[], Collection[str] | None],
+        log: Log,
+        on_change: Callable[[str, bool, float], object] = lambda *_: None,
+        held: Callable[[], str] | None = None,
+        own_taints: bool = False,
+        note: Callable[[Collection[str]], object] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        jitter: float = 1.0,
+    ) -> None:
+        self.own_taints = own_taints
+        self._client = client
+        self._node = node
+        self._holding = holding
+        self._log = log
+        self._on_change = on_change
+        self._held = held
+        self._note = note
+        self._clock = clock
+        self._wall = wall
+
+        self._held_text = ""
+        self._held_due = 0.0
+        self._conditions = Retry(log, BackOff(cap_s=60.0, jitter=jitter, clock=clock), clock)
+        self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
+        self._written: dict[str, bool] = {}
+        self._heartbeat_due = 0.0
+
+        # What a daemon before left is no matter where the API server cannot be asked.
+        log_taints = log if own_taints else lambda *_, **__: None
+        self._taints = Retry(log_taints, BackOff(cap_s=60.0, jitter=jitter, clock=clock), clock)
+        self._noted: set[str] | None = None  # None: not known
+        self._known: set[str] | None = None  # our taints that the node has; None: not known
+        self._left: list[str] = []  # found, and not wanted
+        self._look_due = 0.0
+
+    def write_conditions(self) -> None:
+        holding = self._holding()
+        if holding is None:
+            return
+        now = self._clock()
+        state = {name: name in holding for name in _WORDS}
+        before, text = self._held_text, "" if self._held is None else self._held()
+        if text != before and now >= self._held_due:
+            self._held_text, self._held_due = text, now + HELD_S
+        if self._held is not None or POD_HELD in self._since:
+            state[POD_HELD] = bool(self._held_text)
+        if not self._since:
+            self._resume(state)
+        for name, holds in state.items():
+            if self._since.get(name, (None, 0.0))[0] != holds:
+                if name in self._since and name in _WORDS:  # a pod that is held has events of its own
+                    self._on_change(name, holds, self._wall())
+                self._since[name] = (holds, self._wall())
+        is_written = state == self._written and before == self._held_text
+        if now < self._heartbeat_due and (self._conditions.problem or is_written):
+            return
+        try:
+            self._client.patch(NODES, self._node, {"status": {"conditions": self._objects()}}, subresource="status")
+        except MonitorError as error:
+            self._conditions.failed(error, "node conditions not written; trying again", node=self._node)
+            self._heartbeat_due = self._conditions.due
+            return
+        self._written, self._heartbeat_due = state, now + HEARTBEAT_S
+        self._conditions.works("node conditions are written again", node=self._node)
+
+    def _resume(self, state: dict[str, bool]) -> None:
+        """One that is as the daemon before has left it has been so since then."""
+        now = self._wall()
+        try:
+            found = self._client.get(NODES, self._node)["status"].get("conditions", [])
+        except (MonitorError, LookupError, AttributeError):
+            return  # it begins now
+        for one in found:
+            name = str(one.get("type", "")).removeprefix(PREFIX)
+            if name == POD_HELD and name not in state and one["type"] == PREFIX + name and one.get("status") == "True":
+                self._since[name] = (True, now)  # of a daemon that held: it ends with the next turn
+            if name in state and one["type"].startswith(PREFIX) and one.get("status") == str(state[name]):
+                self._since[name] = (state[name], _unix(one.get("lastTransitionTime"), now))
+
+    def _objects(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "type": f"{PREFIX}{name}",
+                "status": str(holds),
+                **self._words(name, holds),
+                "lastHeartbeatTime": timestamp(self._wall()),
+                "lastTransitionTime": timestamp(since),
+            }
+            for name, (holds, since) in self._since.items()
+        ]
+
+    def _words(self, condition: str, holds: bool) -> dict[str, str]:
+        if condition != POD_HELD:
+            reason, message = _WORDS[condition][holds]
+            return {"reason": f"OutraceHas{reason}", "message": message}
+        if holds:
+            return {"reason": "OutraceHoldsPod", "message": f"outrace holds {self._held_text}"}
+        return {"reason": "OutraceHoldsNoPod", "message": "outrace holds no pod"}
+
+    def write_taints(self) -> None:
+        holding = self._holding() if self.own_taints else ()
+        if holding is None:
+            return
+        wanted = {key for condition, key in KEYS.items() if condition in holding}
+        now = self._clock()
+        if now < self._look_due and (self._taints.problem or wanted == self._known):
+            return
+        self._known = None  # a patch whose answer was lost may have been done
+        try:
+            self._write(self._client, wanted)
+        except MonitorError as error:
+            self._failed(error)
+            return
+        self._known, self._look_due = wanted, now + LOOK_S if wanted else inf
+        self._taints.works("taints of the node are written again", node=self._node)
+
+    def end(self, client: ApiClient) -> None:
+        """The daemon ends; ``client`` is one that this does not stop."""
+        if not self.own_taints or self._known == set():
+            return
+        try:
+            self.remove_taints(client)
+        except (MonitorError, Cancelled) as error:
+            self._log.warning(
+                "taints of the node may be left; the next start removes them", node=self._node, problem=str(error)
+            )
+        else:
+            self._known = set()
+
+    def remove_taints(self, client: ApiClient) -> None:
+        """Have the node have none of ours. Raises KubeError."""
+        self._write(client, set())
+
+    def _write(self, client: ApiClient, wanted: Collection[str]) -> None:
+        """Have the node have these of ours, and those of others. Raises Conflict after `TRIES`, and every KubeError."""
+        if wanted:
+            self._write_down({*wanted, *(self._noted or ())})
+        self._write_node(client, wanted)
+        self._write_down(set(wanted))
+
+    def _write_down(self, keys: set[str]) -> None:
+        """A full disk is what a taint may be about, so it is set without a record too: the next start with pods of the
+        cluster looks at the node anyway.
+        """
+        if keys == self._noted:
+            return
+        try:
+            self._note(keys)
+        except OSError as error:
+            self._log.warning("taints of the node are not written down", node=self._node, problem=str(error))
+        else:
+            self._noted = keys
+
+    def _write_node(self, client: ApiClient, wanted: Collection[str]) -> None:
+        for tries_left in reversed(range(TRIES)):
+            version, taints = _read(client.get(NODES, self._node), self._node)
+            ours = {one["key"] for one in taints if _is_ours(one)}
+            added, self._left = sorted(set(wanted) - ours), sorted(ours - set(wanted))
+            if not added and not self._left:
+                return
+            made = [one for one in taints if not _is_ours(one) or one["key"] in wanted]
+            made += [{"key": key, "effect": EFFECT} for key in added]
+            body = {"metadata": {"resourceVersion": version}, "spec": {"taints": made or None}}
+            try:
+                client.patch(NODES, self._node, body, kind=PatchType.MERGE)
+            except Conflict:
+                if not tries_left:
+                    raise
+                continue
+            self._log.info("taints of the node written", node=self._node, added=added, removed=self._left)
+            return
+
+    def _failed(self, error: MonitorError) -> None:
+        refused = isinstance(error, ApiError) and 400 <= error.code < 500
+        if not self.own_taints and refused and not isinstance(error, Conflict | TooManyRequests):
+            self._known, self._look_due = set(), inf  # a right that this mode is not given: nothing to wait for
+            if self._left:
+                self._log.warning(
+                    "a taint that a daemon before has left cannot be removed; use kubectl taint node NODE KEY-",
+                    node=self._node,
+                    keys=self._left,
+                    problem=str(error),
+                )
+            return
+        self._taints.failed(error, "taints of the node not written; trying again", node=self._node)
+        self._look_due = self._taints.due
+
+
+def reason(condition: str, holds: bool) -> str:
+    """As the kubelet calls it: InsufficientMemory, NoDiskPressure."""
+    return _WORDS[condition][holds][0]
+
+
+def _unix(text: object, default: float) -> float:
+    try:
+        return float(calendar.timegm(time.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ")))
+    except ValueError:
+        return default
+
+
+def _read(node: dict[str, Any], name: str) -> tuple[str, list[dict[str, Any]]]:
+    """resourceVersion and taints."""
+    metadata, spec = node.get("metadata"), {} if node.get("spec") is None else node["spec"]
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    taints = (spec.get("taints") or []) if isinstance(spec, dict) else None
+    if not isinstance(version, str) or not version or not isinstance(taints, list):
+        raise InvalidResponse(f"get nodes {name}: no resourceVersion, or taints that are no list")
+    return version, taints
+
+
+def _is_ours(taint: object) -> bool:
+    return isinstance(taint, dict) and taint.get("key") in KEYS.values() and taint.get("effect") == EFFECT
