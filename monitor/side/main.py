@@ -121,17 +121,14 @@ class Side:
         disks = find_disks(config.nodefs, config.imagefs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
-        self.messages = MessageHandler(self.view, self.files, self.disks.pod_stats, self.disks.reclaim)
-        self.messages.on_capacity = self.processes.scores.set_capacity
+        disks_and_scores = self.disks.pod_stats, self.disks.reclaim, self.processes.scores.set_capacity
+        self.messages = MessageHandler(self.view, self.files, *disks_and_scores)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
         if source.feed is not None:
             source.feed.on_evicted, source.feed.on_ending = self.view.pod_evicted, self.view.holds.evicted
-        self.watch = PodWatch(source, self.wake)
-        self.view.look_at_pods = self.watch.look_soon
+        self.view.watch = self.watch = PodWatch(source, self.wake)
         self.view.reloader = self.reloader = Reloader(self.view)
-        self.view.pods_stalled_s = self.watch.stalled_s
-        self.view.pod_source = source
         self.pods = PodSync(self.view, sock, self.watch, self.processes.scores, self.heartbeat.ping)
         self.races: Races | None = None
         self.daemon_socket: DaemonSocket | None = None
@@ -316,7 +313,7 @@ class Side:
         if check_spec(self.config.pods)[0] in CLUSTER:
             from monitor.side.cluster.cluster import open_cluster
 
-            cluster = self.view.cluster = open_cluster(self.view, self.files, self.messages)
+            cluster = self.view.cluster = open_cluster(self.view, self.files)
         if (state_dir / "taints").is_dir():
             from monitor.side.cluster.taint_record import start_removal
 

@@ -41,18 +41,16 @@ _NAMED = 3
 
 
 class BrakeReport:
-    """``takers`` are the processes that take the memory, as last looked at: largest first."""
+    """Has ``view.takers`` looked at."""
 
     def __init__(self, view: View) -> None:
-        self.takers: tuple[str, ...] = ()
         self._view = view
         self._log = view.log
         self._worker = Worker("takers", 1)  # while one look is under way, another would give the same
-        view.takers = lambda: self.takers
 
     def released(self, message: Released) -> None:
         self._log.info("evictions are not held any more", reason="", **message._asdict())
-        self.takers = ()
+        self._view.takers = ()
 
     def braked(self, message: Braked) -> None:
         """Evictions are held, or for another reason than before."""
@@ -62,8 +60,8 @@ class BrakeReport:
 
     def _look(self) -> None:
         found = takers(self._view)
-        if self._view.braked is not None or not self.takers:
-            self.takers = found
+        if self._view.braked is not None or not self._view.takers:
+            self._view.takers = found
         self._log.warning("what no eviction gives back is taken by", takers=list(found))
 
 
@@ -116,7 +114,8 @@ _NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
-    ``pod_stats(uid)`` are the figures of a pod's local storage, ``reclaim(actions)`` has the node cleaned up.
+    ``pod_stats(uid)`` are the figures of a pod's local storage, ``reclaim(actions)`` has the node cleaned up,
+    ``set_capacity(bytes)`` is called when the node's memory is another one.
     """
 
     def __init__(
@@ -125,9 +124,11 @@ class MessageHandler:
         files: Worker,
         pod_stats: Callable[[str], PodStats | None],
         reclaim: Callable[[tuple[str, ...]], None],
+        set_capacity: Callable[[int], object],
     ) -> None:
         self._pod_stats = pod_stats
         self._reclaim = reclaim
+        self._set_capacity = set_capacity
         self._era = era(view.config.policy)
         self.view = view
         self.files = files
@@ -136,12 +137,6 @@ class MessageHandler:
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
-        self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
-        #: A pod was signalled at so many ns, and whether with a grace; it (its uid) got its SIGKILL or was empty at ns.
-        self.on_evicting: Callable[[EvictedPod, int, bool], object] = lambda *_: None
-        self.on_ended: Callable[[str, int], object] = lambda *_: None
-        #: With --evict-by api: a decision that the API server is asked to carry out.
-        self.on_asked: Callable[[messages.Decision], object] | None = None
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
         self.soft_brakes = SoftBrakes(view)
@@ -209,7 +204,7 @@ class MessageHandler:
         if node is not None and node["capacity"] != self.view.capacity:
             self.view.capacity = node["capacity"]
             self.view.mem_total = meminfo.mem_total()
-            self.on_capacity(self.view.capacity)
+            self._set_capacity(self.view.capacity)
         if tuple(message.conditions) != tuple(before):  # a list as it comes over the socket
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
@@ -222,10 +217,11 @@ class MessageHandler:
             return
         text, annotations = self._status_message(found.pod, message)
         fields |= {"pod": label(found.pod), "message": text}
+        cluster = self.view.cluster
         if message.observed:
-            if self.on_asked is not None:
+            if cluster is not None and cluster.evictions is not None:
                 self.log.warning("asking the API server to evict", **fields)
-                self.on_asked(message)
+                cluster.evictions.decided(message)
             else:
                 self.log.warning("would evict", **fields)
             return
@@ -244,7 +240,8 @@ class MessageHandler:
             self._evictions.pop(next(iter(self._evictions)))
         self._evictions[eviction.id] = eviction
         signalled_ns = message.decided_ns if message.signalled_ns is None else message.signalled_ns
-        self.on_evicting(eviction, signalled_ns, message.given_s > 0)  # before the log: the kubelet does not wait
+        if cluster is not None:  # before the log: the kubelet does not wait
+            cluster.evicting(eviction, signalled_ns, message.given_s > 0)
         self.log.warning("evicting", **fields)
         self.files.submit(lambda: self.store.write(eviction))
 
@@ -271,10 +268,14 @@ class MessageHandler:
         return decision.quantity
 
     def _on_killed(self, message: messages.Killed) -> None:
-        self.on_ended(message.pod, message.ts_ns)
+        self._on_ended(message.pod, message.ts_ns)
+
+    def _on_ended(self, pod: str, ended_ns: int) -> None:
+        if self.view.cluster is not None:
+            self.view.cluster.ended(pod, ended_ns)
 
     def _on_evicted(self, message: messages.Evicted) -> None:
-        self.on_ended(message.pod, message.gone_ns)
+        self._on_ended(message.pod, message.gone_ns)
         eviction = self._evictions.pop(str(message.id), None)
         fields = {key: value for key, value in present(message).items() if key != "pod"}
         known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message.pod), "pod", None)

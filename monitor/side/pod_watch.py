@@ -26,7 +26,7 @@ class PodWatch:
     """Polls ``source`` from its own thread; ``wake()`` is called there when `take` has something."""
 
     def __init__(self, source: PodSource, wake: Callable[[], None]) -> None:
-        self._source = source
+        self.source = source
         self._look_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # written, the next look begins at once
         self._wake = wake
         self.looks = 0  # that are over, and what they found can be taken
@@ -66,14 +66,14 @@ class PodWatch:
 
     def _run(self) -> None:
         poll = select.poll()
-        fd = self._source.fileno()
+        fd = self.source.fileno()
         if fd is not None:
             poll.register(fd, select.POLLIN)
         poll.register(self._look_fd, select.POLLIN)
         try:
             while True:
                 self._rest(self._look())
-                ready = poll.poll(1000 * max(_POLL_S, self._source.due_s()))
+                ready = poll.poll(1000 * max(_POLL_S, self.source.due_s()))
                 if any(fd == self._look_fd for fd, _ in ready):
                     os.eventfd_read(self._look_fd)
         except Exception as error:  # noqa: BLE001 - raised again by `take`: a thread that ends in silence would be worse
@@ -90,13 +90,13 @@ class PodWatch:
         """Look once; the seconds it took."""
         began = self._began = time.monotonic()
         try:
-            found: Change | MonitorError = self._source.poll()
+            found: Change | MonitorError = self.source.poll()
         except MonitorError as error:
             found = error
         self._began = None
         if found != Change():
             self._found.put(found)
-        if not isinstance(found, MonitorError) and self._source.is_complete:
+        if not isinstance(found, MonitorError) and self.source.is_complete:
             self._known.set()  # after the queue has it: a waiting thread finds it there
         self.looks += 1
         if found != Change():

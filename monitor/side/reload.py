@@ -170,12 +170,12 @@ class Reloader:
 
     def _look_by(self, config: RunConfig) -> None:
         """Have the pods looked at by its table of services, from begin to end: the look under way may be of before."""
-        view = self._view
-        if view.pod_source is None:
+        watch = self._view.watch
+        if watch is None:
             return
-        view.pod_source.rules = config.services
-        enough = view.look_at_pods() + 2
-        while view.look_at_pods() < enough:
+        watch.source.rules = config.services
+        enough = watch.look_soon() + 2
+        while watch.look_soon() < enough:
             time.sleep(_POLL_S)
 
     def _wait(self, counter: str, number: int) -> None:

@@ -21,7 +21,7 @@ from monitor.kernel.limits import LimitCache
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, Refresh, SideMessage, State
-from monitor.pods.model import FoundPod, PodSource
+from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
 from monitor.race.events import Refused
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from monitor.kernel.pins import Map, Pins
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.disk_watch import DiskWatch
+    from monitor.side.pod_watch import PodWatch
     from monitor.side.races import Races
     from monitor.side.reload import Reloader
 
@@ -78,7 +79,7 @@ class View:
     started: float = field(default_factory=time.time)
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
-    takers: Callable[[], tuple[str, ...]] = tuple  # processes whose memory no eviction gives back
+    takers: tuple[str, ...] = ()  # the processes that take the memory while evictions are suspended, largest first
     kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
     given_back_bytes: int = 0  # left by evicted pods, and taken back by the kernel on request
     bad_messages: int = 0  # of the hot process, that could not be used
@@ -86,11 +87,8 @@ class View:
     thresholds: tuple[Threshold, ...] = ()
     evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
     side_turns: int = 0  # of the side's main loop
-    pod_source: PodSource | None = None
-    #: Have a look at the pods begun at once, from any thread; how many are over.
-    look_at_pods: Callable[[], int] = lambda: 0
+    watch: PodWatch | None = None
     reloader: Reloader | None = None
-    pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
     _counts: Map | None = None
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -102,12 +100,12 @@ class View:
     @property
     def pods_unlisted(self) -> int:
         """How many pods have a cgroup and are not in the list of their source."""
-        return len(self.pod_source.unlisted) if self.pod_source is not None else 0
+        return len(self.watch.source.unlisted) if self.watch is not None else 0
 
     @property
     def pods_source_failing(self) -> bool:
         """Whether the server that pods come from does not answer: they are those it had last."""
-        feed = None if self.pod_source is None else self.pod_source.feed
+        feed = None if self.watch is None else self.watch.source.feed
         return feed is not None and feed.is_failing
 
     @property
@@ -126,7 +124,7 @@ class View:
         if braked is None:
             return None
         held_s = max(0.0, (time.monotonic_ns() - braked["since_ns"]) / 1e9)
-        return {**{k: v for k, v in braked.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers())}
+        return {**{k: v for k, v in braked.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers)}
 
     def pod_evicted(self, uid: str, name: str, message: str) -> None:
         """The API server reports a pod as Evicted. From any thread."""
@@ -178,7 +176,7 @@ class View:
 
     def not_ready(self) -> str:
         """Why decisions cannot be made yet; "" when they can."""
-        stalled_s = self.pods_stalled_s()
+        stalled_s = self.watch.stalled_s() if self.watch is not None else 0.0
         if stalled_s:
             return f"looking at the pods ({self.config.pods}) has been hanging for {stalled_s:.0f} s"
         hung_s = self.disks.stalled_s() if self.disks is not None else 0.0

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -88,10 +89,11 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) ->
     known.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
     known.first_seen["uid-a"] = 1_800_000_000.0
     files = Worker("files")
-    handler = MessageHandler(known, files, lambda _: None, lambda _: None)
     begun, ended = list[tuple[str, int, bool]](), list[tuple[str, int]]()
-    handler.on_evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
-    handler.on_ended = lambda uid, ns: ended.append((uid, ns))
+    known.cluster = create_autospec(Cluster, instance=True)
+    known.cluster.evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
+    known.cluster.ended = lambda uid, ns: ended.append((uid, ns))
+    handler = MessageHandler(known, files, *[lambda _: None] * 3)
     kind = "soft" if given_s else "hard"
     assert handler.handle(DECISION._replace(observed=False, kind=kind, given_s=given_s, signalled_ns=3))
     assert handler.handle(Killed(1, "uid-a", "default/a", 4))

@@ -32,7 +32,6 @@ from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
-    from monitor.side.message_handler import MessageHandler
     from monitor.side.view import View
 
 #: A connection that nobody uses is looked at so often: an API server, and what is before it, close idle ones.
@@ -100,13 +99,12 @@ class Cluster:
             self._thread.join(_END_S)
         self._ended.set()
 
-    def evict_by_api(self, view: View) -> ApiEvictions:
+    def evict_by_api(self, view: View) -> None:
         """Have the API server asked to evict pods from now on, on a connection that is kept open."""
         grace_s = view.config.eviction_max_pod_grace_period_s
         made = self.evictions = ApiEvictions(self._client, view, grace_s, self._log)
         about = made.turn, self._stop, made.woken
         threading.Thread(target=turning, args=about, name="evictions", daemon=True).start()
-        return made
 
     def evicting(self, eviction: EvictedPod, signalled_ns: int, in_grace: bool = False) -> None:
         """A pod was signalled at ``signalled_ns`` (CLOCK_MONOTONIC). ``in_grace``: with SIGTERM, and it may write on.
@@ -183,10 +181,8 @@ def report_status(view: View, record: Record, outcome: str, text: str) -> None:
         view.races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
 
 
-def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster | None:
-    """The cluster whose pods these are, which gets evictions from now on; None where its API server may not be
-    asked.
-    """
+def open_cluster(view: View, files: Worker) -> Cluster | None:
+    """The cluster whose pods these are; None where its API server may not be asked."""
     config = view.config
     access = Access.found(config)
     try:
@@ -210,7 +206,6 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
     about = state_dir, files, view.log, holding, alert, config.taints_node, *by
     cluster = Cluster(server, access.node, *about, held=view.holds.names if config.holds else None)
     cluster.start()
-    messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended
     if config.asks_api:
-        messages.on_asked = cluster.evict_by_api(view).decided
+        cluster.evict_by_api(view)
     return cluster
