@@ -1,4 +1,4 @@
-"""`outrace config show|check|translate|example`: what is in force, what bites in it, old flags, every key."""
+"""`outrace config show|check|translate`: what is in force, what bites in it, old flags."""
 
 from __future__ import annotations
 
@@ -91,14 +91,6 @@ def check(output: str, **options: Any) -> int:
     warnings = _warnings(*_read(options))
     emit(output, {"warnings": warnings}, lambda: [f"warning: {warning}" for warning in warnings])
     return EXIT_FINDINGS if warnings else EXIT_OK
-
-
-@config.command()
-def example() -> None:
-    """Print a configuration file with every key: its unit, default and reason. All of it is commented out."""
-    from monitor.settings.documented import example as text
-
-    click.echo(text(), nl=False)
 
 
 @config.command(context_settings={"ignore_unknown_options": True})

@@ -13,8 +13,18 @@ from click.core import ParameterSource
 from monitor.errors import ConfigError
 from monitor.pods.spec import SERVICES
 from monitor.policy.translate import BOOLEANS
-from monitor.settings.option import variable_of
-from monitor.settings.options import GONE_OPTIONS, KEY, KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TABLE, TEXTS, Option
+from monitor.settings.options import (
+    GONE_OPTIONS,
+    KEY,
+    KUBELET_SWITCH,
+    NUMBER,
+    OPTIONS,
+    SWITCH,
+    TABLE,
+    TEXTS,
+    Option,
+    variable_of,
+)
 
 if TYPE_CHECKING:
     from monitor.kernel.disks import Disks

@@ -15,7 +15,7 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.releases import CURRENT
 from monitor.policy.thresholds import parse_flag_map
 from monitor.policy.translate import BOOLEANS
-from monitor.settings.option import BOOLEAN
+from monitor.settings import values
 from monitor.settings.options import KUBELET_KEYS, NUMBER, SETTINGS, Option
 
 #: Seconds that the kubelet may take to answer.
@@ -118,7 +118,7 @@ def _value(setting: Option, text: str) -> Any:
     if setting.kubelet_key in TEXT_MAPS:
         return parse_flag_map(text, "<" if setting.kubelet_key in (HARD, SOFT) else "=")
     value: Any = int(text) if setting.kind == NUMBER else text
-    if setting.value is BOOLEAN:
+    if setting.parse is values.boolean:
         value = BOOLEANS.get(text, text)
     parsed = setting.parse(value)
     return list(parsed) if setting.kubelet_key == ENFORCE else value

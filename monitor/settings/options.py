@@ -1,50 +1,26 @@
 """The options of `outrace run`, one table: for the command line, the environment, the own file and a kubelet's.
 
 ``--eviction-hard`` is `OUTRACE_EVICTION_HARD` in the environment and ``eviction-hard`` in the own file.
-`monitor.cli.options` makes click's options of the table, `monitor.settings.read` reads the files by it, and
-`monitor.settings.documented` makes the example of it.
+`monitor.cli.options` makes click's options of the table, and `monitor.settings.read` reads the files by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from monitor.kernel.rungs import AUTO, NAMES, POLL
 from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.policy.releases import ERAS
+from monitor.settings import values
 from monitor.settings.config import MODES
-from monitor.settings.option import (
-    ABSOLUTE_PATH,
-    BOOLEAN,
-    DIRECTORY,
-    DURATION,
-    ENFORCEABLE,
-    FILE_NAME,
-    IMAGE_PRUNE,
-    KEY,
-    KUBELET_SWITCH,
-    LISTEN,
-    NAME,
-    NUMBER,
-    OPTIONAL_PATH,
-    PERIOD,
-    PODS,
-    RECORDING,
-    SECONDS,
-    SERVICES,
-    SWITCH,
-    TABLE,
-    TEXT,
-    TEXTS,
-    WHOLE_SECONDS,
-    Option,
-    choice,
-    key,
-    setting,
-    switch,
-    text_map,
-    urls,
-)
 
-__all__ = ["KEY", "KUBELET_SWITCH", "NUMBER", "SWITCH", "TABLE", "TEXT", "TEXTS", "Option"]
+#: How an option is written on the command line: with a text, with a number, with a text and several times,
+#: ``--x/--no-x``, and as the kubelet's own switches: ``--x``, ``--x=true``, ``--x=false``.
+TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch", "kubelet switch"
+#: ... what only the own file has, and what only a KubeletConfiguration has.
+TABLE, KEY = "table", "key"
 
 HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
@@ -52,344 +28,315 @@ TRIGGERS = ("user", "kernel")
 EVICT_BY = ("kill", "api")
 NODE_TAINTS = ("none", "own")
 
-_CROSSING: tuple[Option, ...] = (
-    choice(
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`parse` raises ValueError for a wrong value. `default` is what the help shows; the default itself is that of
+    RunConfig's `field` ("": a file to read, not a setting). `kubelet_key`: where a KubeletConfiguration has it.
+    `live`: a running daemon takes another value at `outrace reload`.
+    """
+
+    name: str
+    parse: Callable[[Any], Any]
+    metavar: str
+    help: str
+    default: str = ""
+    kind: str = TEXT
+    kubelet_key: str = ""
+    field: str = ""
+    own_file: bool = True
+    live: bool = False
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return variable_of(self.name)
+
+
+def variable_of(name: str) -> str:
+    return "OUTRACE_" + name.upper().replace("-", "_")
+
+
+def _setting(
+    name: str,
+    parse: Callable[[Any], Any],
+    metavar: str,
+    help: str,  # noqa: A002
+    *,
+    kubelet: bool = False,
+    **rest: Any,
+) -> Option:
+    """``kubelet``: a KubeletConfiguration has it too, by the same name in camel case."""
+    first, *others = name.split("-")
+    key = first + "".join(map(str.capitalize, others)) if kubelet else ""
+    return Option(name, parse, metavar, help, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
+
+
+def _key(name: str, parse: Callable[[Any], Any], help: str, **rest: Any) -> Option:  # noqa: A002
+    """A key of a KubeletConfiguration that is no option of ours."""
+    return _setting(name, parse, "", help, kubelet=True, kind=KEY, own_file=False, **rest)
+
+
+def _switch(name: str, help: str, **rest: Any) -> Option:  # noqa: A002
+    return _setting(name, values.boolean, "", help, **{"kind": SWITCH, "default": "false", **rest})
+
+
+def _choice(
+    name: str,
+    choices: Sequence[str],
+    help: str,  # noqa: A002
+    metavar: str = "",
+    gone: Mapping[str, str] | None = None,
+) -> Option:
+    """``gone``: a value of earlier versions -> what to write instead."""
+    parse = values.choice(choices, gone or {})
+    return _setting(name, parse, metavar or "|".join(choices), help, default=choices[0])
+
+
+def _text_map(name: str, operator: str, what: str, example: str, **rest: Any) -> Option:
+    """A map of signals or resources to amounts, as a kubelet's file or flag has it."""
+    return _setting(
+        name,
+        values.text_map(operator),
+        "MAP",
+        f"{what}, such as '{example}'.",
+        kubelet=True,
+        **{"default": "none", **rest},
+    )
+
+
+def _urls(name: str, help: str) -> Option:  # noqa: A002
+    parse = values.urls(f"--{name}")
+    return _setting(name, parse, "URL", help, default="none", kind=TEXTS, field=f"{name}s", live=True)
+
+
+OPTIONS: tuple[Option, ...] = (
+    # Files
+    _setting(
+        "config",
+        values.text,
+        "FILE",
+        "Own configuration, YAML or TOML; keys are the option names.",
+        field="",
+        own_file=False,
+    ),
+    # Nothing has to be written twice: where a kubelet runs it is asked, for its drop-ins too.
+    _setting(
+        "kubelet-config",
+        values.text,
+        "FILE",
+        "A KubeletConfiguration, as it is.",
+        default="that of the kubelet of this node",
+        field="",
+    ),
+    # Node and pods
+    _setting(
+        "node-cgroup",
+        values.text,
+        "PATH",
+        "Treat this cgroup as the node; its limit is the capacity.",
+        default="the whole machine",
+    ),
+    _setting(
+        "pods",
+        values.pods,
+        "SOURCE",
+        "auto (the kubelet's, where there is one, else services), kubelet[:URL], apiserver, manifests:DIR, services or "
+        "cgroups.",
+        default="auto",
+    ),
+    _setting(
+        "services",
+        values.services,
+        "",
+        "Priority, request, grace and never of services, by pattern.",
+        kind=TABLE,
+        default="none",
+        live=True,
+    ),
+    # Credentials of its own can have fewer rights than the kubelet's. Only its exec plugin runs.
+    _setting(
+        "kubeconfig",
+        values.absolute_path,
+        "FILE",
+        "A kubeconfig with credentials for the cluster.",
+        default="those of the pod, or the kubelet's",
+    ),
+    # Known where the kubelet is seen; in a pod without the host's network it has to be given.
+    _setting("node-name", values.text, "NAME", "The node's name in the cluster.", default="the kubelet's"),
+    # What answers on the kubelet's port decides which pod is evicted: it has to show that it is the kubelet.
+    _setting(
+        "kubelet-ca",
+        values.absolute_path,
+        "FILE",
+        "CA file that signed the kubelet's certificate.",
+        default="require the certificate in the kubelet's own directory",
+    ),
+    _key("cgroup-root", values.optional_text, "kubepods is below it.", default="the root"),
+    # What is done at a crossing
+    _choice(
         "mode",
         MODES,
-        "At a crossing: observe logs, hold brakes the pod until room is there again and kills only below a "
-        "second line, enforce kills at once.",
-        why="Nobody is touched before somebody asks for it.",
+        "At a crossing: observe logs, hold brakes the pod until room is there again and kills only below a second "
+        "line, enforce kills at once.",
     ),
-    switch("enforce", "Short for --mode enforce.", why="As short as possible; mode says the same."),
-    setting(
+    _switch("enforce", "Short for --mode enforce."),
+    # A pod that stands still for longer fails its probes; what would have made room has had time.
+    _setting(
         "hold-limit",
-        DURATION,
+        values.positive_duration_ns,
+        "DURATION",
         "After so long the policy decides, and a pod is held no longer than twice that; --hard-grace comes on top.",
         default="2m",
         field="hold_limit_ns",
-        why="A pod that stands still for longer fails its probes; what would have made room has had time.",
     ),
-    setting(
+    # None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.
+    _setting(
         "hard-grace",
-        WHOLE_SECONDS,
+        values.whole_seconds_ns,
+        "DURATION",
         "With --mode enforce on cgroup v2: brake, then SIGTERM, and SIGKILL after this or below the second line.",
         default="none",
-        example="5s",
         field="hard_grace_ns",
-        why="None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.",
     ),
-    choice(
-        "trigger",
-        TRIGGERS,
-        "Who kills under --enforce: user space, or the BPF program too.",
-        why="User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.",
-    ),
-    choice(
+    # User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.
+    _choice("trigger", TRIGGERS, "Who kills under --enforce: user space, or the BPF program too."),
+    # An eviction by the API takes seconds, and the OOM killer does not wait.
+    _choice(
         "evict-by",
         EVICT_BY,
         "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
-        why="An eviction by the API takes seconds, and the OOM killer does not wait.",
     ),
-    choice(
+    # None: the kubelet's own conditions taint the node too, and taints take rights in the cluster.
+    _choice(
         "node-taints",
         NODE_TAINTS,
         "Taint the node while a condition holds: own is outrace.io/memory-pressure:NoSchedule and so on.",
-        why="None: the kubelet's own conditions taint the node too, and taints take rights in the cluster.",
     ),
-)
-
-
-_THRESHOLDS: tuple[Option, ...] = (
-    choice(
-        "policy",
-        ERAS,
-        "The release whose policy decides.",
-        why="The newest release that the recorded cases cover; an older node is compared with its own.",
-    ),
-    text_map(
+    # Policy and thresholds
+    _choice("policy", ERAS, "The release whose policy decides."),
+    # Naming one signal switches the other defaults off, as in the kubelet.
+    _text_map(
         "eviction-hard",
         "<",
         "Hard eviction thresholds",
         "memory.available<100Mi",
         default="those of the release",
         live=True,
-        why="Below it pods are evicted at once. 100Mi is the kubelet's default, so both decide alike; with --pods "
-        "services what the kernel keeps for itself comes on top. Naming one signal switches the other defaults off, "
-        "as in the kubelet.",
     ),
-    text_map(
-        "eviction-soft",
-        "<",
-        "Soft eviction thresholds",
-        "memory.available<300Mi",
-        default="none",
-        live=True,
-        why="Below it pods are evicted with a grace, but only after the grace period. The kubelet has none by default.",
-    ),
-    text_map(
+    _text_map("eviction-soft", "<", "Soft eviction thresholds", "memory.available<300Mi", live=True),
+    _text_map(
         "eviction-soft-grace-period",
         "=",
         "How long a soft threshold has to be met before pods are evicted",
         "memory.available=1m30s",
-        default="none",
         live=True,
-        why="A short peak is no reason to evict. Every soft threshold needs one.",
     ),
-    setting(
+    # 0, the kubelet's default, kills at once; below 0 each pod has its own grace.
+    _setting(
         "eviction-max-pod-grace-period",
-        SECONDS,
+        values.whole_number,
+        "SECONDS",
         "Longest grace of a soft eviction.",
         kind=NUMBER,
         kubelet=True,
         field="eviction_max_pod_grace_period_s",
         default="0",
         live=True,
-        why="Bounds how long a pod that is to go may stay. 0, the kubelet's default, kills at once; below 0 each pod "
-        "has its own grace.",
     ),
-    text_map(
+    # Without it a node that is just above the threshold crosses it again at the next allocation.
+    _text_map(
         "eviction-minimum-reclaim",
         "=",
         "How far above its threshold a signal has to be brought back",
         "memory.available=0Mi",
-        default="none",
         live=True,
-        why="Without it a node that is just above the threshold crosses it again at the next allocation.",
     ),
-    setting(
+    _setting(
         "eviction-pressure-transition-period",
-        PERIOD,
+        values.duration_ns,
+        "DURATION",
         "How long a condition stays.",
         default="5m",
         kubelet=True,
         field="eviction_pressure_transition_period_ns",
         live=True,
-        why="Keeps the node's condition from flapping around a threshold; the kubelet's default.",
     ),
-    key(
+    _key(
         "enforce-node-allocatable",
-        ENFORCEABLE,
+        values.enforceable,
         "With pods the hard threshold for memory holds for the memory of all pods together too.",
         default="pods",
     ),
-    text_map(
-        "system-reserved",
-        "=",
-        "Reserved for daemons of the system",
-        "memory=500Mi",
-        default="none",
-        why="Is taken off what pods may use; has to be the kubelet's.",
-    ),
-    text_map(
-        "kube-reserved",
-        "=",
-        "Reserved for daemons of Kubernetes",
-        "memory=500Mi",
-        default="none",
-        why="Is taken off what pods may use; has to be the kubelet's.",
-    ),
-    setting(
+    # Taken off what pods may use; both have to be the kubelet's.
+    _text_map("system-reserved", "=", "Reserved for daemons of the system", "memory=500Mi"),
+    _text_map("kube-reserved", "=", "Reserved for daemons of Kubernetes", "memory=500Mi"),
+    # Every threshold is compared in the kernel already.
+    _setting(
         "kernel-memcg-notification",
-        BOOLEAN,
+        values.boolean,
+        "",
         "Accepted for compatibility; no effect.",
         kind=KUBELET_SWITCH,
         kubelet=True,
         default="false",
-        why="Every threshold is compared in the kernel already.",
     ),
-    key(
+    _key(
         "local-storage-capacity-isolation",
-        BOOLEAN,
+        values.boolean,
         "Evict pods over their own limits of local storage.",
         default="true",
         field="local_storage",
     ),
+    # Disks, found by where the kubelet and the container runtime keep their files
+    _setting("nodefs", values.absolute_path, "PATH", "A path on the node's file system.", default="found at start"),
+    _setting(
+        "imagefs",
+        values.absolute_path,
+        "PATH",
+        "A path on the file system of images and writable layers.",
+        default="found at start",
+    ),
+    # None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work.
+    _setting(
+        "reclaim-images",
+        values.prunes_images,
+        "crictl|podman|COMMAND",
+        "What makes room on a disk before pods are evicted: crictl (`crictl rmi --prune`), podman (`podman image prune "
+        "--all --force`), or a command.",
+        default="none",
+    ),
+    # How memory is watched
+    _choice(
+        "hooks",
+        HOOKS,
+        f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}.",
+        "NAME",
+        gone={"psi": POLL, "eventfd": POLL},
+    ),
+    # The daemon. Only this machine: the server knows no users.
+    _setting(
+        "listen",
+        values.listen,
+        "HOST:PORT",
+        "Serve /healthz, /readyz, /metrics and /stats/summary on this address.",
+        default="127.0.0.1:9469",
+    ),
+    # Off: both name the pods of all tenants. The probes /healthz and /readyz are always answered.
+    _switch("expose-metrics", "Answer /metrics and /stats/summary to other hosts and pods too."),
+    _setting("record", values.record, "FILE", "Record every input to FILE, for outrace replay.", default="none"),
+    _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
+    _urls("webhook", "POST every alert to this URL; repeatable."),
+    # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
+    _setting(
+        "state-dir",
+        values.path,
+        "DIR",
+        "Where statuses of evicted pods and the lock live.",
+        default="/var/lib/outrace",
+    ),
+    _choice("log-format", LOG_FORMATS, "How log lines look."),
 )
-
-
-#: The table, by what the options are about.
-GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
-    (
-        "Files",
-        (
-            setting(
-                "config",
-                FILE_NAME,
-                "Own configuration, YAML or TOML; keys are the option names.",
-                field="",
-                own_file=False,
-            ),
-            setting(
-                "kubelet-config",
-                FILE_NAME,
-                "A KubeletConfiguration, as it is.",
-                default="that of the kubelet of this node",
-                field="",
-                example="/var/lib/kubelet/config.yaml",
-                why="So that nothing has to be written twice. Where a kubelet runs it is asked, for its drop-ins too.",
-            ),
-        ),
-    ),
-    (
-        "Node and pods",
-        (
-            setting(
-                "node-cgroup",
-                NAME,
-                "Treat this cgroup as the node; its limit is the capacity.",
-                "PATH",
-                default="the whole machine",
-                example="/node.slice",
-                why="For a node within a machine, and to try outrace where nothing else is at risk.",
-            ),
-            setting(
-                "pods",
-                PODS,
-                "auto (the kubelet's, where there is one, else services), kubelet[:URL], apiserver, manifests:DIR, "
-                "services or cgroups.",
-                default="auto",
-                why="What is right on a node and on a plain VM; the log says what was chosen and why.",
-            ),
-            setting(
-                "services",
-                SERVICES,
-                "Priority, request, grace and never of services, by pattern.",
-                kind=TABLE,
-                default="none",
-                example={
-                    "system/batch*": {"priority": -10},
-                    "postgresql*": {"priority": 100, "request": "2Gi", "grace": "90s"},
-                    "vault": {"never": True},
-                },
-                live=True,
-                why="Who is evicted first where no Kubernetes says it. The first pattern that fits counts; units and "
-                "labels say the rest.",
-            ),
-            setting(
-                "kubeconfig",
-                ABSOLUTE_PATH,
-                "A kubeconfig with credentials for the cluster.",
-                "FILE",
-                default="those of the pod, or the kubelet's",
-                example="/etc/outrace/kubeconfig",
-                why="Credentials of its own can have fewer rights than the kubelet's. Only its exec plugin runs.",
-            ),
-            setting(
-                "node-name",
-                NAME,
-                "The node's name in the cluster.",
-                default="the kubelet's",
-                example="node-1",
-                why="Known where the kubelet is seen; in a pod without the host's network it has to be given.",
-            ),
-            setting(
-                "kubelet-ca",
-                ABSOLUTE_PATH,
-                "CA file that signed the kubelet's certificate.",
-                "FILE",
-                default="require the certificate in the kubelet's own directory",
-                example="/etc/kubernetes/pki/kubelet-ca.crt",
-                why="Who answers on the kubelet's port decides who is evicted: it has to show who it is.",
-            ),
-            key("cgroup-root", OPTIONAL_PATH, "kubepods is below it.", default="the root", example="/kubelet"),
-        ),
-    ),
-    ("What is done at a crossing", _CROSSING),
-    ("Policy and thresholds", _THRESHOLDS),
-    (
-        "Disks",
-        (
-            setting(
-                "nodefs",
-                ABSOLUTE_PATH,
-                "A path on the node's file system.",
-                default="found at start",
-                example="/var/lib/kubelet",
-                why="Found by where the kubelet and the container runtime keep their files.",
-            ),
-            setting(
-                "imagefs",
-                ABSOLUTE_PATH,
-                "A path on the file system of images and writable layers.",
-                default="found at start",
-                example="/var/lib/containerd",
-                why="As nodefs.",
-            ),
-            setting(
-                "reclaim-images",
-                IMAGE_PRUNE,
-                "What makes room on a disk before pods are evicted: crictl (`crictl rmi --prune`), podman "
-                "(`podman image prune --all --force`), or a command.",
-                default="none",
-                example="crictl",
-                why="None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work.",
-            ),
-        ),
-    ),
-    (
-        "How memory is watched",
-        (
-            choice(
-                "hooks",
-                HOOKS,
-                f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}.",
-                "NAME",
-                gone={"psi": POLL, "eventfd": POLL},
-                why="The best hook that this kernel and these privileges allow; a name makes its lack an error.",
-            ),
-        ),
-    ),
-    (
-        "The daemon",
-        (
-            setting(
-                "listen",
-                LISTEN,
-                "Serve /healthz, /readyz, /metrics and /stats/summary on this address.",
-                default="127.0.0.1:9469",
-                why="Only this machine: the server knows no users.",
-            ),
-            switch(
-                "expose-metrics",
-                "Answer /metrics and /stats/summary to other hosts and pods too.",
-                why="Off: both name the pods of all tenants. The probes /healthz and /readyz are always answered.",
-            ),
-            setting(
-                "record",
-                RECORDING,
-                "Record every input to FILE, for outrace replay.",
-                default="none",
-                example="/var/tmp/outrace.rec",
-                why="Takes disk space all the time; for finding out why a decision was made.",
-            ),
-            urls(
-                "alertmanager",
-                "Push alerts to this Alertmanager; repeatable.",
-                default="none",
-                example=["http://127.0.0.1:9093"],
-                live=True,
-                why="An alert is there within a second; a rule on metrics waits for the next scrape.",
-            ),
-            urls(
-                "webhook",
-                "POST every alert to this URL; repeatable.",
-                default="none",
-                example=["http://127.0.0.1:8080/outrace"],
-                live=True,
-                why="For receivers that are no Alertmanager.",
-            ),
-            setting(
-                "state-dir",
-                DIRECTORY,
-                "Where statuses of evicted pods and the lock live.",
-                default="/var/lib/outrace",
-                why="Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.",
-            ),
-            choice("log-format", LOG_FORMATS, "How log lines look.", why="Readable without a tool; json for machines."),
-        ),
-    ),
-)
-OPTIONS = tuple(option for _, options in GROUPS for option in options)
 #: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.
 GONE_OPTIONS = {
     **{

@@ -105,6 +105,7 @@ def test_what_cleans_up() -> None:
     [
         (b"evction-hard: {}\n", "unknown key 'evction-hard'; did you mean 'eviction-hard'"),
         (b"hold-limit: true\n", "hold-limit: True is not a text"),
+        (b"[]\n", "is not a map of keys to values"),
         (b"kubelet-config: 5\n", "kubelet-config: 5 is not the name"),
         (b"\xff\xfe\x00", ""),
         (None, "cannot be read: No such file"),

@@ -19,8 +19,7 @@ from monitor.cli.run import lock
 from monitor.errors import ConfigError, InUseError, MonitorError
 from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig
-from monitor.settings.option import variable_of
-from monitor.settings.options import GONE_OPTIONS
+from monitor.settings.options import GONE_OPTIONS, variable_of
 from monitor.settings.read import check_enforced
 from tests.commands import run as run_command
 from tests.daemon.config_files import build
