@@ -1,15 +1,14 @@
 """A recording through the same code as live: `synchronize` decides every pass again, `episode.feed` and `judge` make
 the incidents again. Nothing is looked at but the recording, so the same one gives the same answer every time.
 
-Every pass is compared with what the daemon decided then; a difference is a defect, or another version's policy. With
-another configuration given ("what if"), nothing is compared.
+Every pass is compared with what the daemon decided then; a difference is a defect, or another version's policy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -84,17 +83,13 @@ class Replayed:
 
 
 class Passes:
-    """The passes of the policy: the ranking is rebuilt from its changes, everything else follows.
+    """The passes of the policy: the ranking is rebuilt from its changes, everything else follows."""
 
-    ``compare`` False: another configuration than the recorded one, so other decisions are no difference.
-    """
-
-    def __init__(self, config: RunConfig, found: Replayed, compare: bool) -> None:
+    def __init__(self, config: RunConfig, found: Replayed) -> None:
         self._enforce = config.kills
         self._config = config.pass_config(kill_at_once=True)
         self._key = era(config.policy).memory_key
         self._found = found
-        self._compare = compare
         self._eviction_order = EvictionOrder(self._key)
         self._state = KNOWN_LAYOUT
         self._decisions = Decisions(config.kills)
@@ -137,12 +132,6 @@ class Passes:
         if not self._complete:
             return
         state, last_id = state_of(value["state"]), int(value["last_id"])
-        if not self._compare:
-            # The state belongs to the recorded thresholds. The new ones begin anew, and from then on keep their own.
-            if not self._known:
-                self._state, self._decisions = KNOWN_LAYOUT, Decisions(self._enforce)
-            self._known = True
-            return
         if self._known and (state, last_id) != (self._state.core, self._decisions.last_id):
             ours, theirs = [state_json(self._state.core), self._decisions.last_id], [state_json(state), last_id]
             self._found.differs("state", number, theirs, ours)
@@ -181,39 +170,31 @@ class Passes:
             crossed_ns = value["crossed_ns"] if is_of_memory(outcome) else 0
             about = decisions.for_threshold(result, observations, brake.reason)
             decision = self._decide(value, about, (victim.uid, name), crossed_ns)
-        if self._compare:
-            self._check("decision", number, value["decision"], decision)
-            self._check("outcome", number, value["outcome"], outcome_json(outcome))
-            self._check("waits", number, value.get("waits", False), waits)
-            hurried = answer == BUSY and hurries(outcome) and not (self._graceful and holding)
-            self._check("hurried", number, value["hurried"], hurried)
-            self._check("kept", number, bool(value.get("kept")), answer == HELD)
+        self._check("decision", number, value["decision"], decision)
+        self._check("outcome", number, value["outcome"], outcome_json(outcome))
+        self._check("waits", number, value.get("waits", False), waits)
+        hurried = answer == BUSY and hurries(outcome) and not (self._graceful and holding)
+        self._check("hurried", number, value["hurried"], hurried)
+        self._check("kept", number, bool(value.get("kept")), answer == HELD)
 
     def _look(self, value: Mapping[str, Any], number: int) -> None:
         """A look from which something followed for pods that are held."""
         rules, before = hold.Rules(*value["rules"]), hold_of(value["before"])
         state, steps = hold.advance(rules, before, look_of(value["look"]))
-        if self._compare:
-            self._check(
-                "hold",
-                number,
-                [value["after"], value["steps"]],
-                [hold_json(state), steps_json(steps)],
-            )
+        self._check("hold", number, [value["after"], value["steps"]], [hold_json(state), steps_json(steps)])
 
     def _limit(self, value: Mapping[str, Any], number: int) -> None:
         """A pod over a limit of its own."""
         about = decisions.for_limit(self._config, value["message"])
         decision = self._decide(value, about, (value["pod"], value["name"]), 0)
-        if self._compare:
-            self._check("decision", number, value["decision"], decision)
+        self._check("decision", number, value["decision"], decision)
 
     def _decide(
         self, value: Mapping[str, Any], about: Mapping[str, Any], pod: tuple[str, str], crossed_ns: int
     ) -> dict[str, Any] | None:
         """The decision that is made, or None if it was reported too short a time ago."""
         decided_ns = value["decided_ns"]
-        if decided_ns is None:  # nobody was decided on then: only with another configuration
+        if decided_ns is None:  # no pod was decided on then: a difference
             decided_ns = value["now_ns"]
         fired = value["fired"] if self._enforce else None
         made = self._decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=fired)
@@ -290,8 +271,8 @@ def _known(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in recorded.items() if name not in (*_GONE, *_UNUSED)}
 
 
-def replay(readers: Sequence[Reader], change: Callable[[RunConfig], RunConfig] | None = None) -> Replayed:
-    """Replay the files of one recording, in any order. ``change``: to another configuration than the recorded one.
+def replay(readers: Sequence[Reader]) -> Replayed:
+    """Replay the files of one recording, in any order.
 
     Raises MonitorError if they do not belong together or cannot be used at all; a damage is in the answer.
     """
@@ -307,12 +288,9 @@ def replay(readers: Sequence[Reader], change: Callable[[RunConfig], RunConfig] |
         raise MonitorError("these files are of different runs of the monitor", "replay each run for itself")
     try:
         config = RunConfig.from_json(json.dumps(_known(head["config"])))
-        if change is not None:
-            config = change(config)
-        passes, races = Passes(config, found, change is None), Races(config, head, found)
+        passes, races = Passes(config, found), Races(config, head, found)
     except _UNUSABLE as error:
-        what = "what is asked for cannot be replayed" if change is not None else "the recording's header cannot be used"
-        raise MonitorError(f"{what}: {error}") from None
+        raise MonitorError(f"the recording's header cannot be used: {error}") from None
     following: int | None = None
     for reader in ordered:
         following = _file(reader, passes, races, found, following)
@@ -347,9 +325,3 @@ def _file(reader: Reader, passes: Passes, races: Races, found: Replayed, followi
         except _UNUSABLE as error:
             reader.spoilt(f"a record of kind {kind!r} cannot be used: {type(error).__name__}: {error}"[:300])
     return following
-
-
-def with_changes(**given: Any) -> Callable[[RunConfig], RunConfig] | None:
-    """A change of the recorded configuration to these values; None if there are none."""
-    wanted = {name: value for name, value in given.items() if value is not None}
-    return (lambda config: replace(config, **wanted)) if wanted else None

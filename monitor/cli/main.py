@@ -64,6 +64,13 @@ GONE = {
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
+    **dict.fromkeys(
+        (
+            *("outrace replay --policy", "outrace replay --eviction-hard", "outrace replay --eviction-soft"),
+            *("outrace replay --eviction-soft-grace-period", "outrace replay --eviction-minimum-reclaim"),
+        ),
+        "`outrace incidents advise`, which works out the thresholds that would have won",
+    ),
     "outrace report": "`outrace incidents list --since 7d`, and `outrace incidents advise`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency --flood`, or leave it out",

@@ -3,71 +3,41 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import click
 
 from monitor import documents, owner
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
-from monitor.policy.releases import ERAS
 from monitor.policy.signals import IN_BYTES, RESOURCE
 from monitor.race.incident import timestamp
-from monitor.settings import values
 from monitor.side.recording import Reader
 
 if TYPE_CHECKING:
     from monitor.replay import Replayed
 
 _GZIP = b"\x1f\x8b"
-_INSTEAD = "Decide with this map instead of the recorded one"
-
-
-def _map(operator: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Reads `SIGNAL<VALUE,...` as `outrace run` does."""
-    parse = values.text_map(operator)
-
-    def read(_ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param=param) from None
-
-    return read
 
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option(
-    "--policy", type=click.Choice(ERAS), help="Decide with this release's policy instead of the recorded one."
-)
-@click.option(
-    "--eviction-hard", metavar="MAP", callback=_map("<"), help=f"{_INSTEAD}, such as 'memory.available<200Mi'."
-)
-@click.option("--eviction-soft", metavar="MAP", callback=_map("<"), help=f"{_INSTEAD}.")
-@click.option("--eviction-soft-grace-period", metavar="MAP", callback=_map("="), help=f"{_INSTEAD}.")
-@click.option("--eviction-minimum-reclaim", metavar="MAP", callback=_map("="), help=f"{_INSTEAD}.")
 @output_option
-def replay(files: tuple[str, ...], output: str, **given: Any) -> int:
+def replay(files: tuple[str, ...], output: str) -> int:
     """Decide and judge again what `outrace run --record FILE` recorded; `-` is stdin, and FILE.gz is read too.
 
     Rotated files are replayed together: outrace replay FILE.1 FILE. Exit code 1 if the recording is damaged, or if
     anything comes out otherwise than recorded.
     """
-    from monitor.replay import replay, with_changes
+    from monitor.replay import replay
 
-    change = with_changes(**given)
     with ExitStack() as stack:
-        readers = [Reader(opened(name, stack), name) for name in files]
-        found = replay(readers, change)
+        found = replay([Reader(opened(name, stack), name) for name in files])
     if output == "json":
         print_json(found.to_json())
     else:
         _print(found)
-    if change is not None:
-        click.echo("what if: the pods go on as they did then, whatever is decided here", err=True)
     for first, count in found.gaps:
         click.echo(f"{count} records are missing from number {first} on: what they led to is not known", err=True)
     for each in found.differences:

@@ -45,29 +45,9 @@ def test_as_json(path: Path) -> None:
     assert (one["pod"], one["available"], one["quantity"]) == ("uid-1", 90 * MIB, 100 * MIB)
 
 
-def test_what_if(path: Path) -> None:
-    done = live.outrace("replay", str(path), "--eviction-hard", "memory.available<50Mi", "-o", "json")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["decisions"] == []
-    assert done.stderr == "what if: the pods go on as they did then, whatever is decided here\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("--eviction-hard", "memory.available"), "Invalid value for '--eviction-hard'"),
-        (("--policy", "kubelet-2.0"), "Invalid value for '--policy'"),
-    ],
-)
-def test_wrong_options(path: Path, options: tuple[str, ...], expected: str) -> None:
-    done = live.outrace("replay", str(path), *options)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert expected in done.stderr
-
-
-def test_a_what_if_that_cannot_be(path: Path) -> None:
-    done = live.outrace("replay", str(path), "--eviction-soft", "memory.available<200Mi")
-    live.one_line(done, 1, "what is asked for cannot be replayed", "grace period")
+def test_another_configuration_is_refused_with_what_to_use_instead(path: Path) -> None:
+    done = live.outrace("replay", str(path), "--eviction-hard", "memory.available<50Mi")
+    live.one_line(done, 2, "`outrace replay --eviction-hard` is gone: use `outrace incidents advise`")
 
 
 def test_damage_is_reported_after_what_could_be_read(path: Path) -> None:

@@ -185,15 +185,6 @@ def test_a_snapshot_knows_what_was_reported_already(tmp_path: Path) -> None:
     assert (found.passes, found.decisions, found.differences) == (1, [], [])
 
 
-def test_what_if_the_threshold_had_been_another(tmp_path: Path) -> None:
-    data = lived(RunConfig(), SCRIPT, tmp_path).recording(tmp_path / "rec")
-    early = replayed(data, eviction_hard={"memory.available": "200Mi"})
-    late = replayed(data, eviction_hard={"memory.available": "50Mi"})
-    assert [one["available"] for one in early.decisions] == [150 * MIB, 90 * MIB]
-    assert late.decisions == []
-    assert early.different == late.different == 0
-
-
 junk = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.just([]) | st.just({})
 
 

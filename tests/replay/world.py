@@ -34,7 +34,7 @@ from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToH
 from monitor.policy.patience import Coming
 from monitor.policy.releases import era
 from monitor.policy.signals import Observation
-from monitor.replay import Replayed, replay, with_changes
+from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
 from monitor.side.recorder import header
 from monitor.side.recording import Reader, Writer
@@ -285,5 +285,5 @@ def go_on(world: World) -> None:
         world.run(500, False)
 
 
-def replayed(data: bytes, **changes: Any) -> Replayed:
-    return replay([Reader(io.BytesIO(data), "FILE")], with_changes(**changes))
+def replayed(data: bytes) -> Replayed:
+    return replay([Reader(io.BytesIO(data), "FILE")])
