@@ -27,7 +27,7 @@ _PIPE = 140
 @no_daemon_option
 @output_option
 def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
-    """Show the node and its pods live, the next victim first. Keys: q quit, s sort, up, down, page up, page down.
+    """Show the node and its pods live, the next victim first. Keys: q quit, up, down, page up, page down.
 
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
     a node: that node, with figures from the cgroup files (memory.stat may lag by up to 2 s). The frame says which.

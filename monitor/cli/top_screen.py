@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,19 +23,12 @@ _NAME = 22
 #: Left out in this order where the screen is narrow.
 _SPARE = ("REQUEST", "QOS", "USED", "PRIORITY", "ADJ", "GROWTH")
 _SHORT_QOS = {"Guaranteed": "Guar", "Burstable": "Burst", "BestEffort": "BestE"}
-#: What pods are sorted by; the first one is the policy's order.
-SORTS: tuple[tuple[str, Callable[[Json], Any] | None], ...] = (
-    ("eviction order", None),
-    ("used", lambda pod: pod["working_set"]),
-    ("growth", lambda pod: float("-inf") if (found := pod.get("growth_bytes_per_s")) is None else found),
-)
 
 
 @dataclass
 class View:
     """``offset``: the first pod in the window."""
 
-    sort: int = 0
     offset: int = 0
     ended: bool = False
 
@@ -43,8 +36,6 @@ class View:
         """``key`` as `monitor.cli.top_live` names it."""
         if key == "q":
             self.ended = True
-        elif key == "s":
-            self.sort, self.offset = (self.sort + 1) % len(SORTS), 0
         elif key in _MOVES:
             self.offset = max(0, self.offset + _MOVES[key])
 
@@ -69,11 +60,11 @@ class _Block(NamedTuple):
 def screen(sample: Sample, view: View, width: int, height: int) -> list[list[Span]]:
     """At most ``height`` lines of at most ``width`` columns."""
     frame = sample.frame
-    above = [_Block(0, [_title(sample, view, width)]), *_memory(frame, width), *_notices(sample)]
-    keys = "q quit  s sort  up down page up page down"
+    above = [_Block(0, [_title(sample, width)]), *_memory(frame, width), *_notices(sample)]
+    keys = "q quit  up down page up page down"
     below = [*_below(sample, width), _Block(0, [line(Span(keys if len(keys) < width else "q quit", "dim"))])]
     blocks = [*above, *below]
-    found = rows(frame, view.sort)
+    found = rows(frame)
     wanted = 1 + min(len(found) or 1, _PODS)
     while sum(len(block.lines) for block in blocks) + wanted > height:
         spare = max(blocks, key=lambda block: block.spare)  # the first of those
@@ -97,7 +88,7 @@ def once(sample: Sample, width: int) -> Iterator[str]:
     """Everything, for a pipe, a file, and a terminal that places no text. Only bars and pods go by ``width``."""
     frame = sample.frame
     blocks = [*_memory(frame, width), *_notices(sample, most=None)]
-    above = [_title(sample, View(), width), *(one for block in blocks for one in block.lines)]
+    above = [_title(sample, width), *(one for block in blocks for one in block.lines)]
     below = [one for block in _below(sample, width) for one in block.lines]
     for spans in (*above, *table(frame, rows(frame), width), *below):
         yield text_of(spans).rstrip()
@@ -113,7 +104,7 @@ def problem(text: Any, width: int, height: int) -> list[list[Span]]:
     return [clip(one, width) for one in made[:height]]
 
 
-def _title(sample: Sample, view: View, width: int) -> Line:
+def _title(sample: Sample, width: int) -> Line:
     frame = sample.frame
     daemon = frame.get("daemon")
     if daemon is None:
@@ -121,8 +112,7 @@ def _title(sample: Sample, view: View, width: int) -> Line:
     else:
         facts = (daemon["name"], daemon["mode"], daemon["rung"], "armed" if daemon["armed"] else "")
         who = " ".join(plain(fact) for fact in facts if fact)
-    sort = f"  by {SORTS[view.sort][0]}" if view.sort else ""
-    left = line(Span("outrace top", "title"), "  ", Span(who, "" if daemon else "warn"), sort)
+    left = line(Span("outrace top", "title"), "  ", Span(who, "" if daemon else "warn"))
     clock = frame["time"][11:]
     room = width - width_of(left) - len(clock)
     return [*left, Span(" " * room + clock)] if room > 0 else left
@@ -202,14 +192,13 @@ def _losses(daemon: Json) -> Line:
 # the pods
 
 
-def rows(frame: Json, sort: int = 0) -> list[Row]:
-    """The pods, sorted by one of `SORTS`, the largest first."""
+def rows(frame: Json) -> list[Row]:
+    """The pods in the policy's order."""
     found, place = [], 0
     for pod in frame["pods"]:
         place += not pod["critical"]
         found.append(Row(None if pod["critical"] else place, pod))
-    key = SORTS[sort][1]
-    return found if key is None else sorted(found, key=lambda row: key(row.pod), reverse=True)
+    return found
 
 
 def table(frame: Json, shown: Sequence[Row], width: int) -> list[list[Span]]:

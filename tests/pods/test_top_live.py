@@ -75,11 +75,7 @@ def test_live_until_q_or_ctrl_c(
 @pytest.mark.usefixtures("busy")
 def test_keys_and_sizes(options: list[str]) -> None:
     with top(options) as made:
-        made.press("s")
-        made.shows("by used")
         made.press("\x1b[A\x1b[B\x1b[6~\x1b")  # keys of several bytes, and an Esc alone
-        made.press("ss")
-        made.until(lambda screen: " by " not in screen.lines[0])
         for columns, rows in ((120, 40), (40, 10), (20, 4), (80, 24)):
             made.resize(columns, rows)
             made.until(lambda screen: screen.lines[-1].startswith("q quit") and screen.lines[0].startswith("outrace"))

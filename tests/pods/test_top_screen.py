@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from monitor.cli.spans import clip, line, plain, shorten, text_of, width_of
 from monitor.cli.top_bars import bar_lines, legend, marks
 from monitor.cli.top_sample import Sample
-from monitor.cli.top_screen import SORTS, View, growth_text, once, problem, rows, screen
+from monitor.cli.top_screen import View, growth_text, once, problem, screen
 from tests.pods import top_frames as frames
 from tests.pods.top_example import shown
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod, sample
@@ -65,7 +65,7 @@ def test_at_80_by_24_everything_has_its_place() -> None:
     assert unknown[2:] == ["-", "200.0Mi", "-", "?", "?", "?", "?"]
     assert "the kernel kills next: hog (4711) of ns/a, 300.0Mi, adj 900" in lines
     assert "no record lost; 128.0Ki may move unseen; trigger user" in lines
-    assert lines[-1].startswith("q quit  s sort")
+    assert lines[-1].startswith("q quit  up down")
 
 
 names = st.text(max_size=40) | st.just(HOSTILE)
@@ -149,17 +149,7 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert [growth_text(n) for n in (None, 0, -5 * MI, 2048)] == ["?", "=", "-5.0Mi/s", "+2.0Ki/s"]
 
 
-def test_pods_are_sorted() -> None:
-    made = full()
-    by = {name: [row.pod["name"] for row in rows(made, i)][:3] for i, (name, _) in enumerate(SORTS)}
-    assert by["eviction order"] == ["a", "b", "critical"]
-    assert by["used"] == ["a", "b", "critical"]
-    assert by["growth"][0] == "a"
-    last = rows(made, 2)[-1]
-    assert (last.pod["name"], last.rank) == ("b", 2), "unknown growth is last, and its place that of the whole order"
-
-
-def test_keys_sort_scroll_and_end() -> None:
+def test_keys_scroll_and_end() -> None:
     shown, view = sample(full()), View()
 
     def press(*keys: str) -> list[str]:
@@ -167,9 +157,6 @@ def test_keys_sort_scroll_and_end() -> None:
             view.press(key)
         return text(shown, view)
 
-    assert "by used" in press("s")[0]
-    assert "by growth" in press("s")[0]
-    assert "by" not in press("s")[0].split()
     assert any(" ns/a " in one for one in press())
     assert not any(" ns/a " in one for one in press("down"))
     assert any("ns/web-19" in one for one in press(*["pgdn"] * 9)), "the last one, and no further"
