@@ -27,11 +27,11 @@ def limit(path: Path, mib: int) -> Limits:
         wanted["memory.memsw.limit_in_bytes"] = size + MIB
     else:
         wanted = {"memory.min": size // 8, "memory.low": size // 4, "memory.high": size // 2, "memory.max": size}
-        wanted |= {"memory.swap.max": MIB, "memory.oom.group": 1}
+        wanted["memory.swap.max"] = MIB
     there = {name: value for name, value in wanted.items() if (path / name).exists()}
     for name, value in there.items():
         (path / name).write_text(str(value))
     swap_max = MIB if {"memory.memsw.limit_in_bytes", "memory.swap.max"} & there.keys() else None
     if v1:
         return Limits(max=size, soft=size // 2, swap_max=swap_max)
-    return Limits(size // 8, size // 4, size // 2, size, swap_max, oom_group=True)
+    return Limits(size // 8, size // 4, size // 2, size, swap_max)

@@ -31,8 +31,7 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
 
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
     a node: that node, with figures from the cgroup files (memory.stat may lag by up to 2 s). The frame says which.
-    Limits and swap always come from the files, which are exact about them. Without a terminal, or with -o json: a frame
-    each second, until it is ended.
+    Without a terminal, or with -o json: a frame each second, until it is ended.
     """
     found = choose_daemon(flags, no_daemon)
     sampler = Sampler(resolve_here(flags).config if found is None else found.config, found, is_live=not is_once)

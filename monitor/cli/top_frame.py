@@ -11,8 +11,7 @@ from typing import Any
 
 from monitor.cli.daemons import Daemon
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
-from monitor.kernel.limits import Limits, read
+from monitor.kernel.cgroupfs import MemoryReading
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.kubepods import of_pods
 from monitor.pods.model import FoundPod, PodSource
@@ -68,27 +67,19 @@ class Node:
         self._braked, self._forecasts, self._held, self.status = None, [], [], None
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
-        kubepods = None
-        if "kubepods" in domains:
-            limits = limit_fields(self.hierarchy, self.kubepods(source.pods))
-            kubepods = {**asdict(domains["kubepods"]), **limits}
         signals = _signals(domains)
-        order = _ordered(pods, self._era)
-        for pod in order:
-            known = source.pods.get(pod["uid"])
-            pod |= pod_fields(self.hierarchy, pod["cgroup"], known.containers if known is not None else {})
         return {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
-            "node": {"cgroup": str(self.path), **asdict(node), **limit_fields(self.hierarchy, self.path)},
+            "node": {"cgroup": str(self.path), **asdict(node)},
             "signals": signals,
-            "kubepods": kubepods,
+            "kubepods": asdict(domains["kubepods"]) if "kubepods" in domains else None,
             "thresholds": _distances(self.thresholds, signals, self.compared),
             "forecasts": self._forecasts,
             "braked": self._braked,
             "held": self._held,
-            "pods": order,
+            "pods": _ordered(pods, self._era),
             **script_figures(node),
             "unlisted": source.unlisted_text(),
             "problems": list(source.problems),
@@ -253,20 +244,3 @@ def script_figures(node: MemoryReading) -> dict[str, int | None]:
 
 def _truncated(value: int) -> int:
     return value // 1024 if value >= 0 else -(-value // 1024)
-
-
-def limit_fields(hierarchy: Hierarchy, path: Path | None) -> dict[str, Any]:
-    """Limits and swap of one cgroup, in bytes; all None where it is not known or gone. From the files, which are exact
-    about them; a Summary has neither.
-    """
-    found = None if path is None else read(hierarchy, path)
-    found = found or Limits()
-    return {"swap": found.swap, "limits": found.named(), "oom_group": found.oom_group}
-
-
-def pod_fields(hierarchy: Hierarchy, cgroup: str | None, containers: Mapping[str, Path]) -> dict[str, Any]:
-    """The same of a pod and of each of its containers: on these the kubelet sets memory.high (KEP-2570)."""
-    return {
-        **limit_fields(hierarchy, None if cgroup is None else Path(cgroup)),
-        "containers": {name: limit_fields(hierarchy, path) for name, path in containers.items()},
-    }

@@ -37,7 +37,7 @@ class Limits:
     """Bytes. None: not set, or not known to this kernel and hierarchy (swap accounting is off, cgroup v1).
 
     ``min`` and ``low`` of 0 protect nothing and are None; "max" there is `EVERYTHING`. ``high``, ``max`` and
-    ``swap_max`` may be 0. ``oom_group``: whether the OOM killer takes all of the cgroup at once (memory.oom.group).
+    ``swap_max`` may be 0.
     """
 
     min: int | None = None
@@ -47,10 +47,9 @@ class Limits:
     swap_max: int | None = None
     soft: int | None = None
     swap: int | None = None
-    oom_group: bool | None = None
 
     def named(self) -> dict[str, int | None]:
-        """The limits alone, by their names: neither ``swap`` nor ``oom_group``."""
+        """The limits alone, by their names, without ``swap``."""
         return {name: getattr(self, name) for name in ("min", "low", "high", "max", "swap_max", "soft")}
 
 
@@ -81,7 +80,6 @@ def machine() -> Limits:
 
 
 def _v2(directory: int, swap: bool) -> Limits:
-    group = _number(directory, "memory.oom.group")
     return Limits(
         min=_number(directory, "memory.min", EVERYTHING) or None,
         low=_number(directory, "memory.low", EVERYTHING) or None,
@@ -89,7 +87,6 @@ def _v2(directory: int, swap: bool) -> Limits:
         max=_number(directory, "memory.max"),
         swap_max=_number(directory, "memory.swap.max"),
         swap=_number(directory, "memory.swap.current") if swap else None,
-        oom_group=None if group is None else bool(group),
     )
 
 

@@ -12,19 +12,19 @@ from tests import live
 from tests.limited import MIB, UNLIMITED, limit, write
 from tests.puppet import cgroup
 
-UNSET = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max", "memory.oom.group": 0}
+UNSET = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max"}
 V1 = {"memory.limit_in_bytes": 64 * MIB, "memory.usage_in_bytes": 10 * MIB}
 
 
-NAMES = ("min", "low", "high", "max", "swap.max", "swap.current", "oom.group")
+NAMES = ("min", "low", "high", "max", "swap.max", "swap.current")
 MEMSW, USED, SOFT = "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "memory.soft_limit_in_bytes"
 
 
 @pytest.mark.parametrize(
     ("version", "files", "found"),
     [
-        (2, {f"memory.{name}": n for n, name in enumerate(NAMES, 1)}, Limits(1, 2, 3, 4, 5, None, 6, True)),
-        (2, UNSET, Limits(oom_group=False)),
+        (2, {f"memory.{name}": n for n, name in enumerate(NAMES, 1)}, Limits(1, 2, 3, 4, 5, None, 6)),
+        (2, UNSET, Limits()),
         # A protection of 0 is none. A limit of 0 is one, and the hardest.
         (2, {"memory.high": 0, "memory.max": 0, "memory.swap.max": 0}, Limits(high=0, max=0, swap_max=0)),
         (2, {"memory.min": "max", "memory.low": "max", "memory.max": "max"}, Limits(min=EVERYTHING, low=EVERYTHING)),
@@ -83,8 +83,7 @@ def without_swap(found: Limits | None) -> Limits | None:
 def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
     hierarchy = cgroupfs.detect()
     inner = cgroupfs.make(pod / "inner")
-    group = None if hierarchy.version == 1 else False
-    assert without_swap(read(hierarchy, inner)) == Limits(oom_group=group)
+    assert without_swap(read(hierarchy, inner)) == Limits()
     wanted = limit(inner, 64)
     assert wanted.max == 64 * MIB
     assert without_swap(read(hierarchy, inner)) == wanted

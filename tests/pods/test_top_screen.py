@@ -77,7 +77,7 @@ def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
     name: str, comm: str, width: int, height: int
 ) -> None:
     made = full()
-    made["pods"][0] |= {"name": name, "namespace": comm, "cgroup": name, "qos": name, "containers": {name: pod("c")}}
+    made["pods"][0] |= {"name": name, "namespace": comm, "cgroup": name, "qos": name}
     made["kernel_victim"] = frames.victim(comm, pod=name)
     made |= {"problems": [name, comm], "unlisted": name}
     made["daemon"] = daemon(name=name, mode=comm, rung=name, conditions=[name], not_ready=comm, lost={name: 1})

@@ -7,7 +7,6 @@ from monitor.cli.top_sample import Sample
 
 MI = 1 << 20
 GI = 1 << 30
-NO_LIMITS = dict.fromkeys(("min", "low", "high", "max", "swap_max", "soft"))
 MEMORY, ALLOCATABLE = "memory.available", "allocatableMemory.available"
 
 
@@ -20,9 +19,6 @@ def memory(usage: int, active: int, inactive: int, capacity: int | None) -> dict
         "working_set": working_set,
         "capacity": capacity,
         "available": None if capacity is None else capacity - working_set,
-        "swap": 0,
-        "limits": dict(NO_LIMITS),
-        "oom_group": None,
     }
 
 
@@ -44,7 +40,6 @@ def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -
         "request": request,
         **memory(used, 0, 0, None),
         "over_request": None if request is None else used - request,
-        "containers": {"c": {"limits": dict(NO_LIMITS), "swap": 0, "oom_group": None}},
         "oom_score_adj": {"lowest": -998, "highest": 900},
         "growth_bytes_per_s": 0,
     }
