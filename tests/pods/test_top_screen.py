@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.cli.spans import clip, line, plain, shorten, text_of, width_of
-from monitor.cli.top_bars import bar_lines, legend, marks
 from monitor.cli.top_sample import Sample
-from monitor.cli.top_screen import View, growth_text, once, problem, screen
+from monitor.cli.top_screen import View, bar_lines, growth_text, legend, marks, once, problem, screen
 from tests.pods import top_frames as frames
 from tests.pods.top_example import shown
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod, sample
