@@ -47,10 +47,8 @@ class Node:
         if config.node_cgroup is not None:
             self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
         self.capacity = self._capacity_now()
-        self._braked: dict[str, Any] | None = None  # as the daemon reported with the last frame
-        self._forecasts: list[dict[str, Any]] = []  # the same
-        self._held: list[dict[str, Any]] = []  # the same: pods that are held
-        self.status: dict[str, Any] | None = None  # the same: `monitor.side.endpoints`; None: no daemon answered
+        #: What the daemon reported with the last frame (`monitor.side.endpoints`); None: no daemon answered.
+        self.reported: dict[str, Any] | None = None
         mine = [t for t in config.thresholds() if t.signal in MEMORY_SIGNALS]
         # What a kubelet has in place of outrace's own signals is shown beside them.
         self.compared = [t for t in kubelets(mine) if t not in mine]
@@ -64,8 +62,9 @@ class Node:
         """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
         source.poll()
         self.capacity = self._capacity_now()  # plugged memory and a changed limit show in the next frame
-        self._braked, self._forecasts, self._held, self.status = None, [], [], None
+        self.reported = None
         domains, pods, origin = self._read(source.pods)
+        reported: dict[str, Any] = self.reported or {}
         node = domains["node"]
         signals = _signals(domains)
         return {
@@ -76,9 +75,9 @@ class Node:
             "signals": signals,
             "kubepods": asdict(domains["kubepods"]) if "kubepods" in domains else None,
             "thresholds": _distances(self.thresholds, signals, self.compared),
-            "forecasts": self._forecasts,
-            "braked": self._braked,
-            "held": self._held,
+            "forecasts": reported.get("forecasts", []),
+            "braked": reported.get("braked"),
+            "held": reported.get("held", []),
             "pods": _ordered(pods, self._era),
             **script_figures(node),
             "unlisted": source.unlisted_text(),
@@ -97,13 +96,7 @@ class Node:
             summary = json.loads(self.daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
             domains, pods = from_summary(summary, found, self._era)
             self.capacity = domains["node"].capacity or self.capacity
-            ours = summary.get("outrace", {})
-            self._braked, self._forecasts, self._held = (
-                ours.get("braked"),
-                ours.get("forecasts", []),
-                ours.get("held", []),
-            )
-            self.status = ours.get("status", {})
+            self.reported = {"status": {}, **summary.get("outrace", {})}
             return domains, pods, f"daemon {self.daemon}"
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
             origin = f"{_FILES} (the daemon {self.daemon} gave no usable answer: {type(e).__name__} {e})"

@@ -214,10 +214,9 @@ class Sampler:
 
     def _daemon(self) -> dict[str, Any] | None:
         """Who answered, and how it works; None: nobody."""
-        status = self.node.status
-        if status is None:
+        if self.node.reported is None:
             return None
-        daemon = self.node.daemon
+        status, daemon = self.node.reported["status"], self.node.daemon
         info = None if daemon is None else daemon.info
         who = {"name": daemon and daemon.name, "pid": info and info.hot_pid, "version": info and info.version}
         return who | {key: status.get(key) for key in _STATUS}
