@@ -13,7 +13,7 @@ from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import node_options, resolve_here
 from monitor.cli.output import output_option, print_json, print_lines
 from monitor.cli.spans import plain
-from monitor.cli.top_sample import Sample, Sampler
+from monitor.cli.top_frame import Sample, Sampler
 from monitor.cli.top_screen import once
 
 _REFRESH_S = 1.0

@@ -1,26 +1,34 @@
-"""What `outrace top` shows, as data: the node, kubepods and the pods in memory order, from a daemon or from files."""
+"""What `outrace top` shows, as data: the node, kubepods and the pods in memory order, from a daemon or from files; how
+fast all grow, what memory is made of, and the kernel's next victim.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from monitor.cli.daemons import Daemon
+from monitor.cli.daemons import Daemon, described
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import MemoryReading
+from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.kubepods import of_pods
 from monitor.pods.model import FoundPod, PodSource
+from monitor.pods.source import open_for
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.releases import CURRENT, Era, era
 from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, used
 from monitor.policy.thresholds import Threshold, kubelets
+from monitor.race.badness import likely_victim
 from monitor.settings.config import RunConfig
 from monitor.side.pod_watch import pod_message
+from monitor.side.view import pod_owners
 
 _FILES = "cgroup files"
 #: What is shown of a pod besides its figures.
@@ -237,3 +245,205 @@ def script_figures(node: MemoryReading) -> dict[str, int | None]:
 
 def _truncated(value: int) -> int:
     return value // 1024 if value >= 0 else -(-value // 1024)
+
+
+#: Growth is over this long: the daemon's own rate (`monitor.race.forecast`) is of the last seconds too, and shorter
+#: spans show every batch of 64 pages as a burst.
+SPAN_S = 10.0
+#: Two looks closer than this say nothing about a rate.
+_LEAST_S = 0.5
+#: Looks kept: of a frame each second, more than the span, whenever the last one before it was.
+_KEPT = 120
+
+
+class Trends:
+    """Working sets in bytes by key (the uid of a pod, or a domain), over the last frames. Times are seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def note(self, at_s: float, sizes: Mapping[str, int]) -> None:
+        """What everybody has now; who is missing is forgotten."""
+        self._seen = {key: self._seen.get(key) or deque(maxlen=_KEPT) for key in sizes}
+        for key, size in sizes.items():
+            self._seen[key].append((at_s, size))
+
+    def growth(self, key: str) -> float | None:
+        """Bytes a second over the last `SPAN_S`; None: not known yet."""
+        seen = self._seen.get(key)
+        if not seen:
+            return None
+        end_s, end = seen[-1]
+        # A figure holds until the next one: at the start of the span it is the last one before.
+        before = [point for point in seen if point[0] <= end_s - SPAN_S]
+        start_s, start = (end_s - SPAN_S, before[-1][1]) if before else seen[0]
+        return None if end_s - start_s < _LEAST_S else (end - start) / (end_s - start_s)
+
+
+#: A look at all processes (some 60 us each) is repeated after this long, or after so many times what it took: at most
+#: 2 % of a CPU on a node that is short of memory.
+_LOOK_S, _SHARE = 5.0, 50
+#: What the kernel has for itself on the machine; none of it is in the usage of the root cgroup.
+_MACHINE = ("Slab", "KernelStack", "PageTables", "SecPageTables", "Percpu")
+#: The same of a cgroup on kernels before 5.18, which have no line `kernel` (Documentation/admin-guide/cgroup-v2.rst).
+_OF_CGROUP = ("slab", "kernel_stack", "pagetables", "percpu", "vmalloc")
+
+
+def composition(hierarchy: Hierarchy, path: Path) -> dict[str, int | None]:
+    """`anon`, `shmem` and `kernel` of a cgroup, or of the machine at the root, in bytes; None: not known here."""
+    try:
+        if path == hierarchy.root:
+            found = meminfo.read()
+            kernel = [found[name] for name in _MACHINE if name in found]
+            return {"anon": found.get("AnonPages"), "shmem": found.get("Shmem"), "kernel": sum(kernel) or None}
+        stat = cgroupfs.memory_stat(path)
+        if hierarchy.version == 1:
+            return {"anon": stat.get("total_rss"), "shmem": stat.get("total_shmem"), "kernel": _kernel_v1(path)}
+        parts = [stat[name] for name in _OF_CGROUP if name in stat]
+        return {"anon": stat.get("anon"), "shmem": stat.get("shmem"), "kernel": stat.get("kernel", sum(parts) or None)}
+    except (MonitorError, OSError):
+        return {"anon": None, "shmem": None, "kernel": None}  # removed, or not readable
+
+
+def _kernel_v1(path: Path) -> int | None:
+    """None where kernel memory is not accounted (cgroup.memory=nokmem)."""
+    try:
+        return cgroupfs.amount(path, "memory.kmem.usage_in_bytes")
+    except MonitorError:
+        return None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A look at every process of the node: ``victim`` as it is shown, and by the uid of a pod its lowest and highest
+    oom_score_adj.
+    """
+
+    victim: Mapping[str, Any] | None = None
+    scores: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    problem: str = ""
+
+
+class ProcessLooks:
+    """Looks at the processes now and then. ``clock`` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due = 0.0
+        self._last = Looked()
+
+    def look(self, hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
+        """The last look, or a new one where it is time."""
+        began = self._clock()
+        if began >= self._due:
+            try:
+                self._last = _looked(hierarchy, node, owner)
+            except (MonitorError, OSError) as error:
+                self._last = Looked(problem=f"the processes cannot be read: {error}")
+            ended = self._clock()
+            self._due = ended + max(_LOOK_S, _SHARE * (ended - began))
+        return self._last
+
+
+def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
+    total = total_pages(hierarchy, node)
+    found = candidates(hierarchy, node, owner)
+    taken = likely_victim(found, total, None if node == hierarchy.root else str(node), groups(node))
+    values: dict[str, list[int]] = {}
+    for process in found:
+        if process.pod is not None:
+            values.setdefault(process.pod, []).append(process.oom_score_adj)
+    victim = None
+    if taken is not None:
+        who = taken.process
+        victim = {
+            "pid": who.pid,
+            "comm": who.comm,
+            "pod": who.pod_name,
+            "uid": who.pod,
+            "points": taken.points,
+            "rss": who.rss,
+            "oom_score_adj": who.oom_score_adj,
+        }
+    return Looked(victim, {uid: (min(each), max(each)) for uid, each in values.items()})
+
+
+#: Keys that may be missing in the answer of an older daemon.
+_STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "conditions", "lost")
+
+
+class Sample(NamedTuple):
+    frame: Mapping[str, Any]
+    asked: str = ""  # the daemon that was asked, whether or not it answered; "" for none
+
+
+class Sampler:
+    """Looks at the node of ``config``, or of ``daemon``, which is followed: started again, or with another
+    configuration, it is asked again. ``is_live`` as for `Node`. Raises MonitorError as `open_for` and `Node` do.
+    """
+
+    def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
+        self._is_live = is_live
+        self._open(config, daemon)
+        self._trends = Trends()
+        self._looks = ProcessLooks()
+
+    def _open(self, config: RunConfig, daemon: Daemon | None) -> None:
+        self.node = Node(config, daemon, self._is_live)
+        self._source = open_for(config, self.node.hierarchy, self.node.mem_total, self.node.path)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def sample(self) -> Sample:
+        """One look. May take some seconds where a daemon hangs. Raises MonitorError."""
+        self._follow()
+        node, source = self.node, self._source
+        frame = node.frame(source)
+        pods = {pod["uid"]: pod for pod in frame["pods"]}
+        now_s = time.monotonic()
+        sizes = {uid: pod["working_set"] for uid, pod in pods.items()}
+        domains = {"node": node.path, "kubepods": node.kubepods(source.pods)}
+        self._trends.note(now_s, sizes | {name: frame[name]["working_set"] for name in domains if frame[name]})
+        looked = self._looks.look(node.hierarchy, node.path, pod_owners(source.pods))
+        nothing = {"anon": None, "shmem": None, "kernel": None}
+        for name, path in domains.items():
+            if frame[name] is not None:
+                made_of = nothing if path is None else composition(node.hierarchy, path)
+                frame[name] |= {**made_of, "growth_bytes_per_s": self._growth(name)}
+        for uid, pod in pods.items():
+            score = looked.scores.get(uid)
+            pod["oom_score_adj"] = None if score is None else {"lowest": score[0], "highest": score[1]}
+            pod["growth_bytes_per_s"] = self._growth(uid)
+        frame |= {"kernel_victim": looked.victim, "daemon": self._daemon()}
+        frame["problems"] = [*frame["problems"], *([looked.problem] if looked.problem else [])]
+        return Sample(frame, "" if node.daemon is None else node.daemon.name)
+
+    def _growth(self, key: str) -> int | None:
+        found = self._trends.growth(key)
+        return None if found is None else round(found)
+
+    def _follow(self) -> None:
+        """Take the daemon's configuration of now. One that does not answer keeps the last one: the frame says so."""
+        before = self.node.daemon
+        if before is None:
+            return
+        try:
+            now = described(before.socket)
+        except (OSError, ValueError, TypeError):
+            return
+        if now.config == before.config:
+            self.node.daemon = now  # of another process, perhaps
+            return
+        old = self._source
+        self._open(now.config, now)  # raises: then the old one stays
+        old.close()
+
+    def _daemon(self) -> dict[str, Any] | None:
+        """Who answered, and how it works; None: nobody."""
+        if self.node.reported is None:
+            return None
+        status, daemon = self.node.reported["status"], self.node.daemon
+        info = None if daemon is None else daemon.info
+        who = {"name": daemon and daemon.name, "pid": info and info.hot_pid, "version": info and info.version}
+        return who | {key: status.get(key) for key in _STATUS}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from monitor.cli.brake_text import brake_lines, held_lines
 from monitor.cli.output import format_bytes
 from monitor.cli.spans import Line, Span, clip, line, plain, shorten, text_of, width_of
-from monitor.cli.top_sample import Sample
+from monitor.cli.top_frame import Sample
 from monitor.policy.signals import DOMAIN_OF
 from monitor.race.units import span
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.cli import top_frame
-from monitor.cli.top_sample import ProcessLooks, Trends, composition
+from monitor.cli.top_frame import ProcessLooks, Trends, composition
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.oom_candidates import Owner

@@ -95,12 +95,12 @@ def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(options: list[str],
 def _third_look(what: str) -> tuple[str, ...]:
     """The command, whose third look is this expression."""
     script = (
-        "import sys, threading; from monitor.cli import top_sample, main\n"
-        "made, calls = top_sample.Sampler.sample, []\n"
+        "import sys, threading; from monitor.cli import top_frame, main\n"
+        "made, calls = top_frame.Sampler.sample, []\n"
         "def sample(self):\n"
         "    calls.append(1)\n"
         f"    return made(self) if len(calls) < 3 else {what}\n"
-        "top_sample.Sampler.sample = sample\n"
+        "top_frame.Sampler.sample = sample\n"
         "sys.exit(main.main(sys.argv[1:]))"
     )
     return (sys.executable, "-c", script, "top")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from monitor.cli.top_sample import Sample
+from monitor.cli.top_frame import Sample
 
 MI = 1 << 20
 GI = 1 << 30
