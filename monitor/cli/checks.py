@@ -144,14 +144,14 @@ def _pins() -> Iterator[Check]:
     for one in instances.survey():
         whose = "an unknown state dir" if one.owner is None else f"state dir {one.owner.state_dir}"
         what = f"{one.pins} pins in {one.path} of {whose}"
-        if one.is_stray:
-            strays.append((f"{what}, which is gone", one.owner.state_dir if one.owner is not None else ""))
+        if one.is_stray and one.owner is not None:
+            strays.append((f"{what}, which is gone", shlex.quote(one.owner.state_dir)))
         else:
             kept.append(f"{what}, {'in use' if one.in_use else 'for the next start (`outrace unload` removes them)'}")
     yield Check("pins", True, "; ".join(kept) or "none")
     if strays:
-        only = f"--state-dir {shlex.quote(strays[0][1])}" if len(strays) == 1 else "--strays"
-        yield Check("stray-pins", False, "; ".join(text for text, _ in strays), f"outrace unload {only}")
+        remedy = "; ".join(f"outrace unload --state-dir {state_dir}" for _, state_dir in strays)
+        yield Check("stray-pins", False, "; ".join(text for text, _ in strays), remedy)
 
 
 def _holds() -> Iterator[Check]:

@@ -63,6 +63,7 @@ GONE = {
     **dict.fromkeys(("outrace bench neighbour", "outrace bench storm", "outrace bench alerts"), "`make races`"),
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
+    "outrace unload --strays": "`outrace unload --state-dir DIR`, as `outrace doctor` has it; a start removes them too",
     "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
     **dict.fromkeys(
         (

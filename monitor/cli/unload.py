@@ -28,14 +28,13 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
     help="Only the pins and taints of this state dir. Default: all pins, and taints of their state dirs and of "
     f"{_STATE_DIR}. What daemons that ended changed in the kernel is always undone.",
 )
-@click.option("--strays", is_flag=True, help="Only the pins of state dirs that are gone (`outrace doctor` names them).")
 @click.option(
     "--holds", is_flag=True, help="Only undo what a killed daemon changed in the kernel (systemd: ExecStopPost=)."
 )
 @click.option(
     "--force", is_flag=True, help="Also those a running daemon uses (it keeps its own descriptors until it ends)."
 )
-def unload(state_dir: Path | None, strays: bool, holds: bool, force: bool) -> None:
+def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
     """Remove every BPF program, map and link that outrace pinned, and undo what a killed daemon left behind.
 
     Without its pin a program is detached. Undone are limits, freezes and oom_score_adj of pods, and, where the API
@@ -50,19 +49,15 @@ def unload(state_dir: Path | None, strays: bool, holds: bool, force: bool) -> No
     left: list[str] = []
     state_dirs = [one for one in state_dirs if _is_believed(one, left)]
     ended = state_dirs if force else stopped(state_dirs)
-    left += [] if strays else _undo(ended)
+    left += _undo(ended)
     if holds:
         _complain(left)
         return
-    for one in [] if strays else ended:
+    for one in ended:
         left += _untaint(one) if (one / "taints").is_dir() else []
     if not is_pinned:
         click.echo("nothing is pinned", err=True)
         _complain(left)
-        return
-    if strays:
-        gone = instances.remove_strays()
-        click.echo(f"removed {sum(one.pins for one in gone)} pins of {len(gone)} state dirs that are gone", err=True)
         return
     only = None if state_dir is None else instances.instance_directory(state_dir)
     removed, busy = 0, []

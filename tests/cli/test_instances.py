@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,48 +39,6 @@ def test_unload_goes_on_after_one_that_is_in_use(
         os.close(held)
     assert main(["unload"]) == 0
     assert not root.exists()
-
-
-@pytest.fixture
-def programs() -> Path:
-    """Real pins, of the root that all tests share: to be asked for before `root`."""
-    return live.pin_dir()
-
-
-def test_unload_strays_removes_what_a_state_dir_that_is_gone_left(
-    programs: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not the pins of a state dir that is there, nor those that a living process uses, nor any of another root."""
-    ours = sorted(programs.iterdir())
-    states = {name: tmp_path / name for name in ("gone", "kept", "used")}
-    instances = {name: new_instance(state) for name, state in states.items()}
-    for instance in instances.values():
-        for pinned in ours:
-            fd = pins.Pins.open(programs).fd(pinned.name)
-            pins.pin(fd, instance / "stamp" / pinned.name)
-            os.close(fd)
-    for name in ("gone", "used"):
-        states[name].rmdir()
-    hold = "import sys; from pathlib import Path; from monitor.kernel import instances; "
-    hold += "fd = instances.hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", hold, str(instances["used"])]
-    with subprocess.Popen(command, env=live.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
-        assert daemon.stdout is not None
-        assert daemon.stdout.readline() == b"held\n"
-        assert main(["unload", "--strays"]) == 0
-        assert capsys.readouterr().err == f"removed {len(ours)} pins of 1 state dirs that are gone\n"
-        assert sorted(root.iterdir()) == sorted([instances["kept"], instances["used"]])
-        for name in ("kept", "used"):
-            left = pins.Pins.open(instances[name] / "stamp")
-            for pinned in ours:
-                os.close(left.fd(pinned.name))  # it still leads to its program, map or link
-        daemon.kill()
-    assert main(["unload", "--strays"]) == 0
-    assert capsys.readouterr().err == f"removed {len(ours)} pins of 1 state dirs that are gone\n"
-    assert list(root.iterdir()) == [instances["kept"]]
-    assert main(["unload", "--strays"]) == 0
-    assert capsys.readouterr().err == "removed 0 pins of 0 state dirs that are gone\n"
-    assert sorted(programs.iterdir()) == ours
 
 
 def test_a_load_that_fails_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

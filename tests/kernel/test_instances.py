@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -120,7 +121,8 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
 
     both = found()
     assert (str(other) in both.detail, str(instance) in both.detail) == (True, True)
-    assert both.remedy == "outrace unload --strays"
+    assert {len(shlex.split(one)) for one in both.remedy.split("; ")} == {4}
+    assert f"outrace unload --state-dir {tmp_path}/another" in both.remedy.split("; ")
     instances.remove(other)
     pins_check = found()
     assert not pins_check.ok
