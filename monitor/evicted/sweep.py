@@ -20,8 +20,6 @@ from monitor.kube.retry import passes, retrying
 
 _T = TypeVar("_T")
 
-#: How often a pod is looked at again that changes between the look and the delete.
-_LOOKS = 4
 #: Pods in a row on which the server failed for as long as it was tried again: then it is the server.
 _MOST_IN_A_ROW = 3
 #: Problems that are kept to be shown; the rest is counted.
@@ -125,7 +123,6 @@ class Sweep:
         rate: float = 10.0,
         retry_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._client = client
@@ -134,7 +131,6 @@ class Sweep:
         self._due_s = 0.0  # when the next delete may be
         self._retry_s = retry_s
         self._clock = clock
-        self._now = now
         self._wait = wait
 
     def close(self) -> None:
@@ -179,43 +175,22 @@ class Sweep:
         return progress
 
     def _delete(self, pod: EvictedPod) -> str:
-        """One of `OUTCOMES`; raises KubeError."""
-        for _ in range(_LOOKS):
-            call = partial(self._client.delete, PODS, pod.name, pod.namespace)
-            try:
-                left = self._retrying(partial(call, uid=pod.uid, resource_version=pod.resource_version))
-            except NotFound:
-                return GONE
-            except Conflict:
-                again = self._look_again(pod)
-                if isinstance(again, str):
-                    return again
-                pod = again
-                continue
-            # A pod that is gone is returned as it was last; one that its finalizers keep has a deletionTimestamp.
-            metadata = left.get("metadata")
-            kept = isinstance(metadata, dict) and metadata.get("deletionTimestamp") and metadata.get("finalizers")
-            return MARKED if kept else DELETED
-        return CHANGED
-
-    def _look_again(self, pod: EvictedPod) -> EvictedPod | str:
-        """The pod as it is now, if it is the same one and still to go; else what became of it. The server looks, so
-        that labels are compared by it alone.
-        """
-        listed = [one for one in self._list(pod.namespace, pod.name) if isinstance(one, EvictedPod)]
-        if not listed:
+        """One of `OUTCOMES`; raises KubeError. What has changed since it was listed is left to the next sweep."""
+        call = partial(self._client.delete, PODS, pod.name, pod.namespace)
+        try:
+            left = self._retrying(partial(call, uid=pod.uid, resource_version=pod.resource_version))
+        except NotFound:
+            return GONE
+        except Conflict:
             return CHANGED
-        (found,) = listed
-        if found.uid != pod.uid:
-            return GONE  # that one; who has its name now was not chosen
-        (choice,) = choose([found], self._criteria, self._now()) or (None,)
-        return CHANGED if choice is None or choice.stays else found
+        # A pod that is gone is returned as it was last; one that its finalizers keep has a deletionTimestamp.
+        metadata = left.get("metadata")
+        kept = isinstance(metadata, dict) and metadata.get("deletionTimestamp") and metadata.get("finalizers")
+        return MARKED if kept else DELETED
 
-    def _list(self, namespace: str, name: str = "") -> tuple[EvictedPod | str, ...]:
-        selector = self._criteria.field_selector + (f",metadata.name={name}" if name else "")
-
+    def _list(self, namespace: str) -> tuple[EvictedPod | str, ...]:
         def call() -> tuple[EvictedPod | str, ...]:
-            labels = self._criteria.label_selector
+            selector, labels = self._criteria.field_selector, self._criteria.label_selector
             listed: Listed[EvictedPod | str] = self._client.list(
                 PODS, decode, namespace=namespace, field_selector=selector, label_selector=labels
             )

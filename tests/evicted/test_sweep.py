@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.evicted.pods import EvictedPod
-from monitor.evicted.sweep import CHANGED, DELETED, FAILED, GONE, Criteria, Progress, Sweep
+from monitor.evicted.sweep import DELETED, FAILED, GONE, Criteria, Progress, Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ServerError, TransportError
 from tests.evicted.made import evicted, names, put
@@ -45,55 +45,6 @@ def test_only_what_the_server_is_asked_for(api: FakeApiServer, make: Make) -> No
     (one, two) = api.seen("GET", "pods")
     assert (one.path, two.path) == ("/api/v1/namespaces/one/pods", "/api/v1/namespaces/two/pods")
     assert one.query["fieldSelector"] == "status.phase=Failed,spec.nodeName=node-1"
-
-
-def change(api: FakeApiServer, name: str, **status: object) -> None:
-    def changed(pod: dict[str, Any]) -> dict[str, Any]:
-        pod["status"] |= status
-        pod["metadata"].setdefault("annotations", {})["touched"] = str(api.store.version)
-        return pod
-
-    api.store.update(("pods", "default", name), changed)
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        {"reason": "NodeLost"},
-        {"phase": "Running", "reason": ""},
-        {"containerStatuses": [{"name": "main", "state": {"running": {}}}]},
-    ],
-    ids=str,
-)
-def test_one_that_is_not_evicted_any_more_stays(api: FakeApiServer, make: Make, status: dict[str, object]) -> None:
-    put(api, evicted("a"))
-    found = make().find()
-    change(api, "a", **status)
-    assert dict(make().delete(found.pods).outcomes) == {CHANGED: 1}
-    assert names(api) == {"default/a"}
-
-
-def test_one_whose_labels_or_age_do_not_fit_any_more_stays(api: FakeApiServer, make: Make) -> None:
-    put(api, evicted("a", labels={"app": "x"}), evicted("b", labels={"app": "x"}))
-    sweep = make(Criteria(label_selector="app=x", older_than_s=600.0))
-    found = sweep.find()
-    api.store.update(("pods", "default", "a"), lambda pod: pod["metadata"].pop("labels") and pod)
-    fresh = evicted("b", ago_s=5.0)["status"]
-    change(api, "b", **fresh)
-    assert dict(sweep.delete(found.pods).outcomes) == {CHANGED: 2}
-    assert names(api) == {"default/a", "default/b"}
-
-
-def test_one_that_never_stops_changing_is_left_alone(api: FakeApiServer, make: Make) -> None:
-    put(api, evicted("a"))
-
-    def touch(_asked: Asked, _reply: Reply) -> bool:
-        change(api, "a")
-        return False
-
-    found = make().find()
-    api.fail(touch, times=99, method="DELETE")
-    assert dict(make().delete(found.pods).outcomes) == {CHANGED: 1}
 
 
 @pytest.mark.parametrize(
