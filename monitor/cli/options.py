@@ -113,7 +113,9 @@ def resolve_here(options: Mapping[str, Any]) -> Resolved:
 
 
 def with_default_threshold(config: RunConfig) -> RunConfig:
-    """With the default threshold that `outrace run` has on this machine (`settings.kernels_share`)."""
+    """With the default threshold that `outrace run` has on this machine (`settings.kernels_share`): the whole machine
+    without a kubelet leaves out what the kernel holds.
+    """
     from monitor.kernel import meminfo
     from monitor.settings.kernels_share import over_the_kernels_share
 

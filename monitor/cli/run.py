@@ -23,7 +23,7 @@ import click
 from monitor.actions.undo import undo_left
 from monitor.cli.hooks import joined, take
 from monitor.cli.listen import address_of, bind_or_other, in_turn
-from monitor.cli.options import configuration_options, resolve, with_disks
+from monitor.cli.options import configuration_options, resolve, with_default_threshold, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hot.supervise import Side
 from monitor.kernel.mounts import join_machine_cgroups
@@ -97,8 +97,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     """Take what the daemon needs and become it; ``locks`` gets the descriptor of the state dir's lock. Raises
     MonitorError with one line and its exit code.
     """
-    from monitor.kernel import cgroupfs, meminfo
-    from monitor.settings import kernels_share
+    from monitor.kernel import cgroupfs
     from monitor.settings.read import check_enforced, check_kernel
 
     if os.geteuid() != 0:
@@ -108,9 +107,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     check_kernel(config, cgroupfs.detect().version)
     config, choice = _with_pods(config)
     check_enforced(config, choice)
-    if kernels_share.applies(config):
-        config = kernels_share.over_the_kernels_share(config, meminfo.kernels_share())
-    config, disks = with_disks(_with_node(config))
+    config, disks = with_disks(_with_node(with_default_threshold(config)))
     config = dataclasses.replace(
         config,
         nodefs=str(disks.nodefs),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from monitor.pods.spec import SERVICES
 from monitor.policy import configuration
 from monitor.policy.configuration import DEFAULT, HARD, Given
 from monitor.policy.quantity import Quantity
@@ -20,11 +19,6 @@ from monitor.settings.config import RunConfig
 from monitor.settings.read import from_inputs, to_inputs
 
 _MI = 1 << 20
-
-
-def applies(config: RunConfig) -> bool:
-    """Whether the default leaves out what the kernel holds: the whole machine, without a kubelet."""
-    return config.pods == SERVICES and config.node_cgroup is None
 
 
 def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:

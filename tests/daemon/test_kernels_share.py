@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from monitor.cli.options import with_default_threshold
 from monitor.settings.config import RunConfig
-from monitor.settings.kernels_share import applies, over_the_kernels_share
+from monitor.settings.kernels_share import over_the_kernels_share
 from monitor.settings.read import read, resolved_again
 from monitor.settings.reload import reread
 from tests.commands import run
@@ -49,9 +50,9 @@ def test_what_was_given_stays(tmp_path: Path, name: str, text: str) -> None:
 
 
 def test_it_is_for_whole_machines_with_services(tmp_path: Path) -> None:
-    assert applies(RunConfig(pods="services"))
-    assert not applies(RunConfig(pods="services", node_cgroup="/x"))
-    assert not applies(RunConfig(pods="kubelet"))
+    assert with_default_threshold(RunConfig(pods="services")).kernels_share
+    for other in (RunConfig(pods="services", node_cgroup="/x"), RunConfig(pods="kubelet")):
+        assert with_default_threshold(other) == other
     config = dataclasses.replace(read({}, write(tmp_path, "own.yaml", "")).config, pods="cgroups")
     assert hard(reread(config).config) == 100 * MI
 
