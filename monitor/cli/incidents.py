@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import itertools
-import json
 import os
 import shutil
 import sys
@@ -19,6 +17,7 @@ import click
 
 from monitor.cli.daemons import NoDaemonError, choose_daemon, no_daemon_option
 from monitor.cli.finite import Finite, seconds_of
+from monitor.cli.main import Group
 from monitor.cli.output import emit, output_option, print_json
 from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
@@ -89,11 +88,6 @@ def complain(reader: IncidentReader) -> None:
         raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged and not shown")
 
 
-def none_yet(state_dir: str) -> str:
-    missing = "" if Path(state_dir).is_dir() else " (there is no such directory)"
-    return f"no incidents stored in {state_dir} yet{missing}"
-
-
 @contextmanager
 def reading(state_dir: str) -> Iterator[None]:
     """Files that cannot be read or written, in one line."""
@@ -107,7 +101,7 @@ def reading(state_dir: str) -> Iterator[None]:
         raise MonitorError(f"{error.filename or state_dir}: {error.strerror or error}") from None
 
 
-@click.group()
+@click.group(cls=Group)
 def incidents() -> None:
     """Show the stored incidents: who won each race, by how much, and why."""
 
@@ -134,8 +128,12 @@ def list_(state_dir: str, output: str, **filters: Any) -> None:
     for each in found:
         each.pop("memory", None)  # as long as all else together, and of use to `show` only
     if output == "table" and not found and not reader.unreadable:
+        missing = "" if Path(state_dir).is_dir() else " (there is no such directory)"
         given = any(value is not None for value in filters.values())
-        click.echo(f"no such incidents stored in {state_dir}" if given else none_yet(state_dir), err=True)
+        none = (
+            f"no such incidents stored in {state_dir}" if given else f"no incidents stored in {state_dir} yet{missing}"
+        )
+        click.echo(none, err=True)
     else:
         from monitor.cli.incident_text import list_lines
 
@@ -170,25 +168,6 @@ def show(incident: str, state_dir: str, output: str, html: bool) -> None:
     colour = False if os.environ.get("NO_COLOR") else None
     for line in show_lines(found, width):
         click.echo(line, color=colour)
-
-
-@incidents.command()
-@click.argument("file", metavar="FILE.jsonl")
-@state_dir_option
-def export(file: str, state_dir: str) -> None:
-    """Write all incidents with their steps to FILE (`-` is stdout), one JSON object per line, oldest first."""
-    count = 0
-    reader = incident_reader(state_dir)
-    everything = reader.all()
-    with reading(state_dir):
-        first = next(everything, None)  # a store that cannot be read must not empty the file
-    with reading(state_dir), click.open_file(file, "w", encoding="utf-8") as out:
-        if first is not None:
-            for each in itertools.chain([first], everything):
-                out.write(json.dumps(each, ensure_ascii=True) + "\n")
-                count += 1
-    click.echo(f"{count} incidents" if count else none_yet(state_dir), err=True)
-    complain(reader)
 
 
 @incidents.command()

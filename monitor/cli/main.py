@@ -64,6 +64,7 @@ GONE = {
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace unload --strays": "`outrace unload --state-dir DIR`, as `outrace doctor` has it; a start removes them too",
+    "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of incidents.db",
     "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
     **dict.fromkeys(
         (

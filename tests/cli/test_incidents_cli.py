@@ -165,18 +165,6 @@ def test_names_of_processes_cannot_write_on_the_terminal(tmp_path: Path) -> None
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout)
 
 
-def test_export_writes_all_of_them(state: str, tmp_path: Path) -> None:
-    file = tmp_path / "all.jsonl"
-    done = incidents("export", str(file), "--state-dir", state)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "3 incidents\n")
-    assert [json.loads(line) for line in file.read_text().splitlines()] == list(SAMPLES)
-    assert incidents("export", "-", "--state-dir", state).stdout == file.read_text()
-    live.one_line(
-        incidents("export", str(tmp_path / "no" / "file"), "--state-dir", state), 1, "No such file or directory"
-    )
-    assert incidents("export", "/dev/full", "--state-dir", state).returncode == 1
-
-
 def test_nothing_stored_yet(tmp_path: Path) -> None:
     for directory, more in ((tmp_path, ""), (tmp_path / "none", " (there is no such directory)")):
         note = f"no incidents stored in {directory} yet{more}\n"
@@ -185,10 +173,6 @@ def test_nothing_stored_yet(tmp_path: Path) -> None:
         done = incidents("list", "--state-dir", str(directory), "-o", "json")
         assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"incidents": []}, "")
         live.one_line(incidents("show", "latest", "--state-dir", str(directory)), 1, "no incidents stored in")
-        file = tmp_path / "all.jsonl"
-        done = incidents("export", str(file), "--state-dir", str(directory))
-        assert (done.returncode, done.stderr, file.read_text()) == (0, note, "")
-        file.unlink()
 
 
 def test_unknown_ids_end_with_1_and_close_matches(state: str) -> None:
@@ -200,10 +184,9 @@ def test_unknown_ids_end_with_1_and_close_matches(state: str) -> None:
 def test_damaged_stores_end_with_1_and_the_remedy(tmp_path: Path) -> None:
     file = tmp_path / "incidents.db"
     file.write_bytes(b"garbage" * 1000)
-    for arguments in (("list",), ("show", "latest"), ("export", str(tmp_path / "out"))):
+    for arguments in (("list",), ("show", "latest")):
         done = incidents(*arguments, "--state-dir", str(tmp_path))
         live.one_line(done, 1, f"{file} is damaged", "the monitor renames the file", "move it away")
-    assert not (tmp_path / "out").exists()
     # The monitor begins a new file. What can be read is printed, and that it is not all is reported.
     IncidentStore(file, log=Log(), clock=lambda: NOW).add(EVICTION_WON)
     done = incidents("list", "--state-dir", str(tmp_path))

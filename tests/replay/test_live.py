@@ -11,6 +11,7 @@ import pytest
 
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
+from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from monitor.side.recording import Reader
 from tests import live
 from tests.daemon.hold_node import V2
@@ -48,10 +49,8 @@ def decided(daemon: LabDaemon) -> list[str]:
 
 
 def stored(state: Path) -> list[str]:
-    """The lines of `incidents export`: all incidents with everything, oldest first."""
-    done = live.outrace("incidents", "export", "-", "--state-dir", str(state))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    """All incidents with everything."""
+    return [json.dumps(one) for one in IncidentReader(state / FILE_NAME).all()]
 
 
 def check(daemon: LabDaemon, path: Path) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def check(daemon: LabDaemon, path: Path) -> dict[str, Any]:
         if one["signal"] is not None:
             one.pop("message", None)
     assert [json.loads(one) for one in ours] == theirs
-    incidents = [json.dumps(one, ensure_ascii=True) for one in found["incidents"]]
+    incidents = [json.dumps(one) for one in found["incidents"]]
     assert sorted(incidents) == sorted(stored(daemon.state_dir))
     return found
 
