@@ -4,7 +4,7 @@
 //
 // try_charge_memcg() calls the first only when the CPU has nothing charged ahead any more, so 4 times per MiB of 4K pages and once per huge page, and
 // it walks the ancestors itself. The second is called once for each batch of pages (at most 15 or 31 folios of one cgroup) that were taken off their
-// lists and freed: without it, page cache freed anywhere would count as inactive until somebody sweeps, and hide working set.
+// lists and freed. Without it, freed page cache would count as inactive until the next sweep, and hide working set.
 //
 // What changes without either is not seen here: page cache that turns active, and the processes of the root cgroup (never charged). User space
 // rereads those: monitor/sources/arming.py, REREAD_NS and PARTIAL_SWEEP_NS.
@@ -27,9 +27,9 @@ static __always_inline int on_counter(u32 own, u64 counter, u64 charging) {
 }
 
 #ifdef HOOK_FENTRY
-// On return: the counters have been added to. When two CPUs charge at once, the later one sees both; at entry neither might. A charge that failed
-// has added nothing, so nothing is reported early. Loaded with BPF_TRACE_FEXIT; ctx is the array of arguments, read by a helper so that the
-// verifier does not take the first for a typed pointer.
+// On return the counters contain the charge. When two CPUs charge at once, the later one sees both charges; at entry neither might. A charge that
+// failed has added nothing, so no report is early. Loaded with BPF_TRACE_FEXIT; ctx is the array of arguments, read by a helper so that the
+// verifier does not treat the first as a typed pointer.
 int on_charged(void *ctx) {
   u64 counter = 0;
   READ(counter, ctx, 0);
@@ -44,9 +44,9 @@ int on_uncharged(void *ctx) {
 #endif
 
 #ifdef HOOK_KPROBE
-// On entry: a kretprobe has no arguments any more, and its instances may run out. What is asked for is added to usage, so a charge that then fails
-// at a limit is reported up to one batch early; of two CPUs that charge at once both may miss the other's batch, which the next charge, or
-// the next reread, finds.
+// On entry: a kretprobe has no arguments any more, and its instances may run out. The requested pages are added to usage here, so a charge that
+// then fails at a limit is reported up to one batch early. Two CPUs that charge at once may both miss the other's batch; the next charge or the
+// next reread finds it.
 int on_charge(void *ctx) {
   u64 counter = 0, pages = 0;
   READ(counter, ctx, OFF_REGS_ARG0);

@@ -45,7 +45,7 @@ static __always_inline int level_of(u64 cgroup) {
   return level;
 }
 
-// The id of the ancestor at a level (0: the root), from the array that every cgroup has: as dear at level 40 as at level 1. Returns the ancestor
+// The id of the ancestor at a level (0: the root), from the array that every cgroup has: level 40 costs as much as level 1. Returns the ancestor
 // itself; 0 where that is not known, because before Linux 6.1 the array is of ids alone.
 static __always_inline u64 ancestor(u64 cgroup, int level, int own_level, u64 *id) {
   u64 at = 0;
@@ -105,8 +105,8 @@ static __always_inline int is_below(u64 css, u64 cgroup_id) {
   return 0;
 }
 
-// A budget for records of one domain: one for every `each` ns, and `burst` of them at once. What a pod makes faster than that is counted
-// instead of reported, so it can neither fill a ring that others need nor keep its reader from them. CPUs that race here let one more
+// A budget for records of one domain: one for every `each` ns, and `burst` of them at once. A pod's faster records are counted instead of
+// reported, so it can neither fill a ring that other pods need nor keep the reader from their records. CPUs that race here let one more
 // through now and then.
 static __always_inline int afford(u64 *due, u64 *over, u64 now, u64 each, u64 burst) {
   u64 at = *due;
@@ -197,7 +197,7 @@ static __always_inline void read_machine(u64 memcg, struct domain *d) {
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_INACTIVE_FILE_); inactive += v;
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ACTIVE_FILE_); active += v;
   }
-  if (!nodes) return;  // nothing could be read: the old numbers are better than none
+  if (!nodes) return;  // no node could be read: the old numbers are better than none
   d->usage = usage;
   d->inactive_file = inactive;
   d->active_file = active;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// The OOM killer's side of the race: who was killed, for whose allocation, at which limit, and when it was gone.
-// These programs stay attached while the daemon restarts; their ring is pinned, so nothing that happens in between is lost.
+// What the OOM killer does: which process it kills, for which task's allocation, at which limit, and when the process is gone.
+// These programs stay attached while the daemon restarts; their rings are pinned, so records of that time wait for the next daemon.
 
 BPF_RINGBUF_OUTPUT(ooms, 64);   // pages: 256 KiB, about 1,400 victims of the OOM killer
-BPF_RINGBUF_OUTPUT(kills, 64);  // SIGKILLs and exits apart, so that ordinary kills cannot crowd them out while no daemon reads
-BPF_RINGBUF_OUTPUT(reclaims, 8);  // and what only explains a kill apart from both
+BPF_RINGBUF_OUTPUT(kills, 64);  // SIGKILLs and exits apart: while no daemon reads, ordinary kills cannot crowd out OOM kills
+BPF_RINGBUF_OUTPUT(reclaims, 8);  // apart from both, because reclaim only explains a kill
 
 struct killed {
   u64 ts_ns;
@@ -12,15 +12,15 @@ struct killed {
   u32 sender;
   s32 si_code;
   u32 domain;
-  u32 gone;  // GONE: its end was reported; UNREPORTED: neither that nor its SIGKILL is to be, unless the OOM killer marks it
+  u32 gone;  // GONE: its end was reported; UNREPORTED: neither its SIGKILL nor its end is, unless the OOM killer marks it
 };
 BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SIGKILL
 #define GONE 1
 #define UNREPORTED 2
 
-// SIGKILLs that processes of one pod send: 100 a second are reported, and 256 at once. For whoever is in no pod (a runtime that stops
-// one, outrace itself) it is the victims' pod that is counted for, and 4096 at once; for the kernel too, because a pod has it kill as
-// well: whoever is in a pid namespace when its init ends, who is traced by one that ends.
+// SIGKILLs that processes of one pod send: 100 a second are reported, and 256 at once. A sender outside all pods (a runtime that stops a
+// pod, outrace itself) uses the budget of the victim's pod, 4096 at once. So does the kernel, because a pod can make it kill: the processes
+// of a pid namespace when its init ends, the processes that a process traced when that ends.
 #define KILL_NS 10000000ULL
 #define KILL_BURST 256
 #define KILL_BURST_FROM_OUTSIDE 4096
@@ -28,10 +28,10 @@ BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SI
 #define RECLAIM_NS 100000000ULL
 #define RECLAIM_BURST 16
 
-// The hot process kills a pod, one signal after another: waking it up for each took 20 us of 39 (an interrupt to its own CPU, p50), and up to
-// 2.8 ms on a busy machine. But a ring wakes its reader only where he had read all there was (kernel/bpf/ringbuf.c, bpf_ringbuf_commit()): the first
-// record after those that woke nobody, the exit of a victim or anybody's, does so in any case. Noted before and after, because another CPU may
-// write one in between.
+// The hot process sends a pod's signals one after another: a wakeup for each took 20 us of 39 (an interrupt to its own CPU, p50), and up to
+// 2.8 ms on a busy machine. But a ring wakes its reader only if the reader had read all records (kernel/bpf/ringbuf.c, bpf_ringbuf_commit()). So
+// the first record after those without a wakeup, the exit of a victim or any other, forces one. `unheard` is written before and after the output,
+// because another CPU may write a record in between.
 static __always_inline void send_kill(struct oom_event *e, u32 emitted) {
   u32 zero = 0;
   struct eviction *ours = evictions.lookup(&zero);
@@ -53,7 +53,7 @@ static __always_inline void fill_victim(struct oom_event *e, u64 task) {
   READ(adj, signal, OFF_SIGNAL_OOM_SCORE_ADJ);
   e->oom_score_adj = adj;
   e->victim_cgroup = cgroup_id_of(css);
-  e->domain = nearest_domain(css, DOMAIN_CGROUP, &id);  // not the machine, in which everybody lives
+  e->domain = nearest_domain(css, DOMAIN_CGROUP, &id);  // not the machine, which contains every process
 }
 
 static __always_inline void fill_invoker(struct oom_event *e) {
@@ -64,7 +64,7 @@ static __always_inline void fill_invoker(struct oom_event *e) {
   e->invoker_cgroup = cgroup_id_of(task_css(bpf_get_current_task()));
 }
 
-// The limit that was hit: the first level above the charging task with no room for so many pages.
+// The limit that was hit: the first level, from the charging task's cgroup upwards, with headroom for fewer than `pages`.
 static __always_inline void find_limit(struct oom_event *e, u64 pages) {
   u64 css = task_css(bpf_get_current_task());
   NO_UNROLL
@@ -95,7 +95,7 @@ static __always_inline void find_limit(struct oom_event *e, u64 pages) {
   }
 }
 
-// How much of what is at its limit was page cache, as the kernel counted it at this moment.
+// The page cache of the cgroup that is at its limit, by the sums of this moment.
 static __always_inline void note_cache(struct oom_event *e) {
   u64 id = e->oom_cgroup ? e->oom_cgroup : 1;  // 1: the root of the hierarchy, which stands for the machine
   u32 *index = domain_of.lookup(&id);
@@ -108,21 +108,22 @@ static __always_inline void note_cache(struct oom_event *e) {
   e->oom_active = d->active_file;
 }
 
-// Whether a SIGKILL is within the budget of who sent it.
+// Whether a SIGKILL is within the budget of its sender.
 static __always_inline int within_budget(struct oom_event *e) {
   u32 from = e->si_code == 128 ? 0 : pod_of(bpf_get_current_task());
   struct domain *d = domain_at(from ? from : e->domain);
-  // In no watched cgroup, killed by the kernel: a mark by the OOM killer reports it. Users end pid namespaces by the thousand.
+  // The kernel killed a process outside all watched cgroups: only a mark by the OOM killer reports it. Users end pid namespaces by the thousand.
   if (!d) return 0;
   return afford(&d->kill_due, &d->kill_over, e->ts_ns, KILL_NS, from ? KILL_BURST : KILL_BURST_FROM_OUTSIDE);
 }
 
-// signal_generate comes 2-3 us before mark_victim when the OOM killer kills; before a mark without a kill (a task that was
-// already exiting) there is none. SIGKILLs sent to watched pods by others are reported too: they only look like OOM kills.
+// signal_generate fires 2-3 us before mark_victim when the OOM killer kills; before a mark without a kill (a task that was
+// already exiting) it does not. SIGKILLs that other processes send to watched pods are reported too: they only look like OOM kills.
 //
-// A process is killed once: what the kernel drops (to a zombie, to one that is dying already) is no kill. One process sent 28,000 such
-// signals a second to its dead child, more records than the hot process can read. Whom the kernel itself kills (si_code 128) is reported at
-// its first signal whatever became of that, and known beyond its budget too: a mark by the OOM killer may follow, which has none.
+// A process is killed once: a signal that the kernel drops (to a zombie, to a process that is dying already) is no kill. One process sent
+// 28,000 such signals a second to its dead child, more records than the hot process can read. A process that the kernel itself kills (si_code
+// 128) is reported at its first signal, delivered or not, and gets its entry beyond the budget too: a mark by the OOM killer may follow, and
+// marks have no budget.
 int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if ((int)ctx->args[0] != 9) return 0;
   u64 info = ctx->args[1], task = ctx->args[2];
@@ -150,7 +151,7 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   return 0;
 }
 
-// Here current is the task whose allocation failed, not the victim.
+// Here current is the task that failed to allocate, not the victim.
 int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
   struct oom_event e = {};
   e.kind = OOM_MARK;
@@ -176,25 +177,25 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
   u32 tgid = e.victim_tgid;
   struct killed *k = killed.lookup(&tgid);
 #if !MARK_VICTIM_HAS_TASK
-  if (k) {  // what the signal, 2-3 us ago, knew
+  if (k) {  // from the signal 2-3 us ago
     e.victim_cgroup = k->cgroup;
     e.domain = k->domain;
   }
 #endif
   if (k && k->gone == UNREPORTED) k->gone = 0;  // its end is reported
-  // Somebody else's SIGKILL a moment ago makes it one that was exiting anyway, also if the sender is who allocates now.
+  // After a SIGKILL that the OOM killer did not send, it was exiting anyway, also if the task that allocates now had sent it.
   if (!k || k->si_code != 128 || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
 
   find_limit(&e, 8);  // the smallest order that can OOM
-  // By now there may be room again: what each CPU had charged ahead (64 pages) was given back while memory was sought.
+  // By now a limit may have headroom again: the kernel has uncharged what each CPU had charged ahead (64 pages) while it searched for memory.
   if (!e.oom_cgroup) find_limit(&e, 512);
   note_cache(&e);
   count(ooms.ringbuf_output(&e, sizeof(e), 0) ? COUNT_LOST_OOM : COUNT_EMIT_OOM);
   return 0;
 }
 
-// A process leaves that nobody killed, with so many page tables: they come back late, and until then nobody needs to die for them. Not
-// where others use its memory too (a child of vfork). Until 6.14 it has none left here, and is not reported.
+// Bytes of page tables of a process that exits unkilled, where the kernel frees them late: until then no pod needs to die for them. 0 where
+// another process uses its memory too (a child of vfork). Until 6.14 it has none left here, and is not reported.
 #define TABLES_REPORTED (1 << 20)
 static __always_inline u64 late_tables(u64 task) {
   u64 mm = 0, tables = 0;
@@ -205,12 +206,12 @@ static __always_inline u64 late_tables(u64 task) {
   READ(users, mm, OFF_MM_USERS);
   if (tables < TABLES_REPORTED || users != 1) return 0;
   struct domain *d = domain_at(pod_of(task));
-  // Not the budget of kills, which its pod could use up so that others die for these tables.
+  // Not the budget of kills: a pod could use that up, and other pods would die for these tables.
   return d && afford(&d->exit_due, &d->exit_over, bpf_ktime_get_ns(), KILL_NS, KILL_BURST) ? tables : 0;
 }
 
-// The last thread of a process leaves: of one that was killed, or that leaves page tables. Since 6.17 this comes before its memory is
-// freed, until 6.14 after.
+// The last thread of a process exits: of a killed process, or of one with many page tables. Since 6.17 this tracepoint fires before the
+// kernel frees its memory, until 6.14 after.
 int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   u64 task = ctx->args[0], signal = 0, tables = 0;
   u32 tgid = bpf_get_current_pid_tgid() >> 32;
@@ -228,7 +229,7 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   if (k) {
     e.si_code = k->si_code;
     e.domain = k->domain;
-    k->gone = GONE;  // not deleted: a victim that takes the CPU from its killer may leave before it is marked
+    k->gone = GONE;  // not deleted: a victim that preempts its killer may exit before the mark
   } else {
     e.flags = OOM_BY_ITSELF;
     e.pgtables = tables;
@@ -237,21 +238,21 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   return 0;
 }
 
-// A task has to free memory before it may have any: the last stage before an OOM. Reported once, when nobody had to for a second.
+// A task must reclaim memory before it gets any: the last stage before an OOM. Reported for a cgroup after a second without such a reclaim.
 #define RECLAIM_QUIET_NS 1000000000ULL
 BPF_TABLE("lru_hash", u64, u64, reclaimed_at, 1024);  // memory cgroup at its limit, 0 for the machine -> last time
 
 static __always_inline void note_reclaim(struct oom_event *e) {
   e->ts_ns = bpf_ktime_get_ns();
   u64 id = e->oom_cgroup, *last = reclaimed_at.lookup(&id);
-  if (last) {  // written in its place: an update takes locks, and another entry. (Should it be another's by now, that one is new as well.)
+  if (last) {  // written in place: an update takes locks, and another entry. (If the entry is another cgroup's by now, that one is new as well.)
     u64 before = *last;
     *last = e->ts_ns;
     if ((s64)(e->ts_ns - before) < (s64)RECLAIM_QUIET_NS) return;  // signed: another CPU may have been here a moment later
   } else {
     reclaimed_at.update(&id, &e->ts_ns);
   }
-  struct domain *d = domain_at(pod_of(bpf_get_current_task()));  // it may have any number of cgroups
+  struct domain *d = domain_at(pod_of(bpf_get_current_task()));  // by pod: it may have any number of cgroups
   if (d && !afford(&d->reclaim_due, &d->reclaim_over, e->ts_ns, RECLAIM_NS, RECLAIM_BURST)) return;
   e->kind = OOM_RECLAIM;
   fill_invoker(e);
@@ -261,8 +262,8 @@ static __always_inline void note_reclaim(struct oom_event *e) {
 
 int on_memcg_reclaim(struct bpf_raw_tracepoint_args *ctx) {
   struct oom_event e = {};
-  find_limit(&e, 512);  // a huge page is reclaimed for, too
-  if (e.oom_cgroup) note_reclaim(&e);  // else somebody asked for it, or memory.high did
+  find_limit(&e, 512);  // the allocation may be a huge page
+  if (e.oom_cgroup) note_reclaim(&e);  // else memory.high caused it, or a write to a file of the cgroup
   return 0;
 }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Memory moving: the watched memory cgroups against their ceilings, compared here, in the kernel. What calls evaluate() is in stats.c
-// (tracepoints on memory cgroup statistics) or charges.c (the charge itself), of which one is compiled: monitor/kernel/charging.py chooses.
+// Compares the watched memory cgroups with their ceilings as memory moves, in the kernel. stats.c (tracepoints on memory cgroup statistics) or
+// charges.c (the charge itself) calls evaluate(); monitor/kernel/charging.py chooses the one that is compiled.
 
-// Crossings and what was done about them have a ring of their own: nobody reads through anything else to get at them.
+// Crossings and the signals sent at them have a ring of their own: their reader skips no other records.
 BPF_RINGBUF_OUTPUT(events, 64);  // pages: 256 KiB, about 2,900 records
 BPF_RINGBUF_OUTPUT(steps, 256);  // 1 MiB, about 11,000
 
-// Steps of one domain: growth of 5 GiB/s, the most that 2 CPUs were seen to take, is below that.
+// Budget of re-rank steps of one domain: growth of 5 GiB/s, the most that was measured on 2 CPUs, is below it.
 #define STEP_NS 200000ULL
 #define STEP_BURST 256
 
-// One program may run in the midst of another on the same CPU: interrupts are on while pages are mapped, and what interrupts frees slab, or charges
-// a socket, or the very memory for an entry of `leaves`. The kernel skips a program that is interrupted by itself, and no other. So each has a gate and
-// a scratch that nobody else touches.
+// One program may interrupt another on the same CPU: interrupts are on while pages are mapped, and an interrupt may free slab, or charge a socket,
+// or the very memory for an entry of `leaves`. The kernel skips a program that interrupts itself, and no other. So each program has a gate and a
+// scratch of its own.
 enum own {
   OWN_LRUVEC_STAT, OWN_MEMCG_STAT,             // stats.c
   OWN_CHARGE = OWN_LRUVEC_STAT, OWN_UNCHARGE,  // charges.c: one of the two is compiled
@@ -25,15 +25,15 @@ struct gate {
   u64 moved;    // pages of statistics that moved on this CPU since it last passed
   u64 checked;  // `moved` when usage was last read
   u64 file;     // some of them were file pages: the exact LRU sizes are worth reading
-  // Between whoever evaluates and compare(). In memory, because the verifier would follow every path once for each value of an argument.
+  // Between the caller of evaluate() and compare(). In memory, because the verifier would follow every path once for each value of an argument.
   u64 rising;   // this event adds memory: it may cross a ceiling
   u64 hidden;   // a ceiling seems crossed, but not by this event
 };
 BPF_PERCPU_ARRAY(gates, struct gate, OWN_SWEEP);  // a sweep compares nothing
 
-// What one memory cgroup contributed to the sums of its ancestors. None: nothing, so whoever has no entry and cannot get one is not counted until
-// it can. Never one that falls out by itself (an LRU hash of 16,384 was): its page cache would be counted once more at its next charge, and the
-// working set would seem that much smaller. User space takes out the dead after a sweep, which are those it has not been to.
+// What one memory cgroup contributed to the sums of its ancestors; without an entry nothing, and a cgroup that cannot get one is not counted until
+// it can. The map never drops an entry by itself, as an LRU hash of 16,384 did: the next charge would count that cgroup's page cache once more, and
+// the working set would seem that much smaller. After a sweep user space deletes the entries that it did not visit: those cgroups are gone.
 struct leaf {
   s64 inactive;
   s64 active;
@@ -43,7 +43,7 @@ BPF_F_TABLE("hash", u64, struct leaf, leaves, MAX_LEAVES, LEAVES_FLAGS);
 
 struct sweep {
   u64 number;   // of the running sweep; 0: none
-  u64 css;      // where the next call goes on
+  u64 css;      // where the next call continues
   u64 id;       // its cgroup id, to notice that it was freed in between
   u64 up;       // it was visited, and so were its children: on the way up
   u64 root;
@@ -54,8 +54,8 @@ BPF_ARRAY(sweeps, struct sweep, 1);
 BPF_F_TABLE("array", u32, struct victim, victims, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct eviction, evictions, 1, BPF_F_MMAPABLE);
 
-// Test-and-set without atomics of a newer instruction set: inserting a key that exists fails, so exactly one CPU wins. Where it fails otherwise
-// nobody has: a lock of the map could not be had (-EBUSY, since Linux 6.15 -EDEADLK and -ETIMEDOUT). It is never full: few cgroups have ceilings.
+// Test-and-set without atomics of a newer instruction set: inserting a key that exists fails, so exactly one CPU wins. After any other error no CPU
+// has: a lock of the map was not available (-EBUSY, since Linux 6.15 -EDEADLK and -ETIMEDOUT). The map is never full: few cgroups have ceilings.
 #define IS_THERE (-17)  // -EEXIST
 BPF_HASH(crossings, u64, u64, MAX_DOMAINS * 2);  // domain << 8 | ceiling -> time of the crossing
 BPF_TABLE("lru_hash", u64, u64, firings, 1024);  // generation -> time
@@ -79,7 +79,7 @@ static __always_inline int emit(struct event *e, struct domain *d, u32 index, u3
   return lost;
 }
 
-// The decision was taken ahead in user space; here only the trigger is pulled, by the victim itself, inside its own charge.
+// User space decided ahead; here the victim itself pulls the trigger, inside its own charge.
 static __always_inline void pull(struct domain *d, u32 index) {
   u32 zero = 0;
   struct victim *v = victims.lookup(&zero);
@@ -89,7 +89,7 @@ static __always_inline void pull(struct domain *d, u32 index) {
   if (!is_below(task_css(bpf_get_current_task()), v->pod_cgroup_id)) return;
   u64 now = bpf_ktime_get_ns();
   if (firings.insert(&generation, &now)) return;  // another CPU was first, or it was fired before
-  if (v->armed != generation) return;             // user space changed its mind while we looked
+  if (v->armed != generation) return;             // user space disarmed it meanwhile, or armed another
   v->fired = generation;  // first: user space arms again when it finds neither
   v->armed = 0;
   struct event e = {};
@@ -98,16 +98,16 @@ static __always_inline void pull(struct domain *d, u32 index) {
   emit(&e, d, index, EVENT_SIGNAL, COUNT_EMIT_SIGNAL);
 }
 
-// One ceiling is on the other side of the working set than it was. The map of crossings decides who reports it, and when again.
+// The working set has moved to the other side of one ceiling. The map of crossings decides which CPU reports it, and when again.
 static __always_inline void change(struct domain *d, u32 index, u32 i, int over, u64 now) {
   u64 bit = 1ULL << i, key = (u64)index << 8 | i, *since = crossings.lookup(&key);
   if (since && (s64)(now - *since) < (s64)d->rearm_ns) {  // signed: another CPU may have been here a moment later
-    // A working set that trembles at the line may not flood the ring. A dip is remembered, so that being above counts as a
-    // crossing again once the quiet time is over.
+    // A working set that trembles at the line must not flood the ring. `dipped` remembers a dip, so that being above counts as a
+    // crossing again after the quiet time.
     if (!over) d->dipped |= bit;
     return;
   }
-  if (since && crossings.delete(&key)) return;  // another CPU sees to it, or the next charge
+  if (since && crossings.delete(&key)) return;  // another CPU handles it, or the next charge
   d->dipped &= ~bit;
   if (!over) {
     d->crossed &= ~bit;
@@ -119,15 +119,15 @@ static __always_inline void change(struct domain *d, u32 index, u32 i, int over,
     struct event e = {};
     e.threshold = i;
     if (emit(&e, d, index, EVENT_CROSS, COUNT_EMIT_CROSS)) {
-      crossings.delete(&key);  // the ring is full: likewise
+      crossings.delete(&key);  // the ring is full: the next charge tries again
       return;
     }
   }
   d->crossed |= bit;
 }
 
-// What a domain's thresholds compare. SIGNALS is 0 where all of them are the kubelet's (monitor/kernel/loader.py): then nothing of the other formula
-// is compiled, and these programs are, to the instruction, what they were without it.
+// What a domain's thresholds compare. SIGNALS is 0 where all of them are the kubelet's (monitor/kernel/loader.py): then the other formula is not
+// compiled, and these programs are, to the instruction, the same as without it.
 static __always_inline s64 used(struct domain *d) {
 #if SIGNALS
   s64 cache = d->inactive_file;
@@ -138,8 +138,8 @@ static __always_inline s64 used(struct domain *d) {
 #endif
 }
 
-// Compare one domain with its ceilings; report what changed. Only what adds memory can cross: pages being freed leave the LRU list, and the
-// LRU sizes, a moment before they are uncharged, and in between freed page cache looks like working set.
+// Compare one domain with its ceilings; report what changed. Only an event that adds memory can cross: pages being freed leave the LRU list, and
+// the LRU sizes, a moment before the kernel uncharges them, and in between freed page cache looks like working set.
 static __always_inline void compare(struct domain *d, u32 index, struct gate *g) {
   s64 ws = used(d);
   if (ws < 0) ws = 0;
@@ -151,7 +151,7 @@ static __always_inline void compare(struct domain *d, u32 index, struct gate *g)
   u64 crossed = d->crossed;
   if (ws > d->lowest || crossed) {
     // One change at a time: a second ceiling crossed by the same charge is reported at the next one. (Handling all of them here multiplies the
-    // paths that the verifier follows; and user space compares with all of them as soon as it hears of the first.)
+    // paths that the verifier follows; and user space compares with all of them as soon as it reads the first record.)
     u32 i = 0;
     int over = 0;
     u64 stays = crossed & ~d->dipped;
@@ -200,8 +200,8 @@ struct scratch {
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, OWN_MAX);
 
-// Count the LRU lists of the cgroup that is charged or swept. A sweep may come by a second time (it goes on somewhere else when the cgroup where it
-// paused is gone) and counts nothing twice; a cgroup that is new while a sweep runs is counted by it, whether it lies ahead or behind.
+// Count the LRU lists of the cgroup that is charged or swept. A sweep may visit a cgroup twice (it begins again when the cgroup where it paused is
+// gone) and counts nothing twice. It counts a cgroup that is new while it runs, whether that lies ahead or behind.
 static __always_inline void count_lists(struct scratch *c, u64 memcg, u64 self, u64 sweeping, s64 pending_inactive, s64 pending_active) {
   s64 inactive = 0, active = 0;
   if (!read_lru(memcg, &inactive, &active)) {
@@ -237,9 +237,9 @@ static __always_inline void count_lists(struct scratch *c, u64 memcg, u64 self, 
     if (sweeping) s->lost = sweeping;
   }
   c->shadow = s->number;
-  if (sweeping) {  // its own sums are right, entry or not
+  if (sweeping) {  // the sweep's own sums are right, with or without an entry
     if (failed) c->more_inactive = c->more_active = 0;
-  } else if (failed || s->lost == s->number) {  // the sweep may have counted it: from here on
+  } else if (failed || s->lost == s->number) {  // the sweep may have counted it: count its changes from here on
     c->more_inactive = c->more_active = 0;
     c->shadow_inactive = c->shadow_active = 0;
   }

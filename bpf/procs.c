@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Processes that appear in a watched pod: what oom_score_adj by QoS must be kept true for.
+// Processes that appear in a watched pod: outrace sets their oom_score_adj by QoS.
 
 BPF_RINGBUF_OUTPUT(procs, 64);  // pages: 256 KiB, about 5,400 records
 
-// Of one pod: 500 a second are reported one by one, and 1000 at once (a container that starts). Whoever reads them looks at
-// all processes of a pod that has more.
+// Of one pod: 500 a second are reported one by one, and 1000 at once (a container that starts). Of a pod that has more, the reader
+// of the ring checks all processes.
 #define PROC_NS 2000000ULL
 #define PROC_BURST 1000
 
@@ -34,8 +34,8 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx) {  // (task, old pid, binprm)
   return 0;
 }
 
-// A runtime forks first and moves the child into the container afterwards. Fires for every hierarchy: take memory's only, because inode
-// numbers of different hierarchies overlap.
+// A runtime forks first and moves the child into the container afterwards. The tracepoint fires for every hierarchy; only memory's counts,
+// because inode numbers of different hierarchies overlap.
 int on_attach(struct bpf_raw_tracepoint_args *ctx) {  // (destination cgroup, path, task, threadgroup)
   u64 cgroup = ctx->args[0], root = 0, css = 0;
   u32 mask = 0, tgid = 0;

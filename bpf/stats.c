@@ -2,10 +2,10 @@
 // Hook "memcg-tracepoint" (Linux 6.13 and later): memcg:mod_memcg_lruvec_state and mod_memcg_state, raw, after each charge.
 //
 // The first fires once per page or folio. The gate below lets 4 events per MiB through (measured: 128 MiB of 4K pages = 515 passes), because
-// the page_counter itself moves in batches of 64 pages; everything dear happens behind it.
+// the page_counter itself moves in batches of 64 pages; all expensive work is behind it.
 
-// Ageing (inc_max_seq()) announces what it moves from the active to the inactive side before the generations change places, so reading
-// now gives the split of before: whatever comes through next reads once more (2: for no other reason).
+// Ageing (inc_max_seq()) announces what it moves from the active to the inactive side before the generations change places, so a read
+// now gives the split of before: the next event through the gate reads once more (2: for no other reason).
 static __always_inline u64 read_again(u64 file) {
 #ifdef NR_GENERATIONS
   return (file & 1) << 1;
@@ -38,7 +38,7 @@ static __always_inline int on_stat(u32 own, u64 memcg, int val, int rising, u64 
   g->rising = rising;
   g->hidden = 0;
   evaluate(own, memcg, file, g, 0, pending_inactive, pending_active, 0);
-  g->memcg = g->hidden ? 0 : memcg;  // not seen for what it was: the next event comes through as well
+  g->memcg = g->hidden ? 0 : memcg;  // a ceiling looks crossed, but is not reported: the next event comes through as well
   g->usage = usage;
   g->moved = 0;
   g->checked = 0;

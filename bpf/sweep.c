@@ -23,8 +23,8 @@ static __always_inline void begin_domain(struct domain *d, u64 sweep, bool forge
   d->shadow_sweep = sweep;
 }
 
-// Before a sweep: args[0] = first domain, args[1] = its number, args[2] = end, args[3] = 1 if the sums kept so far are not to be compared with until
-// it is over (nobody kept them while the programs were detached). A domain that is added later has no part in it. Returns the next domain, 0 at the end.
+// Before a sweep: args[0] = first domain, args[1] = the sweep's number, args[2] = end, args[3] = 1 if the old sums are wrong, because the programs
+// were detached: they are not compared until the sweep is over. A domain added later has no part in it. Returns the next domain, 0 at the end.
 int begin(struct bpf_raw_tracepoint_args *ctx) {
   return each_domain(ctx->args[0], ctx->args[2], begin_domain, ctx->args[1], ctx->args[3]);
 }
@@ -73,7 +73,7 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
     READ(at, css, OFF_CSS_SIBLING);
     if (!parent || !at) {
       count(COUNT_SWEEP_RESTARTED);
-      return 2;  // it was freed under our feet
+      return 2;  // it was freed meanwhile
     }
     s->up = at == parent + OFF_CSS_CHILDREN;
     s->css = s->up ? parent : at - OFF_CSS_SIBLING;

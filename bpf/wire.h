@@ -43,7 +43,7 @@ struct domain {
   s64 shadow_active;
   u64 reported;                  // working set at the last step record
   u64 crossed;                   // bit per ceiling: now above it
-  u64 synced;                    // number of the last sweep whose sums were taken over; 0: never, do not compare
+  u64 synced;                    // number of the last sweep that was committed; 0: none, do not compare
   u64 seen_ns;                   // when BPF last evaluated it
   u64 shadow_sweep;              // the sweep that the shadow sums belong to
   u64 dipped;                    // bit per ceiling: was below for a moment, too soon after its crossing to be cleared
@@ -70,14 +70,14 @@ struct event {
   u32 kind;
   u32 domain;         // index
   u32 threshold;      // index of the ceiling (EVENT_CROSS)
-  u32 tgid;           // who was charging
+  u32 tgid;           // of the task that was charging
   u32 cpu;
   u32 reserved;
 };
 
 // The next victim, written by user space ahead of need. `armed` is written last and carries the generation.
 struct victim {
-  u64 armed;          // 0: nobody; else the generation of the fields below
+  u64 armed;          // 0: no pod; else the generation of the fields below
   u64 pod_cgroup_id;  // the signal is sent only if the charging task lives below this cgroup at that moment
   u64 reserved;
   u64 fired;          // the last generation that was fired
@@ -85,7 +85,7 @@ struct victim {
 
 // The eviction under way, written by the daemon before it signals and read by the next one. The last two are for the programs.
 struct eviction {
-  u64 state;          // 0: none; 1: asked to end; 2: killed; 3: nobody is left. Written last
+  u64 state;          // 0: none; 1: SIGTERM sent; 2: killed; 3: no process is left. Written last
   u64 pod_cgroup_id;
   u64 started_ns;
   u64 kill_at_ns;     // the end of its grace
@@ -93,21 +93,21 @@ struct eviction {
   u64 held;           // bytes of its working set before
   u64 reported;       // 1: the decision was reported
   u64 sender;         // pid of the hot process, which need not be woken for a signal that it sends itself
-  u64 unheard;        // 1: there are records in `kills` that nobody was woken up for
+  u64 unheard;        // 1: there are records in `kills` without a wakeup of their reader
 };
 
 enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3, OOM_RECLAIM = 4 };
 enum oom_flag {
-  OOM_EXITING = 1,    // marked while already dying: the kernel killed nobody
+  OOM_EXITING = 1,    // marked while already dying: the OOM killer killed nothing
   OOM_MEMSW = 2,      // the limit hit was memory+swap (cgroup v1)
-  OOM_BY_ITSELF = 4,  // OOM_EXIT: nobody killed it; `pgtables` is what it had
+  OOM_BY_ITSELF = 4,  // OOM_EXIT: it was not killed; `pgtables` is what it had
 };
 
 struct oom_event {
   u64 ts_ns;
   u64 victim_cgroup;  // memory cgroup of the victim
-  u64 invoker_cgroup; // of the task whose allocation called the OOM killer (OOM_KILL: of the sender)
-  u64 oom_cgroup;     // whose limit was hit (OOM_RECLAIM: for whom is reclaimed); 0: the machine (or cpuset, mempolicy)
+  u64 invoker_cgroup; // of the task that called the OOM killer, by an allocation (OOM_KILL: of the sender)
+  u64 oom_cgroup;     // the cgroup at its limit (OOM_RECLAIM: under reclaim); 0: the machine (or cpuset, mempolicy)
   u64 oom_usage;      // pages, of oom_cgroup
   u64 oom_limit;
   s64 oom_inactive;   // pages of file cache in oom_cgroup where it is a watched domain; -1: not known
