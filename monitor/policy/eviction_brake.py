@@ -1,26 +1,25 @@
-"""Whether evicting the next pod gains anything while memory is short: the brake on evictions that do not help.
+"""Whether evicting the next pod helps while memory is short; evictions that would not help are suspended.
 
-The kubelet evicts for as long as a threshold is met, whoever it was that took the memory. A process outside all pods
-then costs every pod its life, however little it has, and is still there (five pods of 3.3 MiB, each far below its
-request, died in 67 ms). Here a pod is evicted only if that can help:
+The kubelet evicts for as long as a threshold is met, whatever uses the memory. For a process outside all pods it
+evicts every pod, however small, and the process is still there (five pods of 3.3 MiB, each far below its request, died
+in 67 ms). Here a pod is evicted only if that can help:
 
-1. What grows is in pods that may be evicted: evictions go on, always. It is measured over the last `GREW` bytes of
-   growth; a quarter of it is enough. So is half of it, and of `GREW`, in the first candidate alone: what others give
-   back meanwhile hides nothing then.
-2. Else they are held where all candidates together have less than what is missing (`NOT_COVERED`), where what grows
-   outside would use up what they have within `LASTS_NS` (`OUTGROWN`), or where the last ones gained nothing
-   (`NO_GAIN`).
-3. While they are held, one goes when what is left is about to be used up (within `RESERVE_NS` at the measured growth,
-   or less than a quarter of the threshold), and only if that buys something: all candidates together last `LASTS_NS`,
-   or the first covers what is missing for as long as it takes to die and none has been evicted in vain. Who cannot buy
-   time is left alone: the OOM killer goes by size, and most likely takes the process that grows.
+1. Evictable pods grow: evictions continue, always. Growth is measured over its last `GREW` bytes; a quarter of it in
+   these pods is enough. So is half of it, and of `GREW`, in the first candidate alone: memory that others free
+   meanwhile then hides nothing.
+2. Else evictions are suspended where all candidates together have less than what is missing (`NOT_COVERED`), where
+   growth outside would use up what they have within `LASTS_NS` (`OUTGROWN`), or where the last evictions gained
+   nothing (`NO_GAIN`).
+3. While evictions are suspended, one pod is evicted when memory is about to be used up (within `RESERVE_NS` at the
+   measured growth, or less than a quarter of the threshold), and only if that buys time: all candidates together last
+   `LASTS_NS`, or the first covers what is missing for as long as it takes to die and no eviction was in vain. A pod
+   that buys no time is left alone: the OOM killer ranks by size, and most likely kills the process that grows.
 
-Unknown is not zero: a candidate whose use is not known may cover anything, and growth that was not measured yet holds
-nobody whom the numbers of this moment do not hold. But where the shortage was there before anybody looked (a daemon
-that starts in the midst of it), it is looked first what grows, for `OBSERVE_NS` at most: one that was started again
-while evictions were held evicted five pods of 3.3 MiB within a second, for a process in no pod. Nor is anybody evicted
-while something outside gives memory back: a process of 100 MiB that ended its shortage itself cost a pod its life when
-what was missing had become less than what the pods have.
+Unknown is not zero: a candidate of unknown usage may cover anything, and while growth is not measured, only the other
+numbers of this moment suspend evictions. If the shortage is older than the daemon, the daemon first measures what
+grows, for `OBSERVE_NS` at most: one that was restarted while evictions were suspended evicted five pods of 3.3 MiB
+within a second, for a process in no pod. Nor does it evict while something outside frees memory: a process of 100 MiB
+that ended its shortage itself cost a pod its life when what was missing had become less than what the pods have.
 """
 
 from __future__ import annotations
@@ -36,34 +35,34 @@ OUTGROWN = "outgrown"
 NO_GAIN = "no_gain"
 REASONS = (NOT_COVERED, OUTGROWN, NO_GAIN)
 
-#: Growth is measured over at least so much of it, where there was so much: a CPU charges 256 KiB ahead for a cgroup, so
-#: less says little about whose it is.
+#: Growth is measured over at least this much of it, if there was as much: a CPU charges 256 KiB ahead for a cgroup, so
+#: less says little about which cgroup grew.
 GREW = 4 << 20
 #: ... and over at least this long.
 LEAST_SPAN_NS = 5_000_000
 #: Less than this within the window is no growth.
 NOISE = 1 << 20
-#: A pod that took this part of what grew is held at once; one that takes that part of what is left later on.
+#: A pod that has this part of the growth is held at once; during a hold, one that grows by that part of the headroom.
 _PART, _LEFT_PART = 8, 16
-#: A pod that takes less in the last 0.05 s stands still: a CPU charges so much ahead for a cgroup.
+#: A pod that grew by less in the last 0.05 s stands still: a CPU charges this much ahead for a cgroup.
 _STANDS = 256 << 10
-#: What evictions have to buy to be worth it.
+#: Time that evictions have to buy to be worth it.
 LASTS_NS = 60_000_000_000
-#: So long a shortage that was there already is observed before anybody is evicted for it, unless something grows before
-#: that. A process that takes less than `NOISE` in this time leaves pods time enough to be measured by.
+#: A shortage older than the daemon is observed for this long before an eviction, unless something grows sooner. A
+#: process that grows by less than `NOISE` in this time leaves time enough to measure it.
 OBSERVE_NS = 2_000_000_000
-#: Memory that would be used up within this time is about to be: four times what a pod of 400 MiB took to give it back.
+#: Memory that would be used up within this time is about to be: four times what a pod of 400 MiB took to free it.
 RESERVE_NS = 250_000_000
-#: How long a victim takes to give back what it has, with room to spare.
+#: Time in which a victim frees its memory, with a margin.
 DYING_NS = 100_000_000
-#: So many evictions in a row that gained nothing are enough to know that the next will not either.
+#: After so many evictions in a row that gained nothing, the next would gain nothing either.
 IN_VAIN = 2
 
 
 class Growth(NamedTuple):
-    """What grew within ``span_ns``, in bytes: ``inside`` pods that may be evicted, and ``outside`` of all pods that are
-    known not to be critical. What ended meanwhile gave back is no negative growth of others. ``first``: the first
-    candidate alone, 0 where that is not known.
+    """Growth within ``span_ns``, in bytes: ``inside`` evictable pods, and ``outside`` of all pods that are known not to
+    be critical. Memory that an ended pod freed does not reduce the growth of others. ``first``: of the first candidate
+    alone, 0 where that is not known.
     """
 
     span_ns: int
@@ -85,11 +84,11 @@ class Figures(NamedTuple):
     """What is known of a domain when the next victim is to be chosen; sizes in bytes.
 
     ``left``: until memory is used up; ``lasts_ns``: how long that takes at a growth that was measured over a quarter of
-    it, so that a few MiB that came at once say nothing of the rest; None if there was none. ``first``: what the first
-    candidate has, None if unknown. ``pods``: what all of them have, but the ``unknown`` ones. ``in_vain``: evictions of
-    this shortage, the last ones in a row, that gained nothing. ``unseen``: the shortage was there when it was looked at
-    for the first time, less than `OBSERVE_NS` ago. ``eases``: outside of the pods `NOISE` or more was given back since
-    a moment ago (half a second at most).
+    it, so that a few MiB at once say nothing of the rest; None if there was none. ``first``: what the first candidate
+    has, None if unknown. ``pods``: what all candidates have, without the ``unknown`` ones. ``in_vain``: evictions of
+    this shortage, the last ones in a row, that gained nothing. ``unseen``: memory was short at the first sample, less
+    than `OBSERVE_NS` ago. ``eases``: outside of the pods `NOISE` or more was freed within the last moment (half a
+    second at most).
     """
 
     left: int
@@ -104,8 +103,8 @@ class Figures(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """``go``: evict. ``reason``: why evictions are held, "" if they are not; with ``go``, growth demands this one.
-    Neither: wait until it is known what grows, or what is given back.
+    """``go``: evict. ``reason``: why evictions are suspended, "" if they are not; with ``go``, this one buys time.
+    Neither: wait until it is known what grows, or what is freed.
     """
 
     go: bool
@@ -117,10 +116,10 @@ WAIT = Answer(False, "")
 
 
 def missing(threshold: Threshold, available: int, capacity: int) -> int:
-    """Bytes to the end of the shortage: to the threshold, and above it to the min reclaim that holds it.
+    """Bytes to the end of the shortage: to the threshold, and above the threshold to the min reclaim.
 
     Not to both at once: where the candidates cover the first and not the second, evicting them ends the shortage, and
-    only going on from there is in vain.
+    only evictions after that are in vain.
     """
     line = threshold.quantity(capacity)
     if available < line or threshold.min_reclaim is None:
@@ -129,9 +128,9 @@ def missing(threshold: Threshold, available: int, capacity: int) -> int:
 
 
 def grown(before: Mapping[str, int], now: Mapping[str, int], candidates: Container[str]) -> tuple[int, int]:
-    """From what each pod (uid) had: what the ``candidates`` grew by, and what all pods did.
+    """From what each pod (uid) had and has: the growth of the ``candidates``, and that of all pods.
 
-    Of the first, who has less than half of what it had is left out: it is ending, and hides nobody's growth.
+    A candidate that has less than half of what it had is not in the first: it is ending, and hides no other's growth.
     """
     inside = everywhere = 0
     for uid, has in now.items():
@@ -145,7 +144,8 @@ def grown(before: Mapping[str, int], now: Mapping[str, int], candidates: Contain
 def judge(met: Iterable[Threshold], seen: Mapping[str, Observation], known: Mapping[str, Figures]) -> Answer:
     """Whether the first candidate is to be evicted for one of the thresholds for memory that are ``met``.
 
-    ``known``: figures of the domain by signal; what is not among them says nothing. One that evictions help is enough.
+    ``known``: figures of the domain by signal; a threshold without figures does not count. One that evictions help is
+    enough.
     """
     found = None
     for threshold in met:
@@ -176,15 +176,15 @@ def lasts_ns(left: int, growth: Growth) -> int | None:
 
 
 def was_in_vain(freed: int, claimed: int, outside: int) -> bool:
-    """Whether an eviction gained nothing: the pod, which had ``claimed``, gave back less than a quarter of it, or what
-    grew ``outside`` took most of what it gave back. From a pod that had next to nothing, nothing follows.
+    """Whether an eviction gained nothing: the pod, which had ``claimed``, freed less than a quarter of it, or growth
+    ``outside`` used up most of what it freed. A pod that had next to nothing proves nothing.
     """
     return claimed >= NOISE and (freed < claimed // 4 or outside >= freed * 3 // 4)
 
 
 def _is_to_be_observed(figures: Figures) -> bool:
-    """Whether it is soon known what grows, or is over. Where so little is left that it would be used up before, nobody
-    waits.
+    """Whether to wait, because it is soon known what grows, or the shortage is soon over. Not where so little is left
+    that it would be used up before.
     """
     grows = figures.growth is not None and figures.growth.grew >= NOISE
     return figures.left >= GREW and (figures.eases or (figures.unseen and not grows))
@@ -201,7 +201,7 @@ def _reason(missing: int, figures: Figures) -> str:
 
 
 def _lasts(figures: Figures, room: int) -> bool:
-    """Whether ``room`` bytes last `LASTS_NS` against what grows outside."""
+    """Whether ``room`` bytes last `LASTS_NS` against the growth outside."""
     growth = figures.growth
     return growth is None or growth.outside < NOISE or room * growth.span_ns >= growth.outside * LASTS_NS
 
@@ -230,8 +230,8 @@ def _buys(missing: int, figures: Figures) -> bool:
 def who_grew(
     grew: Mapping[str, int], everywhere: int, order: Iterable[str], lately: Mapping[str, int] | None = None
 ) -> list[str]:
-    """Who plainly grows, in ``order``, where memory as a whole grew by ``everywhere``: an eighth of it each. Not who
-    grew and stands still ``lately``, unless all do.
+    """Pods that plainly grow, in ``order``: each by an eighth of ``everywhere``, the growth of memory as a whole. Not
+    those that stand still ``lately``, unless all do.
     """
     least = max(NOISE, everywhere // _PART)
     found = [uid for uid in order if grew.get(uid, 0) >= least]
@@ -240,6 +240,6 @@ def who_grew(
 
 
 def who_grows_on(grew: Mapping[str, int], left: int, order: Iterable[str]) -> list[str]:
-    """Who grows, in ``order``, although others are held: by a part of what is ``left``."""
+    """Pods that grow although others are held, in ``order``: each by a part of what is ``left``."""
     least = max(NOISE, left // _LEFT_PART)
     return [uid for uid in order if grew.get(uid, 0) >= least]

@@ -1,15 +1,15 @@
-"""What stands between a pass of the policy and the eviction of its victim: one gate, which asks in this order.
+"""What stands between a pass of the policy and the eviction of its victim: one gate, which checks in this order.
 
 | answer | because |
 |---|---|
 | `NO_VICTIM` | the policy chose no pod, or not all pods are known yet |
 | `BUSY` | another pod is being evicted |
-| `RETURNS` | memory of dead processes comes back, and may be enough (`monitor.policy.patience`) |
+| `RETURNS` | a release is pending, and may be enough (`monitor.policy.patience`) |
 | `SUSPENDED` | the eviction would not help, or that is not known yet (`monitor.policy.eviction_brake`) |
 | `HELD` | pods are held for the shortage (`monitor.policy.hold`) |
 | `EVICT` | nothing |
 
-The daemon and `outrace replay` ask this gate. A new reason to wait belongs here.
+The daemon and `outrace replay` call this gate. A new reason to wait belongs here.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def gate(
 ) -> str:
     """Whether the victim of a pass is evicted now, and why not.
 
-    ``may_act``: all pods are known. ``waits``: for memory of the dead. ``forced``: a signal has gone out, which cannot
-    be suspended. ``suspends`` and ``holds``, of the victim, are called only where the answer depends on them: figures
-    of every pod cost 0.2 ms, and a pod may be held by being asked for. While it is not known yet whether an eviction
-    helps, pods may be held: that can be undone.
+    ``may_act``: all pods are known. ``waits``: for a pending release. ``forced``: a signal is sent already, which
+    cannot be suspended. ``suspends`` and ``holds``, of the victim, are called only where the answer depends on them:
+    figures of every pod cost 0.2 ms, and a call of ``holds`` may hold pods. While it is not known yet whether an
+    eviction helps, pods may be held: that can be undone.
     """
     if outcome.victim is None or not may_act:
         return NO_VICTIM

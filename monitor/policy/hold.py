@@ -1,15 +1,15 @@
-"""Which pods are held while memory is short, how much more they may take, and when that ends (`--mode hold`).
+"""Which pods are held while memory is short, how far they may grow, and when a hold ends (`--mode hold`).
 
 docs/hold.md has the rules ("How outrace decides"); reasons that are in no rule:
 
-* A frozen pod's cap is for the one system call that takes everything. Each may have all that is left to take
+* A frozen pod's cap bounds the one system call that allocates everything. The cap of each allows the whole share
   (`Look.freezes`), because v2 kills a pod that reaches its cap before the freeze (4 pods with 1 MiB each, in a guest).
-* A pod in the midst of such a call sleeps in it (`Look.slow`, v2), and is killed at its cap. So it gets a little more
-  room whenever it comes near, never a huge page, for which no process sleeps.
-* Beside a kubelet with the same line a hold has two steps: the kubelet ranks by figures of pods that are up to 15 s
-  older than the shortage it sees. A pod is held *above* the line until they are new enough, and then goes *across*.
+* A pod sleeps in such a call (`Look.slow`, v2), and the kernel kills it at its cap. So the policy raises the cap a
+  little when the pod comes near, by less than a huge page, for which no process sleeps.
+* Beside a kubelet with the same line a hold has two steps: the kubelet's figures of pods are up to 15 s older than its
+  figure of the node. A pod is held *above* the line until they are new enough, and then may grow *across*.
 
-Pure: what was seen comes in, what is to be done comes out. Sizes are bytes, times ns of one clock.
+Pure: a sample in, steps out. Sizes are bytes, times ns of one clock.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ CLEAR, GONE, EVICTED = "clear", "gone", "evicted"
 
 #: From the decision to kill until a pod grows no more: as in the advice on thresholds (docs/incidents.md).
 STOP_NS = 5_000_000
-#: So long there has to be room before anybody is released, and before the next one is.
+#: Memory is clear for this long before the first pod is released, and before each next one.
 SETTLED_NS = 500_000_000
-#: Two loops of the kubelet: whoever was not evicted then is not going to be.
+#: Two loops of the kubelet: if it has evicted no pod by then, it will not.
 LOOPS_NS = 20_000_000_000
-#: No figure of a pod that the kubelet ranks by is older: cAdvisor looks every 10 to 15 s.
+#: The kubelet ranks pods by no older figures: cAdvisor samples every 10 to 15 s.
 FIGURES_NS = 15_000_000_000
-#: How far above the kubelet's line pods are held: what grows until the brake (0.5 ms at 10 GiB/s is 5 MiB) and then.
+#: Pods are held this far above the kubelet's line: growth until the brake (0.5 ms at 10 GiB/s is 5 MiB) and after it.
 MARGIN = 16 << 20
-#: They are stopped so far across, or so long after: 0.2 MiB across was clear again before the kubelet's next look.
+#: Pods are stopped this far across it, or this long after: 0.2 MiB across was clear before the kubelet's next sample.
 DEPTH, CROSSING_NS = 4 << 20, 100_000_000
-#: Their cap is so far across it: what grows between two looks and until they are stopped (0.8 ms at 10 GiB/s is 8 MiB).
+#: Their caps end this far across it: growth from sample to sample and until the stop (0.8 ms at 10 GiB/s is 8 MiB).
 BEYOND = 16 << 20
-#: Who is slowed down has so much room again when he has less than that: a look is 5 ms, and 100 threads take 25 MiB/s.
+#: A slowed pod gets a cap so far above its usage when it is so near: samples are 5 ms apart, 100 threads take 25 MiB/s.
 CREEP, _NEAR = 7 << 18, 1 << 20
-#: Room above a threshold: a part of it, within these bounds.
+#: Headroom above a threshold that counts as clear: a part of the threshold, within these bounds.
 _LEAST_ROOM, _MOST_ROOM, _ROOM_PART = 2 << 20, 32 << 20, 8
 
 
 class Rules(NamedTuple):
-    """``kills``: below the second line the policy decides; else brakes are tightened. ``kubelet``: there is one that
-    evicts at the same line.
+    """``kills``: below the kill threshold the policy decides; else it lowers the caps. ``kubelet``: a kubelet evicts at
+    the same line.
     """
 
     limit_ns: int
@@ -56,7 +56,7 @@ class Rules(NamedTuple):
 
 class Domain(NamedTuple):
     """Bytes of the node or of kubepods. ``line``: its highest hard threshold. ``enough``: where a shortage ends, above
-    it where there is a min reclaim. ``rate``: what it grew by in a second since somebody is held; 0: nothing.
+    the line if there is a min reclaim. ``rate``: its growth in a second under the hold; 0: none.
     """
 
     available: int
@@ -66,8 +66,8 @@ class Domain(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """One that is held: since when, what for, what was charged to it then, and what may be at most. ``crosses``: it
-    may go on to that, across the kubelet's line; else its growth is stopped.
+    """A held pod: since when, what for, the bytes charged to it then (``usage``) and at most (``cap``). ``crosses``: it
+    may grow to its cap, across the kubelet's line; else its growth is stopped.
     """
 
     uid: str
@@ -79,12 +79,12 @@ class Pod(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What is seen at a moment. ``growers``, in the policy's order, and ``victim`` ("": none is to be evicted now):
-    uid and bytes charged of who may be held. ``first``: the first of the policy's order. ``usages``: bytes charged
-    to those who are held. ``other``: a pod, none of those, that the kubelet has evicted for memory and that the
-    policy would not have evicted before them; ``answered``: it has evicted one that the policy would have.
-    ``freezes``: the brakes of all of them stop processes too. ``slow``: of those who are held, who sleeps for what
-    he takes. ``since``: who was held by an earlier daemon, and since when.
+    """One sample. ``growers``, in eviction order, and ``victim`` ("": no pod is to be evicted now): uid and bytes
+    charged of pods that may be held. ``first``: the first of the eviction order. ``usages``: bytes charged to the held
+    pods. ``other``: a pod that the kubelet evicted for memory, that is not held, and that the policy would not have
+    evicted before the held pods; ``answered``: the kubelet evicted one that the policy would have. ``freezes``: the
+    brakes of all these pods stop processes too. ``slow``: held pods that sleep for each allocation. ``since``: pods
+    that an earlier daemon held, and since when.
     """
 
     now_ns: int
@@ -103,9 +103,9 @@ class Look(NamedTuple):
 
 
 class State(NamedTuple):
-    """``left``: available as a domain's threshold was first met under this hold, by signal. ``met_ns``: since when one
-    is, or since the kubelet evicted a pod for it; ``clear_ns``: since when there is room; 0: not. ``step``: beside a
-    kubelet. ``opened``: why the policy decides.
+    """``left``: bytes available when a domain's threshold was first met under this hold, by signal. ``met_ns``: since
+    when one is met, or since the kubelet's last answer; ``clear_ns``: since when memory is clear; 0: not. ``step``:
+    beside a kubelet. ``opened``: why the policy decides.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -122,7 +122,7 @@ class State(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What is to be done: hold these, change the caps of those, release others for a reason."""
+    """What to do: hold pods, change the caps of held pods, release pods (uid and reason)."""
 
     hold: tuple[Pod, ...] = ()
     recap: tuple[Pod, ...] = ()
@@ -133,12 +133,12 @@ FREE = State()
 
 
 def second_line(left: int, rate: int = 0) -> int:
-    """Bytes available at which somebody is killed after all, where ``left`` were as the hold began."""
+    """The kill threshold: bytes available at which the policy kills, where ``left`` were as the hold began."""
     return min(3 * left // 4, max(left // 4, rate * STOP_NS // 1_000_000_000))
 
 
 def room(line: int) -> int:
-    """Bytes above a threshold from which on there is room again."""
+    """Headroom above a threshold from which on memory is clear."""
     return min(max(line // _ROOM_PART, _LEAST_ROOM), _MOST_ROOM)
 
 
@@ -148,7 +148,7 @@ def hold_line(rules: Rules, domain: Domain) -> int:
 
 
 def advance(rules: Rules, state: State, look: Look) -> tuple[State, Steps]:
-    """What follows from a look. The state is that after the steps have been taken."""
+    """The steps that follow from a sample, and the state after them."""
     state, ended = _drop_gone(state, look)
     state = _see(rules, state, look, answered=look.answered or bool(ended))
     if not state.opened:
@@ -171,9 +171,9 @@ def advance(rules: Rules, state: State, look: Look) -> tuple[State, Steps]:
 
 
 def may_run(rules: Rules, state: State, domains: Mapping[str, Domain], room: int) -> bool:
-    """Whether a held pod may run for a moment, for a SIGKILL or a process that starts in it: not where taking all of
-    ``room`` would reach the second line, or a kubelet's line that is not met. ``room``: bytes that it and all that run
-    already may take of what is available, below their caps.
+    """Whether a held pod may run for a moment, for a SIGKILL or a process that starts in it: not if ``room`` reaches to
+    the kill threshold, or to a kubelet's line that is not met. ``room``: bytes available that this pod and all that run
+    already may allocate below their caps.
     """
     above = rules.kubelet and not state.met_ns
     floors = {s: d.line if above else second_line(state.left.get(s, d.available)) for s, d in domains.items()}
@@ -188,7 +188,7 @@ def awaits_kubelet(rules: Rules, state: State) -> bool:
 
 
 def is_in_the_way(state: State) -> bool:
-    """Whether the policy's victim is not killed now, because somebody is held for it."""
+    """Whether the policy's victim is not killed now, because pods are held instead."""
     return bool(state.pods) and not state.opened
 
 
@@ -197,27 +197,27 @@ def _met(look: Look) -> dict[str, Domain]:
 
 
 def _drop_gone(state: State, look: Look) -> tuple[State, tuple[tuple[str, str], ...]]:
-    """Without those of whom nobody is left."""
+    """Without the pods that have no process left."""
     ended = tuple((u, EVICTED if u in look.evicted else GONE) for u in state.uids if u in look.gone)
     left = tuple(p for p in state.pods if p.uid not in look.gone)
     return state._replace(pods=left, step=state.step if left else ""), ended
 
 
 def _see(rules: Rules, state: State, look: Look, *, answered: bool) -> State:
-    """Take in how much there is. ``answered``: the kubelet evicted somebody, or a held pod is gone."""
+    """Note how much memory is available. ``answered``: the kubelet evicted a pod, or a held pod is gone."""
     met = _met(look)
     clear = all(d.available >= max(d.enough, hold_line(rules, d)) + room(d.line) for d in look.domains.values())
     if not met:
         clear_ns = (state.clear_ns or look.now_ns) if clear else 0
         return state._replace(left={}, met_ns=0, clear_ns=clear_ns, tight=False)
     left = {signal: state.left.get(signal, d.available) for signal, d in met.items()}
-    # A kubelet evicts one pod, waits until it is gone, and looks again: its loops count from its last answer.
+    # A kubelet evicts one pod, waits until it is gone, and samples again: its loops count from its last answer.
     met_ns = look.now_ns if answered else state.met_ns or look.now_ns
     return state._replace(left=left, met_ns=met_ns, clear_ns=0)
 
 
 def _opens(rules: Rules, state: State, look: Look) -> str:
-    """Why the policy is to decide itself, "" if it is not."""
+    """Why the policy decides itself from now on, "" if it does not."""
     if any(d.available <= second_line(state.left[signal], d.rate) for signal, d in _met(look).items()):
         return SECOND_LINE
     if not state.pods:
@@ -230,12 +230,12 @@ def _opens(rules: Rules, state: State, look: Look) -> str:
 
 
 def _release(rules: Rules, state: State, look: Look) -> tuple[State, tuple[tuple[str, str], ...]]:
-    """Who is not held any more."""
+    """Release the pods that are not to be held any more."""
     now, pods = look.now_ns, state.pods
-    # One at its limit says nothing of the others. Where the policy has its turn, it has as long again.
+    # The time limit of one pod releases no other. Where the policy may kill at the limit, a hold lasts as long again.
     most_ns = 2 * rules.limit_ns if rules.kills and state.met_ns else rules.limit_ns
     ended = {p.uid: TIME_LIMIT for p in pods if now - p.since_ns >= most_ns}
-    if state.opened and not state.met_ns:  # nobody is to be killed for it any more
+    if state.opened and not state.met_ns:  # no pod is to be killed any more
         if state.opened in (OTHER_POD, UNANSWERED):
             ended |= {p.uid: state.opened for p in pods}
         state = state._replace(opened="")
@@ -246,7 +246,7 @@ def _release(rules: Rules, state: State, look: Look) -> tuple[State, tuple[tuple
 
 
 def _hold(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
-    """Who is held from now on."""
+    """Hold more pods."""
     known = state.uids
     new = [one for one in look.growers if one[0] not in known]
     if not new and not known and look.victim[0] and state.met_ns:
@@ -266,8 +266,8 @@ def _hold(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
 
 
 def _share(rules: Rules, state: State, look: Look) -> int:
-    """Bytes that those who are held next may take together: half of what is left in each domain, and nothing that lies
-    below the second line or that others who are held may take already. Above the kubelet's line: half of the way to it.
+    """Bytes that the pods to be held next may allocate together: half of what is available in each domain, nothing
+    below the kill threshold, nothing that held pods may allocate already. Above the kubelet's line: half of the way.
     """
     taken = 0 if look.freezes else sum(max(0, p.cap - look.usages.get(p.uid, p.usage)) for p in state.pods)
     shares = []
@@ -280,7 +280,7 @@ def _share(rules: Rules, state: State, look: Look) -> int:
 
 
 def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
-    """Beside a kubelet: across its line when its figures are new enough, and stopped again beyond it."""
+    """Beside a kubelet: let pods across its line when its figures are new enough, and stop them again beyond it."""
     if not rules.kubelet or not state.pods:
         return state, ()
     if state.met_ns:
@@ -292,10 +292,10 @@ def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
         each = _each(_share(rules, state._replace(pods=()), look), look, len(whose))
     else:
         step, each = ACROSS, _each_across(look, len(state.pods))
-        # Each is to come across by the cap that it has; others may give memory back meanwhile, or take some.
+        # Each pod's own cap leads across the line: meanwhile other pods may free memory, or allocate some.
         rooms, deep = _rooms(state, look), _beyond(look, DEPTH, 8)
         least = max(each // 2, deep if deep <= 3 * each // 4 else 0)
-        least = min(least, DEPTH) if state.clear_ns else least  # they are about to be released
+        least = min(least, DEPTH) if state.clear_ns else least  # the pods are about to be released
         whose = tuple(p for p in _may_cross(state, look) if rooms.get(p.uid, 0) < least)
         if (state.clear_ns and state.step != ACROSS) or not each or not whose:
             return state, ()
@@ -304,24 +304,24 @@ def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
 
 
 def _beyond(look: Look, most: int, part: int) -> int:
-    """Bytes that lead so far across a line, by ``most`` or that part of it, and across none by more; 0: no line."""
+    """Bytes until memory is ``most``, or that part of a line, below it, and below no line by more; 0: no line."""
     return min((d.available - d.line + min(most, d.line // part) for d in look.domains.values() if d.line), default=0)
 
 
 def _each_across(look: Look, number: int) -> int:
-    """What each of ``number`` pods may take on its way: what one alone needs, together not below the second line."""
+    """Bytes that each of ``number`` pods may allocate: what one alone needs, together not below the kill threshold."""
     beyond = max(0, _beyond(look, BEYOND, 2))
     left = min((d.available - second_line(d.line) for d in look.domains.values() if d.line), default=0)
     return max(beyond // number, min(beyond, left // number))
 
 
 def _rooms(state: State, look: Look) -> dict[str, int]:
-    """What those on their way across may still take."""
+    """Bytes that the pods on their way across may still allocate, by uid."""
     return {p.uid: p.cap - look.usages.get(p.uid, p.usage) for p in state.pods if p.crosses}
 
 
 def _creep(state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
-    """More room for those who are slowed down and near their caps, down to the second line, or to a line not met."""
+    """Raise the caps of slowed pods that are near them, not below the kill threshold, or a line that is not met."""
     if state.step == ACROSS:
         return state, ()
     usages = {p.uid: look.usages[p.uid] for p in state.pods if p.uid in look.slow and p.uid in look.usages}
@@ -335,16 +335,16 @@ def _creep(state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
 
 
 def _each(share: int, look: Look, number: int) -> int:
-    """What one of ``number`` pods may take, where they may take ``share``."""
+    """Bytes of a ``share`` that one of ``number`` pods may allocate."""
     return share if look.freezes else share // number
 
 
 def _may_cross(state: State, look: Look) -> tuple[Pod, ...]:
-    """Who may go across: of whom the kubelet's figures are new enough."""
+    """Pods that may cross the line: the kubelet's figures of them are new enough."""
     return tuple(p for p in state.pods if p.crosses or look.now_ns - p.since_ns >= FIGURES_NS)
 
 
 def _with_caps(state: State, caps: Iterable[Pod]) -> State:
-    """With these in the place of those of the same uid."""
+    """With these in the place of the pods of the same uid."""
     by_uid = {pod.uid: pod for pod in caps}
     return state._replace(pods=tuple(by_uid.get(p.uid, p) for p in state.pods))
