@@ -1,6 +1,6 @@
-"""Pods are held at a crossing: who grows is braked, and released when there is room again (mode hold, `--hard-grace`).
+"""Holds growing pods at a crossing, and releases them when memory is clear (mode hold, `--hard-grace`).
 
-`monitor.policy.hold` decides, with figures of `monitor.hot.hold_figures`; this file does it, reports and looks again.
+`monitor.policy.hold` decides, by figures of `monitor.hot.hold_figures`; this file acts, reports and samples again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from monitor.hot.act import Acted
     from monitor.hot.parts import Core
 
-#: Looks: so far apart, while the last pod was held less than so long ago. (One costs 60 us with 110 pods.)
+#: (Until so long after the last change of a brake, time between samples.) A sample costs 60 us with 110 pods.
 PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
-_REST = 4  # times what a look cost is rested, at least
-#: At the end of this process what releases leave is gone on with for so long.
+_REST = 4  # the pause after a sample is at least so many times its cost
+#: For so long this process continues unfinished releases at its end.
 _END_NS = 2_000_000_000
 
 
 class HoldControl:
-    """Made where `RunConfig.holds`. ``state`` is the policy's."""
+    """Exists where `RunConfig.holds`. ``state`` is the policy's."""
 
     def __init__(self, core: Core, figures: BrakeFigures) -> None:
         config = core.config
-        #: SIGTERM goes out at once, and the victim is killed when its grace is over (`--hard-grace`).
+        #: The victim gets SIGTERM at once, and SIGKILL when its grace is over (`--hard-grace`).
         self.graceful = config.hard_grace_ns > 0
         self._evictor = core.evictor
         self._evictor.asks_exits = self.graceful
@@ -56,25 +56,25 @@ class HoldControl:
         self._figures = HoldFigures(core, self.rules, figures, self._brakes)
         self._holds: dict[str, Hold] = {}
         self._last_id = self._next_ns = self._changed_ns = 0
-        self._moved: dict[str, PodEntry] = {}  # who moved last
-        self._evicted: set[str] = set()  # uids of pods that somebody evicts
+        self._moved: dict[str, PodEntry] = {}  # pods that moved last
+        self._evicted: set[str] = set()  # uids of pods that another program evicts
         self._answers = KubeletAnswers()
-        self._gone: list[str] = []  # of those that are held: nobody is left of them
-        #: Of pods that are released, and of which not all is back: when to go on, and to do so.
+        self._gone: list[str] = []  # held pods that have no process left
+        #: Of unfinished releases: when to continue, and to do so.
         self.released_due_ns, self.go_on_released = self._brakes.due_ns, self._brakes.go_on
         self.left = LeftHolds(core, self._brakes.have_changed)
 
     # before a crossing
 
     def moved(self, indexes: Iterable[int]) -> None:
-        """Pods moved by a step: who grows may have to be held next."""
+        """Pods moved by a re-rank step: a growing one may have to be held next."""
         for index in indexes:
             entry = self._registry.by_index.get(index)
             if entry is not None and not entry.critical:
                 self._moved[entry.uid] = entry
 
     def prepare(self) -> None:
-        """Have the brakes of the first of the order and of those that moved ready."""
+        """Open the brakes of the first of the order, and of the pods that moved, ahead of need."""
         entries = list(self._moved.values())[-4:]
         first = self._registry.first()
         left = self._brakes.prepare(entries if first is None else [first, *entries])
@@ -83,7 +83,7 @@ class HoldControl:
     # at a crossing, and in the pass after it
 
     def crossed(self, crossed_ns: int, watch: Watch) -> None:
-        """A ceiling of ``watch`` was crossed: hold who grows."""
+        """A ceiling of ``watch`` was crossed: hold the growing pods."""
         if not watch.hard_line or not self._gauge.known(watch):
             return
         if self._holds:
@@ -94,7 +94,7 @@ class HoldControl:
             self._advance(figures.look(domains, self.state, figures.who_grew(watch)), crossed_ns)
 
     def look_uncrossed(self, now_ns: int) -> None:
-        """Pods moved while nobody is held. Where memory was short before, no crossing is left that says who grows."""
+        """Pods moved while none is held. Where memory was short before, no crossing will start a hold."""
         if self.state != FREE or now_ns < self._next_ns:
             return
         began_ns = time.thread_time_ns()
@@ -105,7 +105,7 @@ class HoldControl:
         self._next_ns = time.monotonic_ns() + max(PACES[0][1], _REST * (time.thread_time_ns() - began_ns))
 
     def keeps(self, entry: PodEntry, outcome: Outcome, crossed_ns: int) -> bool:
-        """Whether the victim of a pass is not evicted now: it or others are held. With a grace it is held and goes."""
+        """Whether pods are held instead of evicting the victim of a pass. With a grace it is held and evicted."""
         if not (is_of_memory(outcome) and is_urgent(outcome)):
             return False
         figures = self._figures
@@ -117,7 +117,7 @@ class HoldControl:
 
     @property
     def hurries(self) -> bool:
-        """Whether a pod in its grace may be hurried: not before the second line, where it has it under the brake."""
+        """Whether a pod's grace may be cut short: if the pod is held meanwhile, only below the kill threshold."""
         return not self.graceful or not self.is_in_the_way
 
     @property
@@ -126,7 +126,7 @@ class HoldControl:
         return hold.is_in_the_way(self.state)
 
     def acted(self, uid: str, acted: Acted | None) -> None:
-        """What was done about a pod: where it was sent SIGKILL it is not held any more, after SIGTERM it may answer."""
+        """Note what was done about a pod: after SIGKILL its hold ends, after SIGTERM it may run to handle it."""
         held, decision = self._holds.get(uid), None if acted is None else acted.decision
         if held is None or decision is None or decision["observed"]:
             return
@@ -154,7 +154,7 @@ class HoldControl:
         self._brakes.drop(uid)
 
     def go_on(self, entries: Iterable[PodEntry]) -> list[PodEntry]:
-        """Pods that an earlier hot process holds: those of them that are held on, because memory is short."""
+        """Continue holds of an earlier hot process, where memory is short; returns the pods of these."""
         adopted = []
         for entry in entries:
             if self._brakes.of(entry).adopt():
@@ -162,7 +162,7 @@ class HoldControl:
             else:
                 self._brakes.drop(entry.uid)  # opened anew when what is held there is undone
         domains, uids = self._figures.domains(), [entry.uid for entry in adopted]
-        since = {e.uid: ns for e in adopted if (ns := self._brakes.of(e).since_ns)}  # its time limit goes on
+        since = {e.uid: ns for e in adopted if (ns := self._brakes.of(e).since_ns)}  # its time limit continues
         if adopted:
             self._advance(self._figures.look(domains, self.state, uids)._replace(since=since), 0)
         for uid in uids:
@@ -174,11 +174,11 @@ class HoldControl:
         return [entry for entry in adopted if entry.uid in self._holds]
 
     def due_ns(self) -> int | None:
-        """When to look again: while somebody is held, and until the shortage is over for which the policy decides."""
+        """When to sample again: while pods are held, and until the shortage is over for which the policy decides."""
         return self._next_ns if self._holds or self.state != FREE else None
 
     def follow(self, now_ns: int, crossed_ns: int = 0) -> bool:
-        """Look, at one pod too unless a ceiling was crossed; whether the policy is to decide anew."""
+        """Sample, and check one held pod unless a ceiling was crossed; whether the policy is to decide anew."""
         began_ns = time.thread_time_ns()
         figures, before, brakes = self._figures, self.state, self._brakes
         if not crossed_ns and (due := brakes.due(self._holds, now_ns)):
@@ -195,11 +195,11 @@ class HoldControl:
         rest, ended_ns = _REST * (time.thread_time_ns() - began_ns), time.monotonic_ns()
         wait = max(pace, min(rest, THAWED_NS) if brakes.running else rest)
         next_ns = ended_ns + (0 if brakes.is_late(ended_ns) else wait)
-        self._next_ns = min(self._next_ns, next_ns) if crossed_ns else next_ns  # crossings put off no look
+        self._next_ns = min(self._next_ns, next_ns) if crossed_ns else next_ns  # a crossing delays no sample
         return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
 
     def _with_answers(self, look: Look) -> Look:
-        """And what has become of those who are held: once."""
+        """The sample with what has become of the held pods; each answer is used once."""
         evicted, answers = [uid for uid in self.state.uids if uid in self._evicted], self._answers
         gone, self._gone = self._gone, []
         look = look._replace(gone=gone, evicted=evicted, other=answers.other, answered=answers.answered)
@@ -207,7 +207,7 @@ class HoldControl:
         return look
 
     def take_eviction(self, message: KubeletEviction) -> None:
-        """Somebody evicts a pod."""
+        """The kubelet, the API server or a person evicts a pod."""
         if message.pod in self._registry.by_uid:
             self._evicted.add(message.pod)
         if message.for_memory and self._holds:
@@ -217,7 +217,7 @@ class HoldControl:
         self._next_ns = 0
 
     def take_softened(self, message: Softened) -> None:
-        """The side has braked a pod so that it may run, or cannot."""
+        """The helper has braked a pod so that it may run, or cannot."""
         held = self._holds.get(message.pod)
         if held is not None and held.id == message.id and message.high:
             self._run_below(held, "limit+high" if held.cap else "high")
@@ -227,15 +227,15 @@ class HoldControl:
             self._report(held, resent=False)
 
     def report_all(self) -> None:
-        """Another side has begun: who is held."""
+        """Another helper has started: report the held pods."""
         for held in self._holds.values():
             self._report(held, resent=True)
-            self._brakes.of(held.entry).high_is_left = False  # what the other side set it has taken back
+            self._brakes.of(held.entry).high_is_left = False  # the new helper has undone what the last one set
             if held.asked:
                 self._brakes.soften_again(held, self._grace_left_ns(held))
 
     def release_all(self) -> None:
-        """This process ends: nobody stays held."""
+        """This process ends: release all pods."""
         for uid in list(self._holds):
             self._remove(uid, "stopped")
         until_ns = time.monotonic_ns() + _END_NS
@@ -243,7 +243,7 @@ class HoldControl:
         self.left.finish(until_ns)
 
     def _look_after(self, uid: str, now_ns: int) -> None:
-        """Look at a pod, and stop it or let it run where that is to be done."""
+        """Check a held pod, and stop it or let it run where needed."""
         held, is_evicted = self._holds[uid], uid in self._evicted
         self._answers.hold(self._figures.up_to(uid), now_ns)
         found = self._brakes.look_after(held.entry)
@@ -255,7 +255,7 @@ class HoldControl:
             self._put_in_force(held, held.pod)
 
     def _may_run(self, held: Hold, waits: str) -> bool:
-        """Whether it may until the next look. Then it is stopped again: it may ask for it all the time."""
+        """Whether it may run until the next check. Then it is stopped again, because it can cause runs all the time."""
         figures, uid = self._figures, held.pod.uid
         is_next = uid == figures.first() and hold.awaits_kubelet(self.rules, self.state)
         if self._brakes.runs(uid) or (waits == START and not (is_next and figures.is_far_from_cap(held))):
@@ -264,10 +264,10 @@ class HoldControl:
         return may_run(self.rules, self.state, figures.domains(), figures.room(held, self._holds.values()))
 
     def _advance(self, look: Look, crossed_ns: int) -> None:
-        """Ask the policy, and do what it says."""
+        """Call the policy, and carry out its steps."""
         before = self.state
         if self._gauge.hierarchy.version == 1:
-            look = look._replace(freezes=False)  # they may have to run, and nobody is killed at a cap
+            look = look._replace(freezes=False)  # pods may have to run, and v1 kills none at its cap
         for uid, usage in look.usages.items():
             self._holds[uid].most = max(self._holds[uid].most, usage)
         self.state, steps = hold.advance(self.rules, before, look)
@@ -286,7 +286,7 @@ class HoldControl:
                 self._report(self._holds[pod.uid], resent=False)
 
     def _hold(self, pod: Pod, look: Look, crossed_ns: int) -> None:
-        """Brake a pod. Where that fails it is not held, and the policy decides as if nobody could be."""
+        """Brake a pod. Where that fails it is not held, and the policy decides as if it could not be."""
         entry = self._registry.by_uid[pod.uid]
         self._last_id += 1
         lowest = min(look.domains, key=lambda signal: look.domains[signal].available - look.domains[signal].line)
@@ -294,7 +294,7 @@ class HoldControl:
         held = Hold(self._last_id, entry, pod, crossed_ns, watch)
         if not self._put_in_force(held, pod):
             self.state = self.state._replace(pods=tuple(p for p in self.state.pods if p.uid != pod.uid))
-            new = pod.uid not in self._figures.refused  # it is tried again at every look: 200 times a second
+            new = pod.uid not in self._figures.refused  # it is tried again at every sample: 200 times a second
             self._figures.refused.add(pod.uid)
             if new:
                 self._log("error", "a pod could not be held", pod=entry.title, problem=self._brakes.of(entry).problem)
@@ -311,17 +311,17 @@ class HoldControl:
         is_held = self._brakes.apply(held, pod, runs=runs)
         self._changed_ns, self._next_ns = held.braked_ns, 0
         self._figures.braked()
-        if is_held and evicted and not (runs or state.tight or held.asked):  # it was asked to end before it was stopped
+        if is_held and evicted and not (runs or state.tight or held.asked):  # it got SIGTERM before
             self._soften(held, held.grace_ns)
         return is_held
 
     def _soften(self, held: Hold, grace_ns: int) -> None:
-        """The pod is asked to end."""
+        """The pod gets SIGTERM: let it run below a brake, where that is possible."""
         if self._brakes.soften(held, grace_ns):
             self._run_below(held, "limit")
 
     def _grace_left_ns(self, held: Hold) -> int:
-        """For how long it may run. When somebody else's eviction ends is not known: all of it."""
+        """For how long it may run: for its whole grace if another program evicts it, because that end is not known."""
         ends_ns = self._evictor.grace_ends_ns(held.entry.uid)
         return max(0, ends_ns - time.monotonic_ns()) if ends_ns else held.grace_ns
 

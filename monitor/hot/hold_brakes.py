@@ -18,43 +18,45 @@ from monitor.link.messages import Send
 from monitor.link.rare_messages import Soften
 from monitor.policy.hold import Pod
 
-#: Kept at most, besides those in force: the first of the order, and who moved last. 6 descriptors each.
+#: Open brakes kept at most, besides those in force: of the first of the order, and of the pods that moved last. 6
+#: descriptors each.
 MOST = 8
-#: What was opened is looked at again after this long: containers come and go, and so may a pod.
+#: An open brake is checked after this long: containers start and end, and a pod's cgroup may be made anew.
 REFRESH_NS = 5_000_000_000
-#: What a release could not do is tried again so often: the kernel refused. A part of what it could goes on at once, and
-#: then rests so many times as long as it took.
+#: A release that the kernel refused is tried again this often. Any other unfinished release continues by parts; after
+#: each the loop rests so many times as long as the part took.
 AGAIN_NS, _REST = 1_000_000_000, 4
-#: What a look at one that is in force finds, besides `KILL` and `START`: no process is left of the pod, another program
-#: took the brake away, or the pod has run for what waited.
+#: What a check of a brake in force finds, besides `KILL` and `START`: no process is left of the pod, another program
+#: removed the brake, or the pod has run for what waited.
 GONE, LOST, ENDED = "gone", "lost", "ended"
 
-#: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; at one that runs,
-#: so often. One pod in a turn of the loop, because a look on v1 takes up to 4 ms (64 processes at 30 us, two times 64
-#: cgroups at 15 us): a crossing waits for one, however many are held, and a pod for those of the others.
+#: Time between two checks of a held pod: whether a process lives in it, whether its brake is still in force; and of one
+#: that runs. One pod in a turn of the loop, because a check on v1 takes up to 4 ms (64 processes at 30 us, two times 64
+#: cgroups at 15 us): a crossing waits for one check, however many pods are held, and a pod for those of the others.
 ASK_NS, THAWED_NS = 100_000_000, 5_000_000
-#: As much is taken until the next look: 5 ms at 3 GiB/s, and the look itself (1.5 ms for 64 processes, 4.3 at most).
+#: A pod may allocate this much until the next check: 5 ms at 3 GiB/s, and the check (1.5 ms for 64 processes, 4.3 at
+#: most).
 UNTIL_NEXT_LOOK = 24 << 20
 
 
 class HoldBrakes:
     """By uid. One that cannot be used is kept as well, so that it is not tried at every crossing.
 
-    A pod that v1's freezer holds runs while a SIGKILL waits in it, or runc starts a process in it. It may ask for
-    either as often as it wants: it kills children of its own, and calls itself what it is not. What it takes meanwhile
+    A pod that v1's freezer holds runs while a SIGKILL waits in it, or runc starts a process in it. The pod can cause
+    either as often as it wants: it can kill its own children, and name a process as runc does. Its growth meanwhile
     ends at its cap, so nothing counts how often it runs (`monitor.policy.hold.may_run`).
     """
 
     def __init__(self, hierarchy: Hierarchy, journal: Ledger, send: Send) -> None:
         self._hierarchy, self._journal, self._send = hierarchy, journal, send
         self._brakes: dict[str, PodBrake] = {}  # the one that was wanted last is the last
-        self._ran = False  # the last look was at one that runs
-        self._left: list[PodBrake] = []  # released, and not all is back
+        self._ran = False  # the last check was of a pod that runs
+        self._left: list[PodBrake] = []  # unfinished releases
         self._next_ns = 0
 
     def prepare(self, entries: Iterable[PodEntry]) -> list[PodEntry]:
-        """Have these ready, and return those that are left for the next call. Not for the moment of a crossing: one is
-        opened or looked at again in a call, because a crossing that comes meanwhile waits.
+        """Open the brakes of these, and return those that are left for the next call. Not for the moment of a crossing:
+        a call opens or checks one brake, because a crossing meanwhile waits.
         """
         now, left, opened = time.monotonic_ns(), [], False
         for entry in entries:
@@ -76,7 +78,7 @@ class HoldBrakes:
     def of(self, entry: PodEntry) -> PodBrake:
         """The brake of a pod, opened now if it was not ready."""
         brake = self._brakes.get(entry.uid)
-        if brake is not None and brake.cgroup != entry.cgroup:  # made again elsewhere
+        if brake is not None and brake.cgroup != entry.cgroup:  # the pod was made again elsewhere
             self.drop(entry.uid)
             brake = None
         if brake is None:
@@ -87,8 +89,8 @@ class HoldBrakes:
         return brake
 
     def due(self, held: Iterable[str], now_ns: int) -> str:
-        """The pod to look at in this turn, "" for none: one that runs, or, in turns with those, one that does not. Of
-        each kind it is the pod with the oldest look.
+        """The pod to check in this turn, "" for none: alternately one that runs and one that does not. Of each kind it
+        is the pod with the oldest check.
         """
         brakes = [brake for uid in held if (brake := self._brakes.get(uid)) is not None]
         runs = _longest_ago((brake for brake in brakes if brake.runs), now_ns - THAWED_NS)
@@ -102,7 +104,7 @@ class HoldBrakes:
 
     @property
     def running(self) -> list[PodBrake]:
-        """Of pods that run for a moment."""
+        """Brakes of pods that run for a moment."""
         return [brake for brake in self._brakes.values() if brake.runs]
 
     def runs(self, uid: str) -> bool:
@@ -110,7 +112,7 @@ class HoldBrakes:
         return brake is not None and brake.runs
 
     def is_late(self, now_ns: int) -> bool:
-        """Whether one that runs is to be looked at as soon as the loop has turned."""
+        """Whether a pod that runs is to be checked as soon as the loop has turned."""
         return _longest_ago(self.running, now_ns - THAWED_NS) is not None
 
     def look_after(self, entry: PodEntry) -> str:
@@ -123,7 +125,7 @@ class HoldBrakes:
         brake = self._brakes.get(entry.uid)
         if brake is None:
             return ""
-        if brake.usage() is None:  # made anew under its path: nothing of this one is in force there
+        if brake.usage() is None:  # its cgroup was made anew: nothing of this brake is in force there
             return GONE
         if waits := brake.waits_for_thaw():
             return waits
@@ -133,7 +135,7 @@ class HoldBrakes:
         return "" if brake.in_force() else LOST
 
     def let_run(self, uid: str) -> None:
-        """Let a held pod run until the next look."""
+        """Let a held pod run until the next check."""
         brake = self._brakes[uid]
         if not brake.runs:
             brake.thaw()
@@ -143,13 +145,13 @@ class HoldBrakes:
         return self._brakes.get(uid)
 
     def release(self, uid: str) -> None:
-        """It is held no more. What does not fit into a turn is left to `go_on`."""
+        """Release a pod. `go_on` does what does not fit into a turn."""
         brake = self._brakes.get(uid)
         if brake is not None:
             self._release(brake)
 
     def drop(self, uid: str) -> None:
-        """Release it, and let go of it as soon as all of it is back."""
+        """Release it, and close its brake as soon as all is restored."""
         brake = self._brakes.pop(uid, None)
         if brake is not None:
             self._release(brake)
@@ -164,11 +166,11 @@ class HoldBrakes:
             self._next_ns = 0
 
     def due_ns(self) -> int | None:
-        """When to go on with what is released and not all back; None where nothing is."""
+        """When to continue unfinished releases; None where there is none."""
         return self._next_ns if self._left else None
 
     def go_on(self, _: int) -> bool:
-        """One of those, a part that fits into a turn; whether there is more to do at once."""
+        """Continue one of them, by a part that fits into a turn; whether there is more to do at once."""
         began_ns = time.thread_time_ns()
         brake = self._left.pop(0)
         more = brake.go_on()
@@ -181,15 +183,15 @@ class HoldBrakes:
         return more
 
     def have_changed(self, cgroup: Path) -> bool:
-        """Whether one of them has changed something of it that is not back."""
+        """Whether a brake has changed something of this cgroup that is not restored."""
         return any(one.cgroup == cgroup and not one.is_clear for one in (*self._brakes.values(), *self._left))
 
     def finish(self, until_ns: int) -> None:
-        """This process ends: go on until then with what can be done. The next start takes back what is left."""
+        """This process ends: continue the releases until then. The next start restores what is left."""
         while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
             pass
 
-    # what is done with those that are held
+    # held pods
 
     def apply(self, held: Hold, pod: Pod, *, runs: bool) -> bool:
         """Stop the pod at its cap, or let it run below it; False where nothing is in force."""
@@ -198,14 +200,14 @@ class HoldBrakes:
         in_force = brake.loosen(pod.cap) if runs else brake.apply(pod.cap)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
         if in_force is None:
-            self.release(pod.uid)  # it has released itself; what it could not take back is tried again
+            self.release(pod.uid)  # it has released itself; what it could not restore is tried again
             return False
         held.brake, held.cap = in_force.brake, in_force.cap
         return True
 
     def soften(self, held: Hold, grace_ns: int) -> bool:
-        """The pod is asked to end: frozen it cannot, so the side is asked for a brake below which it can. On v1 there
-        is none: it runs below its cap, if it has one, and may find a system call fail there. Whether it does.
+        """The pod got SIGTERM, which it cannot handle while frozen. On v2 the helper sets a brake below which it can.
+        v1 has none: the pod runs below its cap, if it has one, where a system call may fail. Whether it runs now.
         """
         if "freeze" not in held.brake:
             return False
@@ -220,7 +222,7 @@ class HoldBrakes:
         return True
 
     def soften_again(self, held: Hold, grace_ns: int) -> None:
-        """Another side is asked, which has taken back what the last one set."""
+        """Have a new helper brake it, which has undone what the last one set."""
         if self._hierarchy.version == 2:
             held.unslowed = held.soft
             self._ask(held, grace_ns)

@@ -1,4 +1,4 @@
-"""What decisions on holds are made with: how much there is, how fast it grows under the brakes, and who grows."""
+"""Figures for the policy of holds: available memory, its growth under the brakes, and the pods that grow."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from monitor.sources.watch import Watch
 if TYPE_CHECKING:
     from monitor.hot.parts import Core
 
-#: The growth under a hold is measured over the last so long, and over at least that.
+#: Growth under a hold is measured over the last so long, and over no less than that.
 WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
-#: The kubelet reports an eviction when its pod has ended (30 s at most are waited for) and its status is due (10 s).
+#: The kubelet reports an eviction when the pod has ended (it waits 30 s at most) and a status is due (10 s).
 _REPORTS_NS = 60_000_000_000
 
 
 class KubeletAnswers:
-    """How a kubelet answers a hold: it evicts the held pod, one that the policy would take before it, or another one.
-    ``other``: a pod that it evicted for memory, none of those that are held; ``last``: the last such, for the report
-    of the hold. ``answered``: it evicted one that is held, or that the policy would have evicted before those.
+    """How a kubelet answers a hold: it evicts the held pod, one that the policy would evict before it, or another one.
+    ``other``: a pod of the last kind, evicted for memory; ``last``: the last such, for the report of the hold.
+    ``answered``: the kubelet evicted one of the first two kinds.
     """
 
     def __init__(self) -> None:
         self.other = self.last = ""
         self.answered = False
-        self._next_ns = 0  # when the end of another one counts again
-        self._before: dict[str, int] = {}  # whom the policy would take before, and when: it reports after the kill
+        self._next_ns = 0  # when the end of a pod that is not held counts again
+        self._before: dict[str, int] = {}  # held pods, those before them, and when: the kubelet reports after the kill
 
     def hold(self, before: Iterable[str], now_ns: int) -> None:
         """A pod is held now; ``before``: its uid, and those that come before it in the policy's order."""
@@ -43,27 +43,27 @@ class KubeletAnswers:
         self._before = latest | dict.fromkeys(before, now_ns)
 
     def take(self, uid: str, now_ns: int) -> None:
-        """It evicted a pod for memory."""
+        """The kubelet evicted a pod for memory."""
         if now_ns - self._before.get(uid, -_REPORTS_NS) < _REPORTS_NS:
             self.answered = True
         else:
             self.other = self.last = uid
 
     def gone(self, uid: str, now_ns: int, *, held: bool) -> None:
-        """A pod is gone. If it was ``held``, or one of those before, the kubelet looks again, and may report it later.
-        Of those before that counts once: jobs come and go.
+        """A pod is gone. If it was ``held``, or one of those before, the kubelet samples again, and may report it
+        later. Of those before one counts in `_REPORTS_NS`: jobs start and end.
         """
         if now_ns - self._before.get(uid, -_REPORTS_NS) < _REPORTS_NS and (held or now_ns >= self._next_ns):
             self.answered = True
             self._next_ns = self._next_ns if held else now_ns + _REPORTS_NS
 
     def forget(self) -> None:
-        """The policy has been asked with it."""
+        """The policy has used these answers."""
         self.other, self.answered = "", False
 
 
 class HoldFigures:
-    """Asked at crossings and at every look."""
+    """Read at crossings and at every sample."""
 
     def __init__(self, core: Core, rules: Rules, figures: BrakeFigures, brakes: HoldBrakes) -> None:
         self._gauge = core.gauge
@@ -72,18 +72,18 @@ class HoldFigures:
         self._rules = rules
         self._figures = figures
         self._brakes = brakes
-        self._before: dict[str, Mapping[str, int]] = {}  # signal -> working sets, from which who grows on is measured
-        #: Signal -> when, bytes with what those have who run for a moment, and bytes with what those have who are held
-        #: with a cap; since a brake changed.
+        self._before: dict[str, Mapping[str, int]] = {}  # signal -> working sets, to measure growth from
+        #: Signal -> when, bytes available and used by pods that run for a moment, bytes available and used by all pods
+        #: held with a cap; since a brake changed.
         self._available: dict[str, deque[tuple[int, int, int]]] = {}
         self._counted: tuple[set[str], set[str]] = (
             set(),
             set(),
-        )  # uids of those with a cap whose usage is known; who runs
+        )  # uids of capped pods of known usage; of those that run
         self.refused: set[str] = set()  # uids of pods that cannot be held, reported
 
     def domains(self) -> dict[str, Domain]:
-        """How much there is, of each domain with a hard threshold."""
+        """How much is available in each domain with a hard threshold."""
         found = {}
         for watch in self._gauge.watches:
             if watch.hard_line and self._gauge.known(watch):
@@ -96,7 +96,7 @@ class HoldFigures:
         return domain.available < hold.hold_line(self._rules, domain)
 
     def braked(self) -> None:
-        """A brake was put in force or released: growth is that of the time since."""
+        """A brake was put in force or released: growth is measured from now on."""
         self._available.clear()
 
     def with_rates(
@@ -107,14 +107,14 @@ class HoldFigures:
         state: State,
         runs: Container[str] = (),
     ) -> dict[str, Domain]:
-        """With how much each has grown lately, under the brakes that are in force. ``caps``: uid -> bytes, of those who
-        are held with one. What they take ends there; it is growth only where all of it would reach the second line.
-        What ``runs`` take is none: they run for a moment with a cap, of which all would not.
+        """The domains with their rates of growth under the brakes in force. ``caps``: uid -> bytes, of pods held with
+        a cap. Their growth ends there; it counts only where all of it would reach the kill threshold. That of ``runs``
+        does not count: these run for a moment below caps that would not reach it.
         """
         found = {}
         usages = {uid: has for uid in caps if (has := self.usage(uid)) is not None}
         running = {uid for uid in usages if uid in runs}
-        if self._counted != (set(usages), running):  # what one had who cannot be read any more was taken for growth
+        if self._counted != (set(usages), running):  # else the usage of a pod that cannot be read any more is growth
             self._counted = set(usages), running
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
@@ -126,7 +126,7 @@ class HoldFigures:
             taken = self._available.setdefault(signal, deque())
             while taken and now_ns - taken[0][0] > WINDOW_NS:
                 taken.popleft()
-            # By usage page cache that becomes memory would be growth.
+            # By usage, page cache that is replaced by memory would be growth.
             now = (now_ns, domain.available + ran, domain.available + sum({**usages, **sets}.values()))
             rate = 0
             if taken and now_ns - taken[0][0] >= LEAST_NS:
@@ -138,20 +138,20 @@ class HoldFigures:
         return found
 
     def room(self, held: Hold, holds: Iterable[Hold]) -> int:
-        """Bytes that ``held``, and those of ``holds`` that run already, may take until the next look, or up to their
-        caps: also in the place of page cache, which counts toward a cap, but is available. By counters as they were
-        read last.
+        """Bytes that ``held``, and those of ``holds`` that run already, may allocate until the next check, or up to
+        their caps: also in the place of page cache, which counts toward a cap, but is available. By counters as they
+        were read last.
         """
         run = [one for one in holds if one is held or self._brakes.runs(one.pod.uid) or "freeze" not in one.brake]
         rooms = [max(0, one.cap - self._working_set(one.pod.uid)) if one.cap else UNTIL_NEXT_LOOK for one in run]
         return sum(min(room, UNTIL_NEXT_LOOK) for room in rooms)
 
     def is_far_from_cap(self, held: Hold) -> bool:
-        """Whether it cannot come to its cap until the next look: system calls fail there, and programs end by that."""
+        """Whether it cannot reach its cap until the next check: system calls fail there, and programs end by that."""
         return held.cap - (self.usage(held.pod.uid) or 0) >= UNTIL_NEXT_LOOK
 
     def _working_set(self, uid: str) -> int:
-        """By the registry's entry: that of a hold is of before a container was started again."""
+        """By the registry's entry: that of a hold may be older than a container that was started again."""
         entry = self._registry.by_uid.get(uid)
         return 0 if entry is None else self._gauge.table.working_set(entry.index)
 
@@ -160,13 +160,13 @@ class HoldFigures:
         return watch.capacity - self._gauge.reading(watch).used
 
     def who_grew(self, watch: Watch) -> list[str]:
-        """Who grows at a crossing, in the policy's order."""
+        """Uids of pods that grow at a crossing, in eviction order."""
         grown = self._figures.grown_pods(watch, self._gauge.reading(watch))
         self._before = {watch.signal: grown.usages}
         return who_grew(grown.pods, grown.everywhere, self._order(grown.pods), grown.lately)
 
     def who_grows_on(self, domains: Mapping[str, Domain], state: State) -> list[str]:
-        """Who grows although others are held, in the policy's order."""
+        """Uids of pods that grow although others are held, in eviction order."""
         short = [signal for signal, domain in domains.items() if self.is_short(domain)]
         found: list[str] = []
         if not short:
@@ -175,7 +175,7 @@ class HoldFigures:
         usages, _ = self._registry.usages()
         for signal in short:
             before = self._before.setdefault(signal, usages)
-            by_uid = self._registry.by_uid  # who became known since may have had it all along
+            by_uid = self._registry.by_uid  # a pod known since then may have had it all along
             grew = {
                 uid: has - before.get(uid, by_uid[uid].began) for uid, has in usages.items() if uid not in state.uids
             }
@@ -190,7 +190,7 @@ class HoldFigures:
         growers: Sequence[str] = (),
         victim: PodEntry | None = None,
     ) -> Look:
-        """What the policy is asked with."""
+        """The sample for the policy."""
         usages = {uid: has for uid in state.uids if (has := self.usage(uid)) is not None}
         held = None if victim is None else self._may_hold(victim.uid)
         wanted = [(uid, has) for uid in growers if (has := self._may_hold(uid)) is not None]
@@ -207,12 +207,12 @@ class HoldFigures:
         )
 
     def first(self) -> str:
-        """Uid of the first of the policy's order."""
+        """Uid of the first of the eviction order."""
         first = self._registry.first()
         return "" if first is None else first.uid
 
     def usage(self, uid: str) -> int | None:
-        """Bytes charged to a pod whose brake is ready."""
+        """Bytes charged to a pod that has an open brake."""
         brake = self._brakes.get(uid)
         return None if brake is None else brake.usage()
 
@@ -220,12 +220,12 @@ class HoldFigures:
         self.refused.discard(uid)
 
     def up_to(self, uid: str) -> list[str]:
-        """A pod, and who comes before it in the policy's order."""
+        """A pod, and those before it in eviction order."""
         order = [c.uid for c in self._registry.order() if not c.critical]
         return order[: order.index(uid) + 1] if uid in order else [uid]
 
     def _order(self, among: Container[str]) -> list[str]:
-        """Who may be held, in the policy's order."""
+        """Those of them that may be held, in eviction order."""
         return [c.uid for c in self._registry.order() if c.uid in among and not c.critical]
 
     def _may_hold(self, uid: str) -> int | None:

@@ -1,4 +1,4 @@
-"""A pod that is held, and what the side is sent of it."""
+"""A held pod, and the reports of it to the helper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from monitor.policy.hold import Pod, Rules, State
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.sources.watch import Watch
 
-#: Reports of one hold in so long: its brake may change at every look, 200 times a second, and the channel to the side,
-#: which has kills of others too, takes some thousand messages.
+#: Most reports of one hold in so long: its brake may change at every sample, 200 times a second, and the channel to the
+#: helper, which carries kills of other pods too, holds some thousand messages.
 REPORTS, REPORTS_NS = 8, 1_000_000_000
 
 
@@ -32,16 +32,16 @@ class Hold:
     brake: str = ""
     cap: int = 0
     decision: int = 0
-    soft: bool = False  # it may run, below a memory.high of the side's
-    most: int = 0  # bytes charged to it at the most
-    asked: bool = False  # the side was asked to let it run through its grace
+    soft: bool = False  # it may run, below a memory.high of the helper's
+    most: int = 0  # the most bytes charged to it
+    asked: bool = False  # the helper has the request to let it run through its grace
     reported_ns: int = 0  # since when reports are counted
     reports: int = 0  # since then
     is_unreported: bool = False  # it has changed since the last
-    unslowed: bool = False  # it runs, and what the last side had set for that is taken back
+    unslowed: bool = False  # it runs, and the memory.high that the last helper set for that is undone
 
     def may_report(self, now_ns: int) -> bool:
-        """Whether it is reported now how it is; else later, once, whatever becomes of it until then."""
+        """Whether to report its state now; else its state of then is reported later, once."""
         if now_ns - self.reported_ns >= REPORTS_NS:
             self.reported_ns, self.reports = now_ns, 0
         self.reports += 1
@@ -50,12 +50,12 @@ class Hold:
 
     @property
     def grace_ns(self) -> int:
-        """For how long it may run when somebody else evicts it."""
+        """For how long it may run when another program evicts it."""
         grace_s = self.entry.grace_s
         return (DEFAULT_POD_GRACE_S if grace_s is None else grace_s) * 1_000_000_000
 
     def held(self, rules: Rules, state: State, available: int, order: Sequence[Sequence[Any]], *, resent: bool) -> Held:
-        """That it is, and how. ``available``: bytes of its domain; ``order``: the first candidates."""
+        """The report that it is held, and how. ``available``: bytes of its domain; ``order``: the first candidates."""
         watch, pod = self.watch, self.pod
         left = state.left.get(watch.signal, watch.hard_line)
         return Held(
@@ -82,7 +82,7 @@ class Hold:
         )
 
     def ended(self, why: str, usage: int, available: int, other: str) -> HoldEnded:
-        """That it is not any more. ``usage``: bytes charged to it now; ``other``: the pod that the kubelet took."""
+        """The report of its end. ``usage``: bytes charged to it now; ``other``: the pod that the kubelet evicted."""
         now = time.monotonic_ns()
         return HoldEnded(
             id=self.id,

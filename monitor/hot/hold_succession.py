@@ -1,7 +1,7 @@
-"""Pods that a hot process which was killed holds: the next one holds them on, once it watches itself.
+"""Pods that a killed hot process holds: the next hot process continues the holds, once it watches memory itself.
 
-Released before, they would grow while nobody looks: of 4 such races at full speed 3 were lost (`outrace bench kills
---mode hold`, before this was so).
+Released earlier they would grow unwatched: of 4 such races at full speed 3 were lost (`outrace bench kills --mode
+hold`, before this was so).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from monitor.kernel.cgroup_procs import CGROUPS
 if TYPE_CHECKING:
     from monitor.hot.parts import Core, Parts
 
-_REST = 4  # times what a part of the look took is rested
+_REST = 4  # the pause after a part is so many times its cost
 
 
 def take_over(parts: Parts) -> None:
-    """Once, when all pods are known and counted: hold on whom memory is short for, and release the others of them. What
-    else is held (of pods that are not known, by other daemons that are dead) is left to `LeftHolds`.
+    """Once, when all pods are known and counted: continue the holds if memory is short, else release these pods.
+    `LeftHolds` releases what else is held (pods that are not known, holds of other daemons that are dead).
     """
     holds = parts.decider.holds
     assert holds is not None
@@ -34,16 +34,16 @@ def take_over(parts: Parts) -> None:
     kept = holds.go_on(held)
     for entry in kept:
         parts.outbox.log("warning", "a hold of an earlier daemon goes on", pod=entry.title)
-    for entry in held:  # what this daemon cannot go on with
+    for entry in held:  # what this daemon cannot continue
         for _ in islice(holds.left.steps([entry.cgroup]), CGROUPS):
             pass
     holds.left.begin()
 
 
 class LeftHolds:
-    """What earlier daemons hold and this one does not is released in turns, because all cgroups are looked at, 15 us
-    each: from when the pods are known. Where they do not become known (nobody answers who knows them) from the time
-    limit of a hold on: nobody looks how much memory there is. ``keep``: whether a cgroup has a brake of this daemon.
+    """Releases what earlier daemons hold and this one does not, by parts, because it checks all cgroups, 15 us each. It
+    begins when the pods are known. If no source of pods answers, it begins at the time limit of a hold, because no
+    sample decides on these holds. ``keep``: whether a cgroup has a brake of this daemon.
     """
 
     def __init__(self, core: Core, keep: Callable[[Path], bool]) -> None:
@@ -53,7 +53,7 @@ class LeftHolds:
         self._steps = self.steps()
 
     def steps(self, paths: Iterable[Path] | None = None) -> Iterator[Undone | None]:
-        """Each looks at one cgroup, and releases it if it is held. ``paths``: of these alone."""
+        """Each step checks one cgroup, and releases it if it is held. ``paths``: only these cgroups."""
         ended, on_problem = {attribute_of(self._state_dir)}, problem_logged(self._log)
         try:
             for one in undoing(self._hierarchy, on_problem, ended, roles=(HOT,), keep=self._keep, paths=paths):
@@ -64,7 +64,7 @@ class LeftHolds:
             on_problem(str(error))
 
     def begin(self) -> None:
-        """All pods are known, and those that are held on."""
+        """All pods are known, and the holds that continue."""
         if self._due_ns is not None:
             self._due_ns = 0
 
@@ -72,12 +72,12 @@ class LeftHolds:
         return self._due_ns
 
     def release(self, _: int = 0) -> None:
-        """A part of it."""
+        """Release a part of them."""
         began_ns = time.thread_time_ns()
         is_over = sum(1 for _ in islice(self._steps, CGROUPS)) < CGROUPS
         self._due_ns = None if is_over else time.monotonic_ns() + _REST * (time.thread_time_ns() - began_ns)
 
     def finish(self, until_ns: int) -> None:
-        """This process ends: all of it, or as much as can be done until then."""
+        """This process ends: release all of them, or as many as possible until then."""
         while self._due_ns is not None and time.monotonic_ns() < until_ns:
             self.release()
