@@ -12,152 +12,87 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import pyte
+from pyte.modes import DECAWM
 
 from tests.puppet import TIMEOUT_S
 
-_SEQUENCE = re.compile(
-    rb"\x1b(?:\[([?>]?)([0-9;]*)([@-~])|([()])(.)|([=>78cDEHM])|\]104\x07)"
-)  # the last: own colours back
-_IGNORED = b"\x07\x0e\x0f\x00"
+#: All that a program may write here: text, the line's end, and what ncurses sends to `vt100` and `xterm-256color`. A
+#: control character of a pod's name is none of it.
+_TEXT = re.compile(
+    rb"(?:[ -~\r\n\x08\x07\x0e\x0f\0]|\x1b(?:\[[?>]?[0-9;]*[@A-HJKPSTXbdhlmrt]|[()].|[=>78cDEHM]|\]104\x07))*"
+)
+#: A sequence whose rest comes with the next read.
+_BEGUN = re.compile(rb"(?:\x1b(?:\[[?>]?[0-9;]*|[()]|\](?:1|10|104)?)?)?")
 #: What no program writes, and a screen ignores.
 _MARK = b"\x0f\x00\x0e\x00\x0f"
+_ALTERNATE = 1049 << 5  # of a private mode, as pyte keeps it
 
 
-class Screen:
-    """What a terminal would show. It understands what ncurses sends to `vt100` and `xterm-256color`, and refuses all
-    else: a control character of somebody's name fails the test.
-    """
+class Screen(pyte.Screen):
+    """What a terminal would show. It refuses what is not `_TEXT`."""
 
     def __init__(self, columns: int, rows: int) -> None:
-        self.resize(columns, rows)
-        self._rest = b""
-        self.colours: set[int] = set()  # foreground colours that were used
-        self.alternate = self.cursor_hidden = False
+        super().__init__(columns, rows)
+        self.reset_mode(DECAWM >> 5, private=True)  # what is beyond the last column is counted, not wrapped
+        self._stream, self._rest = _Stream(self), b""
+        self.colours: set[str] = set()  # foreground colours that were used
         self.overflows = 0  # characters beyond the last column
 
-    def resize(self, columns: int, rows: int) -> None:
-        self.columns, self.rows = columns, rows
-        self.cells = [[" "] * columns for _ in range(rows)]
-        self.x = self.y = 0
-        self._last = " "
-        self._region = 0, rows - 1  # the rows that scroll, first and last
+    @property
+    def alternate(self) -> bool:
+        return _ALTERNATE in self.mode
 
     @property
-    def lines(self) -> list[str]:
-        return ["".join(row).rstrip() for row in self.cells]
+    def shown(self) -> list[str]:
+        return [line.rstrip() for line in self.display]
 
     @property
     def text(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join(self.shown)
 
     def feed(self, data: bytes) -> None:
-        data = self._rest + data
-        at = 0
-        while at < len(data):
-            byte = data[at]
-            if byte == 0x1B:
-                found = _SEQUENCE.match(data, at)
-                if found is None:
-                    if len(data) - at < 32:
-                        break  # the rest comes with the next read
-                    raise AssertionError(f"unknown sequence {data[at : at + 32]!r}")
-                self._escape(found)
-                at = found.end()
-                continue
-            self._byte(byte)
-            at += 1
-        self._rest = data[at:]
+        found = _TEXT.match(self._rest + data)
+        assert found is not None
+        self._rest = found.string[found.end() :]
+        assert _BEGUN.fullmatch(self._rest), f"unknown sequence {self._rest[:32]!r}"
+        self._stream.feed(found[0].translate(None, b"\x0e\x0f\0"))
 
-    def _byte(self, byte: int) -> None:
-        if 0x20 <= byte < 0x7F:
-            self._put(chr(byte))
-        elif byte == 0x0D:
-            self.x = 0
-        elif byte == 0x0A:
-            top, bottom = self._region
-            if self.y == bottom:
-                assert not self.alternate or (top, bottom) != (0, self.rows - 1), "the live view would scroll"
-                self.cells[top : bottom + 1] = [*self.cells[top + 1 : bottom + 1], [" "] * self.columns]
-            self.y = min(self.rows - 1, self.y + (self.y != bottom))
-        elif byte == 0x08:
-            self.x = max(0, min(self.x, self.columns - 1) - 1)
-        else:
-            assert byte in _IGNORED, f"byte {byte:#x} reached the terminal"
+    def draw(self, data: str) -> None:
+        self.overflows += max(0, self.cursor.x + len(data) - self.columns)
+        super().draw(data)
 
-    def _put(self, char: str) -> None:
-        if self.x >= self.columns:
-            self.overflows += 1
-            return
-        self.cells[self.y][self.x] = self._last = char
-        self.x += 1
+    def index(self) -> None:
+        whole = self.margins in (None, (0, self.lines - 1))
+        assert not (self.alternate and whole and self.cursor.y == self.lines - 1), "the live view would scroll"
+        super().index()
 
-    def _escape(self, found: re.Match[bytes]) -> None:
-        private, numbers, end = found[1], found[2], found[3]
-        if end is None:
-            if found[6] == b"M":  # up, scrolling down at the top of the region
-                top, bottom = self._region
-                if self.y == top:
-                    self.cells[top : bottom + 1] = [[" "] * self.columns, *self.cells[top:bottom]]
-                self.y = max(0, self.y - (self.y != top))
-            return  # character sets, keypad modes
-        values = [int(n) if n else 0 for n in (numbers or b"").split(b";")]
-        n = max(1, values[0])
-        kind = end.decode()
-        row = self.cells[self.y]
-        if private:
-            if kind in "hl" and private == b"?":
-                self.alternate = (kind == "h") if 1049 in values else self.alternate
-                self.cursor_hidden = (kind == "l") if 25 in values else self.cursor_hidden
-        elif kind == "H":
-            self.y = min(self.rows, n) - 1
-            self.x = min(self.columns, max(1, values[1] if len(values) > 1 else 1)) - 1
-        elif kind in "ABCDGd":
-            self._move(kind, n)
-        elif kind == "J":
-            for y in range(0 if values[0] == 2 else self.y, self.rows):
-                start = self.x if y == self.y and values[0] == 0 else 0
-                self.cells[y][start:] = [" "] * (self.columns - start)
-        elif kind == "K":
-            spaces = range(self.x + 1) if values[0] == 1 else range(self.x, self.columns)
-            for i in spaces:
-                row[min(i, self.columns - 1)] = " "
-        elif kind == "X":
-            for i in range(self.x, min(self.columns, self.x + n)):
-                row[i] = " "
-        elif kind == "b":
-            for _ in range(n):
-                self._put(self._last)
-        elif kind == "@":
-            row[self.x :] = ([" "] * n + row[self.x :])[: self.columns - self.x]
-        elif kind == "P":
-            row[self.x :] = (row[self.x + n :] + [" "] * n)[: self.columns - self.x]
-        elif kind in "ST":  # the region up or down, as curses scrolls several lines
-            top, bottom = self._region
-            n = min(n, bottom + 1 - top)
-            kept, blank = self.cells[top : bottom + 1], [[" "] * self.columns for _ in range(n)]
-            self.cells[top : bottom + 1] = [*kept[n:], *blank] if kind == "S" else [*blank, *kept[: len(kept) - n]]
-        elif kind == "r":
-            bottom = values[1] if len(values) > 1 and values[1] else self.rows
-            self._region, self.x, self.y = (n - 1, min(self.rows, bottom) - 1), 0, 0
-        elif kind == "m":
-            self.colours |= {value for value in values if 30 <= value <= 37}
-        else:
-            assert kind in "hlt", f"unknown sequence {found[0]!r}"
+    def select_graphic_rendition(self, *attrs: int, **kwargs: bool) -> None:
+        super().select_graphic_rendition(*attrs, **kwargs)
+        self.colours |= {self.cursor.attrs.fg} - {"default"}
 
-    def _move(self, kind: str, n: int) -> None:
-        if kind == "A":
-            self.y = max(0, self.y - n)
-        elif kind == "B":
-            self.y = min(self.rows - 1, self.y + n)
-        elif kind == "C":
-            self.x = min(self.columns - 1, self.x + n)
-        elif kind == "D":
-            self.x = max(0, min(self.x, self.columns - 1) - n)
-        elif kind == "G":
-            self.x = min(self.columns, n) - 1
-        else:
-            self.y = min(self.rows, n) - 1
+    def repeat(self, count: int | None = None) -> None:
+        self.draw(self.buffer[self.cursor.y][self.cursor.x - 1].data * (count or 1))
+
+    def scroll_up(self, count: int | None = None) -> None:
+        self._at_top(self.delete_lines, count)
+
+    def scroll_down(self, count: int | None = None) -> None:
+        self._at_top(self.insert_lines, count)
+
+    def _at_top(self, change: Callable[[int], None], count: int | None) -> None:
+        """The region up or down, as curses scrolls several lines."""
+        x, y = self.cursor.x, self.cursor.y
+        self.cursor.y = self.margins.top if self.margins else 0
+        change(count or 1)
+        self.cursor.x, self.cursor.y = x, y
+
+
+class _Stream(pyte.ByteStream):
+    csi: ClassVar[dict[str, str]] = {**pyte.ByteStream.csi, "b": "repeat", "S": "scroll_up", "T": "scroll_down"}
+    events = frozenset([*pyte.ByteStream.events, "repeat", "scroll_up", "scroll_down"])
 
 
 class Seat:
@@ -178,7 +113,7 @@ class Seat:
 
     def resize(self, columns: int, rows: int) -> None:
         """The kernel sends SIGWINCH."""
-        self.screen.resize(columns, rows)
+        self.screen.resize(rows, columns)
         _set_size(self.master, columns, rows)
 
     def read(self, timeout_s: float) -> bool:
