@@ -1,7 +1,7 @@
-"""The brake on evictions in the hot process: whether the next victim is let through.
+"""Suspends evictions in the hot process where they would not help.
 
-What is decided is decided in `monitor.policy.eviction_brake`, by the figures of `monitor.hot.brake_figures`. This file
-asks, and says when evictions are held and when they are not any more.
+`monitor.policy.eviction_brake` decides, by the figures of `monitor.hot.brake_figures`. This file calls it, and reports
+when evictions are suspended and when they are resumed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from monitor.sources.watch import Watch
 if TYPE_CHECKING:
     from monitor.hot.parts import Core
 
-#: That evictions are held is reported at most so often; the counter and the state know of every time.
+#: Suspended evictions are reported at most so often; the counter and the state have every time.
 QUIET_NS = 1_000_000_000
 
 
 class Asked(NamedTuple):
-    """What came out, and the figures it came from, by signal, for the record."""
+    """The answer, and the figures that it follows from, by signal, for the record."""
 
     answer: Answer
     known: Mapping[str, Figures]
@@ -39,7 +39,7 @@ UNASKED = Asked(GO, {})
 
 
 class Brake:
-    """``state`` is what the side is sent of evictions being held; None while they are not."""
+    """``state`` is the report to the helper of suspended evictions; None while they are not suspended."""
 
     def __init__(self, core: Core) -> None:
         self._gauge = core.gauge
@@ -48,23 +48,23 @@ class Brake:
         self._stats = core.stats
         self._send = core.outbox.send
         self._active = core.config.compat == SANE
-        sampling = self._active or core.config.holds  # who grows is held, whatever the policy's release is
+        sampling = self._active or core.config.holds  # holds need it, whatever the policy's release
         self.figures = self._figures = figures = BrakeFigures(core.gauge, core.registry, active=sampling)
         self.begin, self.note, self.began = figures.begin, figures.note, figures.began
         self.note_due_ns = figures.due_ns
         self.state: dict[str, Any] | None = None
         self._changed = False
-        self._reported_reason = ""  # the last one; "" once it is reported that evictions are not held any more
+        self._reported_reason = ""  # the last one; "" once it is reported that evictions are resumed
         self._reported_ns = 0
         self._measured: Measured | None = None  # at a crossing, until the signal is out
 
     # asking
 
     def crossing(self, watch: Watch, reading: Reading, moved: Mapping[int, int], coming: Mapping[str, Coming]) -> Asked:
-        """Whether the first of the order may go although no pass was made: a hard threshold of ``watch`` is met.
+        """Whether the first of the order may be evicted before a pass: a hard threshold of ``watch`` is met.
 
-        ``moved``: domain index -> working set, of pods that were not ranked anew. ``coming``: what the dead give back
-        still, which helps as much as what candidates have.
+        ``moved``: domain index -> working set, of pods that were not ranked anew. ``coming``: the pending release,
+        which helps as much as what candidates have.
         """
         self._measured = None
         if not self._active:
@@ -83,7 +83,7 @@ class Brake:
         return self._measured is not None
 
     def figured(self, asked: Asked, watch: Watch, reading: Reading, coming: Mapping[str, Coming]) -> Asked:
-        """What `crossing` answered, with the figures that it had no need of. For when the signal is out: 40 us."""
+        """The answer of `crossing`, with the figures that it did not need. For after the signal: 40 us."""
         measured, self._measured = self._measured, None
         if measured is None:
             return asked
@@ -99,9 +99,9 @@ class Brake:
         *,
         settled: bool,
     ) -> Asked:
-        """Whether the victim of a pass may go. What it is decided for is memory, or it may.
+        """Whether the victim of a pass may be evicted: always, if the pass is not for memory.
 
-        ``coming`` as above; ``settled``: nothing is, so that it is known what the last eviction gained.
+        ``coming`` as above; ``settled``: no release is pending, so it is known what the last eviction gained.
         """
         met = [threshold for threshold in outcome.met if threshold.signal in MEMORY_SIGNALS]
         if not self._active or outcome.starved is None or outcome.starved.signal not in MEMORY_SIGNALS:
@@ -130,7 +130,7 @@ class Brake:
         return Asked(found, known)
 
     def forbids_arming(self) -> bool:
-        """Whether the victim would not be let through at a crossing of this moment: then the kernel may not pull."""
+        """Whether the victim would not be evicted at a crossing of this moment: then the kernel must not signal it."""
         if not self._active:
             return False
         if self.state is not None:
@@ -143,12 +143,12 @@ class Brake:
                     return True
         return False
 
-    # saying it
+    # reports
 
     def take(
         self, asked: Asked, outcome: Outcome, seen: Mapping[str, Observation], entry: PodEntry, now_ns: int
     ) -> None:
-        """Say it when evictions are suspended or are not any more. No pod is signalled in the kernel while they are."""
+        """Report when evictions are suspended or resumed. While they are suspended the kernel signals no pod."""
         if asked.answer.reason:
             self._hold(asked, outcome, seen, entry, now_ns)
         elif asked.known and asked.answer.go:
@@ -157,7 +157,7 @@ class Brake:
             self._trigger.stand_down()
 
     def look_after(self, outcome: Outcome, now_ns: int) -> None:
-        """A pass is over: evictions are not held where nothing asks for them any more. Take a sample, if it is time."""
+        """A pass is over: evictions are resumed where no threshold needs them. Take a sample, if it is due."""
         starved = outcome.starved
         if starved is None or starved.signal not in MEMORY_SIGNALS:
             self._figures.forget_evictions()
@@ -167,7 +167,7 @@ class Brake:
         self._figures.note(now_ns)
 
     def take_changed(self) -> bool:
-        """Whether `state` is another one since this was asked last."""
+        """Whether `state` has changed since the last call."""
         changed, self._changed = self._changed, False
         return changed
 
@@ -211,14 +211,14 @@ class Brake:
             self._send(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
 
     def _outside(self, threshold: Threshold) -> int:
-        """What is in use outside of all pods that may be evicted."""
+        """Bytes used outside of all pods that may be evicted."""
         watch = next(w for w in self._gauge.watches if w.signal == threshold.signal)
         return max(0, self._gauge.reading(watch).working_set - self._registry.held[0])
 
 
 def _is_plain(found: Answer, known: Collection[Figures]) -> bool:
-    """Whether the victim may go by sums that are off by a step of each pod: half of what grew is theirs, or nearly
-    nothing grew outside, and nothing is given back there.
+    """Whether the victim may be evicted by sums that are off by a re-rank step of each pod: half of the growth is of
+    candidates, or nearly none outside, and no memory is freed there.
     """
     grew = [f.growth for f in known if f.growth is not None]
     if any(f.eases for f in known):
@@ -227,7 +227,7 @@ def _is_plain(found: Answer, known: Collection[Figures]) -> bool:
 
 
 def _with(coming: Mapping[str, Coming], watch: Watch, figures: Figures) -> Figures:
-    """What the dead give back still is as good as what candidates would."""
+    """The pending release counts like the memory of candidates."""
     seen = coming.get(watch.signal)
     return figures if seen is None else figures._replace(pods=figures.pods + seen.coming)
 

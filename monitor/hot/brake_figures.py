@@ -1,6 +1,6 @@
-"""What the brake on evictions is asked with: what grows and where, what is left, what the last evictions gained.
+"""Figures that suspend evictions: what grows and where, what is left, what the last evictions gained.
 
-At a crossing a few sums that are kept anyway are enough; only where they leave a doubt is every pod looked at (0.2 ms
+At a crossing a few sums that are kept anyway are enough; only where they leave a doubt, every pod is sampled (0.2 ms
 for 110).
 """
 
@@ -29,25 +29,26 @@ from monitor.policy.eviction_brake import (
 )
 from monitor.sources.watch import Watch
 
-#: Between two samples of growth: as long as it takes to differ from noise, and 50 us more for each pod, so that it
-#: costs 1 % of a CPU at most.
+#: Between two samples of growth: as long as it takes to differ from noise, and 50 us more for each pod, so that samples
+#: cost 1 % of a CPU at most.
 SPACING_NS, POD_NS = LEAST_SPAN_NS, 50_000
 #: Where files have to be read for it (2 ms for 110 pods).
 COSTLY_NS = 250_000_000
-#: A node that stands still is sampled so often, and of one that moves one sample is kept that often: with `SAMPLES` of
-#: them growth is remembered for 12 s. (Not for the last `SAMPLES` alone, 0.12 s: 4 MiB a second are noise in that.)
+#: A node that stands still is sampled this often; of one that moves, one sample is kept this often: `SAMPLES` of them
+#: remember growth for 12 s. (The last `SAMPLES` alone remember 0.12 s: 4 MiB a second are noise in that.)
 STILL_NS = 500_000_000
 SAMPLES = 24
-#: Who grows, one by one, is measured over so much growth: four of them took 4 MiB each, and 256 KiB more is noise.
+#: The growth of single pods is measured over this much: four pods took 4 MiB each, and 256 KiB more is noise.
 _HOLD_GREW = 4 * GREW
-#: ... and who has not grown for so long grew before that. (Of 8 hogs on 2 CPUs each runs once in 12 ms. Longer, and
-#: where samples are `COSTLY_NS` apart the one before would be taken, of his growth: 1 of 7 races in a guest.)
+#: ... and a pod that has not grown for so long grew before that. (Of 8 hogs on 2 CPUs each runs once in 12 ms. If this
+#: were longer, and samples `COSTLY_NS` apart, the sample before, within its growth, would be used: 1 of 7 races in a
+#: guest.)
 _STANDS_NS = 50_000_000
 
 
 class Sample(NamedTuple):
-    """A domain at a moment: its working set, that of each pod, that of all candidates (bytes). ``ranked``: the last, by
-    what each had when it was ranked; ``joined``: what of it they had when they became known (`Registry.joined`).
+    """A domain at a moment: its working set, that of each pod, that of all candidates (bytes). ``ranked``: the last, as
+    of their ranking; ``joined``: what of it they had when they became known (`Registry.joined`).
     """
 
     ts_ns: int
@@ -59,7 +60,7 @@ class Sample(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """By a few sums: when, what candidates have and what the first of them does (bytes), and what grew."""
+    """By a few sums: when, what all candidates have and what the first of them has (bytes), and what grew."""
 
     now_ns: int
     pods: int
@@ -87,7 +88,7 @@ class BrakeFigures:
         self._active = active
         self._samples: dict[str, deque[Sample]] = {}
         self._kept: dict[str, deque[Sample]] = {}  # some of them, for longer
-        self._observe_ns: dict[str, int] = {}  # signal -> until then a shortage that nobody saw begin is observed
+        self._observe_ns: dict[str, int] = {}  # signal -> until then a shortage older than the first sample is observed
         self._due_ns = self._recounted_ns = 0
         self._is_missed = False  # there was no sample when something moved
         self.in_vain = 0  # evictions of this shortage, the last ones in a row, that gained nothing
@@ -96,13 +97,13 @@ class BrakeFigures:
         self._strays: dict[str, frozenset[str]] = {}  # signal -> pods that are not in its domain
 
     def begin(self, now_ns: int) -> None:
-        """All pods are known and counted from now on: what was measured before knows nothing of them."""
+        """All pods are known and counted from now on: earlier samples do not have them."""
         self._clear()
         self._due_ns = 0
         self.note(now_ns)
 
     def due_ns(self) -> int | None:
-        """When to take a sample that was not due yet: the last one of those who have stopped to grow since."""
+        """When to take a sample that was not due yet: the last one of pods that have stopped growing since."""
         return self._due_ns if self._is_missed else None
 
     def _clear(self) -> None:
@@ -140,7 +141,7 @@ class BrakeFigures:
                 kept.append(taken[-1])
 
     def _sample(self, watch: Watch, reading: Reading | None = None) -> Sample:
-        """The domain at this moment, or with its ``reading`` of just now; every pod is looked at."""
+        """The domain at this moment, or with its ``reading`` of just now; every pod is sampled."""
         now = time.monotonic_ns()
         if self._gauge.is_precise or now - self._recounted_ns >= COSTLY_NS // 10:
             self._gauge.recount()
@@ -166,19 +167,19 @@ class BrakeFigures:
         return self._strays.get(watch.signal, frozenset())
 
     def _then(self, sample: Sample, now: Sample) -> Mapping[str, int]:
-        """What each pod had then. One that is known since then is taken for what it had when it was counted first: a
-        pod that stands still is no growth because its manifest comes late, and one that grows is seen from then on.
+        """What each pod had then. A pod that became known later counts with what it had when it was first counted: a
+        late manifest makes no growth of a pod that stands still, and a pod that grows is measured from then on.
         """
         by_uid = self._registry.by_uid
         return {**{uid: by_uid[uid].began for uid in now.usages if uid not in sample.usages}, **sample.usages}
 
     def _backwards(self, watch: Watch, before_ns: int) -> Iterator[Sample]:
-        """The samples of before that, the latest first."""
+        """The samples up to ``before_ns``, the latest first."""
         recent, kept = self._samples.get(watch.signal, ()), self._kept.get(watch.signal, ())
         return (sample for sample in chain(reversed(recent), reversed(kept)) if sample.ts_ns <= before_ns)
 
     def _before(self, watch: Watch, working_set: int, now_ns: int, grew: int = GREW) -> Sample | None:
-        """The sample that growth up to now is measured from: so long ago that it ``grew`` by that, or the oldest."""
+        """The sample to measure growth from: the latest since which the domain ``grew`` by that, or the oldest."""
         found = None
         for found in self._backwards(watch, now_ns - LEAST_SPAN_NS):
             if working_set - found.working_set >= grew:
@@ -186,7 +187,7 @@ class BrakeFigures:
         return found
 
     def measure(self, watch: Watch, reading: Reading, moved: Mapping[int, int]) -> Measured:
-        """What grew, by the sums of what was ranked: what every pod has may be off by a step."""
+        """What grew, by the sums as of the ranking: each pod may be off by a re-rank step."""
         now, pods = time.monotonic_ns(), self._registry.held[0]
         for index, working_set in moved.items():
             entry = self._registry.by_index.get(index)
@@ -200,13 +201,13 @@ class BrakeFigures:
         inside = pods - sample.ranked - (self._registry.joined - sample.joined)
         had = None if first is None else sample.usages.get(first.uid)
         grew = 0
-        if first is not None and has is not None and had is not None:  # the rank may be of before it gave memory back
+        if first is not None and has is not None and had is not None:  # it may have freed memory since its ranking
             grew = min(has, self._gauge.table.working_set(first.index)) - had
         growth = Growth(now - sample.ts_ns, inside, reading.working_set - sample.working_set - inside, grew)
         return Measured(now, pods, has, growth)
 
     def of_sums(self, watch: Watch, reading: Reading, measured: Measured | None = None) -> Figures:
-        """By what was measured like that, or is now."""
+        """Figures by what was ``measured`` like that, or by a measurement now."""
         now, pods, has, growth = measured or self.measure(watch, reading, {})
         left = self._left(watch, reading)
         lasts, unseen = self._lasts_ns(watch, reading, left, now), now < self._observe_ns.get(watch.signal, 0)
@@ -214,7 +215,7 @@ class BrakeFigures:
         return Figures(left, lasts, has, pods, self._registry.held[1], self.in_vain, growth, unseen, eases)
 
     def of_every_pod(self, watch: Watch, reading: Reading) -> Figures:
-        """By what every pod has at this moment."""
+        """Figures by what every pod has at this moment."""
         now = self._sample(watch, reading)
         sample = self._before(watch, now.working_set, now.ts_ns)
         growth = None
@@ -229,13 +230,13 @@ class BrakeFigures:
         return self.of_sums(watch, reading, Measured(now.ts_ns, now.pods, has, growth))
 
     def grown_pods(self, watch: Watch, reading: Reading) -> Grown:
-        """By what each pod grew lately, by nothing where there is no sample from before."""
+        """By how much each pod grew lately; empty where there is no earlier sample."""
         now = self._sample(watch, reading)
         sample = self._before(watch, now.working_set, now.ts_ns, _HOLD_GREW)
         if sample is None:
             return Grown({}, 0, now.usages, None)
         latest = next(self._backwards(watch, now.ts_ns - _STANDS_NS), None)
-        # Of a growth that began later nobody has stood still.
+        # If the growth began later, no pod has stood still.
         lately = None if latest is None or latest.ts_ns <= sample.ts_ns else self._grown(latest, now)
         return Grown(self._grown(sample, now), now.working_set - sample.working_set, now.usages, lately)
 
@@ -245,7 +246,7 @@ class BrakeFigures:
 
     def _eases(self, watch: Watch, outside: int, now_ns: int) -> bool:
         """Whether outside of candidates (and in what they had when they became known) less is in use than a moment ago:
-        at the last sample, or at most `DYING_NS` ago. What the dead give back late is outside of them too.
+        at the last sample, or at most `DYING_NS` ago. The pending release is outside of them too.
         """
         most = outside
         for number, sample in enumerate(reversed(self._samples.get(watch.signal, ()))):
@@ -255,7 +256,7 @@ class BrakeFigures:
         return most - outside >= NOISE
 
     def _lasts_ns(self, watch: Watch, reading: Reading, left: int, now_ns: int) -> int | None:
-        """How long what is left lasts, by growth over a quarter of it at least."""
+        """How long the bytes that are ``left`` last, by growth over a quarter of them at least."""
         sample = self._before(watch, reading.working_set, now_ns, max(GREW, left // 4))
         if sample is None:
             return None
@@ -277,13 +278,13 @@ class BrakeFigures:
         self.in_vain, self._begun = 0, None
 
     def began(self, entry: PodEntry) -> None:
-        """A pod was signalled; what becomes of it is looked at before the next one is."""
+        """A pod was signalled; `settle` measures what that gained, before the next pod is signalled."""
         if self._active and self._gauge.known(self._gauge.watches[0]):
             now = self._sample(self._gauge.watches[0])
             self._begun = (entry.uid, now.usages.get(entry.uid, entry.usage or 0), now)
 
     def settle(self) -> None:
-        """Look what the last eviction gained: nobody is being evicted now."""
+        """Measure what the last eviction gained: no pod is being evicted now."""
         if self._begun is None or not self._gauge.known(self._gauge.watches[0]):
             return
         uid, claimed, then = self._begun

@@ -1,7 +1,7 @@
-"""What the dead have not given back yet, how fast the others grow meanwhile, and until when that is waited for.
+"""The pending release: memory of the dead that is still charged, how fast the rest grows, and until when to wait.
 
-The rule is `monitor.policy.patience.waits`; here are the numbers that it is asked with, from the exact counters of the
-domains and of the pods that went. Read often at first, then slower, and never for more than a fifth of a CPU.
+The rule is `monitor.policy.patience.waits`; this file has its numbers, from the exact counters of the domains and of
+the ended pods. It samples them often at first, then more slowly, and never for more than a fifth of a CPU.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from monitor.link.messages import Evicted, GiveBack, Left, Send
 from monitor.policy.patience import JUMP_NS, Coming
 from monitor.sources.watch import Watch
 
-#: A pod that went and holds less than this, and what each CPU keeps of its charges (64 pages), has given all back: the
-#: rest goes with its cgroup. (No part of what it had: page tables are a 512th of that, and late.)
+#: An ended pod that holds less than this, and what each CPU keeps of its charges (64 pages), has released all: the
+#: kernel frees the rest with its cgroup. (Not a part of what it had: page tables are a 512th of that, and late.)
 NOTHING = (1 << 20) + 64 * PAGE * (os.cpu_count() or 1)
-#: A pace of growth is taken over this.
+#: A pace of growth is measured over this.
 WINDOW_NS = 10_000_000
-#: How long memory may take to come back, as long as nothing slower was seen here: eight times what page tables take on
-#: Linux 6.18 with 2 CPUs, quiet and beside 4 busy processes (19 to 25 ms).
+#: How long a release may be pending, as long as none was slower here: eight times what page tables take on Linux 6.18
+#: with 2 CPUs, quiet and beside 4 busy processes (19 to 25 ms).
 FIRST_BOUND_NS = 200_000_000
 #: From then on twice the slowest of the last so many, in these bounds.
 REMEMBERED = 32
 LEAST_BOUND_NS, MOST_BOUND_NS = 100_000_000, 2_000_000_000
-#: Whoever gave nothing back for this long keeps the rest: page cache, dentries, tmpfs. The side asks the kernel for it.
+#: After this long without progress the kernel frees no more by itself (page cache, dentries, tmpfs): the helper
+#: requests reclaim.
 STAYS_NS = 50_000_000
-#: So long the side's reclaim is waited for.
+#: The daemon waits this long for the helper's reclaim.
 RECLAIM_NS = 500_000_000
-#: Who was killed by others may have company that lives on; the side reports it within milliseconds.
+#: When another program kills a process, others of its pod may live on; the helper reports it within milliseconds.
 CONFIRM_NS = 50_000_000
-#: And of one pod not longer than that in this time.
+#: For the reports of one pod the daemon waits no longer than that, together, in this time.
 DOUBTS_NS = 1_000_000_000
-#: Looks: so far apart, while it last gave something back less than so long ago. (A look costs 30 us, a pass as much.)
+#: (Until so long after the last progress, time between samples.) A sample costs 30 us, a pass as much.
 PACES = ((5_000_000, 250_000), (50_000_000, 1_000_000), (1 << 62, 2_000_000))
-_REST = 4  # times what a look cost is rested, at least
+_REST = 4  # the pause after a sample is at least so many times its cost
 
 
 @dataclass(slots=True)
 class Leaving:
-    """A pod whose last process is gone. ``held`` at the most, ``left`` of it still charged (bytes)."""
+    """A pod that has no process left. ``held``: its most bytes, of which ``left`` are still charged."""
 
     number: int
     uid: str
@@ -57,14 +58,14 @@ class Leaving:
     held: int
     left: int
     gone_ns: int
-    moved_ns: int  # when it last gave something back
-    until_ns: int  # it is counted on until then
-    evicted: Evicted | None  # the message that waits for the final figure; None: others killed it
+    moved_ns: int  # when the kernel last freed some of it
+    until_ns: int  # until then its release is expected
+    evicted: Evicted | None  # the message that waits for the final figure; None: another program killed it
     unsure: bool  # whether a process of it lives on is not known yet
-    asked: bool = False  # the side was asked to have it reclaimed
-    size: int = 0  # of processes that the OOM killer took
+    asked: bool = False  # the helper has the request to reclaim it
+    size: int = 0  # of processes that the OOM killer killed
     kept: int = 0  # by the processes that live on
-    killed_again: bool = False  # another process of it was killed since the helper had to look which live on
+    killed_again: bool = False  # another process of it was killed since the helper began to check
 
     @property
     def is_back(self) -> bool:
@@ -73,7 +74,7 @@ class Leaving:
 
 @dataclass(slots=True)
 class Growth:
-    """Of all but the dead in one domain: (ns, bytes), over the last `WINDOW_NS`."""
+    """Growth of all but the dead in one domain: (ns, bytes), over the last `WINDOW_NS`."""
 
     samples: deque[tuple[int, int]] = field(default_factory=deque)
 
@@ -84,14 +85,14 @@ class Growth:
             samples.popleft()
 
     def over(self, least_ns: int) -> tuple[int, int]:
-        """Bytes and nanoseconds from the last look that is at least so old, or the first."""
+        """Bytes and nanoseconds since the last sample that is at least so old, or since the first."""
         ended, now = self.samples[-1]
         began, was = next((one for one in reversed(self.samples) if ended - one[0] >= least_ns), self.samples[0])
         return now - was, ended - began
 
 
 class Patience:
-    """Follows what comes back. `active` while anything does."""
+    """Follows pending releases. `active` while there is one."""
 
     def __init__(self, gauge: Gauge, registry: Registry, stats: SharedStats, send: Send) -> None:
         self._gauge = gauge
@@ -101,7 +102,7 @@ class Patience:
         self._leaving: list[Leaving] = []
         self._growth: dict[str, Growth] = {}
         self._returns: deque[int] = deque(maxlen=REMEMBERED)
-        self._doubted_ns: dict[str, int] = {}  # pods in which somebody lived on -> so long they were waited for
+        self._doubted_ns: dict[str, int] = {}  # pods in which a process lived on -> how long they were waited for
         self._doubts_ns = 0  # since when that is counted
         self._number = 0
         self._noise = 64 * PAGE * (os.cpu_count() or 1)
@@ -114,7 +115,7 @@ class Patience:
         return bool(self._leaving)
 
     def due_ns(self) -> int | None:
-        """When to look what came back; None while nothing is expected."""
+        """When to sample pending releases; None while there is none."""
         return self.next_look_ns if self._leaving else None
 
     # what begins and ends a wait
@@ -125,26 +126,26 @@ class Patience:
         ``evicted`` is sent, with the final figure in ``freed``, as soon as that is known.
         """
         for old in [one for one in self._leaving if one.uid == uid]:  # its memory counts once
-            if uid not in self._registry.by_uid:  # its counters went before this was known
+            if uid not in self._registry.by_uid:  # its counters were removed before this was known
                 left = min(left, old.left)
             self._leaving.remove(old)
             self._settle(old, gone_ns)
         self._begin(uid, held, left, gone_ns, evicted, unsure=False)
 
     def killed(self, entry: PodEntry, size: int, now_ns: int) -> bool:
-        """Others killed a process of a pod, or it is gone; whether anything may be coming back now.
+        """Another program killed a process of a pod, or that process is gone; whether a release may be pending.
 
         ``size``: what the process had, where the kernel reports it (of a victim of its OOM killer); 0: not known.
 
-        The side is asked whether somebody lives on in the pod. Until it answers the pod's memory counts, but of a pod
-        in which somebody lives on for no more than `CONFIRM_NS` in a second: one that kills its own children all the
-        time does not hold up its eviction.
+        The helper checks whether a process of the pod lives on. Until it answers the pod's memory counts as pending; if
+        processes live on, for no more than `CONFIRM_NS` in a second: a pod that kills its own children all the time
+        does not delay its eviction.
         """
         for one in self._leaving:
             if one.uid == entry.uid:
                 one.killed_again = True
                 one.size += size
-                if one.evicted is None and not one.unsure:  # it was killed, and is only gone now
+                if one.evicted is None and not one.unsure:  # it was killed before, and is gone only now
                     one.until_ns = min(now_ns + self.bound_ns, one.gone_ns + MOST_BOUND_NS)
                 return False
         if now_ns - self._doubts_ns >= DOUBTS_NS:
@@ -157,7 +158,7 @@ class Patience:
         return self._begin(entry.uid, held, held, now_ns, None, unsure=True, size=size)
 
     def left_late(self, entry: PodEntry, size: int, now_ns: int) -> bool:
-        """A process of a pod left by itself, and ``size`` bytes of it come back late; whether anything may be coming.
+        """A process of a pod exited by itself, and ``size`` bytes of it are freed late; whether a release is pending.
 
         Whether others of the pod live on makes no difference: it is known what was its own.
         """
@@ -172,7 +173,7 @@ class Patience:
         return self._begin(entry.uid, size, size, now_ns, None, unsure=False, kept=has - size)
 
     def dropped(self, entry: PodEntry, now_ns: int) -> bool:
-        """A pod is about to be forgotten, and its counters with it; whether anything of it is coming back."""
+        """A pod is about to be forgotten, and its counters with it; whether a release of it is pending."""
         if entry.evicted or any(one.uid == entry.uid for one in self._leaving):
             return False
         self._gauge.reread()
@@ -224,10 +225,10 @@ class Patience:
         return True
 
     def answered(self, number: int, lives: bool) -> None:
-        """The side has looked whether somebody lives on in a pod that others killed."""
+        """The helper has checked whether a process lives on in a pod that another program killed."""
         for leaving in self._leaving:
             if leaving.number == number and leaving.unsure:
-                if lives and leaving.size:  # the victim's part comes back, the others' does not
+                if lives and leaving.size:  # the kernel frees the victim's part, not the others'
                     leaving.kept = max(0, leaving.held - leaving.size)
                     leaving.left = max(0, leaving.left - leaving.kept)
                     leaving.held -= leaving.kept
@@ -244,21 +245,21 @@ class Patience:
                 self.next_look_ns = 0
 
     def reclaimed(self, number: int) -> None:
-        """The side has had reclaimed what the kernel would give. What the kernel frees by itself has its time still."""
+        """The helper's reclaim is over. What the kernel frees by itself has its time still."""
         for leaving in self._leaving:
             if leaving.number == number:
                 leaving.until_ns = leaving.gone_ns + self.bound_ns
                 self.next_look_ns = 0
 
     def flush(self) -> None:
-        """This daemon ends: what waits for its final figure is sent as it is."""
+        """This daemon ends: send the messages that wait for a final figure as they are."""
         while self._leaving:
             self._settle(self._leaving.pop(0), time.monotonic_ns())
 
-    # looking
+    # samples
 
     def look(self, now_ns: int) -> dict[str, Coming]:
-        """Count anew; what is coming, by signal of the domain. Empty where nothing is."""
+        """Sample; the pending release, by signal of the domain. Empty where there is none."""
         if not self._leaving:
             return {}
         self._gauge.reread()
@@ -276,30 +277,30 @@ class Patience:
         return {watch.signal: self._coming(watch, now_ns) for watch in watches} if self._leaving else {}
 
     def left_in(self, signal: str) -> int:
-        """Bytes of the dead that are charged to a domain still, also where nobody counts on them any more."""
+        """Bytes of the dead that are still charged to a domain, also those that the daemon waits for no more."""
         return sum(one.left for one in self._leaving if signal in one.domains and not one.unsure)
 
     def looked(self, now_ns: int, took_ns: int) -> None:
-        """A look, and what followed from it, ended at ``now_ns`` and cost ``took_ns`` of a CPU."""
+        """A sample, and what followed from it, ended at ``now_ns`` and cost ``took_ns`` of a CPU."""
         age = now_ns - max((one.moved_ns for one in self._leaving), default=now_ns)
         pace = next(pace for until, pace in PACES if age < until)
         self._rested_ns = now_ns + _REST * took_ns
         self.next_look_ns = max(now_ns + pace, self._rested_ns)
 
     def hasten(self) -> None:
-        """Somebody moves: look as soon as the last look is paid for."""
+        """A pod moved: sample as soon as the pause after the last sample is over."""
         self.next_look_ns = min(self.next_look_ns, self._rested_ns)
 
     def _end(self, leaving: Leaving) -> int:
-        """When it is not looked after any more. That is some time after nobody counts on it: the bound is made of how
-        slow it was.
+        """When it is not followed any more. That is some time after the daemon stops waiting for it: the bound follows
+        from how slow it was.
         """
         if leaving.asked or leaving.unsure or not leaving.until_ns:
             return leaving.until_ns
         return max(leaving.until_ns, leaving.gone_ns + 2 * self.bound_ns)
 
     def _ask(self, leaving: Leaving, now_ns: int) -> None:
-        """It gives nothing back any more: have the kernel asked for it. (Not where there is no cgroup any more.)"""
+        """The kernel frees no more of it: have the helper request reclaim. (Not where the cgroup is gone.)"""
         leaving.asked = True
         if leaving.cgroup_id:
             leaving.until_ns = max(leaving.until_ns, now_ns + RECLAIM_NS)
@@ -314,12 +315,12 @@ class Patience:
         left = max(0, self._gauge.table.working_set(entry.index) - leaving.kept)
         if left < leaving.left:
             leaving.left, leaving.moved_ns = left, now_ns
-            if not leaving.unsure and leaving.until_ns:  # what keeps coming is counted on, on a slow machine too
+            if not leaving.unsure and leaving.until_ns:  # a release with progress is expected, on a slow machine too
                 last_ns = min(now_ns + self.bound_ns, leaving.gone_ns + MOST_BOUND_NS)
                 leaving.until_ns = max(leaving.until_ns, last_ns)
 
     def _grow(self, watch: Watch, now_ns: int) -> None:
-        """How the others in a domain grew. A fall is taken for what pods without counters of their own gave back."""
+        """How the rest of a domain grew. A fall counts as the release of pods without counters of their own."""
         mine = [one for one in self._leaving if watch.signal in one.domains]
         others = self._gauge.reading(watch).used - sum(one.left for one in mine)
         growth = self._growth.setdefault(watch.signal, Growth())
@@ -366,7 +367,7 @@ class Patience:
             self._send(leaving.evicted._replace(freed=freed, settled_ns=now_ns))
 
     def _learn(self, took_ns: int) -> None:
-        """The bound is twice the slowest of late."""
+        """The bound is twice the slowest release of late."""
         self._returns.append(took_ns)
         known = max(self._returns)
         if len(self._returns) < REMEMBERED:
