@@ -1,4 +1,4 @@
-"""Carries out what was decided: signals the pod (enforce), then reports the decision; or only reports it (observe).
+"""Carries out a decision: signals the pod (enforce), then reports the decision; or only reports it (observe).
 
 And SIGKILL at a crossing, before the pass of the policy that is sure to decide the same.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Acted(NamedTuple):
-    """What was done about a pass: when, the pod that the kernel's trigger had taken already (uid, name), and the
+    """What was done about a pass: when, the pod that the kernel's trigger had signalled already (uid, name), and the
     decision (`Decisions.make`); None where an observed one was reported too short a time ago.
     """
 
@@ -41,11 +41,11 @@ class Acted(NamedTuple):
 class OnePass:
     """One pass of the policy: what it saw, then what came of it.
 
-    `crossed_ns`: the kernel's time of the crossing that led to it, 0: none did. `coming`: memory of the dead, by
-    signal. `sent`: a pod that got SIGKILL before the pass. `asked`: what the brake on evictions answered. `readings`
-    and `observations`: by signal. `busy`: a pod is being evicted. `forced`: a signal had gone out. `waits`: for memory
-    that comes back. `answer`: of the gate (`monitor.policy.gate`). `hurried`: the grace under way was ended. `acted`:
-    None where nothing was done.
+    `crossed_ns`: the kernel's time of the crossing that led to it, 0: none did. `coming`: pending releases, by signal.
+    `sent`: a pod that got SIGKILL before the pass. `asked`: whether evictions are suspended. `readings` and
+    `observations`: by signal. `busy`: a pod is being evicted. `forced`: a signal had been sent. `waits`: for a pending
+    release. `answer`: of the gate (`monitor.policy.gate`). `hurried`: the grace under way was ended. `acted`: None
+    where nothing was done.
     """
 
     now_ns: int
@@ -67,7 +67,7 @@ _NOTHING = None, UNASKED
 
 
 class Actor:
-    """Acts on one pod at a time; who may be acted on is the `Decider`'s business."""
+    """Acts on one pod at a time; the `Decider` chooses it."""
 
     def __init__(self, core: Core, decisions: Decisions, brake: Brake) -> None:
         self._enforce = core.config.kills
@@ -87,9 +87,9 @@ class Actor:
     ) -> tuple[SentKill | None, Asked]:
         """SIGKILL to the victim that is ready, if a hard threshold of ``watch`` is met now; the pass follows.
 
-        All that the pass could answer is known before: a hard threshold for memory is acted on before every other, at
-        once, and takes the first of the order (`takes_first_at_once`; a test holds it against `run_pass`).
-        Sending after the pass and its report cost 90 us of 270 with 110 pods.
+        The answer of the pass is known before it: the policy acts on a hard threshold for memory before every other, at
+        once, and chooses the first of the order (`takes_first_at_once`; a test compares it with `run_pass`).
+        A signal after the pass and its report cost 90 us of 270 with 110 pods.
         """
         if self._evictor.current is not None:
             return _NOTHING
@@ -104,7 +104,7 @@ class Actor:
             return _NOTHING
         asked = self._brake.crossing(watch, reading, moved, coming)
         if not asked.answer.go or (self._registry.grown and not self._brake.is_of_first):
-            return _NOTHING  # who grows may be one that was evicted and runs again: ask first
+            return _NOTHING  # the pod that grows may be one that was evicted and runs again: run the pass first
         victim = self._trigger.ready(entry.uid)
         if victim is None:
             return _NOTHING
@@ -122,11 +122,11 @@ class Actor:
             figures = {"usage": one.readings[signal].usage, "coming": self._patience.left_in(signal)}
             return self.act(entry, about, figures, one.crossed_ns, one.sent)
         if self._trigger.is_pulled:
-            return None  # somebody is dying in the kernel already: its record comes next
+            return None  # the kernel has signalled a pod already: its record comes next
         if self._enforce:
             self._disks.evicted(signal, time.monotonic_ns())
         usage = about["capacity"] - about["available"]
-        # The crossing was of memory, and over when it was looked at.
+        # The crossing was of memory, and over by the time of the pass.
         return self.act(entry, about, {"usage": usage, "cleanup": list(self._disks.cleanup(signal))})
 
     def act(
@@ -149,7 +149,7 @@ class Actor:
                 entry = fired
             eviction = self._evictor.begin(entry, about["given_s"], sent)
             self._brake.began(entry)
-            # What the kernel pulled was pulled at the crossing.
+            # The kernel's trigger signals at the crossing.
             signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
             if crossed_ns and eviction.killed_ns is not None:
                 self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)

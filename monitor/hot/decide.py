@@ -1,6 +1,6 @@
-"""From numbers to a dead pod: one pass of the policy, the decision, and the eviction until nobody is left.
+"""From numbers to a dead pod: one pass of the policy, the decision, and the eviction until no process is left.
 
-What is decided is decided in `monitor.policy`; this file brings it the numbers and carries out the answer.
+`monitor.policy` decides; this file gives it the numbers and carries out the answer.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Decider:
         self._disks = core.disks
         self._evictor = core.evictor
         self._patience = core.patience
-        self._waiting = False  # somebody was chosen and not evicted yet, because memory is coming back
+        self._waiting = False  # a pod was chosen and not evicted yet, because a release is pending
         self._stats = core.stats
         self._send, self._log = core.outbox.send, core.outbox.log
         self.state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
-        self.may_act = False  # all pods are known and counted; before that the first in order may be anybody
-        self.changed = True  # something the side should know about
+        self.may_act = False  # all pods are known and counted; before that the first in order may be any pod
+        self.changed = True  # something the helper should know about
         self.steps = 0  # step records so far
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
@@ -75,12 +75,12 @@ class Decider:
 
     @property
     def braked(self) -> dict[str, Any] | None:
-        """What is reported of evictions that are held, because they would not help; None while they are not."""
+        """The report of evictions that are suspended, because they would not help; None while they are not."""
         return self._brake.state
 
     @property
     def is_calm(self) -> bool:
-        """Whether no memory threshold is met and nobody is being evicted."""
+        """Whether no memory threshold is met and no pod is being evicted."""
         return self._evictor.current is None and not self.pressed
 
     def begin(self) -> None:
@@ -90,7 +90,7 @@ class Decider:
         self.run_pass()
 
     def step(self, index: int, working_set: int) -> None:
-        """A pod's working set moved by a step; it is ranked later, together with others."""
+        """A pod's working set moved by a re-rank step; the pod is ranked later, together with others."""
         self.steps += 1
         self.pods.note(index, working_set)
 
@@ -101,19 +101,19 @@ class Decider:
         self.pods.rank()
 
     def reread(self) -> None:
-        """Count anew, and rank by that, the pods that gave memory back."""
+        """Count anew, and rank by that, the pods that freed memory."""
         self.pods.reread()
         self.prepare()
 
     def prepare(self) -> None:
-        """Have the next victim ready, where something may be killed at all; note what grew."""
+        """Prepare the next victim, where something may be killed at all; note what grew."""
         self.stirred = False
         self._brake.note(time.monotonic_ns())
         if self.holds is not None and self.may_act and self._gauge.arming.armed:
             self.holds.prepare()
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
             self.pods.take_back(at_leisure=True)
-            # Where it has to be asked at a crossing whether the first may go, the kernel must not signal it there.
+            # Where a crossing must first decide whether the first may be evicted, the kernel must not signal it there.
             self._trigger.prepare(may_arm=not (self._patience.active or self._brake.forbids_arming()))
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
@@ -142,7 +142,7 @@ class Decider:
             self._recorder.passed(one, result.outcome, may_act=self.may_act, holding=holding)
 
     def _look(self, crossed_ns: int, watch: Watch | None, reading: Reading | None) -> OnePass:
-        """The numbers of this moment. At a crossing the victim that is sure gets SIGKILL before them."""
+        """The numbers of this moment. At a crossing a victim that is certain gets SIGKILL before them."""
         self._gauge.take_capacities()
         pods = self.pods
         if pods.moved and not pods.keeps_order():
@@ -155,7 +155,7 @@ class Decider:
             elif self._enforce:
                 sent, asked = self._actor.kill_early(watch, pods.moved, coming)
         if sent is None and self._registry.grown:
-            pods.take_back(at_leisure=self._enforce and reading is None)  # else somebody was signalled
+            pods.take_back(at_leisure=self._enforce and reading is None)  # else a pod was signalled
         if sent is not None and watch is not None:
             reading = sent.reading
             asked = self._brake.figured(asked, watch, reading, coming)
@@ -188,8 +188,8 @@ class Decider:
         return found
 
     def _take(self, result: PassResult, one: OnePass) -> Outcome | None:
-        """The policy's answer is in force: what it says of the next pass, and of this one's victim. Gives the answer
-        before it.
+        """Put the policy's answer in force: when the next pass is due, and whether this one's victim waits. Returns the
+        answer before it.
         """
         self.state, outcome = result.state, result.outcome
         before, self.outcome = self.outcome, outcome
@@ -198,7 +198,7 @@ class Decider:
             self._timer.clear_crossings(self._gauge, one.observations)
         self._timer.plan(one.crossed_ns, self.pressed, was_pressed)
         one.busy = self._evictor.current is not None
-        # What was signalled already cannot be waited for.
+        # A signal that was sent cannot wait.
         one.forced = one.sent is not None or self._trigger.is_pulled
         one.waits = decisions.waits(outcome, one.observations, one.coming, forced=one.forced)
         self._note_wait(one.waits, outcome, one.coming)
@@ -241,7 +241,7 @@ class Decider:
         return one.asked.answer
 
     def _after(self, before: Outcome | None, outcome: Outcome, one: OnePass) -> None:
-        """What the side has to know of a pass."""
+        """What the helper has to know of a pass."""
         self._brake.look_after(outcome, one.now_ns)
         self.changed |= self._brake.take_changed() or (one.acted is not None and one.acted.decision is not None)
         self._stats.add("passes")
@@ -252,7 +252,7 @@ class Decider:
             self.changed = True
 
     def _note_wait(self, waits: bool, outcome: Outcome, coming: Mapping[str, Coming]) -> None:
-        """Count how often the next victim had to wait, and how often that was not to the end."""
+        """Count how often the next victim waited for a pending release, and how often not to its end."""
         if waits and not self._waiting:
             self._stats.add("eviction_waits")
         elif self._waiting and not waits and outcome.victim is not None and outcome.starved is not None:
@@ -262,7 +262,7 @@ class Decider:
         self._waiting = waits
 
     def died(self, entry: PodEntry, size: int) -> None:
-        """A process of a pod was killed by others, or is gone; it had ``size`` bytes, 0: not known. They come back."""
+        """Another program killed a process of a pod, or it is gone; the kernel frees ``size`` bytes (0: unknown)."""
         current = self._evictor.current
         ours = (
             entry.evicted or self._evictor.holds(entry.uid) or (current is not None and current.victim.uid == entry.uid)
@@ -271,19 +271,19 @@ class Decider:
             self._trigger.stand_down()
 
     def left(self, entry: PodEntry, size: int) -> None:
-        """A process of a pod left by itself, and ``size`` bytes of it come back late."""
+        """A process of a pod exited by itself, and the kernel frees ``size`` bytes of it late."""
         if not self._evictor.holds(entry.uid) and self._patience.left_late(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def dropped(self, entry: PodEntry) -> None:
-        """A pod is about to be forgotten. If nobody is left of it, what it had comes back."""
+        """A pod is about to be forgotten. If it has no process left, its memory is a pending release."""
         if self.holds is not None:
             self.holds.dropped(entry.uid)
         if not self._evictor.holds(entry.uid) and self._patience.dropped(entry, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def follow_return(self) -> None:
-        """Look what came back, and decide if somebody waits for that."""
+        """Sample pending releases, with a pass while a memory threshold is met."""
         began_ns = time.thread_time_ns()
         if self.pressed:
             self.run_pass()
@@ -307,7 +307,7 @@ class Decider:
         )
 
     def take_disk_figures(self, message: DiskFigures) -> None:
-        """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
+        """New numbers of disks and process ids: first evict all pods over their own limits of local storage."""
         self._disks.take(message)
         self._decisions.forget(time.monotonic_ns())
         if not self.evict_over_limit():
@@ -332,7 +332,7 @@ class Decider:
         return False
 
     def follow(self, now_ns: int, side: int) -> bool:
-        """Go on with the pod being evicted (`Evictor.follow`); when that is over, look again at once. Whether it is."""
+        """Continue the eviction (`Evictor.follow`); when it is over, run a pass at once. Whether it is over."""
         current = self._evictor.current
         if not self._evictor.follow(now_ns, side):
             return False
@@ -356,9 +356,9 @@ class Decider:
             self._finish_pulled(ts_ns)
 
     def _finish_pulled(self, ts_ns: int) -> None:
-        """A signal went out in the kernel, and the policy, asked with the same numbers, wants nobody.
+        """The kernel sent a signal, and the policy, by the same numbers, chooses no pod.
 
-        Thresholds or pods changed in between. It cannot be taken back, but it is said.
+        Thresholds or pods changed in between. The kill is irreversible; log it.
         """
         fired = self._trigger.disarm()
         self._log(

@@ -1,11 +1,11 @@
 """The hot process: ring record -> policy -> kill, in one thread over one raw epoll.
 
-Nothing here may wait for a disk, a socket or another process. What blocks lives in the side process
-(monitor/side/main.py), which hears what happened after it happened. asyncio and `selectors` are out of the
-question: both misread EPOLLPRI descriptors.
+Nothing here may wait for a disk, a socket or another process. What blocks is in the helper process
+(monitor/side/main.py), which gets its reports afterwards. asyncio and `selectors` cannot be used: both misread EPOLLPRI
+descriptors.
 
-This file only wires: the table of timers is in the order of work (what may kill first, what is only reported last), and
-what a turn is stands in monitor/hot/loop.py.
+This file only wires: the table of timers is in the order of work (what may kill first, what only reports last);
+monitor/hot/loop.py defines a turn.
 """
 
 from __future__ import annotations
@@ -108,33 +108,33 @@ class Hot:
 
     @staticmethod
     def _eviction_order(config: RunConfig, policy: Era, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:
-        """Where the pods are ranked; while everything is recorded, one that notes its changes for the recorder."""
+        """The ranks of the pods; while everything is recorded, an order that notes its changes for the recorder."""
         if not config.record:
             return EvictionOrder(policy.memory_key), None
-        from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder  # nobody else pays for them
+        from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder  # only a recording uses them
 
         noted = RecordedEvictionOrder(policy.memory_key)
         return noted, PassRecorder(noted, outbox.offer)
 
     def _process_ended(self, pidfd: int) -> None:
-        """A process of an evicted pod; the next look sees who is left."""
+        """A process of an evicted pod ended; the next check finds those that are left."""
         if self.parts.evictor.ended(pidfd):
             self._ends.unregister(pidfd)  # it would be reported for ever
 
     def _side_lost(self) -> None:
-        """What the side sent counts no more."""
+        """The helper is gone: what it sent counts no more."""
         self.parts.disks.forget()
         self.parts.decider.run_pass()
 
     def start(self) -> None:
-        """Everything before the loop: the side, signals, rings, thresholds, protection."""
+        """Everything before the loop: the helper, signals, rings, thresholds, protection."""
         parts, log = self.parts, self.parts.outbox.log
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a pidfd for every process of a pod
         self.restarts.open()
         wake_fd, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGHUP, self.configuration.ask)  # before it may come: it would end the process
+        signal.signal(signal.SIGHUP, self.configuration.ask)  # early: unhandled it would end the process
         # A parent may have had them blocked, which an exec inherits: SIGTERM would never end it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -170,7 +170,7 @@ class Hot:
             turn(timers)
 
     def finish(self) -> None:
-        """Detach, take the trigger away, end the side.
+        """Detach, disarm the trigger, end the helper.
 
         The OOM programs stay attached: their records wait for the next start.
         """
@@ -191,7 +191,7 @@ def timer_table(
     restarts: SideRestarts,
     service: Service,
 ) -> Timers:
-    """The table. What one timer does with more than one object stands here."""
+    """The table. What one timer does with more than one object is here."""
     decider, evictor, patience, records = parts.decider, parts.evictor, parts.patience, parts.records
     guarded = parts.guard
 
@@ -199,7 +199,7 @@ def timer_table(
         return 0 if decider.pods.moved or decider.stirred else None
 
     def rank(now_ns: int) -> None:
-        """Records were read: rank the pods that moved, have the next victim ready."""
+        """Records were read: rank the pods that moved, prepare the next victim."""
         if not decider.pods.moved:
             decider.prepare()
             return
@@ -243,7 +243,7 @@ def timer_table(
 
 
 def _of_holds(parts: Parts) -> tuple[Timer, ...]:
-    """The timer of pods that are held, where any may be: before pods are ranked, to see those that moved."""
+    """The timers of holds, in modes that hold: before pods are ranked, to see those that moved."""
     decider, holds = parts.decider, parts.decider.holds
     if holds is None:
         return ()
@@ -264,7 +264,7 @@ def _of_holds(parts: Parts) -> tuple[Timer, ...]:
 
 
 def _records(source: MemorySource, core: Core, decider: Decider) -> Records:
-    """What reads the events of this hook."""
+    """The reader of this hook's events."""
     gauge, registry, stats, send = core.gauge, core.registry, core.stats, core.outbox.send
     kills: Records | None = None
     if source.pins is not None:
@@ -286,8 +286,8 @@ def _records(source: MemorySource, core: Core, decider: Decider) -> Records:
 
 
 def _is_left_alone(config: RunConfig) -> bool:
-    """Whether the next start leaves BPF alone after a program failed: not where it was asked for by name, nor after an
-    upgrade, which may have mended it (and whose modules are not to be imported here).
+    """Whether the next start does without BPF after a program failed: not where the operator named a hook, nor after an
+    upgrade, which may have mended it (and has modules that must not be imported here).
     """
     return config.rung in HOOKS and config.hooks == "auto" and not is_replaced()
 
