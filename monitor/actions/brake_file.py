@@ -1,4 +1,4 @@
-"""One file of a cgroup that a brake writes: open ahead, read and written in a microsecond or two, and put back."""
+"""One file of a cgroup that a brake writes: open ahead, read and written in a microsecond or two, and restored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BrakeFile:
     def __init__(self, path: Path, file: str) -> None:
         self.path, self.file = path, file
         self.identity = identity_of(path)
-        self._below: Iterator[None] | None = None  # what a change that is put back has left in cgroups below
+        self._below: Iterator[None] | None = None  # what a restored change has left in cgroups below
         # Before `_NO_RECLAIM` it is ignored.
         self._write = os.open(path / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._read = self._write
@@ -55,8 +55,8 @@ class BrakeFile:
         os.pwrite(self._write, value.encode(), 0)
 
     def change(self, now: str, value: str, before: Change | None, uid: str, why: str) -> Change | None:
-        """The change that writing ``value`` would be where ``now`` is there, and ``before`` is ours that is in force;
-        None if that value is there already and not ours.
+        """The change that a write of ``value`` is, where the file has ``now``, and ``before`` is our change in force;
+        None if the file has that value already, and not from us.
         """
         old, written = now, tuple[str, ...]()
         if before is not None and now in (before.old, *before.written):
@@ -72,7 +72,7 @@ class BrakeFile:
         return change.identity == self.identity and self.read() in change.written
 
     def put_back(self, change: Change) -> str:
-        """Write the old value where one of ours is there; what became of it. It is not over before `finish` says so.
+        """Write the old value where one of ours is there; what became of it. It is not over before `finish` is true.
         Raises OSError.
         """
         try:
@@ -83,7 +83,7 @@ class BrakeFile:
             return VANISHED
 
     def finish(self, change: Change) -> bool:
-        """A change is put back: take back what cgroups below have inherited of it, `CGROUPS` of them in a call, because
+        """After `put_back`: undo what cgroups below have inherited of the change, `CGROUPS` of them in a call, because
         the hot thread calls; whether that is all. Raises OSError; the next call begins anew.
         """
         below, self._below = self._below or enable_below(change), None
@@ -103,11 +103,11 @@ Planned = dict[BrakeFile, Change | None]
 
 
 def slow_at(usage: int, room: int) -> int:
-    """The memory.high, bytes, that slows down at once who takes memory, and makes the writer reclaim nothing.
+    """The memory.high, bytes, that throttles allocations at once, and makes the writer reclaim nothing.
 
-    From 1.2 times memory.high on the sleep is the longest, and half of the usage leaves room for page cache that goes
-    meanwhile. Where a value below the usage would reclaim it is ``room`` above it: the sleep is as long when the pod
-    has grown by a fifth, and a quarter of that after a tenth.
+    From 1.2 times memory.high on the sleep is the longest, and half of the usage allows for page cache that is freed
+    meanwhile. Where a value below the usage would reclaim, it is ``room`` above the usage: the sleep is as long when
+    the pod has grown by a fifth, and a quarter of that after a tenth.
     """
     return (usage // 2 if _linux() >= _NO_RECLAIM else usage + room) // PAGE * PAGE
 
@@ -125,12 +125,12 @@ def _linux() -> tuple[int, ...]:
 
 # cgroup v1: a cgroup that is made below one with memory.oom_control 1 has 1 itself, and keeps it for ever
 # (mm/memcontrol-v1.c; tried on Linux 6.18). A container that starts in a held pod would hang at its own limit long
-# after the release, where the kernel kills it otherwise. So what is below gets its OOM killer back too. Only pods are
+# after the release, where the kernel kills it otherwise. So the release enables the OOM killer below too. Only pods are
 # capped that have no such cgroup before (`any_disabled`): no program's own choice is overwritten.
 
 
 def any_disabled(pod: Path) -> bool:
-    """Whether a cgroup below has no OOM killer, or there are too many to say: the hot thread looks. Raises OSError."""
+    """Whether a cgroup below has no OOM killer, or too many are below to read: the hot thread calls. Raises OSError."""
     return any(number >= CGROUPS or _is_disabled(path) for number, path in enumerate(cgroupfs.below(pod)))
 
 
@@ -143,8 +143,8 @@ def counts_below(path: Path) -> bool:
 
 
 def enable_below(change: Change) -> Iterator[None]:
-    """``change`` of a pod's OOM killer is undone: that of cgroups made meanwhile too, one in each step (20 us). What is
-    made between two steps is below one that has its own back already, or is found. Raises OSError.
+    """``change`` of a pod's OOM killer is undone: enable that of cgroups made meanwhile, one in each step (20 us). A
+    cgroup made between two steps is below one that is enabled already, or is found. Raises OSError.
     """
     if change.file != _OOM_CONTROL or change.old != "0":
         return

@@ -1,4 +1,4 @@
-"""What one process has changed of a pod: written down before the first write, and until all of it is back."""
+"""What one process has changed of a pod: noted before the first write, and until all of it is restored."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _TRIES = 8
 
 
 class BrakeLedger:
-    """Of one pod. ``order``: names of files, what is undone first. ``why``: `HELD` or `SOFT`."""
+    """Of one pod. ``order``: names of files, in the order of undoing. ``why``: `HELD` or `SOFT`."""
 
     def __init__(self, uid: str, journal: Ledger, order: Sequence[str], why: str = HELD) -> None:
         self._uid, self._journal, self._order, self._why = uid, journal, order, why
-        #: Descriptor of the pod's cgroup, at which all is written down.
+        #: Descriptor of the pod's cgroup, which has the note.
         self.directory = -1
         self.files: dict[str, BrakeFile] = {}
         #: By file: in force, or about to be.
         self.changes: dict[str, Change] = {}
-        #: Put back, but not over: cgroups below have it still.
+        #: Restored, but not over: cgroups below have it still.
         self.rest: dict[str, Change] = {}
         self.since_ns = 0
 
     @property
     def is_clear(self) -> bool:
-        """Whether all is back."""
+        """Whether all is restored."""
         return not (self.changes or self.rest)
 
     def file(self, names: Sequence[str]) -> BrakeFile | None:
-        """The first of these that there is."""
+        """The first of these that is here."""
         return next((self.files[name] for name in names if name in self.files), None)
 
     def adopt(self) -> None:
-        """What an earlier daemon wrote down and is there still, if this one has all of its files: `changes` is empty
-        where nothing is. Raises OSError and ValueError.
+        """Adopt the changes that an earlier daemon noted and that are there still, if this one has all of their files:
+        else `changes` is empty. Raises OSError and ValueError.
         """
         journal = self._journal
         noted = {change.file: change for change in journal.changes(self.directory)}
@@ -54,10 +54,10 @@ class BrakeLedger:
             self.since_ns = journal.since_ns(self.directory)
 
     def change(self, file: BrakeFile, value: str) -> Change | None:
-        """What writing ``value`` would change; None where it is there already, and somebody else's. Raises OSError."""
+        """What a write of ``value`` would change; None where another program has written it before. Raises OSError."""
         before = self.changes.get(file.file) or self.rest.get(file.file)
-        # Another process of outrace notes before it writes, and puts back before its note goes: its value, if it is
-        # read here, has a note before or after the read, unless the file changes again.
+        # Another process of outrace notes before it writes, and restores before it removes its note: its value, if it
+        # is read here, has a note before or after the read, unless the file changes again.
         change, others = None, self._journal.others(self.directory)
         for _ in range(_TRIES):
             now = file.read()
@@ -71,7 +71,7 @@ class BrakeLedger:
         return change
 
     def expect(self, planned: dict[BrakeFile, Change | None]) -> None:
-        """Write down what is about to be changed, and all that is. None: what is there already is somebody else's, and
+        """Note what is about to be changed, and all that is. None: the value that is there is another program's, and
         stays as it is. Raises OSError.
         """
         for file, change in planned.items():
@@ -83,13 +83,13 @@ class BrakeLedger:
         self.note()
 
     def write(self, planned: dict[BrakeFile, Change | None]) -> None:
-        """The last of each change's values, in this order. Raises OSError."""
+        """Write the last of each change's values, in this order. Raises OSError."""
         for file, change in planned.items():
             if change is not None:
                 file.write(change.written[-1])
 
     def put_back(self, *names: str) -> list[tuple[str, str]]:
-        """(file, what became of it). What the kernel refuses stays written down, and what is not over."""
+        """Restore: (file, what became of it). What the kernel refuses to undo, and what is not over, stays noted."""
         fates = []
         for name in names:
             change = self.changes.get(name)
@@ -107,7 +107,7 @@ class BrakeLedger:
         return fates
 
     def finish(self) -> bool:
-        """Go on with what is put back, a part in each call; whether there is more to do at once."""
+        """Continue with what is not over, a part in each call; whether there is more to do at once."""
         more = False
         for name, change in list(self.rest.items()):
             try:
@@ -124,7 +124,7 @@ class BrakeLedger:
         return more
 
     def note(self) -> None:
-        """Write down what is changed, or about to be. Raises OSError."""
+        """Note what is changed, or about to be. Raises OSError."""
         if self.is_clear:
             self._journal.forget(self.directory)
         else:
@@ -132,7 +132,7 @@ class BrakeLedger:
             self._journal.note(self.directory, [noted[name] for name in self._order if name in noted], self.since_ns)
 
     def close(self) -> None:
-        """Let go of the descriptors, and of what is changed."""
+        """Close the descriptors, and forget the changes."""
         for file in self.files.values():
             file.close()
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The cap of a braked pod: memory.max with memory.oom.group, or on v1 memory.limit_in_bytes with memory.oom_control."""
+"""The cap of a held pod: memory.max with memory.oom.group, or on v1 memory.limit_in_bytes with memory.oom_control."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from monitor.kernel.wire import PAGE
 
 LIMIT_FILES = ("memory.max", _V1 := "memory.limit_in_bytes")
 COMPANIONS = ("memory.oom.group", "memory.oom_control")
-#: A cap is no nearer to the pod's usage: between look and write, 10 us, memory at 10 GB/s grows by 0.1 MB.
+#: A cap is no nearer to the pod's usage: between read and write, 10 us, memory at 10 GB/s grows by 0.1 MB.
 ROOM = 1 << 20
-#: v1 refuses a limit that the pod has passed meanwhile (EBUSY). Looks and writes, each with twice the room.
+#: v1 refuses a limit that the pod has passed meanwhile (EBUSY). Tries, each with twice the distance.
 _TRIES = 5
 
 
 def plan_limit(
     ledger: BrakeLedger, cap: int, usage: int, attempt: int = 0, *, again: bool = False
 ) -> tuple[int, Planned]:
-    """The cap that is to be in force (bytes; 0: none), and what is to be changed for it. ``again``: to be
-    stopped, perhaps once more, for which it gets no more. Raises OSError.
+    """The cap that is to be in force (bytes; 0: none), and what is to be changed for it. ``again``: the pod is
+    stopped, perhaps once more, which does not raise its cap. Raises OSError.
     """
     limit, companion = ledger.file(LIMIT_FILES), ledger.file(COMPANIONS)
     if limit is None or companion is None:
         return 0, {}
     near, asked = usage + (ROOM << attempt), cap // PAGE * PAGE
     if again and limit.file == _V1 and (now := _in_force(ledger, limit)) and now >= asked:
-        near = min(near, now)  # nobody is killed at v1's cap
+        near = min(near, now)  # v1 kills no process at its cap
     wanted = max(asked, near // PAGE * PAGE)
     change = ledger.change(limit, str(wanted))
     own = wanted if change is None else cgroupfs.limit_of(change.old.encode())
@@ -46,8 +46,8 @@ def _in_force(ledger: BrakeLedger, limit: BrakeFile) -> int:
 
 
 def write_limit(ledger: BrakeLedger, planned: Planned, cap: int, capped: int, usage: Callable[[], int | None]) -> int:
-    """What is planned and written down for a cap of ``capped`` bytes; the cap that is in force then: 0 where v1 refuses
-    every one. ``usage``: of the pod now. Raises OSError.
+    """Write what is planned, and in the ledger, for a cap of ``capped`` bytes; the cap that is in force then: 0 where
+    v1 refuses every one. ``usage``: of the pod now. Raises OSError.
     """
     for attempt in range(1, _TRIES + 1):
         try:

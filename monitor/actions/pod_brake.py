@@ -1,21 +1,22 @@
-"""A pod whose growth is stopped instead of its processes: prepared ahead, in force in well under a millisecond.
+"""Stops the growth of a pod instead of killing its processes: prepared ahead, in force in well under a millisecond.
 
 | kernel | brake | what it does |
 |---|---|---|
-| v2 | memory.max, memory.oom.group, memory.high, then cgroup.freeze | one system call that takes all sleeps |
-| v1 | memory.limit_in_bytes with memory.oom_control 1, then freezer.state | the same; nobody is killed at the cap |
+| v2 | memory.max, memory.oom.group, memory.high, then cgroup.freeze | one system call that allocates all sleeps |
+| v1 | memory.limit_in_bytes with memory.oom_control 1, then freezer.state | the same; the cap kills no process |
 | v1, no freezer | memory.limit_in_bytes with memory.oom_control 1 | page faults wait, system calls fail |
 | v1 | freezer.state | where the limit does not count the cgroups below |
 
-At v1's cap only a page fault of the program itself waits. What the kernel needs in a system call it does not get:
-ENOMEM, ENFILE, EFAULT, and SIGSEGV after a fork. A frozen process makes no system call.
+At v1's cap only a page fault of the program itself waits. In a system call the kernel gets no memory: ENOMEM, ENFILE,
+EFAULT, and SIGSEGV after a fork. A frozen process makes no system call.
 
-On v2 who reaches the cap is killed, and a freeze waits for the end of a system call. Above memory.high each 128 pages
-that it takes cost a sleep of up to 2 s in it (try_charge_memcg, since Linux 5.17): 1.5 MiB in 6 s (docs/hold.md).
+On v2 the kernel kills a pod at its cap, and a freeze waits for the end of a system call. Above memory.high each 128
+pages that the call allocates cost a sleep of up to 2 s in it (try_charge_memcg, since Linux 5.17): 1.5 MiB in 6 s
+(docs/hold.md).
 
-The cap comes before the freeze, which takes the lock of all cgroups. It is above the pod's usage: there it reclaims
-nothing in the writer. All of it is on the pod's own cgroup, whatever its containers have; their limits stay. It is
-written down first (`monitor.actions.ledger`), and so comes back after a SIGKILL too.
+The cap is written before the freeze, which takes the lock of all cgroups. It is above the pod's usage, so the write
+reclaims nothing. All files are in the pod's own cgroup; the limits of its containers stay. The ledger has each change
+first (`monitor.actions.ledger`), so it is undone after a SIGKILL too.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ LIMIT, HIGH, FREEZE = "limit", "high", "freeze"
 _HIGH_FILE = "memory.high"
 _FROZEN = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
 _FREEZE_FILES = tuple(_FROZEN)
-#: What is undone first. A pod that is thawed, or has its OOM killer back, below its cap would be killed at it.
+#: The order of the release. A pod that is thawed, or has its OOM killer again, before its cap is gone is killed at it.
 _UNDONE = (*LIMIT_FILES, *COMPANIONS, _HIGH_FILE, *_FREEZE_FILES)
 
 
 class PodBrake:
-    """The brake of one pod, with everything open. One thread uses it; nothing raises."""
+    """The brake of one pod, with everything open. One thread uses it; no method raises."""
 
     def __init__(self, uid: str, cgroup: Path, hierarchy: cgroupfs.Hierarchy, journal: Ledger) -> None:
         self.uid, self.cgroup = uid, cgroup
@@ -52,13 +53,13 @@ class PodBrake:
         self.problem = ""
         self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
         self._hierarchy, self._journal = hierarchy, journal
-        #: Whether a held pod runs at this moment; when that was looked at, and when what is open was (CLOCK_MONOTONIC).
-        #: By `monitor.hot.hold_brakes`.
+        #: Whether a held pod runs at this moment; when it was checked, and when the open files were (CLOCK_MONOTONIC).
+        #: Set by `monitor.hot.hold_brakes`.
         self.runs, self.looked_ns, self.opened_ns = False, 0, 0
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._thaw_reasons = ThawReasons(cgroup)
-        #: From now on the side sets memory.high, until the release (a soft brake).
+        #: From now on the helper sets memory.high, until the release (a soft brake).
         self.high_is_left = False
         self.refresh()
 
@@ -79,8 +80,8 @@ class PodBrake:
             self.problem = f"{where}{error.strerror}"
 
     def adopt(self) -> bool:
-        """Go on with what an earlier daemon put in force, if it is there still and this one has the same brakes. It
-        does not grow meanwhile; `apply` and `release` do with it as if it were ours.
+        """Continue what an earlier daemon put in force, if it is there still and this one has the same brakes. The pod
+        does not grow meanwhile; `apply` and `release` treat the brake as ours.
         """
         if self.is_held:
             return False
@@ -99,7 +100,7 @@ class PodBrake:
 
     @property
     def is_clear(self) -> bool:
-        """Whether all of it is as it was: after `release` not at once (`go_on`)."""
+        """Whether all files have their old values: after `release` not at once (`go_on`)."""
         return self._ledger.is_clear
 
     @property
@@ -117,12 +118,12 @@ class PodBrake:
 
     def apply(self, cap: int) -> Braked | None:
         """Stop the growth at ``cap`` bytes, or `ROOM` above its usage if that is more; None where nothing is in force.
-        While it is held: another cap, and what was taken away.
+        While it is held: another cap, and again what another program removed.
         """
         return self._brake(cap, freeze=True)
 
     def loosen(self, cap: int) -> Braked | None:
-        """Let it go on up to ``cap`` bytes; None where it has no cap then. v2 kills at the cap: `apply` before."""
+        """Let it grow up to ``cap`` bytes; None where it has no cap then. v2 kills at the cap: `apply` before."""
         return self._brake(cap, freeze=False)
 
     def _brake(self, cap: int, freeze: bool) -> Braked | None:
@@ -161,18 +162,18 @@ class PodBrake:
             return {}
 
     def _plan_high(self, usage: int) -> Planned | None:
-        """Have whoever takes memory in a system call sleep in it; None where he will not."""
+        """Throttle allocations in system calls with memory.high; None where that is not possible."""
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
         if file is None or self.high_is_left:
             return None
         try:
             now, change = file.read(), ledger.changes.get(_HIGH_FILE)
-            if change is not None and now == change.written[-1]:  # written again it might reclaim in the writer
+            if change is not None and now == change.written[-1]:  # a second write might reclaim
                 return {}
             wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
             if own is not None and own <= wanted:
-                ledger.put_back(_HIGH_FILE)  # of somebody else since, if it was ours
+                ledger.put_back(_HIGH_FILE)  # another program's by now, if it was ours
                 return {}
             return {file: ledger.change(file, str(wanted))}
         except OSError as error:
@@ -206,7 +207,7 @@ class PodBrake:
             return None
 
     def waits_for_thaw(self) -> str:
-        """What waits for v1's freezer: `KILL` or `START`. Looks at a part of the processes (`ThawReasons`)."""
+        """What waits for v1's freezer: `KILL` or `START`. Checks a part of the processes (`ThawReasons`)."""
         if "freezer.state" not in self._ledger.changes:
             return ""
         try:
@@ -220,20 +221,20 @@ class PodBrake:
         self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:
-        """Everything as it was: (file, what became of it). What the kernel refuses to take back stays written down, and
-        is tried again by `go_on`; so is what more cgroups have inherited than one look may read.
+        """Restore everything: (file, what became of it). What the kernel refuses to undo stays in the ledger, and
+        `go_on` tries it again; so it does with what more cgroups have inherited than one call may read.
         """
         self.is_held, self.high_is_left, self._ledger.since_ns = False, False, 0
         return self._ledger.put_back(*_UNDONE)
 
     def go_on(self) -> bool:
-        """Of what a release left, a part that fits into a turn; whether there is more to do at once."""
+        """Continue a release, by a part that fits into a turn; whether there is more to do at once."""
         if not self.is_held:
             self._ledger.put_back(*_UNDONE)
         return self._ledger.finish()
 
     def close(self) -> None:
-        """Release it, and let go of its descriptors."""
+        """Release it, and close its descriptors."""
         self.release()
         self._close()
 

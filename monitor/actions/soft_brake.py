@@ -1,11 +1,11 @@
 """A brake under which a pod still runs, so that it can answer SIGTERM: cgroup v2's memory.high far below what it holds.
 
-Whoever takes a page sleeps for up to 2 s at its next return to user space: 0.13 MiB a second for each thread (1 MiB
+A thread that allocates a page sleeps for up to 2 s at its next return to user space: it gets 0.13 MiB a second (1 MiB
 with huge pages), and handlers of signals run in 0.05 to 2 s (measured, docs/hold.md). A fork bomb gets around that, so
-pids.max goes down to what is there.
+pids.max is set to the number of threads that run.
 
-Setting memory.high reclaims in the writer, 2 to 460 ms, with much slab 2.2 s, up to Linux 6.15: never in the hot
-process. From 6.16 on a file opened with O_NONBLOCK does not.
+Up to Linux 6.15 a memory.high below the usage reclaims in the writer, 2 to 460 ms, with much slab 2.2 s: the hot
+process never writes one. From 6.16 on a write to a file opened with O_NONBLOCK does not reclaim.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 
 HIGH, TASKS = "memory.high", "pids.max"
-#: Of what cannot be reclaimed: the penalty is at its most, 2 s, from 1.2 times memory.high on.
+#: Part of what cannot be reclaimed: the penalty is at its most, 2 s, from 1.2 times memory.high on.
 _PART = 0.65
-#: Bytes a second that a thread takes in spite of it.
+#: Bytes a second that a thread still allocates.
 THREAD_BPS, HUGE_THREAD_BPS = 136_000, 1 << 20
 
 
@@ -63,7 +63,7 @@ class SoftBrake:
         tasks, limit = (self._changes.files[name] for name in (TASKS, HIGH))
         planned: Planned = {}
         most, own = (cgroupfs.limit_of(file.read().encode()) for file in (tasks, limit))
-        if most is None or most > threads:  # one that is lower was set below what runs, and raised it could fork more
+        if most is None or most > threads:  # a lower one forbids forks; raised it would allow some
             planned[tasks] = self._changes.change(tasks, str(threads))
         if own is None or own > high:
             planned[limit] = self._changes.change(limit, str(high))
@@ -77,7 +77,7 @@ class SoftBrake:
         self.high = high if limit in planned else own or 0
 
     def harden(self) -> list[tuple[str, str]]:
-        """Take it back: (file, what became of it). What the kernel refuses stays written down."""
+        """Undo it: (file, what became of it). What the kernel refuses to undo stays noted."""
         found = self._changes.put_back(HIGH, TASKS)
         found += [(name, "refused by the kernel") for name in self._changes.changes]
         self._changes.close()

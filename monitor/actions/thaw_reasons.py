@@ -14,9 +14,9 @@ from pathlib import Path
 from monitor.kernel.cgroup_procs import CGROUPS, walk
 from monitor.kernel.procfs import kill_pends
 
-#: In one look, by the hot thread: processes, 30 us each. A pod may have thousands.
+#: Processes in one check, by the hot thread, 30 us each. A pod may have thousands.
 PROCESSES = 64
-#: ... and the time after which a look ends, however long one of them took.
+#: ... and the time after which a check ends, however long one of them took.
 _MOST_NS = 1_000_000
 #: The name of a process between runc's fork and its execve: runc:[2:INIT] (runc, libcontainer/nsenter/nsexec.c).
 _STARTING = b"runc:["
@@ -25,7 +25,7 @@ KILL, START = "kill", "start"
 
 
 class ThawReasons:
-    """Goes round the processes of one pod, a part in each look."""
+    """Checks the processes of one pod in rounds, a part in each call."""
 
     def __init__(self, cgroup: Path) -> None:
         self._cgroup = cgroup
@@ -37,7 +37,7 @@ class ThawReasons:
         found = ""
         self._walk = self._walk or walk(self._cgroup)
         processes, cgroups, end_ns = PROCESSES, CGROUPS, time.monotonic_ns() + _MOST_NS
-        is_first = True  # a look goes on, however slow the CPU
+        is_first = True  # each check makes progress, however slow the CPU
         while processes and (self._pids or cgroups) and (is_first or time.monotonic_ns() < end_ns):
             is_first = False
             if self._pids:
