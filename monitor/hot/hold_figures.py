@@ -38,7 +38,7 @@ class KubeletAnswers:
         self._before: dict[str, int] = {}  # held pods, those before them, and when: the kubelet reports after the kill
 
     def hold(self, before: Iterable[str], now_ns: int) -> None:
-        """A pod is held now; ``before``: its uid, and those that come before it in the policy's order."""
+        """A pod is held now; ``before``: its uid, and those before it in eviction order."""
         latest = {uid: ns for uid, ns in self._before.items() if now_ns - ns < _REPORTS_NS}
         self._before = latest | dict.fromkeys(before, now_ns)
 

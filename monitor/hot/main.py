@@ -302,7 +302,7 @@ def main() -> int:
     try:
         hot = Hot(config, config_fd)
         hot.run()
-    except OSError as error:  # before the loop, which goes on without what failed
+    except OSError as error:  # before the loop, which continues without what failed
         where = f"{error.filename}: " if error.filename else ""
         os.write(2, f"outrace: error: cannot start: {where}{error.strerror}; {remedy_of(error.errno, '')}\n".encode())
         return EXIT_FAILURE
