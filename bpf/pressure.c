@@ -2,7 +2,7 @@
 // Compares the watched memory cgroups with their ceilings as memory moves, in the kernel. stats.c (tracepoints on memory cgroup statistics) or
 // charges.c (the charge itself) calls evaluate(); monitor/kernel/charging.py chooses the one that is compiled.
 
-// Crossings and the signals sent at them have a ring of their own: their reader skips no other records.
+// Crossings and the signals sent at them have a ring of their own, so that no other record delays them.
 BPF_RINGBUF_OUTPUT(events, 64);  // pages: 256 KiB, about 2,900 records
 BPF_RINGBUF_OUTPUT(steps, 256);  // 1 MiB, about 11,000
 

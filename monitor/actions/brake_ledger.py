@@ -54,7 +54,7 @@ class BrakeLedger:
             self.since_ns = journal.since_ns(self.directory)
 
     def change(self, file: BrakeFile, value: str) -> Change | None:
-        """What a write of ``value`` would change; None where another program has written it before. Raises OSError."""
+        """What a write of ``value`` would change; None where the file has it already, not from us. Raises OSError."""
         before = self.changes.get(file.file) or self.rest.get(file.file)
         # Another process of outrace notes before it writes, and restores before it removes its note: its value, if it
         # is read here, has a note before or after the read, unless the file changes again.

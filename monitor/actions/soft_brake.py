@@ -1,7 +1,7 @@
 """A brake under which a pod still runs, so that it can answer SIGTERM: cgroup v2's memory.high far below what it holds.
 
 A thread that allocates a page sleeps for up to 2 s at its next return to user space: it gets 0.13 MiB a second (1 MiB
-with huge pages), and handlers of signals run in 0.05 to 2 s (measured, docs/hold.md). A fork bomb gets around that, so
+with huge pages), and handlers of signals run in 0.05 to 2 s (measured). A fork bomb gets around that, so
 pids.max is set to the number of threads that run.
 
 Up to Linux 6.15 a memory.high below the usage reclaims in the writer, 2 to 460 ms, with much slab 2.2 s: the hot

@@ -117,7 +117,7 @@ class HoldControl:
 
     @property
     def hurries(self) -> bool:
-        """Whether a pod's grace may be cut short: if the pod is held meanwhile, only below the kill threshold."""
+        """Whether a pod's grace may be cut short: if it spends the grace held, only once the policy decides itself."""
         return not self.graceful or not self.is_in_the_way
 
     @property

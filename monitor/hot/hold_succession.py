@@ -24,8 +24,8 @@ _REST = 4  # the pause after a part is so many times its cost
 
 
 def take_over(parts: Parts) -> None:
-    """Once, when all pods are known and counted: continue the holds if memory is short, else release these pods.
-    `LeftHolds` releases what else is held (pods that are not known, holds of other daemons that are dead).
+    """Once, when all pods are known and counted: continue the holds that memory is short for, and release the other
+    known pods. `LeftHolds` releases what else is held (unknown pods, holds of other daemons that are dead).
     """
     holds = parts.decider.holds
     assert holds is not None
