@@ -36,7 +36,6 @@ from tests.race.builders import (
     sample,
     signalled,
 )
-from tests.race.scenarios import of_scenario
 
 GROWTH = tuple(growing(-1000, -100, 800, 100))
 HELD = (*START, *GROWTH, crossing(), hold(0.5))
@@ -69,19 +68,6 @@ def test_what_would_have_been_without() -> None:
     assert held.lasts_ms == pytest.approx(1000, rel=0.05)
 
 
-def test_the_kubelet_answered() -> None:
-    found = of_scenario("held, then the kubelet evicted it")
-    assert (found.by, [one.by_kubelet for one in found.holds]) == ("kubelet", [True])
-    assert "shop/hog was held for" in found.summary
-    assert "until the kubelet evicted it" in found.summary
-
-
-def test_the_kubelet_took_another_pod() -> None:
-    found = of_scenario("held, and the kubelet took another pod")
-    assert [one.instead for one in found.holds] == ["shop/db"]
-    assert "until the kubelet evicted shop/db instead" in found.summary
-
-
 def test_one_that_is_held_again_and_another_with_it() -> None:
     again = (hold(1000, hold=2), hold(1000, "db", hold=3))
     ends = (hold_end(900, "clear"), hold_end(2000, "gone", hold=2, held_ns=MS), hold_end(2001, "clear", "db", hold=3))
@@ -96,12 +82,6 @@ def test_what_was_held_before_the_threshold_was_met() -> None:
     """Above a kubelet's line."""
     found = judged(*START, *GROWTH, hold(0.5, step="above"), hold_end(900, "clear"), End(ms(9000)))
     assert found.summary.startswith("Relieved: growth was held before the threshold was met; shop/hog was held for")
-
-
-def test_killed_at_the_cap_of_its_hold() -> None:
-    assert (
-        "at the cap of 64.0 MiB that outrace held the pod with" in of_scenario("killed at the cap of its hold").summary
-    )
 
 
 def test_what_a_pod_did_with_its_grace() -> None:

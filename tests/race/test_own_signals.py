@@ -18,7 +18,7 @@ from tests.race.builders import (
     sample,
     signalled,
 )
-from tests.race.scenarios import OWN_LINES, of_scenario
+from tests.race.scenarios import OWN_LINES
 
 OWN = PassConfig(parse_thresholds({RECLAIMABLE: "100Mi"}, own=True), 300 * S)
 
@@ -61,11 +61,3 @@ def test_an_eviction_by_our_own_line_is_about_that_line() -> None:
     )  # fmt: skip
     assert (found.verdict, found.flags) == ("eviction_won", ())
     assert "within 8.0 ms of the crossing" in found.summary, "of ours, not of the kubelet's 3 s before"
-
-
-def test_a_kill_that_our_formula_did_not_see_names_the_kubelets() -> None:
-    found = of_scenario("the kubelet's formula had seen it")
-    assert found.verdict == "oom_unseen"
-    # 1000 MiB - (990 - 10 - 300).
-    assert "but by memory.reclaimable 320 MiB were available, and the threshold is 100 MiB" in found.summary
-    assert "the kubelet's formula had crossed its line of 100 MiB 2.0 s before" in found.summary

@@ -6,7 +6,6 @@ from monitor.race.events import Checked, End, Lost
 from monitor.race.incident import FLAGS, VERDICTS
 from tests.race.builders import (
     CAPACITY,
-    MI,
     OWN_POD,
     START,
     clear,
@@ -47,41 +46,6 @@ def test_every_incident_can_be_stored_and_is_summed_up_in_one_sentence(name: str
 def test_every_verdict_and_flag_has_a_scenario() -> None:
     assert {v for _, v, _ in SCENARIOS.values()} == set(VERDICTS)
     assert set().union(*(flags for _, _, flags in SCENARIOS.values())) == set(FLAGS)
-
-
-def test_an_incident_has_the_keys_of_the_contract() -> None:
-    found = of_scenario("during the grace of its victim").to_json()
-    assert found["oom_victims"] == [
-        {
-            "pid": 4242,
-            "comm": "python3",
-            "pod": "shop/hog",
-            "memcg": "/kubepods/hog/main",
-            "rss_bytes": 500 * MI,
-            "oom_score_adj": 1000,
-            "policy_rank": 1,
-        }
-    ]
-    assert found["invoker"] == {"pid": 77, "comm": "nginx", "pod": "shop/cart"}
-    evicted = {"pod": "shop/hog", "grace_s": 30, "rank": 1}
-    assert (found["evicted"], found["domain"], found["reported_evicted"]) == ([evicted], "node", [])
-
-
-@pytest.mark.parametrize(
-    ("name", "observed", "by"),
-    [
-        ("eviction won", False, "outrace"),
-        ("observed, in time", True, "outrace"),
-        ("observed, too late", True, "outrace"),
-        ("observed, and nobody died", True, "outrace"),
-        ("an eviction by a kubelet", False, "kubelet"),
-        ("during the kubelet's grace", False, "kubelet"),
-        ("relieved", False, None),
-    ],
-)
-def test_whose_eviction_it_is_about(name: str, observed: bool, by: str | None) -> None:
-    found = of_scenario(name)
-    assert (found.observed, found.by) == (observed, by)
 
 
 def checked(t: float, source: str, agrees: bool, pid: int = 4242) -> Checked:
