@@ -45,88 +45,26 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(directory)
 
 
-def test_list_as_a_table_and_as_json_without_steps(state: str) -> None:
-    done = incidents("list", "--state-dir", state)
-    assert (done.returncode, done.stderr) == (0, "")
-    header, *rows = done.stdout.splitlines()
-    assert header.split() == ["TIME", "ID", "VERDICT", "WHO", "MARGIN", "SUMMARY"]
-    assert len(rows) == 3
-    assert "own_limit" in rows[0]
-    assert "2026-01-31T05:00:00+01:00" in rows[1]  # local time
-    for text in ("oom_during_grace", "evicted batch/report; OOM prod/db-0", "-48.0Mi, -15.8 s", "have taken 7th."):
-        assert text in rows[1]
-    assert "21.0Mi, 8.730 ms" in rows[2]
-    without = ("steps", "memory")
-    listed = [{k: v for k, v in s.items() if k not in without} for s in (OWN_LIMIT, DURING_GRACE, EVICTION_WON)]
-    assert json.loads(incidents("list", "--state-dir", state, "-o", "json").stdout) == {"incidents": listed}
-    for wanted, found in (("latest", OWN_LIMIT), ("2026-01-31T04", DURING_GRACE)):
-        assert json.loads(incidents("show", wanted, "--state-dir", state, "-o", "json").stdout) == found
+def test_times_are_local(state: str) -> None:
+    assert "2026-01-31T05:00:00+01:00" in incidents("list", "--state-dir", state).stdout.splitlines()[2]
+    when = "when   2026-01-31T04:12:09.412+01:00, for 19.0 ms, in node"
+    assert when in incidents("show", EVICTION_WON["id"], "--state-dir", state).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
-        (("--since", "2026-01-31T04:00:00Z"), [OWN_LIMIT, DURING_GRACE]),
         (("--since", "2026-01-31T05:00:00"), [OWN_LIMIT, DURING_GRACE]),  # local
         (("--since", "2026-01-31T05:00:00+01:00", "--until", "2026-01-31T05:00:00Z"), [DURING_GRACE]),
         (("--since", "1h"), []),
         (("--since", "9999d1h"), [OWN_LIMIT, DURING_GRACE, EVICTION_WON]),
         (("--until", "1d"), [OWN_LIMIT, DURING_GRACE, EVICTION_WON]),
-        (("--verdict", "own_limit"), [OWN_LIMIT]),
-        (("--flag", "wrong_victim"), [DURING_GRACE]),
-        (("--pod", "shop/cart"), [EVICTION_WON]),
-        (("--limit", "1"), [OWN_LIMIT]),
     ],
 )
 def test_filters(state: str, filters: tuple[str, ...], expected: list[dict[str, Any]]) -> None:
     done = incidents("list", "--state-dir", state, "-o", "json", *filters)
     assert done.returncode == 0, done.stderr
     assert [found["id"] for found in json.loads(done.stdout)["incidents"]] == [one["id"] for one in expected]
-
-
-def test_show_prints_verdict_who_when_timeline_what_if_and_advice(state: str) -> None:
-    done = incidents("show", EVICTION_WON["id"], "--state-dir", state)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    lines = done.stdout.splitlines()
-    assert lines[0] == EVICTION_WON["summary"]
-    assert lines[2] == "who    shop/cart evicted (rank 1, grace 0 s)"
-    assert lines[3] == "when   2026-01-31T04:12:09.412+01:00, for 19.0 ms, in node"
-    assert lines[4] == f"what   eviction_won, margin 21.0Mi, 8.730 ms; incident {EVICTION_WON['id']}"
-    body = lines[lines.index("timeline") + 2 :]
-    times = [line[: line.index(" ms") + 3].strip() for line in body[:8] if " ms" in line[:14]]
-    assert times == ["-412.0 ms", "0.000 ms", "0.074 ms", "0.112 ms", "0.131 ms", "9.900 ms", "19.0 ms"]
-    assert "decides to evict shop/cart (rank 1, grace 0 s, working set 280.0Mi)" in done.stdout
-    assert "it gave back 279.0Mi" in done.stdout
-    assert "polling every 10 s would have decided in time in 6% of cases" in done.stdout
-    assert lines[-2:] == ["advice", f"  {EVICTION_WON['advice']}"]
-    assert max(map(len, lines)) <= 120
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("list", "--since", "soon"), "'soon' is neither a duration"),
-        (("list", "--verdict", "won"), "'won' is not one of"),
-        (("list", "--limit", "0"), "--limit"),
-        (("show",), "Missing argument"),
-        (("lost",), "No such command"),
-    ],
-)
-def test_usage_errors(arguments: tuple[str, ...], expected: str) -> None:
-    done = incidents(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert expected in done.stderr
-
-
-def test_show_folds_pauses_and_long_rows(state: str) -> None:
-    text = incidents("show", DURING_GRACE["id"], "--state-dir", state).stdout
-    assert "... 14.2 s later" in text
-    assert "... 8 more: exited" in text
-    assert text.count("is dead") == 4
-    assert "OOM KILLER picks postgres (pid 4312) of prod/db-0" in text
-    assert "kmsg confirms it" in text
-    assert "rank 7 of the policy" in text
 
 
 def on_terminal(*arguments: str, columns: int, **environment: str) -> str:

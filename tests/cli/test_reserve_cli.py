@@ -72,45 +72,15 @@ def test_cce_v1(sized) -> None:
     assert found["kubelet_configuration"]["kubeReserved"] == {"memory": "1665977549", "cpu": "83m"}
 
 
-def test_cce_v2(sized) -> None:
-    for runtime, allocatable in (("docker", 12784 * MIB), ("containerd", 14434 * MIB)):
-        found = sized("--model", "cce-v2", "--memory", "16Gi", "--max-pods", "110", "--runtime", runtime)
-        assert found["memory"]["allocatable_bytes"] == allocatable
-        assert found["inputs"]["runtime"] == runtime
-        assert (found["cpu"], found["data_disk"]) == (None, None)
-
-
-def test_kubelet(sized, tmp_path: Path) -> None:
-    flags = ("--memory", "10Gi", "--system-reserved", "memory=1.5Gi", "--eviction-hard", "memory.available<500Mi")
-    found = sized(*flags)
-    memory = found["memory"]
-    assert (memory["allocatable_bytes"], memory["kubepods_limit_bytes"]) == (8204 * MIB, 8704 * MIB)
-    assert [note.partition(" switches ")[2].partition(" off")[0] for note in found["notes"]] == [
-        *("nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree")
-    ]
-    # The same from a file, and what limits nothing.
-    file = write(
-        tmp_path,
-        "kubelet.yaml",
-        KUBELET + "systemReserved: {memory: 1.5Gi, pid: '1000'}\nevictionHard: {memory.available: 500Mi}\n",
-    )
+def test_a_file_and_what_limits_nothing(sized, tmp_path: Path) -> None:
+    hard = "evictionHard: {memory.available: 500Mi}\n"
+    file = write(tmp_path, "kubelet.yaml", KUBELET + "systemReserved: {memory: 1.5Gi, pid: '1000'}\n" + hard)
     found = sized("--memory", "10Gi", "--kubelet-config", file, "--enforce-node-allocatable", "none")
     memory = found["memory"]
     assert (memory["allocatable_bytes"], memory["kubepods_limit_bytes"]) == (8204 * MIB, 10 * GIB)
     assert memory["terms"][0]["rule"] == f"memory=1.5Gi ({file}: systemReserved)"
     # Also what was not asked about stays in the configuration, as it was written.
     assert found["kubelet_configuration"]["systemReserved"] == {"memory": "1.5Gi", "pid": "1000"}
-
-
-def test_table(reserve) -> None:
-    code, out, err = reserve("--memory", "1Gi", "--cpu", "2", "--kube-reserved", "memory=24Mi,cpu=100m")
-    assert (code, err) == (0, "")
-    sizes = out[: out.index("\n\n")]
-    assert [line.split(maxsplit=1)[0] for line in sizes.splitlines()] == ["RESOURCE", *["memory"] * 5, *["cpu"] * 4]
-    for words in ("memory capacity 1.0Gi 1Gi --memory", "= allocatable 900.0Mi 900Mi", "= allocatable 1900m 1900m"):
-        assert words in " ".join(out.split())
-    out = reserve("--model", "cce-v1", "--memory", "2147483649", "--max-pods", "17")[1]
-    assert "memory > 2 GiB, 17 to 32 pods: 700 MiB + 18.75 MiB for each above 16" in out
 
 
 def survived(found: Any) -> dict[str, tuple[int, int]]:
@@ -159,38 +129,21 @@ def test_the_documents_threshold_at_three_quarters(sized) -> None:
     assert found["memory"]["allocatable_bytes"] == 7680 * MIB
 
 
-def test_the_threshold_that_a_growth_needs(sized, reserve) -> None:
-    """100 MiB/s x 12.03 s = 1203 MiB, and one byte. Allocatable then: 10240 - 1536 - 1203 MiB - 1 byte."""
-    node = ("--memory", "10Gi", "--system-reserved", "memory=1.5Gi", "--growth", "100Mi")
-    found = sized(*node)["growth"]
-    assert found["wanted_bytes_per_s"] == 100 * MIB
-    needs = {each["reaction"]: each for each in found["needs"]}
-    assert needs["kubelet"]["threshold_bytes"] == 1203 * MIB + 1
-    assert needs["kubelet"]["allocatable_bytes"] == (10_240 - 1536 - 1203) * MIB - 1
-    assert needs["enforce"]["threshold_bytes"] == MIB // 2 + 1
-    # 1 GiB/s x 12.03 s are 12 GiB: more than there is.
-    found = sized("--memory", "10Gi", "--growth", "1Gi")["growth"]["needs"]
-    assert found[0] == {"reaction": "kubelet", "threshold_bytes": 12_917_114_143, "allocatable_bytes": None}
-    out = reserve("--memory", "10Gi", "--growth", "1Gi")[1]
+def test_where_no_threshold_is_enough_or_there_is_none(reserve) -> None:
+    out = reserve("--memory", "10Gi", "--growth", "1Gi")[1]  # 1 GiB/s x 12.03 s are 12 GiB
     assert "none is enough" in out
     assert "8.3 MiB/s" in out
-    out = reserve("--memory", "10Gi", "--eviction-hard", "")[1]
-    assert "No hard threshold for memory.available" in out
+    assert "No hard threshold for memory.available" in reserve("--memory", "10Gi", "--eviction-hard", "")[1]
 
 
 def test_huge_pages(sized, reserve) -> None:
-    """16 GiB, 4 GiB of them in huge pages: the node publishes 16384 - 100 - 4096 = 12188 MiB. memory.available counts
-    them as available: a threshold of 100 MiB is never met before the OOM killer, one of 4096 + 500 MiB survives
-    500 / 12.03 = 41.6 MiB/s, and 10 MiB/s needs 4096 + 120.3 MiB.
+    """memory.available counts them as available: a threshold of 100 MiB is never met before the OOM killer, one of
+    4096 + 500 MiB survives 500 / 12.03 = 41.6 MiB/s, and 10 MiB/s needs 4096 + 120.3 MiB.
     """
     node = ("--memory", "16Gi", "--huge-pages", "4Gi")
-    found = sized(*node, "--growth", "10Mi")
-    memory, needs = found["memory"], found["growth"]["needs"][0]
-    assert (found["inputs"]["huge_pages_bytes"], memory["huge_pages_bytes"]) == (4 * GIB, 4 * GIB)
-    assert (memory["allocatable_bytes"], memory["kubepods_limit_bytes"]) == (12188 * MIB, 16 * GIB)
-    assert [each["always_bytes_per_s"] for each in found["growth"]["survives"]] == [None] * 5
-    assert needs["threshold_bytes"] == 4096 * MIB + 126_143_692 + 1  # 10 MiB x 12.03, less a part
-    assert needs["allocatable_bytes"] == 16 * GIB - 4 * GIB - (4096 * MIB + 126_143_693)
+    found = sized(*node, "--growth", "10Mi")["growth"]
+    assert [each["always_bytes_per_s"] for each in found["survives"]] == [None] * 5
+    assert found["needs"][0]["threshold_bytes"] == 4096 * MIB + 126_143_692 + 1  # 10 MiB x 12.03, less a part
     found = sized(*node, "--eviction-hard", "memory.available<4596Mi", "--system-reserved", "memory=1Gi")
     assert (survived(found)["kubelet"], found["growth"]["system_may_use_bytes"]) == ((41, 246), GIB)
     # A kubelet publishes no less than nothing, and starts all the same.
