@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.lab.node import MIB
 from monitor.settings.config import RunConfig
 from monitor.side.recording import MAGIC
 from tests import live
@@ -33,16 +32,6 @@ def test_as_a_table(path: Path) -> None:
     assert lines[0].split() == ["TIME", "ID", "SIGNAL", "KIND", "AVAILABLE", "THRESHOLD", "POD", "WHAT"]
     assert lines[1].split()[1:] == ["1", SIGNAL, "hard", "90.0Mi", "100.0Mi", "ns/p1", "would", "evict"]
     assert lines[-1] == "4 passes, 1 decisions, 0 events, 0 incidents"
-
-
-def test_as_json(path: Path) -> None:
-    done = live.outrace("replay", str(path), "-o", "json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert found["damage"] is None
-    assert found["passes"] == 4
-    [one] = found["decisions"]
-    assert (one["pod"], one["available"], one["quantity"]) == ("uid-1", 90 * MIB, 100 * MIB)
 
 
 def test_another_configuration_is_refused_with_what_to_use_instead(path: Path) -> None:
