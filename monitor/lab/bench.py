@@ -19,7 +19,7 @@ from monitor.cli.finite import Finite
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_OK, MonitorError
 from monitor.kernel import loader
-from monitor.lab.node import MIB, LabNode, LabPod, require_root
+from monitor.lab.node import MIB, LabNode, Qos, require_root
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
 from monitor.settings.config import ENFORCE, HOLD
@@ -185,32 +185,25 @@ def state_dir(node: LabNode | None = None) -> Iterator[Path]:
             loader.unload(pins)
 
 
-# -- pods that only have to be there -----------------------------------------------------------------------------------
-
-_sleepers: list[subprocess.Popen[bytes]] = []
-
-
-def fill_pods(node: LabNode, pods: int) -> list[LabPod]:
-    """``pods`` pods of two containers (three cgroups each), a sleeping process in every one."""
-    return [add_sleeping_pod(node, f"p{i}", i % 2 == 0) for i in range(pods)]
+#: In each of the cgroups a process of half a megabyte that does nothing; a line for each that has joined.
+_SLEEPERS = """for cgroup; do
+    sh -c 'echo 0 >"$0/cgroup.procs" && echo in && exec sleep 100000' "$cgroup" &
+done
+wait"""
 
 
-def add_sleeping_pod(node: LabNode, name: str, burstable: bool) -> LabPod:
-    """A pod in whose first container is a process of half a megabyte that does nothing, and dies with the pod."""
-    pod = node.add_pod(name, "Burstable" if burstable else "BestEffort", MIB * burstable, containers=2)
-    joined = subprocess.Popen(
-        ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && echo in && exec sleep 100000', str(pod.containers["c0"])],
+def fill_pods(node: LabNode, pods: int) -> None:
+    """``pods`` pods of two containers (three cgroups each), with a process in the first one that dies with the pod."""
+    qualities: tuple[tuple[Qos, int], ...] = (("Burstable", MIB), ("BestEffort", 0))
+    made = [node.add_pod(f"p{i}", *qualities[i % 2], containers=2) for i in range(pods)]
+    cgroups = (str(pod.containers["c0"]) for pod in made)
+    shell = subprocess.Popen(  # which ends with the last of them
+        ["/bin/sh", "-c", _SLEEPERS, "sh", *cgroups],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    assert joined.stdout is not None
-    joined.stdout.readline()
-    joined.stdout.close()
-    _sleepers.append(joined)
-    return pod
-
-
-def reap_sleepers() -> None:
-    """Collect those that were killed; their pods are gone."""
-    _sleepers[:] = [p for p in _sleepers if p.poll() is None]
+    assert shell.stdout is not None
+    for _ in made:
+        shell.stdout.readline()
+    shell.stdout.close()

@@ -27,7 +27,6 @@ from monitor.lab.bench import (
     number,
     progress,
     ratio,
-    reap_sleepers,
     shares,
     summary,
     trigger_option,
@@ -35,6 +34,7 @@ from monitor.lab.bench import (
 from monitor.lab.bench import state_dir as temporary_state_dir
 from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
+from monitor.lab.janitor import remove_tree
 from monitor.lab.node import MIB, LabNode, LabPod
 
 CLIENTS = 16
@@ -65,11 +65,7 @@ def cpu_cgroup(quota_millicores: int) -> Iterator[Path]:
     try:
         yield group
     finally:
-        deadline = time.monotonic() + 5.0
-        while group.exists() and time.monotonic() < deadline:  # the last process of the daemon is still ending
-            with contextlib.suppress(OSError):
-                group.rmdir()
-            time.sleep(0.05)
+        remove_tree(str(group))  # the last process of the daemon may still be ending
 
 
 def joining(group: Path) -> tuple[str, ...]:
@@ -87,14 +83,12 @@ def throttled(group: Path) -> int:
 def flooding(daemon: LabDaemon) -> Iterator[list[int]]:
     """While it is open `CLIENTS` repeat GET /metrics; afterwards the list has how many answers they got."""
     answers: list[int] = []
-    child = Child("flood", port=daemon.address.rpartition(":")[2], clients=CLIENTS)
-    try:
+    child = Child("monitor.lab.workers:flood", port=daemon.address.rpartition(":")[2], clients=CLIENTS)
+    with contextlib.closing(child):
         child.expect("ready")
         yield answers
         child.close_stdin()
         answers.append(int(child.expect("answered")))
-    finally:
-        child.close()
 
 
 _PATIENCE_S = 30.0
@@ -109,13 +103,6 @@ class Samples:
     #: Bytes below the line at which a pass decided that came before the record of the crossing was read: no time of
     #: the crossing belongs to it.
     by_pass: list[int] = field(default_factory=list)
-    lost: int = 0  # races that the OOM killer won
-
-    def add(self, more: Samples) -> None:
-        self.seen += more.seen
-        self.signalled += more.signalled
-        self.by_pass += more.by_pass
-        self.lost += more.lost
 
     def read(self, daemon: LabDaemon, victim: LabPod, since: int) -> None:
         """The eviction logged from ``since`` on. MonitorError if there is none, or it is somebody else's."""
@@ -131,16 +118,15 @@ class Samples:
             self.by_pass.append(record["quantity"] - record["available"])
 
 
-def evictions(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int, mib: int) -> Samples:
+def evictions(out: Samples, daemon: LabDaemon, victim: LabPod, n: int, mib: int) -> None:
     """``n`` processes of ``victim`` that take ``mib`` MiB, one after the other, and are evicted for it."""
-    out = Samples()
+    node = daemon.node
     for _ in range(n):
         since = len(daemon.log)
         hog = node.start_hog(victim, mib=mib)
         hog.go()
         out.read(daemon, victim, since)
         node.end(hog)
-    return out
 
 
 NODE_BYTES = 512 * MIB
@@ -189,7 +175,9 @@ def measure(state_dir: Path, crossings: int, kills: int) -> list[Row]:
             options = ("--eviction-hard", threshold, *(("--enforce",) if enforce else ()))
             with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
                 if enforce:
-                    got = evictions(daemon, node, victim, kills, HOGS * HOG_MIB).signalled
+                    samples = Samples()
+                    evictions(samples, daemon, victim, kills, HOGS * HOG_MIB)
+                    got = samples.signalled
                 else:
                     hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
                     got = observe_crossings(daemon, hogs, crossings)
@@ -199,7 +187,6 @@ def measure(state_dir: Path, crossings: int, kills: int) -> list[Row]:
                     progress(f"events lost: {lost}")
             rows.append(summary(f"crossing_to_{'sigkill' if enforce else 'decision'}", got))
             progress(f"{rows[-1]['name']}: p50 {rows[-1]['p50']:.0f} us, p99 {rows[-1]['p99']:.0f} us")
-    reap_sleepers()
     return rows
 
 
@@ -207,23 +194,21 @@ def measure(state_dir: Path, crossings: int, kills: int) -> list[Row]:
 def neighbours(node: LabNode, kind: str, pods: Sequence[LabPod]) -> Iterator[None]:
     """``compile``, ``churn`` (in these pods) or nobody (``""``)."""
     cgroups = {"compile": [node.hierarchy.root] * COMPILERS, "churn": [pod.containers["c0"] for pod in pods]}
-    children = []
-    try:
+    with contextlib.ExitStack() as stack:
         for cgroup in cgroups.get(kind, ()):
-            children.append(Child("neighbour", kind=kind, cgroup=cgroup))
-            children[-1].expect("ready")
+            child = Child("monitor.lab.workers:neighbour", kind=kind, cgroup=cgroup)
+            stack.callback(child.close)
+            child.expect("ready")
         yield
-    finally:
-        for child in children:
-            child.close()
 
 
-def at_floor(state_dir: Path, node: LabNode, victim: LabPod, available_below: int, n: int, mib: int) -> Samples:
+def at_floor(
+    out: Samples, state_dir: Path, node: LabNode, victim: LabPod, available_below: int, n: int, mib: int
+) -> None:
     """As `evictions`, by the bare loop, which is given the hog's pid beforehand."""
-    out = Samples()
     pins = loader.ensure_loaded(state_dir, loader.AUTO)[0]
-    floor = Child("floor", pins=pins, cgroup=node.cgroup, available_below=available_below)
-    try:
+    floor = Child("monitor.lab.floor:floor", pins=pins, cgroup=node.cgroup, available_below=available_below)
+    with contextlib.closing(floor):
         floor.expect("ready")
         for _ in range(n):
             hog = node.start_hog(victim, mib=mib)
@@ -239,9 +224,6 @@ def at_floor(state_dir: Path, node: LabNode, victim: LabPod, available_below: in
             while node.usage() > before + _BACK and time.monotonic() < deadline:
                 time.sleep(0.001)
             node.end(hog)
-    finally:
-        floor.close()
-    return out
 
 
 def paired(
@@ -257,8 +239,8 @@ def paired(
             threshold = node.memory_bytes - node.usage() - margin * MIB
             options = ("--enforce", "--eviction-hard", f"memory.available<{threshold}")
             with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
-                ours.add(evictions(daemon, node, victim, kills, 2 * margin))
-            floor.add(at_floor(state_dir, node, victim, threshold, kills, 2 * margin))
+                evictions(ours, daemon, victim, kills, 2 * margin)
+            at_floor(floor, state_dir, node, victim, threshold, kills, 2 * margin)
         progress(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}")
     if ours.by_pass:
         left = f"at most {format_bytes(max(ours.by_pass))} below the line"
@@ -285,7 +267,6 @@ def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Ro
                 sigkill,
                 ratio(f"sigkill_to_floor_{label}", sigkill, base),
             ]
-    reap_sleepers()
     return rows
 
 
@@ -302,9 +283,8 @@ def under_flood(state_dir: Path, kills: int, turns: int, quota: int, trigger: st
                 for found, n in ((quiet, part // 2), (flooded, part), (quiet, part - part // 2)):
                     before = throttled(group)
                     with flooding(daemon) if found is flooded else contextlib.nullcontext([0]) as answers:
-                        found.add(evictions(daemon, node, victim, n, 2 * MARGIN_MIB))
+                        evictions(found, daemon, victim, n, 2 * MARGIN_MIB)
                     progress(f"{n} kills: throttled {throttled(group) - before} times, {sum(answers)} answers")
-    reap_sleepers()
     rows = [summary("crossing_to_sigkill_quiet", quiet.signalled)]
     rows.append(summary("crossing_to_sigkill_flooded", flooded.signalled))
     if not rows[0]["p50"]:  # the kernel's trigger: inside the charge that crosses

@@ -20,7 +20,7 @@ from monitor.kernel import cgroupfs, loader
 from monitor.kernel.domains import POD, RECLAIMABLE, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
-from monitor.lab.bench import STATISTICS, Row, bench, number, summary
+from monitor.lab.bench import STATISTICS, Row, bench, number, state_dir, summary
 from monitor.lab.child import Child
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -98,9 +98,9 @@ def overhead(triples: int, formula: str) -> list[Row]:
     Ratios of CPU time per 4K page fault: 1.08 is 8 % more than with nothing attached. "armed" is the cost near a
     threshold; "disarmed" is the cost everywhere else.
     """
-    with LabNode("bench-overhead", NODE_BYTES) as node:
+    with LabNode("bench-overhead", NODE_BYTES) as node, state_dir(node) as state:
         formulas = FORMULAS.index(formula)
-        directory = node.load_programs(formulas)
+        directory = loader.ensure_loaded(state, signals=formulas)[0]
         pins = Pins.open(directory)
         for name in OOM:
             # Pinned links would keep these attached in the rounds that are to have nothing attached.
@@ -109,7 +109,7 @@ def overhead(triples: int, formula: str) -> list[Row]:
         table = watch(pins, node, pod, formulas)
         Sweeper(pins, table).run()
         rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
-        child = node.start(pod, "faults", mib=LOOP_MIB, cpu=max(os.sched_getaffinity(0)))
+        child = node.start(pod, "monitor.lab.workers:faults", mib=LOOP_MIB, cpu=max(os.sched_getaffinity(0)))
         try:
             passes = max(1, ROUND_NS // _took(child, 1))
             found = ratios(lambda: _took(child, passes), pins, lambda: sum(ring.consume() for ring in rings), triples)

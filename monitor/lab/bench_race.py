@@ -55,7 +55,7 @@ class Poller:
     def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
         del pod
         self._child = Child(
-            "poller",
+            "monitor.lab.workers:poller",
             cgroup=self.node.cgroup,
             margin=self.margin,
             interval_us=self.interval_us,

@@ -124,7 +124,7 @@ class Hog(Child):
     """A process that takes memory in a cgroup on request; its options are those of monitor/lab/hog.py."""
 
     def __init__(self, cgroup: Path | None, **options: str | int) -> None:
-        super().__init__("hog", **options, **({} if cgroup is None else {"cgroup": cgroup}))
+        super().__init__("monitor.lab.hog:hog", **options, **({} if cgroup is None else {"cgroup": cgroup}))
         try:
             self.expect("ready")
         except BaseException:

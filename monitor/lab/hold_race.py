@@ -33,6 +33,7 @@ _ROOM = 32 * MIB
 _LOOK_S, _SELDOM_S = 0.002, 0.05
 #: In which the daemon counts the pods again, also on an emulated CPU.
 _SETTLE_S = 0.3
+CHECKED = "monitor.lab.checked:checked"
 _HELD, _ENDED, _EVICTING = "pod held", "hold ended", "evicting"
 #: What a brake may write, in the cgroups of a pod.
 _FILES = (
@@ -147,7 +148,7 @@ class HoldStage:
     def start(self, kind: str, count: int) -> list[Child]:
         """The processes of the victim that take memory, ready to."""
         mib = int(self.sizes.load / MIB / count / _COSTS.get(kind, 1.0))
-        children = [self.node.begin(self.victim, "checked", kind=kind, mib=mib, seed=n) for n in range(count)]
+        children = [self.node.begin(self.victim, CHECKED, kind=kind, mib=mib, seed=n) for n in range(count)]
         for child in children:
             child.expect("ready")
         return children

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroup_procs, cgroupfs, loader, mounts
+from monitor.kernel import cgroup_procs, cgroupfs, mounts
 from monitor.lab.child import Child, Hog, Janitor
 from monitor.lab.janitor import remove_tree, thaw
 
@@ -115,15 +115,6 @@ class LabNode:
         """This directory or cgroup, which the owner made, is removed with the node, or this process of it ends."""
         assert self._janitor is not None, "the lab node has not been entered"
         self._janitor.add(what)
-
-    def load_programs(self, signals: int = loader.KUBELETS) -> Path:
-        """The pins of programs loaded for a state dir of this node's own; removed with it. Raises CannotError.
-        ``signals``: what they compare (`monitor.kernel.loader`).
-        """
-        state_dir = Path(tempfile.mkdtemp(prefix="outrace-bench-"))
-        self.also_remove(state_dir)
-        self.also_remove(loader.instance_directory(state_dir))
-        return loader.ensure_loaded(state_dir, signals=signals)[0]
 
     def thaw(self) -> None:
         """Whoever is frozen in the node (by a monitor that was killed) can end."""
@@ -273,11 +264,10 @@ class LabNode:
         if self.hierarchy.version == 1:
             (self.cgroup / "memory.max_usage_in_bytes").write_text("0")
             return
-        # The reset holds for reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
-        self._close_peak()
-        path = self.cgroup / "memory.peak"
         try:
-            self._peak_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if self._peak_fd < 0:
+                self._peak_fd = os.open(self.cgroup / "memory.peak", os.O_RDWR | os.O_CLOEXEC)
+            # The reset holds for reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
             os.write(self._peak_fd, b"0")
         except FileNotFoundError:
             raise CannotError("this kernel's cgroup v2 has no memory.peak", "run Linux 5.19 or newer") from None

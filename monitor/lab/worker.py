@@ -1,4 +1,4 @@
-"""A process of the lab. Run as a file: `python3 -S -E worker.py NAME key=value ...` (from `monitor.lab.child`).
+"""A process of the lab: `python3 -S -E worker.py MODULE:FUNCTION key=value ...` (from `monitor.lab.child`).
 
 Every worker dies with its parent (the key `parent`), leaves Ctrl-C to it, does what its keys say in the cgroup that
 they name, prints `ready`, takes orders as lines on stdin and ends when stdin is closed.
@@ -18,16 +18,6 @@ from collections.abc import Mapping
 _PR_SET_PDEATHSIG = 1
 #: Calls keep the interpreter's lock: 40 us for a fork less than through os.fork.
 libc = ctypes.PyDLL(None)
-#: The name of a worker -> the function that is one. Tests name theirs as MODULE:FUNCTION.
-WORKERS = {
-    "hog": "monitor.lab.hog:hog",
-    "checked": "monitor.lab.checked:checked",
-    "floor": "monitor.lab.floor:floor",
-    "faults": "monitor.lab.workers:faults",
-    "neighbour": "monitor.lab.workers:neighbour",
-    "flood": "monitor.lab.workers:flood",
-    "poller": "monitor.lab.workers:poller",
-}
 Options = Mapping[str, str]
 
 
@@ -65,14 +55,14 @@ def read_order() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    name, *words = arguments
+    worker, *words = arguments
     options = dict(word.split("=", 1) for word in words)
     die_with_parent(int(options.pop("parent")))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # some take memory by sockets and pipes
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    module, _, function = WORKERS.get(name, name).partition(":")
+    module, _, function = worker.partition(":")
     getattr(importlib.import_module(module), function)(options)
     return 0
 

@@ -11,7 +11,7 @@ import pytest
 from monitor.kernel import cgroup_procs
 from monitor.lab import checked
 from monitor.lab.checked import KINDS, Anonymous, Patience, Tmpfs
-from monitor.lab.hold_race import Sizes
+from monitor.lab.hold_race import CHECKED, Sizes
 from monitor.lab.node import MIB, LabNode
 
 
@@ -26,7 +26,7 @@ def node() -> Iterator[LabNode]:
 @pytest.mark.oldest
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_takes_what_it_was_told_and_has_what_it_wrote(node: LabNode, kind: str) -> None:
-    child = node.start(node.add_pod("load"), "checked", kind=kind, mib=32, seed=7)
+    child = node.start(node.add_pod("load"), CHECKED, kind=kind, mib=32, seed=7)
     before = node.usage()
     for _ in range(2):
         child.send("go")
@@ -68,7 +68,7 @@ def test_a_hole_in_what_one_system_call_wrote_is_noticed() -> None:
 @pytest.mark.oldest
 def test_a_child_that_dies_is_noticed(node: LabNode) -> None:
     pod = node.add_pod("load")
-    child = node.start(pod, "checked", kind="fork", mib=16, seed=7)
+    child = node.start(pod, CHECKED, kind="fork", mib=16, seed=7)
     child.send("go")
     child.expect("grown")
     [killed, *_] = [pid for pid in cgroup_procs.processes(pod.containers["c0"]) if pid != child.pid]
