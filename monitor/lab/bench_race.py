@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,17 @@ import click
 
 from monitor.cli.finite import Finite
 from monitor.cli.output import format_bytes
-from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError, MonitorError
+from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, facts, rungs
-from monitor.lab.bench import F, Found, Listed, Row, Size, bench, mode_option, number, print_rows, progress, state_dir
+from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, print_rows, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.checked import KINDS
-from monitor.lab.child import Child, Hog, until
+from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.race import Monitor, RaceResult, Watcher, populate, run_race
+from monitor.lab.race import Monitor, Poller, RaceResult, populate, run_race
 from monitor.settings.config import HOLD, fastest_fill
 from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS
 
@@ -42,45 +41,6 @@ _HOLD_NODE = 512 * MIB
 _HOLD_COLUMNS = (
     "name runs held oom killed right grew_p50_bytes grew_max_bytes brake_p50 brake_max least_left_bytes failed"
 )
-
-
-class Poller:
-    """A watcher that polls, in a process of its own."""
-
-    def __init__(self, node: LabNode, margin: int, interval_us: int) -> None:
-        self.node, self.margin, self.interval_us = node, margin, interval_us
-        self._child: Child | None = None
-        self.cpu_s = self.wall_s = 0.0
-
-    def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
-        del pod
-        self._child = Child(
-            "monitor.lab.workers:poller",
-            cgroup=self.node.cgroup,
-            margin=self.margin,
-            interval_us=self.interval_us,
-            phase_us=random.randrange(self.interval_us),  # where in its interval the race finds it
-            kill=",".join(str(hog.pid) for hog in hogs),
-        )
-        self._child.expect("ready")
-        self._child.send("go")
-
-    def finish(self, evicted: bool) -> dict[str, Any]:
-        assert self._child is not None
-        self._child.send("stop")
-        out: dict[str, Any] = {}
-        line = self._child.answer()
-        if line.startswith("killed"):
-            out = {"evicted": "all hogs", "trigger": "poll"} if evicted else {}
-            line = self._child.answer()
-        self._child.close()
-        self._child = None
-        words = line.split()
-        if len(words) != 4 or words[0] != "used":
-            raise MonitorError(f"the poller printed {line!r} instead of what it used")
-        self.cpu_s += float(words[1])
-        self.wall_s += float(words[2])
-        return out
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -129,19 +89,17 @@ class Bench:
             quiet = (cpu_ns(daemon.pid) - before) / 1e9
             who = trigger if hooks == AUTO else hooks
             for hogs in hog_counts:
-                self._both_pages(who, margin, hogs, lambda: Monitor(daemon), quiet)
+                self._both_pages(who, margin, hogs, Monitor(daemon), quiet)
 
     def polled(self, name: str, interval_us: int, margin: int) -> None:
         quiet = Poller(self.node, 0, interval_us)  # what it costs while nothing happens
         quiet.begin(self.pod, [])
         time.sleep(2.0)
         quiet.finish(evicted=False)
-        cpu = quiet.cpu_s / quiet.wall_s
-        self._both_pages(name, margin, 1, lambda: Poller(self.node, margin, interval_us), cpu)
+        self._both_pages(name, margin, 1, Poller(self.node, margin, interval_us), quiet.cpu)
 
-    def _both_pages(self, who: str, margin: int, hogs: int, make: Callable[[], Watcher], cpu: float) -> None:
+    def _both_pages(self, who: str, margin: int, hogs: int, watcher: Monitor | Poller, cpu: float) -> None:
         for thp in (False, True):
-            watcher = make()
             results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
             self.add(f"{who} {_where(hogs, thp, margin)}", results, cpu)
 
@@ -206,27 +164,6 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
     }
 
 
-def _hold_options(command: F) -> F:
-    """The options of `bench race` that are of mode hold."""
-    for option in (
-        mode_option,
-        click.option(
-            "--load",
-            metavar="NAME,...",
-            type=Listed(click.Choice(tuple(KINDS))),
-            help=f"In mode hold: only these of {', '.join(KINDS)}.",
-        ),
-        click.option("--hogs", type=Listed(click.IntRange(1, 16)), help="In mode hold: how many processes. [1,2,4]"),
-        click.option("--margin", type=Listed(Size()), help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]"),
-        click.option(
-            "--node-memory", type=Size(), help="In mode hold: memory of the node. Less takes smaller margins. [512Mi]"
-        ),
-        click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]"),
-    ):
-        command = option(command)
-    return command
-
-
 def _refuse(hold: Mapping[str, object]) -> None:
     """Raises ConfigError for an option of mode hold in another mode."""
     for name, value in hold.items():
@@ -282,7 +219,19 @@ def _hold_races(
     help="Only races by these hooks, on every margin, side by side.",
 )
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
-@_hold_options
+@click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]")
+@click.option(
+    "--node-memory", type=Size(), help="In mode hold: memory of the node. Less takes smaller margins. [512Mi]"
+)
+@click.option("--margin", type=Listed(Size()), help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]")
+@click.option("--hogs", type=Listed(click.IntRange(1, 16)), help="In mode hold: how many processes. [1,2,4]")
+@click.option(
+    "--load",
+    metavar="NAME,...",
+    type=Listed(click.Choice(tuple(KINDS))),
+    help=f"In mode hold: only these of {', '.join(KINDS)}.",
+)
+@mode_option
 def race(
     runs: int, quick: bool, hooks: tuple[str, ...] | None, no_baselines: bool, mode: str, **hold: Any
 ) -> list[Row] | Found:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.cli.output import format_bytes
-from monitor.kernel import cgroupfs
 from monitor.lab.child import PATIENCE_S, Child, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
@@ -203,29 +202,6 @@ class HoldStage:
             if after.get(path) != text
         ]
 
-    def usage(self) -> int:
-        """Bytes charged to the pod that is held."""
-        return cgroupfs.read_cgroup(self.node.hierarchy, self.victim.cgroup).usage
-
-
-class Holds:
-    """The records of holds in a daemon's log, from now on."""
-
-    def __init__(self, daemon: LabDaemon) -> None:
-        self._daemon = daemon
-        self._since = len(daemon.log)
-
-    def records(self, message: str) -> list[Record]:
-        return [r for r in self._daemon.log[self._since :] if r.get("msg") == message and not r.get("resent")]
-
-    def wait(self, seconds: float) -> bool:
-        """Whether a pod is held, or is within ``seconds``."""
-
-        def held(record: Record) -> bool:
-            return record.get("msg") == _HELD and not record.get("resent")
-
-        return self._daemon.wait_for(held, seconds, self._since) is not None
-
 
 def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s: float) -> HoldResult:
     """``count`` processes of load ``kind`` against the limit, held for ``watch_s`` seconds, and let go on.
@@ -236,48 +212,48 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
     stage.name_anew(daemon)
     stage.load()
     children = stage.workers(kind, count)
+    since, before = len(daemon.log), node.oom_kills()
+
+    def told(message: str) -> list[Record]:
+        return [r for r in daemon.log[since:] if r.get("msg") == message and not r.get("resent")]
+
     try:
-        holds = Holds(daemon)
-        before = node.oom_kills()
         for child in children:
             child.send("go")
 
         def over() -> bool:
-            held = holds.wait(_SELDOM_S)
-            return held or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
+            held = daemon.wait_for(lambda r: r.get("msg") == _HELD and not r.get("resent"), _SELDOM_S, since)
+            return bool(held) or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
 
         until(over, "a hold")
-        if holds.records(_HELD):
-            _watch(stage, out, holds, watch_s)
+        if held := told(_HELD):
+            _watch(stage, out, held[0], watch_s)
         stage.unload()
         out.right, out.failed_calls = go_on(children)
-        until(
-            lambda: {r["id"] for r in holds.records(_HELD)} <= {r["id"] for r in holds.records(_ENDED)},
-            "the end of a hold",
-        )
+        until(lambda: {r["id"] for r in told(_HELD)} <= {r["id"] for r in told(_ENDED)}, "the end of a hold")
         out.oom_kills = node.oom_kills() - before
         out.killed = sum(child.process.poll() is not None for child in children)
-        _read(holds, out)
+        _read(out, told(_HELD), told(_ENDED), told(_EVICTING))
         if out.is_whole:
             stage.rest()
     finally:
         if not out.is_whole:
             stage.dismiss()
     out.changed = stage.changed()
-    if holds.records(_EVICTING):
+    if out.evictions:
         stage.renew(daemon)
     return out
 
 
-def _watch(stage: HoldStage, out: HoldResult, holds: Holds, watch_s: float) -> None:
+def _watch(stage: HoldStage, out: HoldResult, held: Record, watch_s: float) -> None:
     """How much the pod grows while it is held."""
     usage, left = 0, stage.node.memory_bytes
     deadline = time.monotonic() + watch_s
     while not usage or time.monotonic() < deadline:
-        usage = max(usage, stage.usage())
+        usage = max(usage, stage.node.usage(stage.victim))
         left = min(left, stage.node.memory_bytes - stage.node.usage())
         time.sleep(_LOOK_S)
-    out.grew_bytes, out.left_bytes = usage - int(holds.records(_HELD)[0]["usage"]), left
+    out.grew_bytes, out.left_bytes = usage - int(held["usage"]), left
 
 
 def go_on(children: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
@@ -292,16 +268,16 @@ def go_on(children: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bo
     return all(answer == "right" for answer in answers), failed
 
 
-def _read(holds: Holds, out: HoldResult) -> None:
-    if held := holds.records(_HELD):
+def _read(out: HoldResult, held: Sequence[Record], ended: Sequence[Record], evicting: Sequence[Record]) -> None:
+    if held:
         first = held[0]
         out.outcome, out.brake = "held", first["brake"]
         if first["crossed_ns"]:
             out.brake_us = (first["held_ns"] - first["crossed_ns"]) / 1000
-    elif holds.records(_EVICTING):
+    elif evicting:
         out.outcome = "killed"
     elif out.oom_kills:
         out.outcome = "oom"
-    if ended := holds.records(_ENDED):
+    if ended:
         out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
-    out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in holds.records(_EVICTING)]
+    out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in evicting]

@@ -245,9 +245,9 @@ class LabNode:
 
     # -- what the kernel counted ---------------------------------------------------------------------------------------
 
-    def usage(self) -> int:
-        """Bytes charged to the node now."""
-        return cgroupfs.read_cgroup(self.hierarchy, self.cgroup).usage
+    def usage(self, pod: LabPod | None = None) -> int:
+        """Bytes charged to the node, or to ``pod``, now."""
+        return cgroupfs.read_cgroup(self.hierarchy, self.cgroup if pod is None else pod.cgroup).usage
 
     def oom_kills(self, pod: LabPod | None = None) -> int:
         """Processes the OOM killer killed in the node, or in containers of ``pod``, as the kernel counts them."""

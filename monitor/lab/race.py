@@ -6,12 +6,12 @@ and the counter did not move).
 
 from __future__ import annotations
 
-import time
+import random
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.lab.child import Hog
+from monitor.lab.child import Child, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -38,18 +38,8 @@ class RaceResult:
     trigger: str | None = None
 
 
-class Watcher(Protocol):
-    """Who tries to be faster than the OOM killer."""
-
-    def begin(self, pod: LabPod, hogs: list[Hog]) -> None: ...
-
-    def finish(self, evicted: bool) -> dict[str, Any]:
-        """Fields of RaceResult that the watcher knows; waits for its own records if ``evicted``."""
-        ...
-
-
 class Monitor:
-    """The daemon under test, through its log."""
+    """The daemon under test, through its log. `finish`: fields of RaceResult that it knows."""
 
     def __init__(self, daemon: LabDaemon) -> None:
         self.daemon = daemon
@@ -82,7 +72,40 @@ class Monitor:
         return out
 
 
-def run_race(node: LabNode, pod: LabPod, watcher: Watcher | None, hogs: int = 1, thp: bool = False) -> RaceResult:
+class Poller:
+    """A watcher that polls, in a process of its own."""
+
+    def __init__(self, node: LabNode, margin: int, interval_us: int) -> None:
+        self.node, self.margin, self.interval_us = node, margin, interval_us
+        self._child: Child | None = None
+        self.cpu = 0.0  # of one, in the last race
+
+    def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
+        del pod
+        self._child = Child(
+            "monitor.lab.workers:poller",
+            cgroup=self.node.cgroup,
+            margin=self.margin,
+            interval_us=self.interval_us,
+            phase_us=random.randrange(self.interval_us),  # where in its interval the race finds it
+            kill=",".join(str(hog.pid) for hog in hogs),
+        )
+        self._child.expect("ready")
+        self._child.send("go")
+
+    def finish(self, evicted: bool) -> dict[str, Any]:
+        del evicted
+        assert self._child is not None
+        self._child.send("stop")
+        cpu_s, wall_s = self._child.expect("used").split()
+        self._child.close()
+        self.cpu = float(cpu_s) / float(wall_s)
+        return {}
+
+
+def run_race(
+    node: LabNode, pod: LabPod, watcher: Monitor | Poller | None, hogs: int = 1, thp: bool = False
+) -> RaceResult:
     """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see who kills them. ``watcher``
     None: the race is left to the kernel.
 
@@ -97,13 +120,11 @@ def run_race(node: LabNode, pod: LabPod, watcher: Watcher | None, hogs: int = 1,
         before = node.oom_kills()
         for hog in running:
             hog.go()
-        deadline = time.monotonic() + RACE_TIMEOUT_S
-        while any(hog.process.poll() is None for hog in running):
-            if node.oom_kills() > before:
-                break
-            if time.monotonic() > deadline:
-                raise MonitorError(f"the race on {node.cgroup.name} did not end within {RACE_TIMEOUT_S:g} s")
-            time.sleep(0.002)
+        until(
+            lambda: node.oom_kills() > before or all(hog.process.poll() is not None for hog in running),
+            f"the end of the race on {node.cgroup.name}",
+            RACE_TIMEOUT_S,
+        )
         peak = node.peak()
         killed = node.oom_kills() - before
     finally:
