@@ -21,11 +21,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from monitor.kernel.procfs import readable
-from monitor.lab.worker import Options, die_with_parent, join, libc, read_order, write_line
+from monitor.lab.worker import (
+    MAP_NORESERVE,
+    MIB,
+    Options,
+    die_with_parent,
+    disable_huge_pages,
+    join,
+    libc,
+    read_order,
+    write_line,
+)
 
-MIB = 1 << 20
-_PR_SET_THP_DISABLE = 41
-_MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
 #: What a program writes at once: cp and Go's io.Copy take 32 to 256 KiB.
 _SMALL = 64 << 10
 #: IOV_MAX: so many pieces may one system call have.
@@ -44,20 +51,10 @@ _SO_SNDBUFFORCE = 32
 # Some modules are imported by the loads that need them, before they join the pod: on an emulated CPU all take 0.2 s.
 if TYPE_CHECKING:
     import socket
-    from typing import ParamSpec, Protocol, TypeVar
+    from typing import ParamSpec, TypeVar
 
     P = ParamSpec("P")
     T = TypeVar("T")
-
-    class Load(Protocol):
-        def grow(self) -> None:
-            """Take the memory."""
-
-        def wrong(self) -> int:
-            """Bytes that are not what was written."""
-
-        def drop(self) -> None:
-            """Give it back, once it was looked at."""
 
 
 class Patience:
@@ -117,7 +114,7 @@ class Anonymous:
         self._address = 0
 
     def grow(self) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         if self._populate:
             flags |= mmap.MAP_POPULATE
         memory = mmap.mmap(-1, len(self._bytes) * MIB, flags)
@@ -300,8 +297,9 @@ class Queues:
         self._open, self._kept = [], []
 
 
-#: The name of a load -> what makes it. All take memory as fast as the kernel gives it.
-KINDS: dict[str, Callable[[int, int], Load]] = {
+#: The name of a load -> what makes it. `grow` takes memory as fast as the kernel gives it, `wrong` counts bytes that
+#: are not what was written, `drop` gives the memory back, once it was looked at.
+KINDS: dict[str, Callable[[int, int], Anonymous | Tmpfs | Fork | Queues]] = {
     "4k": Anonymous,
     "thp": lambda mib, seed: Anonymous(mib, seed, huge=True),
     "tmpfs": Tmpfs,
@@ -315,8 +313,8 @@ KINDS: dict[str, Callable[[int, int], Load]] = {
 
 def checked(options: Options) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if options["kind"] != "thp":  # the interpreter's as well: khugepaged would add up to 2 MiB at a time
-        libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    if options["kind"] != "thp":
+        disable_huge_pages()
     load = KINDS[options["kind"]](int(options["mib"]), int(options["seed"]))
     if "freezer" in options:
         join(options["freezer"])

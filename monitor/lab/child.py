@@ -125,11 +125,7 @@ class Hog(Child):
 
     def __init__(self, cgroup: Path | None, **options: str | int) -> None:
         super().__init__("monitor.lab.hog:hog", **options, **({} if cgroup is None else {"cgroup": cgroup}))
-        try:
-            self.expect("ready")
-        except BaseException:
-            self.close()
-            raise
+        self.expect("ready")
 
     def go(self) -> None:
         """Take the memory; `expect("grown")` waits until it is taken."""

@@ -23,7 +23,16 @@ import select
 import signal
 import time
 
-from monitor.lab.worker import Options, die_with_parent, join, libc, read_order, write_line
+from monitor.lab.worker import (
+    MAP_NORESERVE,
+    MIB,
+    Options,
+    die_with_parent,
+    disable_huge_pages,
+    join,
+    read_order,
+    write_line,
+)
 
 DEFAULTS = {
     "cgroup": "",
@@ -41,9 +50,6 @@ DEFAULTS = {
     "nice": "0",
     "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
 }
-MIB = 1 << 20
-_PR_SET_THP_DISABLE = 41
-_MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
 #: Address space that one page table of 4 KiB maps.
 _MAPPED = 2 * MIB
 #: Between two looks whether stdin is closed: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
@@ -64,11 +70,11 @@ class Memory:
         self._pipes: list[int] = []
         if kind == "anon":
             # It may be more than the machine has (the demo on a VM of 1 GiB): the limit comes first.
-            self._map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+            self._map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
             self._map.madvise(mmap.MADV_HUGEPAGE if pages == "thp" else mmap.MADV_NOHUGEPAGE)
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         elif kind == "tables":
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
             self._map = mmap.mmap(-1, size // 4096 * _MAPPED, flags, mmap.PROT_READ)
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
         elif kind == "dentries":
@@ -178,8 +184,8 @@ def hog(given: Options) -> None:
     if options["ignore_term"] == "1":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.setpriority(os.PRIO_PROCESS, 0, int(options["nice"]))
-    if options["pages"] == "4k":  # the interpreter's as well: khugepaged would add up to 2 MiB at a time to the pod
-        libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    if options["pages"] == "4k":
+        disable_huge_pages()
     memory = Memory(options)
     if options["cgroup"]:
         join(options["cgroup"])

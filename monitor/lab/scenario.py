@@ -53,12 +53,8 @@ class Outcome:
         return not self.wrong
 
 
-def judged(scenario: Scenario, stage: Stage, found: list[Incident]) -> Outcome:
-    """Hold the incidents of a run against the truth."""
-    return Outcome(found, _wrong(scenario.truth, stage, found), metrics=stage.counted)
-
-
-def _wrong(truth: Truth, stage: Stage, found: list[Incident]) -> str:
+def wrong_in(truth: Truth, stage: Stage, found: list[Incident]) -> str:
+    """What is wrong with the incidents of a run ("" if nothing is)."""
     if stage.failed:
         return f"{stage.failed} ({'; '.join(str(i['summary']) for i in found) or 'no incident'})"
     if truth.verdict == NOTHING or len(found) != 1:

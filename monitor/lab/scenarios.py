@@ -302,7 +302,7 @@ def braked(stage: Stage) -> None:
 def own_limit(stage: Stage) -> None:
     """A container hits its own limit."""
     pod = stage.pod("hog")
-    stage.limit(pod.containers["c0"], 48)
+    cgroupfs.set_limit(pod.containers["c0"], 48 * MIB)
     stage.grow(pod, 80)
 
 
@@ -310,7 +310,7 @@ def own_limit(stage: Stage) -> None:
 def sidecar(stage: Stage) -> None:
     """A sidecar hits its own limit; the rest of the pod lives."""
     pod = stage.pod("web", containers=2)
-    stage.limit(pod.containers["c1"], 24)
+    cgroupfs.set_limit(pod.containers["c1"], 24 * MIB)
     stage.filled(pod, 40)
     stage.grow(pod, 80, container="c1")
 
@@ -319,7 +319,7 @@ def sidecar(stage: Stage) -> None:
 def pod_limit(stage: Stage) -> None:
     """Two containers together hit the limit of their pod."""
     pod = stage.pod("pair", containers=2)
-    stage.limit(pod.cgroup, 64)
+    cgroupfs.set_limit(pod.cgroup, 64 * MIB)
     stage.filled(pod, 20)
     stage.grow(pod, 80, container="c1")
 
@@ -330,7 +330,7 @@ def group_kill(stage: Stage) -> None:
     # Kubernetes sets memory.oom.group in every container on cgroup v2: one process too many costs all of them.
     pod = stage.pod("family")
     (pod.containers["c0"] / "memory.oom.group").write_text("1")
-    stage.limit(pod.containers["c0"], 64)
+    cgroupfs.set_limit(pod.containers["c0"], 64 * MIB)
     sibling = stage.filled(pod, 16)
     stage.grow(pod, 80)
     stage.dies(sibling)

@@ -21,7 +21,7 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import PATIENCE_S, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.scenario import NOTHING, Incident, Outcome, Scenario, judged
+from monitor.lab.scenario import NOTHING, Incident, Outcome, Scenario, wrong_in
 from monitor.side.incidents.reader import IncidentReader
 
 #: Growth that a busy machine still keeps up with, in MiB/s: a margin of 32 MiB lasts a third of a second.
@@ -37,7 +37,6 @@ class Stage:
         self.node, self.daemon, self.run, self.scored = node, daemon, run, scored
         self.pods: dict[str, LabPod] = {}
         self.hogs: list[Hog] = []
-        self._freezers: list[Path] = []
         self.began = time.time()
         self.failed = ""
         self.counted: dict[str, float] = {}  # /metrics when its incident was final
@@ -114,7 +113,6 @@ class Stage:
         (path / "cgroup.procs").write_text(str(pid))
         state.write_text("FROZEN")
         until(lambda: state.read_text().strip() == "FROZEN", "a process to freeze")
-        self._freezers.append(path)
         try:
             yield
         finally:
@@ -132,17 +130,9 @@ class Stage:
     @contextmanager
     def tmpfs(self) -> Iterator[Path]:
         """A directory on a tmpfs, as an emptyDir of medium Memory: what is in it outlives the processes."""
-        path = Path(tempfile.mkdtemp(prefix=f"{self.node.cgroup.name}-", dir="/dev/shm"))
-        self.node.also_remove(path)
-        try:
-            yield path
-        finally:
-            for file in path.iterdir():
-                file.unlink()
-            path.rmdir()
-
-    def limit(self, cgroup: Path, mib: int) -> None:
-        cgroupfs.set_limit(cgroup, mib * MIB)
+        with tempfile.TemporaryDirectory(prefix=f"{self.node.cgroup.name}-", dir="/dev/shm") as name:
+            self.node.also_remove(Path(name))
+            yield Path(name)
 
     def calm(self) -> None:
         """End what is left of the scenario without a signal, which would be an incident of its own."""
@@ -162,8 +152,6 @@ class Stage:
             self.node.end(hog)
         for pod in self.pods.values():
             self.node.remove_pod(pod)
-        for path in self._freezers:
-            path.rmdir()
 
 
 def play(scenario: Scenario, runs: int = 1, state_dir: Path | None = None) -> list[Outcome]:
@@ -205,7 +193,10 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
         at = next((n for n in reversed(range(len(stages))) if stages[n].began <= began + 0.001), None)
         if at is not None:  # else of an earlier daemon on this state dir
             incidents[at].append(incident)
-    return [judged(scenario, stage, its) for stage, its in zip(stages, incidents, strict=True)]
+    return [
+        Outcome(its, wrong_in(scenario.truth, stage, its), stage.counted)
+        for stage, its in zip(stages, incidents, strict=True)
+    ]
 
 
 def _run(scenario: Scenario, stage: Stage) -> None:

@@ -15,7 +15,9 @@ import signal
 import sys
 from collections.abc import Mapping
 
-_PR_SET_PDEATHSIG = 1
+MIB = 1 << 20
+MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
+_PR_SET_PDEATHSIG, _PR_SET_THP_DISABLE = 1, 41
 #: Calls keep the interpreter's lock: 40 us for a fork less than through os.fork.
 libc = ctypes.PyDLL(None)
 Options = Mapping[str, str]
@@ -26,6 +28,11 @@ def die_with_parent(parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def disable_huge_pages() -> None:
+    """The interpreter's as well: khugepaged would add up to 2 MiB at a time to the pod."""
+    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def join(cgroup: str) -> None:

@@ -11,9 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from monitor.lab.worker import Options, join, stdin_is_ready, write_line
-
-MIB = 1 << 20
+from monitor.lab.worker import MIB, Options, join, stdin_is_ready, write_line
 
 
 def faults(options: Options) -> None:

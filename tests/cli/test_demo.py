@@ -13,6 +13,7 @@ import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs, pins
 from monitor.kernel.procfs import readable
+from monitor.lab.bench_footprint import processes
 from tests import live
 from tests.pin_instances import state_directory
 
@@ -75,14 +76,6 @@ def test_without_the_monitor_the_oom_killer_does() -> None:
         assert len(run["oom_victims"]) == 1
 
 
-def family(pid: int) -> list[int]:
-    """All descendants of a process."""
-    found = []
-    for child in live.children(pid):
-        found += [child, *family(child)]
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
     """Stopped in the middle of its races, with the daemon up and hogs growing."""
@@ -93,7 +86,7 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         assert process.poll() is None, "the demo ended by itself"
         nodes = [path for path in root.iterdir() if path.name.startswith(f"outrace-demo-{process.pid}")]
         # Two residents, and hogs beside them: the races are on.
-        return family(process.pid) if sum(len(cgroup_procs.processes(node)) for node in nodes) >= 3 else []
+        return processes(process.pid)[1:] if sum(len(cgroup_procs.processes(node)) for node in nodes) >= 3 else []
 
     try:
         pids = live.until(racing, "the races to begin")
