@@ -1,7 +1,6 @@
 """`outrace top` on real cgroups: its figures, where they come from, its options, and the live view on a terminal."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,17 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     assert pod["over_request"] == pod["working_set"] - MI
     assert (frame["memory_available_in_bytes"], frame["memory_available_in_mb"]) == (left, left // MI)
     assert frame["memory_total_inactive_file"] == reading["inactive_file"]
+    assert frame["daemon"] is None
+    assert frame["kernel_victim"]["pod"] == "default/busy"
+    assert frame["kernel_victim"]["comm"].startswith(Path(sys.executable).resolve().name[:6])
+    assert (reading["anon"] >= 8 * MI, reading["kernel"] > 0, reading["growth_bytes_per_s"]) == (True, True, None)
+    pods = {pod["name"]: pod for pod in frame["pods"]}
+    assert pods["busy"]["oom_score_adj"] == {"lowest": 0, "highest": 0}
+    assert pods["quiet"]["oom_score_adj"] is None, "it has no process"
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("busy")
 def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
     (folder / "bad.yaml").write_text("kind: Service")
     soft = ("--eviction-soft", "memory.available<100Gi", "--eviction-soft-grace-period", "memory.available=1s")
@@ -75,22 +82,17 @@ def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path,
     (soft,) = (line for line in done.stdout.splitlines() if "soft" in line)
     assert soft.startswith("B memory.available<100Gi soft: met, 99.9Gi short"), "of a node of 128 MiB"
     assert any("default/busy" in row for row in rows)
+    assert "the kernel kills next: " in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--eviction-hard", "memory.free<1Mi"], "--eviction-hard: .*unsupported eviction signal memory.free"),
-        (["--eviction-soft", "memory.available"], "--eviction-soft: malformed pair"),
-        (["--node-cgroup", "../.."], "leads outside"),
-        (["--pods", "kubelet:x"], "names no http or https URL"),
-        (["--listen", "127.0.0.1:9469"], "No such option '--listen'"),
-    ],
+    ("option", "value", "expected"),
+    [("--node-cgroup", "../..", "leads outside"), ("--listen", "127.0.0.1:9469", "No such option '--listen'")],
 )
-def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], expected: str) -> None:
-    done = top("--once", *arguments)
+def test_bad_options_are_one_line_and_exit_code_2(option: str, value: str, expected: str) -> None:
+    done = top("--once", option, value)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert re.search(expected, done.stderr), done.stderr
+    assert expected in done.stderr
 
 
 class _Daemon:
@@ -196,16 +198,6 @@ def test_what_a_cgroup_is_made_of(
 
 
 @pytest.mark.live
-def test_what_a_real_cgroup_is_made_of(node: Path) -> None:
-    with Puppet(node / "busy") as puppet:
-        before = composition(cgroupfs.detect(), node)
-        puppet.do("anon(24)")
-        after = composition(cgroupfs.detect(), node)
-    assert (after["anon"] or 0) - (before["anon"] or 0) >= 23 * MI
-    assert (after["kernel"] or 0) > 0
-
-
-@pytest.mark.live
 def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
     """Of the two processes of this node the smaller one has the higher oom_score_adj."""
 
@@ -237,21 +229,3 @@ def test_a_look_that_takes_long_is_repeated_later(node: Path) -> None:
     first = looks.look(cgroupfs.detect(), node, lambda _: None)
     same = [looks.look(cgroupfs.detect(), node, lambda _: None) is first for _ in range(60)]
     assert same.index(False) == 49
-
-
-@pytest.mark.live
-@pytest.mark.usefixtures("busy")
-def test_the_keys_of_a_frame(folder: Path, tmp_path: Path, node: Path) -> None:
-    done = top(*common(folder, tmp_path, node), "-o", "json")
-    assert (done.returncode, done.stderr) == (0, "")
-    frame = json.loads(done.stdout)
-    assert frame["daemon"] is None
-    assert frame["kernel_victim"]["pod"] == "default/busy"
-    assert frame["kernel_victim"]["comm"].startswith(Path(sys.executable).resolve().name[:6])
-    assert frame["node"]["anon"] >= 8 * MI
-    assert frame["node"]["growth_bytes_per_s"] is None
-    pods = {pod["name"]: pod for pod in frame["pods"]}
-    assert pods["busy"]["oom_score_adj"] == {"lowest": 0, "highest": 0}
-    assert pods["quiet"]["oom_score_adj"] is None, "it has no process"
-    text = top(*common(folder, tmp_path, node)).stdout
-    assert "the kernel kills next: " in text
