@@ -113,11 +113,11 @@ def resolve_here(options: Mapping[str, Any]) -> Resolved:
 
 
 def with_default_threshold(config: RunConfig) -> RunConfig:
-    """With the default threshold that `outrace run` has on this machine (`settings.kernels_share`): the whole machine
-    without a kubelet leaves out what the kernel holds.
+    """With the default threshold that `outrace run` has on this machine: that of the whole machine without a kubelet
+    leaves out what the kernel holds (`settings.read.over_the_kernels_share`).
     """
     from monitor.kernel import meminfo
-    from monitor.settings.kernels_share import over_the_kernels_share
+    from monitor.settings.read import over_the_kernels_share
 
     if config.node_cgroup is not None or as_settled(config).pods != SERVICES:
         return config

@@ -16,9 +16,8 @@ from monitor.kernel.domains import MAX_THRESHOLDS
 from monitor.policy.signals import OWN_SIGNALS
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
-from monitor.settings.kernels_share import over_the_kernels_share
 from monitor.settings.options import SETTINGS
-from monitor.settings.read import check_enforced, read
+from monitor.settings.read import check_enforced, over_the_kernels_share, read
 
 _LIVE = tuple(option for option in SETTINGS if option.live)
 _FIXED = tuple(option for option in SETTINGS if not option.live)

@@ -105,15 +105,15 @@ class Reloader:
                 )
 
     def _follow(self) -> None:
-        """Have the default threshold follow what the kernel keeps for itself (`monitor.settings.kernels_share`). Up, if
-        two looks show it: pages of a large process that is going are on no list for a moment, and a higher line kills.
+        """Have the default threshold follow what the kernel keeps for itself (`over_the_kernels_share`). Up, if two
+        looks show it: pages of a large process that is going are on no list for a moment, and a higher line kills.
         """
         before = self._view.config
         try:
             self._share, share = (seen := meminfo.kernels_share()), min(seen, self._share)
             if abs(share - before.kernels_share) < FOLLOW_STEP or before.record or is_replaced():
                 return
-            from monitor.settings.kernels_share import over_the_kernels_share
+            from monitor.settings.read import over_the_kernels_share
 
             config = over_the_kernels_share(before, share)
             if config.eviction_hard == before.eviction_hard:  # it was given

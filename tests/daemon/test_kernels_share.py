@@ -9,8 +9,7 @@ import pytest
 
 from monitor.cli.options import with_default_threshold
 from monitor.settings.config import RunConfig
-from monitor.settings.kernels_share import over_the_kernels_share
-from monitor.settings.read import read, resolved_again
+from monitor.settings.read import over_the_kernels_share, read, resolved_again
 from monitor.settings.reload import reread
 from tests.commands import run
 from tests.daemon.config_files import KUBELET, write

@@ -20,7 +20,7 @@ from monitor.policy.eviction_pass import KNOWN_LAYOUT
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import kubelets as kubelets_lines
 from monitor.settings.config import RunConfig
-from monitor.settings.kernels_share import over_the_kernels_share
+from monitor.settings.read import over_the_kernels_share
 from monitor.side import reload
 from monitor.side.alerts.send import AlertSender
 from monitor.side.export.log import Log
