@@ -121,7 +121,6 @@ def fill(tree: Path) -> None:
     packed(docs / "changelog.gz", (ROOT / "CHANGELOG.md").read_bytes())
     shutil.copyfile(ROOT / "LICENSE", docs / "copyright")
     (docs / "examples").mkdir()
-    (docs / "examples/outrace.yaml").write_text(run(outrace, "config", "example"))
     for file in EXAMPLES:
         shutil.copyfile(ROOT / file, docs / "examples" / Path(file).name)
 
