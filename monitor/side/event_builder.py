@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from monitor.link import messages
 from monitor.link.clock import WallClock
@@ -24,14 +23,12 @@ from monitor.race.joining import PRESSURE
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.holds import FOR_MEMORY, HoldRation
 from monitor.side.kill_confirmation import KillConfirmation
-from monitor.side.oom_events import OomEvents, ranked
+from monitor.side.oom_events import OomEvents, made, ranked
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
 from monitor.side.view import View, label
 
 if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
-
-_Kind = TypeVar("_Kind", bound=ev.Event)
 
 
 # The thresholds in force, as events: those of the configuration, and those that only a kubelet would have.
@@ -58,12 +55,6 @@ def watched(view: View, message: messages.State, now_ns: int) -> Iterator[Watche
             min_reclaim=0 if reclaim is None else reclaim.amount(seen["capacity"]),
             compared=threshold in compared,
         )
-
-
-def made(kind: type[_Kind], message: messages.Message, **more: Any) -> _Kind:
-    """An event with the fields of a message that are called so, and ``more``."""
-    names = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in message._asdict().items() if name in names} | more)
 
 
 #: Period of the flight recorder while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
@@ -251,7 +242,7 @@ class EventBuilder:
         """Evictions are held, because they would not help."""
         self.feed(ranked(message.ts_ns, message.order))
         about = {"hard": message.kind == "hard", "pod": message.victim, "pod_name": message.name}
-        self.feed(made(ev.Held, message, **about, pods=message.pods_bytes, outside=message.outside_bytes))
+        self.feed(made(ev.Held, message._asdict(), **about, pods=message.pods_bytes, outside=message.outside_bytes))
 
     def _on_released(self, message: messages.Released) -> None:
         self.feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
@@ -261,7 +252,7 @@ class EventBuilder:
             return
         instead = self._name_of(message.other) if message.other else None
         about = {"pod_name": message.name, "hold": message.id, "instead": instead, "left_out": left_out}
-        self.feed(made(ev.HoldEnd, message, **about))
+        self.feed(made(ev.HoldEnd, message._asdict(), **about))
 
     def _name_of(self, uid: str) -> str:
         found = self._view.pods.get(uid)
@@ -269,12 +260,12 @@ class EventBuilder:
 
     def _on_state(self, message: messages.State) -> None:
         now = self._now()
-        for made in watched(self._view, message, now):
-            key = (made.domain, made.signal, made.hard)
+        for one in watched(self._view, message, now):
+            key = (one.domain, one.signal, one.hard)
             old = self._watched.get(key)
-            if old is None or (old.quantity, old.capacity, old.limit) != (made.quantity, made.capacity, made.limit):
-                self._watched[key] = made
-                self.feed(made)
+            if old is None or (old.quantity, old.capacity, old.limit) != (one.quantity, one.capacity, one.limit):
+                self._watched[key] = one
+                self.feed(one)
 
         self._clear_what_is_not_met(message, now)
 
@@ -291,7 +282,7 @@ class EventBuilder:
     def _on_cross(self, message: messages.Cross) -> None:
         available = message.capacity - message.working_set if message.available is None else message.available
         self._crossed.add((message.domain, message.signal, message.hard))
-        self.feed(made(ev.Crossing, message, available=available))
+        self.feed(made(ev.Crossing, message._asdict(), available=available))
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
 
     def _on_held(self, message: Held) -> None:
@@ -300,7 +291,7 @@ class EventBuilder:
         if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
             self.feed(ranked(message.ts_ns, message.order))
         about = {"pod_name": message.name, "hold": message.id, "left_out": left_out}
-        self.feed(made(ev.Hold, message, **about, hard=True))  # only hard thresholds hold
+        self.feed(made(ev.Hold, message._asdict(), **about, hard=True))  # only hard thresholds hold
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:
@@ -313,7 +304,7 @@ class EventBuilder:
         least = reclaim.min_reclaim if reclaim is not None else 0
         grace_s = message.given_s  # a hard threshold's victim gets none, whatever its spec has
         about = {"ts_ns": message.decided_ns, "pod_name": message.name, "grace_s": grace_s}
-        self.feed(made(ev.Decided, message, **about, hard=hard, min_reclaim=least))
+        self.feed(made(ev.Decided, message._asdict(), **about, hard=hard, min_reclaim=least))
         if message.signalled_ns is not None:
             number = ev.SIGTERM if grace_s else ev.SIGKILL
             self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
@@ -329,7 +320,7 @@ class EventBuilder:
 
     def _on_clear(self, message: messages.Clear) -> None:
         self._crossed.discard((message.domain, message.signal, message.hard))
-        self.feed(made(ev.Clear, message))
+        self.feed(made(ev.Clear, message._asdict()))
 
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:

@@ -95,6 +95,7 @@ class HoldRation:
 
 #: A hold that is over is resent only while its end is not stored: of far fewer.
 _MOST_OVER = 4096
+_NOT_LOGGED = ("pod", "name", "ts_ns", "quantity", "order")  # under these names
 #: Pods that others evict, kept.
 _MOST_EVICTED = 256
 #: How the kubelet's message about an eviction for memory begins.
@@ -108,7 +109,6 @@ class Holds:
         self._clock = clock
         self._view = view
         self.now: Mapping[str, Held] = {}
-        self.since_ns: Mapping[str, int] = {}
         self.begun: Counter[str] = Counter()  # by reason
         self.ended: Counter[str] = Counter()  # by why
         self.seconds = 0.0  # of holds that are over
@@ -128,21 +128,17 @@ class Holds:
         if message.id in self._over or (message.resent and before is not None and before.id == message.id):
             return  # sent to a side before, or again although this one has it
         new = before is None or before.id != message.id
-        self.now = {**self.now, message.pod: message}
-        if new:
-            self.since_ns = {**self.since_ns, message.pod: message.since_ns or message.ts_ns}
+        if before is None or new:
+            since_ns = message.since_ns or message.ts_ns
             self.begun[message.reason] += 1
+        else:
+            since_ns = before.since_ns
+        self.now = {**self.now, message.pod: message._replace(since_ns=since_ns)}
         left_out = self._ration.held(message)
         if left_out is None:
             self.left_out += 1
             return
-        fields = {
-            key: value
-            for key, value in message._asdict().items()
-            if key not in ("pod", "name", "ts_ns", "quantity", "order")
-        }
-        fields |= {"uid": message.pod, "pod": message.name, "held_ns": message.ts_ns, "threshold": message.quantity}
-        fields |= {"left_out": left_out} if left_out else {}
+        fields = _logged(message, left_out, held_ns=message.ts_ns, threshold=message.quantity)
         cluster = self._view.cluster
         if new and cluster is not None:
             why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
@@ -159,7 +155,6 @@ class Holds:
         if len(self._over) > _MOST_OVER:
             del self._over[next(iter(self._over))]
         self.now = {uid: held for uid, held in self.now.items() if uid != message.pod}
-        self.since_ns = {uid: ns for uid, ns in self.since_ns.items() if uid != message.pod}
         self.ended[message.why] += 1
         self.seconds += message.held_ns / 1e9
         self.grown_bytes += max(0, message.grew)
@@ -171,10 +166,7 @@ class Holds:
             grew = f"it grew {max(0, message.grew) >> 20}Mi"
             said = f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}.{_more(left_out)}"
             self._view.cluster.pod_event(message.pod, message.name, "OutraceReleased", said, warns=False)
-        fields = {key: value for key, value in message._asdict().items() if key not in ("pod", "name", "ts_ns")}
-        fields |= {"uid": message.pod, "pod": message.name, "ended_ns": message.ts_ns}
-        fields |= {"left_out": left_out} if left_out else {}
-        self._view.log.warning("hold ended", **fields)
+        self._view.log.warning("hold ended", **_logged(message, left_out, ended_ns=message.ts_ns))
 
     def evicted(self, uid: str, message: str = "") -> None:
         """The API server reports a pod as Evicted, or as about to go. From any thread. It may be held only later: one
@@ -204,12 +196,12 @@ class Holds:
 
     def longest_s(self) -> float:
         """For how long the pod that is held longest has been; 0 while none is."""
-        since = min(self.since_ns.values(), default=None)
+        since = min((held.since_ns for held in self.now.values()), default=None)
         return 0.0 if since is None else max(0.0, (time.monotonic_ns() - since) / 1e9)
 
     def shown(self) -> list[dict[str, Any]]:
         """What is shown of each: bytes, and seconds since it began and until its time limit."""
-        now_ns, since = time.monotonic_ns(), self.since_ns
+        now_ns = time.monotonic_ns()
         return [
             {
                 "pod": held.name,
@@ -222,11 +214,18 @@ class Holds:
                 "available": held.available,
                 "second_line": held.second_line or None,
                 "step": held.step,
-                "held_s": max(0.0, (now_ns - since.get(uid, held.ts_ns)) / 1e9),
+                "held_s": max(0.0, (now_ns - held.since_ns) / 1e9),
                 "left_s": max(0.0, (held.until_ns - now_ns) / 1e9),
             }
             for uid, held in self.now.items()
         ]
+
+
+def _logged(message: Held | HoldEnded, left_out: int, **more: int) -> dict[str, Any]:
+    """The fields of the log's line."""
+    fields = {key: value for key, value in message._asdict().items() if key not in _NOT_LOGGED}
+    fields |= {"uid": message.pod, "pod": message.name, **more}
+    return fields | {"left_out": left_out} if left_out else fields
 
 
 def _more(left_out: int) -> str:

@@ -156,7 +156,7 @@ class MessageHandler:
             messages.Reclaim: self._on_reclaim,
             messages.Oom: self._on_oom,
             Soften: self.soft_brakes.soften,
-            Held: self._on_held,
+            Held: view.holds.held,
             HoldEnded: self._on_hold_ended,
             Reread: self._on_reread,
         }
@@ -182,9 +182,6 @@ class MessageHandler:
         self.view.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
-
-    def _on_held(self, message: Held) -> None:
-        self.view.holds.held(message)
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         self.soft_brakes.ended(message)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from monitor.kernel import cgroup_procs
 from monitor.link import messages
+from monitor.link.codec import event_fields
 from monitor.link.messages import Oom
 from monitor.policy.ranking import Candidate
 from monitor.race.events import KUBELET, Event, Exit, Gone, Kill, Lost, Mark, Ranked, Reclaim
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.kill_confirmation import KillConfirmation, RecordedKill
 from monitor.side.view import View
+
+_Kind = TypeVar("_Kind", bound=Event)
 
 # OOM kills on the rest of the machine, where a cgroup is treated as the node: counted, and hardly looked at. A node
 # that is a cgroup shares the machine with other work, which may be killed dozens of times a second.
@@ -71,6 +74,12 @@ def ranked(ts_ns: int, leaders: Sequence[Sequence[Any]]) -> Ranked:
     return Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders]))
 
 
+def made(kind: type[_Kind], found: Mapping[str, Any], **more: Any) -> _Kind:
+    """An event with the fields of a message or of a record that are called so, and ``more``."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in found.items() if name in names} | more)
+
+
 @dataclass
 class OomEvents:
     """``feed`` takes the events, in order. ``pressed()``: whether a threshold is, or was just, crossed."""
@@ -116,14 +125,12 @@ class OomEvents:
     def _on_kill(self, message: messages.Oom, victim: NamedCgroup) -> None:
         event = message.event
         sender = event.invoker_pid
-        kill = Kill(
-            ts_ns=event.ts_ns,
-            victim_pid=event.victim_pid,
-            victim_comm=event.victim_comm,
+        kill = made(
+            Kill,
+            event_fields(event),
             pod=message.pod or victim.pod,
             pod_name=message.pod_name or victim.name,
             memcg=victim.path,
-            si_code=event.si_code,
             sender_pid=sender,
             sender_comm=event.invoker_comm,
             ours=event.si_code != 128 and sender in (self.view.hot_pid, self.view.side_pid),
@@ -159,26 +166,18 @@ class OomEvents:
         same = event.invoker_cgroup == event.victim_cgroup
         invoker = victim if same else self.names.of_process(event.invoker_pid, event.invoker_cgroup)
         self.feed(
-            Mark(
-                ts_ns=event.ts_ns,
-                victim_pid=event.victim_pid,
-                victim_comm=event.victim_comm,
+            made(
+                Mark,
+                event_fields(event),
                 pod=pod,
                 pod_name=message.pod_name or victim.name,
                 memcg=victim.path,
                 rss=event.anon_rss + event.file_rss + event.shmem_rss,
-                oom_score_adj=event.oom_score_adj,
-                invoker_pid=event.invoker_pid,
-                invoker_tid=event.invoker_tid,
-                invoker_comm=event.invoker_comm,
                 invoker_pod=invoker.name,
                 scope="global" if limit is None else limit.kind,
                 oom_path=None if limit is None else limit.path,
                 oom_usage=event.oom_usage if at else None,
                 oom_limit=event.oom_limit if at else None,
-                oom_inactive_file=event.oom_inactive_file,
-                oom_active_file=event.oom_active_file,
-                exiting=event.exiting,
                 group=self._is_group(victim),
                 held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),
             )

@@ -14,7 +14,6 @@ from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, State, Stored
 from monitor.link.rare_messages import Record
-from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Event, Gone, Refused
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
@@ -160,9 +159,6 @@ class Races:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Crossing):
             self.forecaster.crossed(event)
-
-    def _on_episode(self, found: Episode, final: bool) -> None:
-        self.judge.submit(found, final)
 
     def _on_incident(self, incident: dict[str, Any]) -> None:
         if self.alerts is not None:
