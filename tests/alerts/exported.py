@@ -40,7 +40,7 @@ def exported_names(state_dir: Path) -> set[str]:
     view.races = Races(view)
     view.reloader = Reloader(view)
     worker = Worker("none")
-    view.cluster = Cluster(_SERVER, "node-1", state_dir, worker, log)
+    view.cluster = Cluster(view, _SERVER, "node-1", worker)
     metrics = Metrics(view, ProcessWatch(view), worker, worker, cast(Any, _NoServer()))
     try:
         families = list(metrics.collect())

@@ -15,6 +15,7 @@ from monitor.link.messages import Decision
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.race.events import Refused
+from monitor.settings.config import RunConfig
 from monitor.side.cluster import api_evictions
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.export.log import Log
@@ -35,6 +36,7 @@ class Node:
         self.disk_orders: Mapping[str, Sequence[str]] = {}
         self.reported: list[Any] = []
         self.api_evicted = self.reported.append
+        self.config, self.log = RunConfig(eviction_max_pod_grace_period_s=10), Log()
 
 
 class Evictions:
@@ -44,7 +46,7 @@ class Evictions:
         self.clock, self.api, self.node = WaitedClock(1000.0), api, Node()
         self.live: set[str] = set()
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
-        self.evictions = ApiEvictions(client, self.node, 10, Log(), self.clock, back_off)  # type: ignore[arg-type]
+        self.evictions = ApiEvictions(client, self.node, self.clock, back_off)  # type: ignore[arg-type]
 
     @property
     def accepted(self) -> list[Decision]:

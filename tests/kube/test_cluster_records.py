@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
+from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.record import PendingRecords, Record, record_of
 from monitor.side.cluster.reports import AWAY, STATUS_NOTE, TAKEN, Reports
@@ -21,6 +23,7 @@ from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
 from tests.kube.test_status_writer import evicted, record
+from tests.side.views import view
 from tests.waiting import until as wait_until
 
 
@@ -151,7 +154,8 @@ def open_cluster(config: ClusterConfig, tmp_path: Path) -> Iterator[Callable[[],
 
     def make() -> Cluster:
         files = Worker("files")
-        made.append((Cluster(config, "node-1", tmp_path, files, Log()), files))
+        known = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 1 << 30)
+        made.append((Cluster(known, config, "node-1", files), files))
         made[-1][0].start()
         return made[-1][0]
 

@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
+from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
+from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.node import LOOK_S, TRIES, NodeReport
 from monitor.side.export.log import Log
+from monitor.side.view import View
 from monitor.side.worker import Worker
+from tests.daemon.harness import STATE
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.log_lines import LogLines
+from tests.side.views import view
 from tests.waiting import until
 
 KEY = ("nodes", "", "node-1")
@@ -204,12 +209,21 @@ def test_an_answer_of_another_shape_writes_nothing(node: Node, api: FakeApiServe
 # with the threads of the cluster
 
 
+def tainting(state_dir: Path, log: Log, *conditions: str) -> View:
+    """What the side knows, while these conditions hold."""
+    settings = RunConfig(state_dir=str(state_dir), node_taints="own")
+    made = view(settings, Hierarchy(2, state_dir), 1 << 30, log=log)
+    made.state = STATE._replace(conditions=conditions)
+    return made
+
+
 @pytest.fixture
 def cluster(config: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name in ("_END_S", "_END_REQUEST_S"):
         monkeypatch.setattr(f"monitor.side.cluster.cluster.{name}", 60.0)
     files = Worker("files")
-    made = Cluster(config, "node-1", tmp_path, files, Log(), lambda: {"MemoryPressure"}, own_taints=True)
+    known = tainting(tmp_path, Log(), "MemoryPressure")
+    made = Cluster(known, config, "node-1", files)
     made.start()
     yield made
     made.close()

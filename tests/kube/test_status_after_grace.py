@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from unittest.mock import create_autospec
 
@@ -17,9 +16,8 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import STATUS_NOT_TAKEN
-from monitor.side.cluster.cluster import Cluster, report_status
+from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.reports import AWAY, TAKEN
-from monitor.side.export.log import Log
 from monitor.side.message_handler import MessageHandler
 from monitor.side.races import Races
 from monitor.side.worker import Worker
@@ -111,7 +109,7 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,))
     known = view(settings, cgroupfs.detect(), 1 << 30)
     known.races = Races(known)
-    cluster = Cluster(config, "node-1", tmp_path, files, Log(), on_status_not_taken=partial(report_status, known))
+    cluster = Cluster(known, config, "node-1", files)
     with hook.running():
         known.races.start()
         cluster.start()

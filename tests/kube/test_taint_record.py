@@ -14,7 +14,7 @@ from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, start_r
 from monitor.side.worker import Worker
 from tests import live
 from tests.kube.fake_apiserver import FakeApiServer
-from tests.kube.test_node_taints import DISK, FOREIGN, MEMORY, seen, taint, warnings
+from tests.kube.test_node_taints import DISK, FOREIGN, MEMORY, seen, taint, tainting, warnings
 from tests.kube.test_node_taints import made as made
 from tests.log_lines import LogLines
 from tests.waiting import until
@@ -39,7 +39,7 @@ def keys_of(records: TaintRecords) -> list[tuple[str, ...]]:
 def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
     config: ClusterConfig, api: FakeApiServer, tmp_path: Path, records: TaintRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holding, at_the_patch, files = {"MemoryPressure"}, [], Worker("files")
+    at_the_patch, files = [], Worker("files")
 
     def look(client: ApiClient, resource: Resource, name: str, body: Any, **options: Any) -> Any:
         if "spec" in body:
@@ -48,13 +48,13 @@ def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
 
     patch = ApiClient.patch
     monkeypatch.setattr(ApiClient, "patch", look)
-    own = {"own_taints": True, "kubeconfig": "/etc/kubeconfig"}
-    cluster = Cluster(config, "node-1", tmp_path, files, LogLines(), lambda: holding, **own)  # type: ignore[arg-type]
+    known = tainting(tmp_path, LogLines(), "MemoryPressure")
+    cluster = Cluster(known, config, "node-1", files, ("/etc/kubeconfig", False))
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     assert at_the_patch[0] == [(MEMORY["key"],)]
     assert [one.kubeconfig for one in records.load(pytest.fail)] == ["/etc/kubeconfig"]
-    holding = {"DiskPressure"}
+    known.state = tainting(tmp_path, LogLines(), "DiskPressure").state
     until(lambda: DISK in seen(api) and keys_of(records) == [(DISK["key"],)], "the other one")
     cluster.close()
     until(lambda: seen(api) == FOREIGN and keys_of(records) == [], "none")

@@ -179,18 +179,16 @@ class ApiEvictions:
         self,
         client: ApiClient,
         view: View,
-        max_pod_grace_s: int,
-        log: Log,
         clock: Callable[[], float] = time.monotonic,
         back_off: BackOff | None = None,
     ) -> None:
         self.tally = EvictionTally()
         self._view = view
-        self._max_pod_grace_s = max_pod_grace_s
-        self._log = log
+        self._max_pod_grace_s = view.config.eviction_max_pod_grace_period_s
+        self._log = view.log
         self._clock = clock
         back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
-        self._requests = EvictionRequests(client, log, clock, back_off)
+        self._requests = EvictionRequests(client, view.log, clock, back_off)
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: _Ending | None = None
         self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not asked for again, the outcome

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ from monitor.side.cluster.node import NodeReport, reason
 from monitor.side.cluster.record import Record, condition_record, pod_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords
-from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
@@ -45,36 +43,28 @@ _END_REQUEST_S = 1.0
 
 class Cluster:
     """``files`` writes below the state dir, one job after the other. `evicting` may be called from any thread and never
-    waits. ``on_status_not_taken(record, outcome, text)`` is called from a thread, with one of `FATES`.
+    waits. ``kubeconfig``: the path of it, and whether it was given.
     """
 
     def __init__(
-        self,
-        config: ClusterConfig,
-        node: str,
-        state_dir: Path,
-        files: Worker,
-        log: Log,
-        holding: Callable[[], Collection[str] | None] = lambda: None,
-        on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
-        own_taints: bool = False,
-        kubeconfig: str = "",
-        kubeconfig_given: bool = False,
-        held: Callable[[], str] | None = None,
+        self, view: View, config: ClusterConfig, node: str, files: Worker, kubeconfig: tuple[str, bool] = ("", False)
     ) -> None:
         self.node = node
+        self._view = view
         self._config = config
-        self._log = log
+        log, state_dir = view.log, Path(view.config.state_dir)
         self._stop = threading.Event()
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
         clients = self._client, self._events_client
-        self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
-        self._kubeconfig = kubeconfig, kubeconfig_given
+        self.reports = Reports(*clients, state_dir, files, log, self._status_not_taken)
+        self._kubeconfig = kubeconfig
         self._tainted = TaintRecords(state_dir)
-        told = self._condition_changed, held, own_taints, self._note_taints
-        self._node_report = NodeReport(self._events_client, node, holding, log, *told)
-        self.evictions: ApiEvictions | None = None
+        held = view.holds.names if view.config.holds else None
+        told = self._condition_changed, held, view.config.taints_node, self._note_taints
+        self._node_report = NodeReport(self._events_client, node, self._holding, log, *told)
+        #: None but with `--evict-by api`.
+        self.evictions = ApiEvictions(self._client, view) if view.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # nothing more is asked of the API server
         self._warm_due = 0.0
@@ -85,6 +75,9 @@ class Cluster:
         self.reports.load()
         threading.Thread(target=self._write_statuses, name="statuses", daemon=True).start()
         self._thread.start()
+        if self.evictions is not None:
+            about = self.evictions.turn, self._stop, self.evictions.woken
+            threading.Thread(target=turning, args=about, name="evictions", daemon=True).start()
 
     def close(self) -> None:
         """What was not sent stays in the state directory. Taints of ours go, within `_END_S`."""
@@ -98,13 +91,6 @@ class Cluster:
         if self._node_report.own_taints and self._thread.is_alive():
             self._thread.join(_END_S)
         self._ended.set()
-
-    def evict_by_api(self, view: View) -> None:
-        """Have the API server asked to evict pods from now on, on a connection that is kept open."""
-        grace_s = view.config.eviction_max_pod_grace_period_s
-        made = self.evictions = ApiEvictions(self._client, view, grace_s, self._log)
-        about = made.turn, self._stop, made.woken
-        threading.Thread(target=turning, args=about, name="evictions", daemon=True).start()
 
     def evicting(self, eviction: EvictedPod, signalled_ns: int, in_grace: bool = False) -> None:
         """A pod was signalled at ``signalled_ns`` (CLOCK_MONOTONIC). ``in_grace``: with SIGTERM, and it may write on.
@@ -165,6 +151,14 @@ class Cluster:
         else:
             self._tainted.remove(self.node)
 
+    def _holding(self) -> Collection[str] | None:
+        return None if self._view.state is None else self._view.conditions
+
+    def _status_not_taken(self, record: Record, outcome: str, text: str) -> None:
+        """An alert."""
+        if self._view.races is not None:
+            self._view.races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
+
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """As the kubelet says it of its own: an event on the node."""
         record = condition_record(self.node, condition, reason(condition, holds), holds, when)
@@ -175,16 +169,9 @@ def _age_s(since_ns: int) -> float:
     return max(0.0, (time.monotonic_ns() - since_ns) / 1e9)
 
 
-def report_status(view: View, record: Record, outcome: str, text: str) -> None:
-    """The status of an evicted pod was not taken: an alert."""
-    if view.races is not None:
-        view.races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
-
-
 def open_cluster(view: View, files: Worker) -> Cluster | None:
     """The cluster whose pods these are; None where its API server may not be asked."""
-    config = view.config
-    access = Access.found(config)
+    access = Access.found(view.config)
     try:
         server, whose = access.api_server()
     except MonitorError as error:
@@ -196,16 +183,7 @@ def open_cluster(view: View, files: Worker) -> Cluster | None:
         )
         return None
     view.log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
-
-    def holding() -> Collection[str] | None:
-        return None if view.state is None else view.conditions
-
-    alert = partial(report_status, view)
-    state_dir = Path(config.state_dir)
-    by = access.kubeconfig_in_use, bool(access.kubeconfig)
-    about = state_dir, files, view.log, holding, alert, config.taints_node, *by
-    cluster = Cluster(server, access.node, *about, held=view.holds.names if config.holds else None)
+    kubeconfig = access.kubeconfig_in_use, bool(access.kubeconfig)
+    cluster = Cluster(view, server, access.node, files, kubeconfig)
     cluster.start()
-    if config.asks_api:
-        cluster.evict_by_api(view)
     return cluster
