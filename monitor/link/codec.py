@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from monitor.kernel.wire import OomEvent
-from monitor.link.messages import HOT_TO_SIDE, NAMES, SIDE_TO_HOT, Bad, Message
+from monitor.link.messages import NAMES, TYPES, Bad, Message
 
 _EVENT_FIELDS = tuple(field.name for field in fields_of(OomEvent))
 _event_values = attrgetter(*_EVENT_FIELDS)
@@ -60,7 +60,7 @@ def decode(packet: bytes) -> Message | Bad:
     name = fields.get("t") if isinstance(fields, dict) else None
     if not isinstance(name, str):
         return Bad("not an object with a type")
-    cls = HOT_TO_SIDE.get(name) or SIDE_TO_HOT.get(name)
+    cls = TYPES.get(name)
     if cls is None:
         return Bad("unknown type", name)
     try:

@@ -6,16 +6,13 @@ may be missing in a packet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from monitor.kernel.wire import OomEvent
 from monitor.link.rare_messages import (
-    FROM_CONFIG,
-    FROM_HOLDS,
-    TO_CONFIG,
-    TO_HOLDS,
-    FromConfig,
+    Apply,
     FromHolds,
     Held,
     HoldEnded,
@@ -23,10 +20,11 @@ from monitor.link.rare_messages import (
     Limit,
     Pass,
     Ranking,
+    Reconfigure,
     Record,
+    Reread,
     Rows,
     Snapshot,
-    ToConfig,
     ToHolds,
 )
 
@@ -307,11 +305,11 @@ class Bad(NamedTuple):
 
 HotMessage = (
     LogLine | State | Decision | Reclaim | Evicted | GiveBack | Left | Braked | Released | Reap | Cross | Clear
-    | Killed | Flight | Oom | Ranking | Snapshot | Pass | Limit | HoldLook | FromHolds | FromConfig
+    | Killed | Flight | Oom | Ranking | Snapshot | Pass | Limit | HoldLook | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
-    | ToHolds | ToConfig
+    | ToHolds | Reconfigure | Apply
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.
@@ -320,44 +318,10 @@ OF_RACES = (Cross, Clear, Decision, Killed, Evicted, Oom, Held, HoldEnded)
 
 Send = Callable[[HotMessage], None]
 
-#: Type in a packet -> class.
-HOT_TO_SIDE: dict[str, type[HotMessage]] = {
-    "log": LogLine,
-    "state": State,
-    "decision": Decision,
-    "reclaim": Reclaim,
-    "evicted": Evicted,
-    "giveback": GiveBack,
-    "left": Left,
-    "braked": Braked,
-    "released": Released,
-    "reap": Reap,
-    "cross": Cross,
-    "clear": Clear,
-    "killed": Killed,
-    "flight": Flight,
-    "oom": Oom,
-    "ranking": Ranking,
-    "snapshot": Snapshot,
-    "pass": Pass,
-    "limit": Limit,
-    "hold_look": HoldLook,
-    **FROM_HOLDS,
-    **FROM_CONFIG,
+#: Types in packets that are not their class's name in small letters.
+_NAMED: dict[type, str] = {LogLine: "log", GiveBack: "giveback", PodSeen: "pod+", PodGone: "pod-", DiskFigures: "disks"}
+#: Class -> type in a packet, and back.
+NAMES: dict[type, str] = {
+    cls: _NAMED.get(cls) or re.sub(r"\B([A-Z])", r"_\1", cls.__name__).lower() for cls in get_args(Message)
 }
-SIDE_TO_HOT: dict[str, type[SideMessage]] = {
-    "pod+": PodSeen,
-    "pod-": PodGone,
-    "reaped": Reaped,
-    "reclaimed": Reclaimed,
-    "lives": Lives,
-    "disks": DiskFigures,
-    "synced": Synced,
-    "stored": Stored,
-    "record": Record,
-    "refresh": Refresh,
-    **TO_HOLDS,
-    **TO_CONFIG,
-}
-#: Class -> type in a packet.
-NAMES: dict[type, str] = {cls: name for name, cls in (*HOT_TO_SIDE.items(), *SIDE_TO_HOT.items())}
+TYPES: dict[str, type[Message]] = {name: cls for cls, name in NAMES.items()}

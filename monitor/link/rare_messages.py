@@ -163,15 +163,6 @@ class KubeletEviction(NamedTuple):
 #: What is sent of holds, and to them.
 FromHolds = Held | HoldEnded | Soften
 ToHolds = KubeletEviction | Softened
-FROM_HOLDS: dict[str, type[FromHolds]] = {
-    "held": Held,
-    "hold_ended": HoldEnded,
-    "soften": Soften,
-}
-TO_HOLDS: dict[str, type[ToHolds]] = {
-    "kubelet_eviction": KubeletEviction,
-    "softened": Softened,
-}
 
 
 # of another configuration while running (`monitor.hot.reconfigure`, `monitor.side.reload`)
@@ -196,9 +187,3 @@ class Apply(NamedTuple):
     """All pods that change with a configuration are sent: take them and it in one step."""
 
     number: int
-
-
-FromConfig = Reread
-ToConfig = Reconfigure | Apply
-FROM_CONFIG: dict[str, type[FromConfig]] = {"reread": Reread}
-TO_CONFIG: dict[str, type[ToConfig]] = {"reconfigure": Reconfigure, "apply": Apply}

@@ -12,7 +12,7 @@ import pytest
 from monitor.hot.ring_records import SAVED_NS, SHARE, Ration, RingRecords
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
-from monitor.link.messages import HOT_TO_SIDE, Oom
+from monitor.link.messages import TYPES, Oom
 from monitor.link.rare_messages import Snapshot
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
@@ -29,7 +29,7 @@ def message(name: str) -> Any:
     kind, _, step = name.partition("_")
     if step:
         return Oom(OomEvent(step, 1), None, None, while_away=False)
-    cls = HOT_TO_SIDE.get(kind, Snapshot)
+    cls = TYPES.get(kind, Snapshot)
     return cls._make([None] * len(cls._fields))
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from monitor.kernel.wire import OomEvent
 from monitor.link import channel, codec
-from monitor.link.messages import HOT_TO_SIDE, NAMES, SIDE_TO_HOT, Bad, LogLine, Message, Oom, PodGone, Synced
+from monitor.link.messages import NAMES, TYPES, Bad, LogLine, Message, Oom, PodGone, Synced
 
-TYPES = {**HOT_TO_SIDE, **SIDE_TO_HOT}
 OOM = '{"t": "oom", "pod": null, "pod_name": null, "while_away": false, "event": %s}'
 values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=5)
 
@@ -91,8 +90,8 @@ def test_a_record_of_the_kernel_without_its_fields() -> None:
     assert "'kind' and 'ts_ns'" in missing.problem
 
 
-def test_every_class_has_a_type() -> None:
-    assert {name: NAMES[cls] for name, cls in TYPES.items()} == {name: name for name in TYPES}
+def test_every_class_has_a_type_of_its_own() -> None:
+    assert len(TYPES) == len(NAMES)
 
 
 Pair = tuple[socket.socket, socket.socket]
