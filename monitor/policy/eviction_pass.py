@@ -14,7 +14,7 @@ Pure: times are given, and what cleans up is a function the caller passes in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from monitor.policy.compat import SANE
@@ -53,12 +53,11 @@ class PassConfig:
     later: EvictionConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        thresholds, appended = self.thresholds, tuple[Threshold, ...]()
         if self.era.containerfs:
-            thresholds, in_place, _ = overlay_containerfs(self.thresholds, self.layout)
-        else:
-            thresholds, in_place = self.thresholds, self.thresholds
+            thresholds, appended, _ = overlay_containerfs(self.thresholds, self.layout)
         later = EvictionConfig(thresholds, self.transition_period_ns, self.max_pod_grace_s, self.compat)
-        object.__setattr__(self, "first", replace(later, thresholds=in_place))
+        object.__setattr__(self, "first", later.without(appended))
         object.__setattr__(self, "later", later)
 
     @property
@@ -110,41 +109,7 @@ def run_pass(
     elif clean is not None:
         rank = _after(clean, rank)
     core, outcome = synchronize(rules, state.core, observations, now_ns, rank)
-    if not state.laid_out:
-        core = carried(rules, core, config.later, observations)
     return PassResult(PassState(core, True), outcome, 0 if outcome.victim is None else grace_s(config, outcome))
-
-
-def skip_pass(config: PassConfig, state: PassState) -> PassState:
-    """The state after a pass for which nothing could be observed: a first one learns the layout all the same."""
-    core = state.core if state.laid_out else carried(config.first, state.core, config.later, None)
-    return PassState(core, True)
-
-
-def carried(
-    old: EvictionConfig, state: State, new: EvictionConfig, observations: Mapping[str, Observation] | None
-) -> State:
-    """``state`` after a pass of ``old`` laid out as one of ``new``, whose thresholds are those of ``old`` and more.
-
-    ``observations`` are those of that pass (None: it saw none), for signals ``old`` did not look at.
-    """
-    if not state.first and not state.stamps:
-        state = old.blank
-    first: list[int | None] = [None] * len(new.rules)
-    position_of: dict[int, int] = {}
-    taken: set[int] = set()
-    for i, rule in enumerate(old.rules):
-        at = next(j for j, r in enumerate(new.rules) if j not in taken and r.threshold == rule.threshold)
-        taken.add(at)
-        position_of[i] = at
-        first[at] = state.first[i]
-    stamps: list[int | None] = [None] * len(new.signals)
-    for slot, signal in enumerate(new.signals):
-        if observations is not None and signal in observations:
-            stamps[slot] = observations[signal].stamp_ns
-    lasts = dict(zip(old.conditions, state.last, strict=True))
-    last = tuple(lasts.get(condition) for condition in new.conditions)
-    return State(tuple(first), tuple(position_of[i] for i in state.met), tuple(stamps), last, state.conditions)
 
 
 def reconfigured(old: PassConfig, state: PassState, new: PassConfig) -> PassState:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass, skip_pass
+from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass
 from monitor.policy.local_storage import storage_violations
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod
@@ -65,7 +65,7 @@ def kubelet_pass(
         return KubeletResult(state)
     summary = read()
     if summary is None:
-        return KubeletResult(skip_pass(config, state), summary_reads=1)
+        return KubeletResult(PassState(state.core, laid_out=True), summary_reads=1)
     evictions = _local_storage(config, pods, summary.pods) if config.local_storage else []
     actions: tuple[str, ...] = ()
 

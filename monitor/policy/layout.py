@@ -69,12 +69,13 @@ def reclaim_actions(signal: str, layout: DiskLayout) -> tuple[str, ...]:
 
 
 class Overlay(NamedTuple):
-    """Thresholds after the overlay. `in_place` are those without what was appended: all that the pass which discovers
-    the layout sees. `conflicts`: a complaint for each threshold of the user's that was replaced or ignored.
+    """Thresholds after the overlay. `appended`: those of them that stand in no threshold's place; the pass that
+    discovers the layout does not see these. `conflicts`: a complaint for each threshold of the user's that was replaced
+    or ignored.
     """
 
     thresholds: tuple[Threshold, ...]
-    in_place: tuple[Threshold, ...]
+    appended: tuple[Threshold, ...]
     conflicts: tuple[str, ...]
 
 
@@ -91,7 +92,7 @@ def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> 
         if t.signal in _CONTAINERFS_SIGNALS
     )
     if layout.container_fs and not layout.image_fs:
-        return Overlay(tuple(found), tuple(found), conflicts)
+        return Overlay(tuple(found), (), conflicts)
     sources = _IMAGEFS_SIGNALS if layout.image_fs and not layout.container_fs else _NODEFS_SIGNALS
     appended = []
     for source, target in zip(sources, _CONTAINERFS_SIGNALS, strict=True):
@@ -107,4 +108,4 @@ def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> 
                 found[at] = copy
             else:
                 appended.append(copy)
-    return Overlay((*found, *appended), tuple(found), conflicts)
+    return Overlay((*found, *appended), tuple(appended), conflicts)

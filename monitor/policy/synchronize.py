@@ -15,7 +15,8 @@ met, the last that is for memory, else the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +33,9 @@ HARD_GRACE_S = 1
 DEFAULT_POD_GRACE_S = 30
 
 _ALLOCATABLE = frozenset(ALLOCATABLE_OF.values())
+
+#: A value that nothing observed is below: what is available has 64 bits.
+_NEVER = -(2**63)
 
 Rank = Callable[[str], Sequence[Candidate]]
 
@@ -93,6 +97,13 @@ class EvictionConfig:
         made = {"signals": signals, "conditions": conditions, "rules": rules, "blank": blank}
         for name, value in {**made, "likeliest": self.compat == KUBELET}.items():
             object.__setattr__(self, name, value)
+
+    def without(self, unseen: Collection[Threshold]) -> EvictionConfig:
+        """The same, except that these thresholds are never met. The states of both are laid out alike."""
+        made = copy(self)
+        rules = [rule._replace(fixed=_NEVER) if rule.threshold in unseen else rule for rule in self.rules]
+        object.__setattr__(made, "rules", tuple(rules))
+        return made
 
 
 class State(NamedTuple):
