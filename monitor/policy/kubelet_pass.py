@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass
-from monitor.policy.local_storage import storage_violations
+from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.ranking import Candidate
@@ -19,7 +19,7 @@ from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
-from monitor.policy.victims import first_victims
+from monitor.policy.victims import rank_pods
 
 #: Cleans up (the actions by name, in order) and answers with the stats after it; None if they cannot be had.
 Reclaim = Callable[[tuple[str, ...]], Summary | None]
@@ -76,7 +76,8 @@ def kubelet_pass(
         return after is not None and _all_clear(config.later.thresholds, after.observations)
 
     def rank(signal: str) -> Sequence[Candidate]:
-        return first_victims(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
+        ranked = rank_pods(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
+        return [one.candidate for one in ranked]
 
     over_limit = bool(evictions)
     result = run_pass(config, state, summary.observations, now_ns, rank, clean=clean, over_limit=over_limit)
@@ -90,9 +91,13 @@ def kubelet_pass(
 
 def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> list[Eviction]:
     """All pods over a limit of their own; critical ones are spared."""
-    over = storage_violations(pods, stats, config.layout, config.pod_level)
-    grace_s, is_critical = config.limit_grace_s, config.era.is_critical
-    return [Eviction(pod, grace_s, message, {}, False) for pod, message in over if not is_critical(pod)]
+    found = []
+    for pod in pods:
+        own = stats.get(pod.uid)
+        message = None if own is None else storage_violation(pod, own, config.layout, config.pod_level)
+        if message is not None and not config.era.is_critical(pod):
+            found.append(Eviction(pod, config.limit_grace_s, message, {}, False))
+    return found
 
 
 def _all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:

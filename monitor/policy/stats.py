@@ -34,11 +34,7 @@ class Memory(NamedTuple):
 
 
 class PodStats:
-    """The figures of one pod.
-
-    A pass reads some ten numbers for every pod of the node, so each method looks at well-formed figures in place and
-    leaves everything else (another type, a number beyond 63 bits) to `_count` and its like, which answer or complain.
-    """
+    """The figures of one pod."""
 
     __slots__ = ("_raw", "path")
 
@@ -50,28 +46,20 @@ class PodStats:
     def uid(self) -> str:
         """The uid in `podRef`, or the one `pod_from_object` makes for a pod without."""
         ref = _map(self._raw, "podRef", self.path)
-        uid = ref.get("uid")
-        if type(uid) is str and uid:
-            return uid
-        return str(uid or stable_uid(str(ref.get("namespace") or "default"), str(ref.get("name", ""))))
+        return str(ref.get("uid") or stable_uid(str(ref.get("namespace") or "default"), str(ref.get("name", ""))))
 
     def memory(self) -> int | None:
         """The working set; 0 if the memory figures lack it, None if there are no memory figures."""
         figures = self._raw.get("memory")
-        if figures is None:
-            return None
-        value = figures.get("workingSetBytes") if type(figures) is dict else None
-        if type(value) is int and 0 <= value < _INT64:
-            return value
-        return _count(_checked(figures, self.path), "workingSetBytes", self.path) or 0
+        return None if figures is None else _count(_checked(figures, self.path), "workingSetBytes", self.path) or 0
 
     def processes(self) -> int:
         """How many processes the pod has; 0 if not reported."""
-        return self._figure("process_stats", "process_count")
+        return _count(_map(self._raw, "process_stats", self.path), "process_count", self.path) or 0
 
     def ephemeral_storage(self) -> int:
         """Bytes of local storage the whole pod uses; 0 if not reported."""
-        return self._figure("ephemeral-storage", "usedBytes")
+        return _count(_map(self._raw, "ephemeral-storage", self.path), "usedBytes", self.path) or 0
 
     def container_memory(self) -> list[tuple[str, int]]:
         """The working set of each container that reports one."""
@@ -93,41 +81,23 @@ class PodStats:
 
     def files(self, kinds: Sequence[str], key: str) -> int:
         """`usedBytes` or `inodesUsed` (``key``) of all containers, over their `rootfs` and `logs` (``kinds``)."""
-        return sum(self.files_each(kinds, key))
+        return sum([used for _, used in self.files_each(kinds, key)])
 
-    def files_each(self, kinds: Sequence[str], key: str) -> list[int]:
-        """`files` of each container, in the order of `container_names`."""
-        # A pass spends most of its time here. Well-formed figures are added up without a call; at the first odd thing
-        # the careful walk begins anew, and knows what to say.
-        items = self._raw.get("containers")
-        if type(items) is not list:
-            return self._files_checked(kinds, key)
+    def files_each(self, kinds: Sequence[str], key: str) -> list[tuple[str, int]]:
+        """`files` of each container that reports anything, beside its name."""
         found = []
-        try:
-            for item in items:
-                total = 0
-                for kind in kinds:
-                    figures = item.get(kind)
-                    if figures is not None:
-                        value = figures.get(key)
-                        if type(value) is int and 0 <= value < _INT64:
-                            total += value
-                        elif value is not None:
-                            return self._files_checked(kinds, key)
-                found.append(total)
-        except AttributeError:
-            return self._files_checked(kinds, key)
+        for item in _list(self._raw, "containers", self.path):
+            total = 0
+            for kind in kinds:
+                figures = item.get(kind)
+                # A pass spends most of its time here, so well-formed figures are added up without a call.
+                value = figures.get(key) if type(figures) is dict else None
+                if type(value) is int and 0 <= value < _INT64:
+                    total += value
+                else:
+                    total += _count(_map(item, kind, self.path), key, self.path) or 0
+            found.append((item.get("name", ""), total))
         return found
-
-    def container_names(self) -> list[str]:
-        """The containers that report anything."""
-        return [item.get("name", "") for item in _list(self._raw, "containers", self.path)]
-
-    def _files_checked(self, kinds: Sequence[str], key: str) -> list[int]:
-        return [
-            sum([_count(_map(item, kind, self.path), key, self.path) or 0 for kind in kinds])
-            for item in _list(self._raw, "containers", self.path)
-        ]
 
     def volumes(self, names: Sequence[str], key: str) -> int:
         """`usedBytes` or `inodesUsed` of these volumes; the first figures of a name count."""
@@ -136,11 +106,7 @@ class PodStats:
         for name in names:
             for item in items:
                 if item.get("name", "") == name:
-                    value = item.get(key)
-                    if type(value) is int and 0 <= value < _INT64:
-                        total += value
-                    else:
-                        total += _count(item, key, self.path) or 0
+                    total += _count(item, key, self.path) or 0
                     break
         return total
 
@@ -148,20 +114,10 @@ class PodStats:
         """Bytes by volume, where reported (a volume without would crash a real kubelet). The last of a name counts."""
         found = {}
         for item in _list(self._raw, "volume", self.path):
-            used = item.get("usedBytes")
-            if type(used) is not int or not 0 <= used < _INT64:
-                used = _count(item, "usedBytes", self.path)
+            used = _count(item, "usedBytes", self.path)
             if used is not None:
                 found[item.get("name", "")] = used
         return found
-
-    def _figure(self, kind: str, key: str) -> int:
-        """A number of the pod itself; 0 if not reported."""
-        figures = self._raw.get(kind)
-        value = figures.get(key) if type(figures) is dict else None
-        if type(value) is int and 0 <= value < _INT64:
-            return value
-        return _count(_map(self._raw, kind, self.path), key, self.path) or 0
 
 
 class Summary:
@@ -226,7 +182,9 @@ def _checked(value: Any, path: str) -> Mapping[str, Any]:
 
 def _map(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
     value = parent.get(key)
-    return _EMPTY if value is None else _checked(value, f"{path}.{key}")
+    if value is None:
+        return _EMPTY
+    return value if isinstance(value, dict) else _checked(value, f"{path}.{key}")
 
 
 def _list(parent: Mapping[str, Any], key: str, path: str) -> Sequence[Mapping[str, Any]]:

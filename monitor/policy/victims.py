@@ -7,7 +7,7 @@ processes. Where the kubelet's order is left to chance, ours is namespace, name,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -19,8 +19,6 @@ from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usa
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.stats import PodStats
-
-_NANO = 10**9
 
 
 class Ranked(NamedTuple):
@@ -57,104 +55,36 @@ def rank_pods(
     return found
 
 
-def first_victims(
-    signal: str,
-    pods: Sequence[Pod],
-    stats: Mapping[str, PodStats],
-    layout: DiskLayout = SINGLE_DISK,
-    pod_level: bool = True,
-    ranker: Ranker | None = None,
-) -> list[Candidate]:
-    """The candidates of `rank_pods` as far as the first that is not critical: all a pass looks at.
-
-    Of hundreds of pods it makes one or two candidates, which is a third of the time of a pass.
-    """
-    if ranker is not None:
-        return [one.candidate for one in rank_pods(signal, pods, stats, layout, pod_level, ranker)]
-    used = _usage(signal, pods, stats, layout)
-    keys = _keys(signal, pods, used, pod_level)
-    found = []
-    for i in sorted(range(len(keys)), key=keys.__getitem__):
-        found.append(_candidate(signal, pods[i], used[i], pod_level))
-        if not found[-1].critical:
-            break
-    return found
-
-
 def rank_one(
     pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, pod_level: bool
 ) -> tuple[Key, Candidate]:
     """Key and candidate of one pod, as Kubernetes 1.36 ranks it."""
-    used = _usage(signal, (pod,), {} if stats is None else {pod.uid: stats}, layout)
-    return _keys(signal, (pod,), used, pod_level)[0], _candidate(signal, pod, used[0], pod_level)
-
-
-def _usage(signal: str, pods: Sequence[Pod], stats: Mapping[str, PodStats], layout: DiskLayout) -> list[int | None]:
-    """What each pod uses of the starved resource; None without stats."""
-    figures = [stats.get(pod.uid) for pod in pods]
-    if signal in MEMORY_SIGNALS:
-        return [None if own is None else own.memory() or 0 for own in figures]
     if signal == PID:
-        return [None if own is None else own.processes() for own in figures]
-    parts = _parts(signal, layout)
-    local = zip(_local_volumes.each(pods), figures, strict=True)
-    return [None if own is None else _disk_usage(volumes, own, parts) for volumes, own in local]
-
-
-def _keys(signal: str, pods: Sequence[Pod], used: Sequence[int | None], pod_level: bool) -> list[Key]:
-    if signal == PID:
-        return [_pid_key(pod, processes) for pod, processes in zip(pods, used, strict=True)]
-    beside = _beside_usage.each(pods, RESOURCE[signal], pod_level)
-    return [usage_key(usage, *one) for one, usage in zip(beside, used, strict=True)]
-
-
-@per_pod
-def _beside_usage(pod: Pod, resource: str, pod_level: bool) -> tuple[int, int, int, int, str, str, str]:
-    """What `usage_key` wants to know of a pod beside its usage, none of which changes.
-
-    How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
-    """
-    request = pod_request(pod, resource, pod_level)
-    amount = request if resource == "memory" else pod_request(pod, "ephemeral-storage", pod_level)
-    whole, nanos = divmod(amount.nanos, _NANO)
-    return (request.nanos // _NANO, whole, nanos, rank_priority(pod.known_priority), pod.namespace, pod.name, pod.uid)
-
-
-def _pid_key(pod: Pod, processes: int | None) -> Key:
-    order = (0, 0, 0) if processes is None else (1, -processes, 0)
-    return (rank_priority(pod.known_priority), *order, pod.namespace, pod.name, pod.uid)
-
-
-def _candidate(signal: str, pod: Pod, usage: int | None, pod_level: bool) -> Candidate:
-    if signal == PID:
-        return candidate(pod, ZERO, usage)
-    return candidate(
-        pod, pod_request(pod, "memory" if signal in MEMORY_SIGNALS else "ephemeral-storage", pod_level), usage
-    )
-
-
-class _Parts(NamedTuple):
-    """What disk usage is made of: the kinds of files, whether volumes count, and the figure taken of each."""
-
-    files: tuple[str, ...]
-    volumes: bool
-    key: str
-
-
-def _parts(signal: str, layout: DiskLayout) -> _Parts:
-    kinds = measured(signal, layout)
-    files = tuple(kind for kind in kinds if kind != VOLUMES)
-    return _Parts(files, VOLUMES in kinds, "usedBytes" if RESOURCE[signal] == "ephemeral-storage" else "inodesUsed")
+        victim = candidate(pod, ZERO, None if stats is None else stats.processes())
+        order = (0, 0, 0) if victim.usage is None else (1, -victim.usage, 0)
+        return (rank_priority(pod.known_priority), *order, pod.namespace, pod.name, pod.uid), victim
+    used = None
+    if stats is not None:
+        used = stats.memory() or 0 if signal in MEMORY_SIGNALS else disk_usage(pod, stats, signal, layout)
+    resource = RESOURCE[signal]
+    allowed = pod_request(pod, resource, pod_level).nanos // 10**9
+    # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
+    amount = pod_request(pod, resource if resource == "memory" else "ephemeral-storage", pod_level)
+    victim = candidate(pod, amount, used)
+    names = (pod.namespace, pod.name, pod.uid)
+    return usage_key(
+        used, allowed, victim.request, victim.request_nanos, rank_priority(victim.priority), *names
+    ), victim
 
 
 def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> int:
     """What ``pod`` uses of the file system behind ``signal``: bytes or inodes."""
-    return _disk_usage(_local_volumes(pod), stats, _parts(signal, layout))
-
-
-def _disk_usage(volumes: Sequence[str], stats: PodStats, parts: _Parts) -> int:
-    total = stats.files(parts.files, parts.key) if parts.files else 0
-    return total + stats.volumes(volumes, parts.key) if parts.volumes and volumes else total
+    kinds = measured(signal, layout)
+    key = "usedBytes" if RESOURCE[signal] == "ephemeral-storage" else "inodesUsed"
+    files = [kind for kind in kinds if kind != VOLUMES]
+    total = stats.files(files, key) if files else 0
+    volumes = _local_volumes(pod) if VOLUMES in kinds else []
+    return total + stats.volumes(volumes, key) if volumes else total
 
 
 @per_pod

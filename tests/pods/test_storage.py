@@ -58,7 +58,7 @@ def put(path: Path, size: int) -> Path:
 
 
 def by_container(stats: PodStats, kind: str, key: str) -> dict[str, int]:
-    return dict(zip(stats.container_names(), stats.files_each([kind], key), strict=True))
+    return dict(stats.files_each([kind], key))
 
 
 def test_logs_of_each_container(roots: Roots) -> None:
