@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from monitor.kernel import cgroupfs
 from monitor.owner import distrust
 
 _CLASSES = {"burstable": "Burstable", "besteffort": "BestEffort", "guaranteed": "Guaranteed"}
@@ -87,14 +87,12 @@ def is_kubepods(name: str) -> bool:
     return name == "kubepods" or _SLICE_ROOT.fullmatch(name) is not None
 
 
-@dataclass(frozen=True)
-class PodDir:
-    """A pod's directory in the kubepods tree, and its containers' directories by container id."""
+class PodDir(NamedTuple):
+    """A pod's directory in the kubepods tree."""
 
     uid: str
     qos: str
     path: Path
-    containers: Mapping[str, Path]
 
 
 def class_dirs(kubepods: Path) -> list[Path]:
@@ -106,39 +104,18 @@ def class_dirs(kubepods: Path) -> list[Path]:
 
 
 def pods_in(kubepods: Path) -> Iterator[PodDir]:
-    """Every pod below ``kubepods``."""
-    for parent in class_dirs(kubepods):
-        for path in children(parent):
-            kube = parse(f"{kubepods.name}/{path.relative_to(kubepods)}")
-            if kube is not None and kube.uid is not None and kube.qos is not None:
-                yield PodDir(kube.uid, kube.qos, path, containers_in(path))
-
-
-def pod_dirs(kubepods: Path) -> Iterator[tuple[str, Path]]:
-    """Uid and directory of every pod, without a look into it."""
+    """Every pod below ``kubepods``, without a look into it."""
     for parent in class_dirs(kubepods):
         above = parent.relative_to(kubepods.parent)
         for path in children(parent):
             kube = parse(f"{above}/{path.name}")
-            if kube is not None and kube.uid is not None:
-                yield kube.uid, path
+            if kube is not None and kube.uid is not None and kube.qos is not None:
+                yield PodDir(kube.uid, kube.qos, path)
 
 
 def containers_in(pod_dir: Path) -> dict[str, Path]:
     """The directories of a pod's containers by container id, the sandbox's (pause) among them."""
     return {cid: path for path in children(pod_dir) if (cid := container_id(path.name))}
-
-
-def find_pod(kubepods: Path, uid: str) -> Path | None:
-    """The pod's directory by its uid, under whichever class it is."""
-    for parent in class_dirs(kubepods):
-        if kubepods.name.endswith(".slice"):
-            path = parent / f"{parent.name.removesuffix('.slice')}-pod{uid.replace('-', '_')}.slice"
-        else:
-            path = parent / f"pod{uid}"
-        if cgroupfs.exists(path):
-            return path
-    return None
 
 
 def children(path: Path, most: int | None = None) -> list[Path]:

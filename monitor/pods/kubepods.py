@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
-from monitor.pods.cgroup_tree import KubePath, children, find_pod, is_kubepods, parse, pods_in
+from monitor.pods.cgroup_tree import KubePath, children, is_kubepods, parse, pods_in
 from monitor.policy.qos import is_mirror, is_static
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def kubepods_of(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> Path
 
 def search(hierarchy: Hierarchy, node: Path, uids: Iterable[str]) -> Path | None:
     """The kubepods nearest to the node that holds one of these pods. Directories of others are not gone into."""
-    known = list(uids)
-    return next((path for path in _candidates(hierarchy, node) if any(find_pod(path, uid) for uid in known)), None)
+    known = set(uids)
+    return next((path for path in _candidates(hierarchy, node) if any(one.uid in known for one in pods_in(path))), None)
 
 
 def of_pod(hierarchy: Hierarchy, cgroup: Path, uids: Iterable[str]) -> Path | None:

@@ -135,8 +135,8 @@ class SpecSource(PodSource):
         """The pod's directory by its uid. The tree is listed once in a scan: with 500 pods that is half of its time."""
         if self._dirs is None or self._dirs[0] != kubepods:
             found: dict[str, Path] = {}
-            for one, path in cgroup_tree.pod_dirs(kubepods):
-                found.setdefault(one, path)
+            for one in cgroup_tree.pods_in(kubepods):
+                found.setdefault(one.uid, one.path)
             self._dirs = (kubepods, found)
         there = self._dirs[1].get(uid)
         return there if there is not None and cgroupfs.exists(there) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.pods.cgroup_tree import PodDir, class_dirs, pods_in
+from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, pods_in
 from monitor.pods.containers import burstable_request
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.kubepods import kubepods_of, not_believed, search_dirs
@@ -69,7 +69,8 @@ class TreeSource(PodSource):
     def _describe(self, pod_dir: PodDir, live: dict[int, int], scan: Scan) -> FoundPod:
         specs: list[dict[str, Any]] = []
         ids = [cgroupfs.cgroup_id(pod_dir.path)]
-        for name, path in pod_dir.containers.items():
+        containers = containers_in(pod_dir.path)
+        for name, path in containers.items():
             key = cgroupfs.cgroup_id(path)
             request = None
             if pod_dir.qos == "Guaranteed":
@@ -86,7 +87,7 @@ class TreeSource(PodSource):
         limit = cgroupfs.limit(pod_dir.path) if pod_dir.qos == "Guaranteed" else None
         static = "" if _API_UID.fullmatch(pod_dir.uid) else "its uid is no UUID of the API server: a static pod"
         pod = replace(_pod(pod_dir, specs, limit), taken_critical=static)
-        return FoundPod(pod, pod_dir.path, dict(pod_dir.containers), tuple(ids))
+        return FoundPod(pod, pod_dir.path, containers, tuple(ids))
 
 
 def _resources(qos: str, memory: int | None) -> dict[str, Any]:

@@ -142,10 +142,8 @@ def test_the_recorded_tree(root: Path) -> None:
         "e228a63249ca746e753e7532f763b21a": "Burstable",
         "1b4c0ccffb4472113a8c14e310e7f2bd": "Guaranteed",
     }
-    assert all(len(p.containers) == 2 for p in pods.values())  # the container and its sandbox
-    for uid, pod in pods.items():
-        assert cgroup_tree.find_pod(kubepods, uid) == pod.path
-    assert cgroup_tree.find_pod(kubepods, "0" * 32) is None
+    # The container and its sandbox.
+    assert all(len(cgroup_tree.containers_in(p.path)) == 2 for p in pods.values())
 
 
 def test_the_systemd_tree(root: Path) -> None:
@@ -156,8 +154,8 @@ def test_the_systemd_tree(root: Path) -> None:
     _cgroup(pod / f"crio-conmon-{CID}.scope")
     assert kubepods_of(Hierarchy(2, root), root, "/kubelet") == base
     assert cgroup_tree.class_dirs(base) == [base, burstable]
-    assert list(cgroup_tree.pods_in(base)) == [cgroup_tree.PodDir(UID, "Burstable", pod, {CID: scope})]
-    assert cgroup_tree.find_pod(base, UID) == pod
+    assert list(cgroup_tree.pods_in(base)) == [cgroup_tree.PodDir(UID, "Burstable", pod)]
+    assert cgroup_tree.containers_in(pod) == {CID: scope}
 
 
 def test_of_two_drivers_the_one_with_pods_counts(root: Path) -> None:
