@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from monitor.race.codec import Record, RecordError
-from monitor.race.events import KUBEPODS, NODE, Crossing, Event, Hold, Sample
+from monitor.race.events import KUBEPODS, NODE, Crossing, Event, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, growth
 from monitor.race.series import TimeSeries
 
@@ -58,10 +58,7 @@ def burst(f: Facts) -> Burst | None:
     if domain not in SIGNAL_OF or not (f.race or f.crossed_ns is not None):
         return None
     watched = [w for w in f.episode.watched if w.domain == domain]
-    acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
-    acted += [e.ts_ns for e in f.episode.events if isinstance(e, Hold)][:1]
-    killed = [f.kill_ns] if f.kill_ns is not None and f.race else []
-    cut = min([*acted, *killed], default=None)
+    cut = f.cut_ns
     points = [
         (e.ts_ns, e.working_set)
         for e in f.episode.events

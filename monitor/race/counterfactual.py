@@ -19,7 +19,7 @@ from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, P
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import Observation
 from monitor.race.codec import Record
-from monitor.race.events import Crossing, Hold, Sample
+from monitor.race.events import Crossing, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, growth
 from monitor.race.series import TimeSeries
 
@@ -184,10 +184,7 @@ def world(f: Facts) -> World | None:
     """The numbers of an episode, cut at the first eviction or hold and extrapolated from there. None: no crossing."""
     if f.crossed_ns is None:
         return None
-    acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
-    acted += [e.ts_ns for e in f.episode.events if isinstance(e, Hold)][:1]
-    killed = f.kill_ns if f.race else None
-    cut = min([*acted, *([killed] if killed is not None else [])], default=None)
+    killed, cut = f.kill_ns if f.race else None, f.cut_ns
     assumed = cut is not None and cut != killed
     oom: float | None = killed
     rate = growth(f.usage, cut) if cut is not None and assumed else None

@@ -73,6 +73,13 @@ class Facts:
         return self.kills[0].ts_ns if self.kills else None
 
     @property
+    def cut_ns(self) -> int | None:
+        """When the growth was cut: by the first eviction, the first hold, or the kill of a race; None: by nothing."""
+        times = [e.signalled_ns or e.decision.ts_ns for e in self.evictions if not e.decision.observed]
+        times += [e.ts_ns for e in self.episode.events if isinstance(e, ev.Hold)][:1]
+        return min(times + [m.ts_ns for m in self.kills[:1] if self.race], default=None)
+
+    @property
     def available(self) -> int | None:
         """What the kubelet's formula called available when the first victim was marked."""
         return available_at(self.episode, self.kills[0], self.threshold) if self.kills else None

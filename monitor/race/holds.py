@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monitor.race.codec import Record
-from monitor.race.events import KUBELET, Event, Hold, HoldEnd, KubeletEvicted
+from monitor.race.events import KUBELET, Hold, HoldEnd, KubeletEvicted
 from monitor.race.facts import Facts, growth
 from monitor.race.units import size, span
 
@@ -37,11 +37,6 @@ class HeldPod(Record):
     instead: str | None
 
 
-def began_ns(events: Sequence[Event]) -> int | None:
-    """When the first pod was held; None where none was."""
-    return min((e.ts_ns for e in events if isinstance(e, Hold)), default=None)
-
-
 def held_pods(f: Facts) -> tuple[HeldPod, ...]:
     """Every hold of an episode, in order."""
     events = f.episode.events
@@ -52,7 +47,7 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
             first.setdefault((event.pod, event.hold), event)
             last[event.pod, event.hold] = event
     ends = {(e.pod, e.hold): e for e in events if isinstance(e, HoldEnd)}
-    start_ns = began_ns(events)
+    start_ns = min((hold.ts_ns for hold in first.values()), default=None)
     lasts_ms = _lasts_ms(f, start_ns) if start_ns is not None else None
     evicted = _evicted_by_kubelet(f)
     found = []
@@ -112,21 +107,16 @@ def remark(holds: Sequence[HeldPod]) -> str:
     kubelet does not take at once is released when there is room, and held again.)
     """
     mine = [one for one in holds if one.pod == holds[0].pod]
+    grew = [one.grew_bytes for one in mine if one.grew_bytes is not None]
     whole = replace(
         mine[-1],
         ms=sum(one.ms for one in mine),
-        grew_bytes=_of_known(sum, [one.grew_bytes for one in mine]),
+        grew_bytes=sum(grew) if grew else None,
         lasts_ms=mine[0].lasts_ms,
     )
     others = len({one.pod for one in holds}) - 1
     more = f", and {others} more pod{'s' * (others > 1)} with it" if others else ""
     return sentence(whole, len(mine)) + more
-
-
-def _of_known(whole: Callable[[list[int]], int], figures: Sequence[int | None]) -> int | None:
-    """The sum, or the most, of the figures that are known; None where none is."""
-    known = [one for one in figures if one is not None]
-    return whole(known) if known else None
 
 
 def sentence(held: HeldPod, times: int = 1) -> str:
