@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from monitor.policy.compat import KUBELET, int64
 from monitor.policy.conformance.reading import (
@@ -24,7 +24,7 @@ from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_nod
 from monitor.policy.quantity import Quantity
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, Observation
-from monitor.policy.stats import Memory, PodStats, Summary
+from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import State
 from monitor.policy.thresholds import Threshold, ThresholdValue
 from monitor.policy.victims import rank_pods, tie_groups
@@ -138,36 +138,18 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
     return sorted(outcome.conditions), sorted(answer["nodeConditions"] or [])
 
 
-class Notification(NamedTuple):
-    """`usage`: bytes of `attribute` at whose crossing, either way, the kubelet makes a pass at once; None if
-    figures are missing.
+def memcg_threshold(given: Case, answer: Any) -> Pair:
+    """Where a kernel notification is armed: at the usage that leaves the threshold's value of the capacity, less
+    today's inactive cache. Min reclaim plays no part, and it drifts as the cache does.
     """
-
-    description: str
-    attribute: str
-    usage: int | None
-
-
-def notification(threshold: Threshold, memory: Memory | None) -> Notification:
-    """Where ``threshold`` is armed, given the figures of its cgroup: where usage less today's inactive cache leaves the
-    threshold's value of the capacity. Min reclaim plays no part, and it drifts as the cache does.
-    """
-    kind = "hard" if threshold.hard else "soft"
-    which = "allocatable memory" if threshold.signal == ALLOCATABLE_MEMORY else "memory"
-    description, attribute = f"{kind} {which} eviction threshold", "memory.usage_in_bytes"
+    limit = threshold(given["thresholds"][0])
+    memory = Summary(given["summary"]).memory(limit.signal)
+    kind = "hard" if limit.hard else "soft"
+    which = "allocatable memory" if limit.signal == ALLOCATABLE_MEMORY else "memory"
+    got: dict[str, Any] = {"description": f"{kind} {which} eviction threshold", "error": True}
     if memory is None or memory.available is None or memory.working_set is None or memory.usage is None:
-        return Notification(description, attribute, None)
+        return got, answer
     capacity = int64(memory.available + memory.working_set)
     inactive = int64(memory.usage - memory.working_set)
-    level = Quantity.of_bytes(capacity) - threshold.value.shown(capacity) + Quantity.of_bytes(inactive)
-    return Notification(description, attribute, level.value)
-
-
-def memcg_threshold(given: Case, answer: Any) -> Pair:
-    """Where a kernel notification is armed."""
-    limit = threshold(given["thresholds"][0])
-    found = notification(limit, Summary(given["summary"]).memory(limit.signal))
-    got: dict[str, Any] = {"description": found.description, "error": found.usage is None}
-    if found.usage is not None:
-        got |= {"attribute": found.attribute, "threshold": str(found.usage)}
-    return got, answer
+    level = Quantity.of_bytes(capacity) - limit.value.shown(capacity) + Quantity.of_bytes(inactive)
+    return got | {"error": False, "attribute": "memory.usage_in_bytes", "threshold": str(level.value)}, answer
