@@ -40,16 +40,9 @@ class Source(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A value and where it was written: `FILE: key` or `--flag`."""
+    """A value, or an entry of a map, as it was written, and where: `default`, `FILE: key` or `--flag`."""
 
     value: Any
-    origin: str
-
-
-class Entry(NamedTuple):
-    """An entry of a map as it was written, and where: `default`, `FILE: key` or `--flag`."""
-
-    text: str
     origin: str
 
 
@@ -76,14 +69,14 @@ class Settings:
     not in force only because others were named, with the place that did.
     """
 
-    maps: Mapping[str, Mapping[str, Entry]]
+    maps: Mapping[str, Mapping[str, Given]]
     values: Mapping[str, Given]
     origins: Mapping[str, str]
     switched_off: Mapping[str, str]
 
     def texts(self, key: str) -> dict[str, str]:
         """A map without its origins."""
-        return {name: entry.text for name, entry in self.maps[key].items()}
+        return {name: entry.value for name, entry in self.maps[key].items()}
 
     def thresholds(self, rules: Era = CURRENT, layout: DiskLayout = SINGLE_DISK) -> tuple[Effective, ...]:
         """Every threshold with its origin, in the order of `RunConfig.thresholds`; those that copy others name them.
@@ -96,10 +89,10 @@ class Settings:
         found = []
         for key in (HARD, SOFT):
             for signal, entry in self.maps[key].items():
-                one = {signal: entry.text}
+                one = {signal: entry.value}
                 maps = (one, {}) if key == HARD else ({}, one)
                 for threshold in rules.parse_thresholds(*maps, grace, reclaim, own=True):  # none, if it is switched off
-                    found.append(Effective(threshold, entry.text, reclaim.get(signal), entry.origin))
+                    found.append(Effective(threshold, entry.value, reclaim.get(signal), entry.origin))
         if "pods" in self.enforced():
             for original in [e for e in found if e.threshold.signal in ALLOCATABLE_OF and e.threshold.hard]:
                 t = original.threshold
@@ -146,7 +139,7 @@ def in_force(
     maps = {key: _entries(file, key) for key in TEXT_MAPS}
     origins = {key: f"{file.name}: {key}" if file.content.get(key) is not None else DEFAULT for key in TEXT_MAPS}
     if file.content.get(HARD) is None or file.content.get(MERGE_DEFAULTS):
-        defaults = {signal: Entry(text, DEFAULT) for signal, text in rules.default_hard.items()}
+        defaults = {signal: Given(text, DEFAULT) for signal, text in rules.default_hard.items()}
         maps[HARD] = {**defaults, **maps[HARD]}
     off = {signal: origins[HARD] for signal in rules.default_hard if signal not in maps[HARD]}
     values = _values(file)
@@ -165,7 +158,7 @@ def in_force(
         values = {key: given for key, given in values.items() if key not in taken} | _values(drop_in)
     for key, given in (own or {}).items():
         if key in maps:
-            maps[key] = {name: Entry(text, given.origin) for name, text in given.value.items()}
+            maps[key] = {name: Given(text, given.origin) for name, text in given.value.items()}
             origins[key] = given.origin
             if key == HARD:
                 off = dict.fromkeys(rules.default_hard, given.origin)
@@ -175,7 +168,7 @@ def in_force(
     return Settings(maps, values, origins, off)
 
 
-def _entries(source: Source, key: str, patch: bool = False) -> dict[str, Entry]:
+def _entries(source: Source, key: str, patch: bool = False) -> dict[str, Given]:
     """A map of a file. In a ``patch`` an entry may be null, which takes it away; it is left out here."""
     found = source.content.get(key)
     if found is None:
@@ -191,7 +184,7 @@ def _entries(source: Source, key: str, patch: bool = False) -> dict[str, Entry]:
             raise PolicyError(
                 f'{source.name}: {key}: {name}: {text!r} is not a text; put it in quotes: {name}: "{text}"'
             )
-    return {name: Entry(text, f"{source.name}: {key}") for name, text in found.items() if text is not None}
+    return {name: Given(text, f"{source.name}: {key}") for name, text in found.items() if text is not None}
 
 
 def _values(source: Source) -> dict[str, Given]:

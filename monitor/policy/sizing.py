@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from monitor.policy.configuration import HARD, Effective, Entry
+from monitor.policy.configuration import HARD, Effective, Given
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import MEMORY, NODEFS
@@ -85,7 +85,7 @@ def kubelet_terms(
     resource: str,
     capacity: int,
     reserved: Mapping[str, Mapping[str, Quantity]],
-    entries: Mapping[str, Mapping[str, Entry]],
+    entries: Mapping[str, Mapping[str, Given]],
     hard: Sequence[Effective] = (),
 ) -> list[Term]:
     """What a kubelet keeps back: both reservations, and the hard threshold of memory or of the node's disk.

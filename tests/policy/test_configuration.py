@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.configuration import HARD, TEXT_MAPS, Entry, Given, Settings, Source, in_force
+from monitor.policy.configuration import HARD, TEXT_MAPS, Given, Settings, Source, in_force
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import SIGNALS
@@ -122,8 +122,8 @@ def test_other_values() -> None:
         config(systemReserved={"memory": "1Gi", "cpu": "1"}), [config("d", systemReserved={"memory": "2Gi"})]
     )
     assert reserved.maps["systemReserved"] == {
-        "memory": Entry("2Gi", "d: systemReserved"),
-        "cpu": Entry("1", "file: systemReserved"),
+        "memory": Given("2Gi", "d: systemReserved"),
+        "cpu": Given("1", "file: systemReserved"),
     }
 
 

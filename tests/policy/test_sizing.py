@@ -36,7 +36,7 @@ GIB, MIB = 1 << 30, 1 << 20
 def sized(resource: str, capacity: int, enforced: bool = True, **maps: dict[str, str]) -> Sizing:
     """As a kubelet with these maps in its file sizes the resource."""
     settings = configuration.in_force(Source("kubelet.yaml", maps), (), {})
-    reserved = {f: {n: Quantity.parse(e.text) for n, e in settings.maps[f].items()} for f in (SYSTEM, KUBE)}
+    reserved = {f: {n: Quantity.parse(e.value) for n, e in settings.maps[f].items()} for f in (SYSTEM, KUBE)}
     terms = kubelet_terms(resource, capacity, reserved, settings.maps, settings.thresholds())
     return size(resource, MILLICORES if resource == CPU else BYTES, capacity, terms, enforced)
 
