@@ -8,6 +8,7 @@ parsed texts keep their own spelling, and what ``Value()`` answers when it overf
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import total_ordering
 
 from monitor.policy.compat import int64
 from monitor.policy.errors import PolicyError
@@ -40,6 +41,7 @@ MAX_EXPONENT = 512
 MAX_LENGTH = 512
 
 
+@total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantity:
     """An exact amount. Compares, adds and subtracts exactly; ``str()`` is the canonical text.
@@ -103,15 +105,6 @@ class Quantity:
 
     def __lt__(self, other: Quantity) -> bool:
         return self.nanos < other.nanos
-
-    def __le__(self, other: Quantity) -> bool:
-        return self.nanos <= other.nanos
-
-    def __gt__(self, other: Quantity) -> bool:
-        return self.nanos > other.nanos
-
-    def __ge__(self, other: Quantity) -> bool:
-        return self.nanos >= other.nanos
 
     def __add__(self, other: Quantity) -> Quantity:
         return self._sum(other, 1)
