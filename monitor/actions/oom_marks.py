@@ -23,6 +23,7 @@ from monitor.actions.oom_values import (
     noted_in,
     pids_of,
     restore,
+    running,
     store,
     without,
 )
@@ -64,7 +65,7 @@ class MarkJournal:
         may = may_raise(before, [(s.container, s.old) for s in found.values() if s.old > SANDBOX])
         lower = [pid for pid, s in found.items() if SANDBOX < s.old < RAISED and may(s.container, s.old)]
         if mark.raised + len(lower) > self._most:
-            mark.processes = {pid: seen for pid, seen in mark.processes.items() if _started(pid) == seen.started}
+            mark.processes = running(mark.processes)
         qos = noted_in(mark.cgroup, lambda one: one.role == SCORES) if lower else {}
         new = {pid: _own(found[pid], qos.get(pid)) for pid in largest(lower, self._most - mark.raised)}
         if not mark.raised:  # later it may be inherited, which `restore` finds out
@@ -100,11 +101,6 @@ def _own(seen: Seen, given: Seen | None) -> Seen:
     if given is None or (given.started, given.written) != (seen.started, seen.old):
         return seen
     return replace(seen, old=given.old)
-
-
-def _started(pid: int) -> int | None:
-    with Process(pid) as process:
-        return process.started()
 
 
 def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]]) -> Callable[[int, int], bool]:

@@ -11,7 +11,7 @@ import errno
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +120,16 @@ def parsed(one: Noted) -> Mark:
     if not all(-RAISED <= value <= RAISED for one in seen.values() for value in (one.old, one.written)):
         raise ValueError("no oom_score_adj")
     return Mark(one.path, identity_of(one.path), uid, seen)
+
+
+def running(processes: Mapping[int, Seen]) -> dict[int, Seen]:
+    """Those of them that have not ended."""
+    found = dict[int, Seen]()
+    for pid, seen in processes.items():
+        with Process(pid) as process:
+            if process.started() == seen.started:
+                found[pid] = seen
+    return found
 
 
 def set_back(mark: Mark) -> Restored:

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from monitor.actions.oomadj import Logger, OomScores
 from monitor.errors import CannotError, MonitorError
@@ -45,14 +45,6 @@ _REMEDIES = {
 }
 #: Records or datagrams taken at once before the main loop turns again: some 60 us each.
 _BATCH = 256
-
-
-class ProcessFeed(Protocol):
-    """Readable when there are records; `consume` hands them on."""
-
-    def fileno(self) -> int: ...
-    def consume(self) -> int: ...
-    def close(self) -> None: ...
 
 
 class BpfFeed:
@@ -187,6 +179,10 @@ def new_process(datagram: bytes) -> int | None:
     if what == _FORK:
         return int(child) if child == child_process else None
     return int(second) if what == _EXEC and first else None
+
+
+#: Readable when there are records; `consume` hands them on.
+ProcessFeed = BpfFeed | ConnectorFeed
 
 
 def open_feed(pins: Pins | None, scores: OomScores, log: Logger) -> ProcessFeed:

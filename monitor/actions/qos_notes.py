@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from monitor.actions.changes import identity_of
 from monitor.actions.ledger import SCORES, Ledger
-from monitor.actions.oom_values import Mark, Seen, container_of, noted_in, restore, store
+from monitor.actions.oom_values import Mark, Seen, container_of, noted_in, restore, running, store
 from monitor.errors import MonitorError
-from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -60,7 +59,7 @@ class ScoreNotes:
             new[one.pid] = Seen(one.started, old, container_of(cgroup, one.cgroup), one.should, since)
         kept = mark.processes
         if len(kept) + len(new) > self._room.get(cgroup, _ROOM):  # 30 us each: not for each process that appears
-            kept = {pid: seen for pid, seen in kept.items() if _started(pid) == seen.started}
+            kept = running(kept)
             self._room[cgroup] = 2 * (len(kept) + len(new)) + _ROOM
         made = Mark(cgroup, identity, found.pod.uid, kept | new)
         store(self._ledger, made)
@@ -75,8 +74,3 @@ class ScoreNotes:
             with suppress(OSError, MonitorError):
                 restore(self._ledger, mark)
         self._marks.clear()
-
-
-def _started(pid: int) -> int | None:
-    with Process(pid) as process:
-        return process.started()
