@@ -1,15 +1,14 @@
 """Pushed alerts at a real Alertmanager: what tests of the queue take for granted about it."""
 
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
+from monitor.side.alerts.rules import OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
-from tests.alerts.services import Alertmanager, binary, sender
+from tests.alerts.services import Alertmanager, sender
 from tests.live import until
 from tests.log_lines import LogLines
 from tests.side.incident_samples import DURING_GRACE
@@ -66,23 +65,6 @@ def test_resolved_after_clear_and_firing_again(alertmanager: Alertmanager) -> No
         until(lambda: acknowledged(sending), "all acknowledged")
         (counts,) = sending.counters.values()
     assert counts == {"sent": 4, "failed": 0, "dropped": 0, "waiting": 0}
-
-
-def test_a_silence_is_respected_and_an_event_resolves_by_itself(alertmanager: Alertmanager) -> None:
-    amtool = (binary("amtool"), f"--alertmanager.url={alertmanager.url}", "silence", "add", "--author=test")
-    subprocess.run([*amtool, "--comment=test", "--duration=1h", "node=silenced"], check=True)
-    with sender([alertmanager.url]) as sending:
-        now = time.time()
-        sending.fire(pressure(now, "silenced"))
-        sending.fire(Alert(EVICTION, {"pod": "a"}, {}, now, now + 2.0))
-        (event,) = until(lambda: alertmanager.alerts(EVICTION), "the event")
-        assert event["status"]["state"] != "suppressed"
-        (silenced,) = until(
-            lambda: [one for one in alertmanager.alerts(node="silenced") if one["status"]["state"] == "suppressed"],
-            "silenced",
-        )
-        assert silenced["status"]["silencedBy"]
-        until(lambda: not alertmanager.alerts(EVICTION), "resolved")
 
 
 def test_what_was_raised_while_it_was_down_or_is_forgotten_arrives(tmp_path: Path) -> None:
