@@ -22,7 +22,6 @@ from tests.race.builders import (
     decided,
     gone,
     growing,
-    mark,
     ms,
     one,
     ranked,
@@ -97,15 +96,6 @@ def test_probabilities_are_those_of_the_arithmetic(rate: float) -> None:
     assert same_after_json(found)
 
 
-def test_a_record_with_an_oom_is_taken_as_it_is() -> None:
-    episode = one(
-        watched(), ranked(), *growing(-1000, 900, 800, 100), crossing(), mark(997), sample(1050, 100), clear(1100)
-    )
-    found = world(facts(episode))
-    assert (found.oom_ns, found.assumed, found.crossed_ns) == (ms(997), False, ms(0))
-    assert found.working_set[MEMORY].at(ms(5000)) == pytest.approx(999.7 * MI, rel=1e-4)  # what came later is cut off
-
-
 def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
     hog = [sample(t, 400 + t / 10, domain="/kubepods/hog", pod="uid-hog", limit=None) for t in range(-1000, 1, 100)]
     samples = list(growing(-1000, 0, 800, 100))
@@ -118,10 +108,6 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
     answer = counterfactual(found, HARD)
     assert answer.detected == pytest.approx(0.1, abs=0.01)
     assert answer.assumed
-
-
-def test_without_a_crossing_there_is_nothing_to_compare() -> None:
-    assert world(facts(one(watched(), mark(3, oom_inactive_file=400 * MI)))) is None
 
 
 def test_time_series() -> None:

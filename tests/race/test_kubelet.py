@@ -19,7 +19,6 @@ from tests.race.builders import (
     mark,
     ms,
     one,
-    sample,
     signalled,
 )
 
@@ -43,14 +42,6 @@ def test_a_pod_stopped_without_pressure_is_no_incident(comm: str) -> None:
 def test_systemd_is_believed_as_process_1_only() -> None:
     assert episodes(*START, stop(3, comm="systemd", sender_pid=1), END) == []
     assert judged(*START, stop(3, comm="systemd", sender_pid=77), END).flags == ("user_kill",)
-
-
-def test_under_pressure_it_is_an_eviction_by_the_kubelet() -> None:
-    grown = (sample(-500, 850), sample(-10, 890))
-    found = judged(*START, *grown, crossing(), stop(400), stop(401, pid=11), left(430), clear(440), END)
-    assert (found.verdict, found.by, found.observed, found.flags) == ("eviction_won", "kubelet", False, ())
-    assert [(e.pod, e.rank) for e in found.evicted] == [("shop/hog", 1)]
-    assert found.summary.startswith("Eviction won: the kubelet evicted shop/hog within 430 ms of the crossing")
 
 
 def test_also_for_a_soft_threshold_and_of_a_pod_that_is_not_the_first() -> None:

@@ -22,16 +22,11 @@ from tests.race.builders import (
     CAPACITY,
     MI,
     QUANTITY,
-    clear,
     crossing,
-    decided,
-    gone,
     growing,
-    hold,
     mark,
     one,
     sample,
-    signalled,
     watched,
 )
 
@@ -56,24 +51,6 @@ def test_steady_growth_up_to_a_kill() -> None:
     assert advised["kubelet"].threshold is None
     assert advised["kubelet"].present == 0.0
     assert advised["kubelet-notified"].threshold is None
-
-
-def test_an_eviction_cuts_the_record() -> None:
-    """What came back afterwards, and what grew then, is of another world: growth goes on as it was."""
-    found = burst_of(
-        *growing(-1000, 0, 800, 100), crossing(0), decided(1), signalled(1), gone(10), sample(20, 400), clear(20),
-        sample(30, 890),
-    )  # fmt: skip
-    assert found.rate == pytest.approx(100 * MI, rel=0.02)
-    assert found.taken(10) == pytest.approx(1 * MI, rel=0.2)
-
-
-def test_so_does_a_hold() -> None:
-    """100 MiB/s up to the hold, then nothing for 5 s: without it, 2.5 s would have taken 250 MiB."""
-    found = burst_of(*growing(-1000, 0, 800, 100), crossing(0), hold(1), *growing(100, 5000, 900, 0), clear(6000))
-    assert found is not None
-    assert found.rate == pytest.approx(100 * MI, rel=0.02)
-    assert found.taken(2500) == pytest.approx(250 * MI, rel=0.02)
 
 
 def test_a_limit_below_the_capacity_has_to_be_kept_away_from_as_well() -> None:

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.errors import MonitorError
-from monitor.race.incident import Incident
 from monitor.side.incidents import file
 from monitor.side.incidents.reader import IncidentReader, UnknownIncident
 from monitor.side.incidents.store import MIN_BYTES, steady_clock
@@ -37,15 +36,6 @@ def test_incidents_come_back_as_they_were_newest_first(path: Path) -> None:
         assert (reader.get("latest"), reader.get("2026-01-31T04")) == (OWN_LIMIT, DURING_GRACE)
     assert (store.stored, store.failing, store.problem, store.lost) == (3, False, "", 0)
     assert path.stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample["verdict"])
-def test_incidents_as_they_are_judged_are_stored_and_come_back_the_same(path: Path, sample: dict[str, Any]) -> None:
-    judged = Incident.from_json(sample)
-    store = store_at(path)
-    store.add(judged.to_json())
-    assert Incident.from_json(store.get(judged.id)) == judged
-    assert (store.get(judged.id), store.list()) == (sample, [judged.to_json(steps=False)])
 
 
 def test_a_later_version_takes_the_place_of_the_earlier(path: Path) -> None:
