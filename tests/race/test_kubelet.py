@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.race.events import RUNTIMES, End, Kill, KubeletEvicted
+from monitor.race.events import RUNTIMES, End, Kill
 from monitor.race.verdict import verdict
 from tests.race.builders import (
     START,
@@ -19,6 +19,7 @@ from tests.race.builders import (
     mark,
     ms,
     one,
+    reported,
     signalled,
 )
 
@@ -89,10 +90,6 @@ def test_a_process_of_a_pod_is_no_runtime_whatever_it_calls_itself(comm: str) ->
 
 
 # what the API server reports of it
-
-
-def reported(t: float, name: str = "hog") -> KubeletEvicted:
-    return KubeletEvicted(ms(t), f"uid-{name}", f"shop/{name}", "The node was low on resource: memory. ")
 
 
 def test_a_pod_that_obeys_sigterm_was_evicted_all_the_same() -> None:
