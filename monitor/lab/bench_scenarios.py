@@ -32,7 +32,7 @@ def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> F
     chosen = named(only)
     if only_list:
         keys = ("name", "truth", "flags", "story")
-        rows = [(s.name, s.truth.verdict, " ".join(sorted(s.truth.flags)) or None, s.story) for s in chosen]
+        rows = [(s.name, s.verdict, " ".join(sorted(s.flags)) or None, s.story) for s in chosen]
         listed = [dict(zip(keys, row, strict=True)) for row in rows]
         return Found([], document={"scenarios": listed}, show=lambda: print_table(keys, rows))
     require_root("bench scenarios")
@@ -47,7 +47,7 @@ def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> F
     rows_of = [_row(scenario, outcomes) for scenario, outcomes in played.items()]
     confusion: dict[str, Counter[str]] = {}
     for scenario, outcomes in played.items():
-        confusion.setdefault(scenario.truth.verdict, Counter()).update(o.verdict for o in outcomes)
+        confusion.setdefault(scenario.verdict, Counter()).update(o.verdict for o in outcomes)
     more = {"confusion": confusion, **_totals([o for outcomes in played.values() for o in outcomes])}
     code = EXIT_OK if more["right"] == more["runs"] else EXIT_FAILURE
     return Found(rows_of, more, code, lambda: print_lines(_lines(rows_of, more)))
@@ -69,11 +69,11 @@ def _row(scenario: Scenario, outcomes: Sequence[Outcome]) -> Row:
     seen = [{flag for i in o.incidents for flag in i["flags"]} for o in outcomes]
     return {
         "name": scenario.name,
-        "truth": scenario.truth.verdict,
-        "flags": sorted(scenario.truth.flags),
+        "truth": scenario.verdict,
+        "flags": sorted(scenario.flags),
         "verdicts": dict(Counter(o.verdict for o in outcomes)),
-        "flags_missing": dict(Counter(flag for flags in seen for flag in scenario.truth.flags - flags)),
-        "flags_extra": dict(Counter(flag for flags in seen for flag in flags - scenario.truth.flags)),
+        "flags_missing": dict(Counter(flag for flags in seen for flag in scenario.flags - flags)),
+        "flags_extra": dict(Counter(flag for flags in seen for flag in flags - scenario.flags)),
         "wrong": [o.wrong for o in outcomes if o.wrong],
         **_totals(outcomes),
     }

@@ -21,18 +21,35 @@ NOTHING = "none"
 Incident = dict[str, Any]
 
 
+Play = Callable[["Stage"], None]
+
+
 @dataclass(frozen=True, slots=True)
-class Truth:
-    """What has to come out. ``flags`` are all there may be; ``evicted`` and ``killed`` name pods ("" is a process in no
-    pod) in order; ``domain`` is node, kubepods, or how the path of the cgroup ends.
+class Scenario:
+    """``story`` is one line for people. ``thresholds`` are options of `outrace run`.
+
+    The truth, which has to come out: ``flags`` are all there may be; ``evicted`` and ``killed`` name pods ("" is a
+    process in no pod) in order; ``domain`` is node, kubepods, or how the path of the cgroup ends.
+
+    ``prepare`` changes the node before the daemon starts. ``needs``: why this machine cannot play it ("" if it can).
+    ``ends_daemon``: each run has a daemon of its own.
     """
 
+    name: str
+    story: str
+    play: Play
+    thresholds: tuple[str, ...]
     verdict: str
-    flags: frozenset[str] = frozenset()
+    flags: frozenset[str]
     evicted: tuple[str, ...] = ()
     killed: tuple[str, ...] = ()
     observed: bool = False
     domain: str = "node"
+    enforce: bool = False
+    node_mib: int = 160
+    prepare: Callable[[LabNode], None] | None = None
+    needs: Callable[[], str] = lambda: ""
+    ends_daemon: bool = False
 
 
 @dataclass(slots=True)
@@ -53,7 +70,7 @@ class Outcome:
         return not self.wrong
 
 
-def wrong_in(truth: Truth, stage: Stage, found: list[Incident]) -> str:
+def wrong_in(truth: Scenario, stage: Stage, found: list[Incident]) -> str:
     """What is wrong with the incidents of a run ("" if nothing is)."""
     if stage.failed:
         return f"{stage.failed} ({'; '.join(str(i['summary']) for i in found) or 'no incident'})"
@@ -73,28 +90,6 @@ def wrong_in(truth: Truth, stage: Stage, found: list[Incident]) -> str:
     if not i["domain"].endswith(truth.domain):
         wrong.append(f"domain {i['domain']!r} instead of {truth.domain!r}")
     return f"{'; '.join(wrong)} ({i['summary']})" if wrong else ""
-
-
-Play = Callable[["Stage"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """``story`` is one line for people. ``thresholds`` are options of `outrace run`. ``prepare`` changes the node
-    before the daemon starts. ``needs``: why this machine cannot play it ("" if it can). ``ends_daemon``: each run has a
-    daemon of its own.
-    """
-
-    name: str
-    story: str
-    truth: Truth
-    play: Play
-    thresholds: tuple[str, ...]
-    enforce: bool = False
-    node_mib: int = 160
-    prepare: Callable[[LabNode], None] | None = None
-    needs: Callable[[], str] = lambda: ""
-    ends_daemon: bool = False
 
 
 def freezer() -> str:
@@ -140,22 +135,12 @@ def soft(period: str, grace_s: int = 0) -> tuple[str, ...]:
     )
 
 
-def scenario(
-    thresholds: tuple[str, ...],
-    verdict: str,
-    *flags: str,
-    evicted: tuple[str, ...] = (),
-    killed: tuple[str, ...] = (),
-    observed: bool = False,
-    domain: str = "node",
-    **rest: Any,
-) -> Callable[[Play], Play]:
+def scenario(thresholds: tuple[str, ...], verdict: str, *flags: str, **rest: Any) -> Callable[[Play], Play]:
     """Declare the function below as a scenario of its name; its docstring is the story. ``rest``: see `Scenario`."""
-    truth = Truth(verdict, frozenset(flags), evicted, killed, observed, domain)
 
     def declare(play: Play) -> Play:
         name, story = play.__name__.replace("_", "-"), (play.__doc__ or "").removesuffix(".")
-        SCENARIOS.append(Scenario(name, story, truth, play, thresholds, **rest))
+        SCENARIOS.append(Scenario(name, story, play, thresholds, verdict, frozenset(flags), **rest))
         return play
 
     return declare

@@ -171,7 +171,7 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
     """Runs under one daemon."""
     stages: list[Stage] = []
     options = (*scenario.thresholds, *(("--enforce",) if scenario.enforce else ()))
-    scored = scenario.enforce and bool(scenario.truth.killed)  # whom the kernel takes depends on it
+    scored = scenario.enforce and bool(scenario.killed)  # whom the kernel takes depends on it
     with LabNode(f"scenario-{scenario.name}", scenario.node_mib * MIB) as node:
         if scenario.prepare is not None:
             scenario.prepare(node)
@@ -194,7 +194,7 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
         if at is not None:  # else of an earlier daemon on this state dir
             incidents[at].append(incident)
     return [
-        Outcome(its, wrong_in(scenario.truth, stage, its), stage.counted)
+        Outcome(its, wrong_in(scenario, stage, its), stage.counted)
         for stage, its in zip(stages, incidents, strict=True)
     ]
 
@@ -204,6 +204,6 @@ def _run(scenario: Scenario, stage: Stage) -> None:
     stage.calm()
     if scenario.ends_daemon:
         return
-    if scenario.truth.verdict != NOTHING:
+    if scenario.verdict != NOTHING:
         stage.over()
     stage.counted = stage.daemon.metrics()

@@ -40,8 +40,8 @@ Played = tuple[Outcome, Path]
 
 
 def test_there_is_one_for_every_verdict_and_flag() -> None:
-    assert {s.truth.verdict for s in SCENARIOS} == {*VERDICTS, NOTHING}
-    assert {flag for s in SCENARIOS for flag in s.truth.flags} == {*FLAGS} - NOT_HERE
+    assert {s.verdict for s in SCENARIOS} == {*VERDICTS, NOTHING}
+    assert {flag for s in SCENARIOS for flag in s.flags} == {*FLAGS} - NOT_HERE
     assert len({s.name for s in SCENARIOS}) == len(SCENARIOS) >= 18
 
 
@@ -97,7 +97,7 @@ def cases() -> list[Any]:
 
 
 def test_every_verdict_is_made_on_every_kernel() -> None:
-    assert {s.truth.verdict for s in named(tuple(EVERYWHERE))} == {*VERDICTS, NOTHING}
+    assert {s.verdict for s in named(tuple(EVERYWHERE))} == {*VERDICTS, NOTHING}
 
 
 @pytest.mark.kernel
@@ -107,15 +107,15 @@ def test_the_truth(scenario: Scenario, played: dict[str, Future[Played]], capsys
         pytest.skip(missing(scenario))
     outcome, state_dir = played[scenario.name].result(10 * live.TIMEOUT_S)
     assert outcome.wrong == ""  # apart: a tuple would cut off why
-    assert outcome.verdict == scenario.truth.verdict
+    assert outcome.verdict == scenario.verdict
     if not scenario.ends_daemon:  # the daemon that could be asked is gone
         counted = {v: outcome.metrics[f'outrace_race_total{{verdict="{v}"}}'] for v in VERDICTS}
-        assert counted == {v: float(v == scenario.truth.verdict) for v in VERDICTS}
+        assert counted == {v: float(v == scenario.verdict) for v in VERDICTS}
     for incident in outcome.incidents:
         assert main(["incidents", "show", incident["id"], "--state-dir", str(state_dir)]) == 0
         shown = capsys.readouterr().out
         assert incident["summary"].split(";")[0][:60] in " ".join(shown.split())
-        for name in (*scenario.truth.evicted, *(name for name in scenario.truth.killed if name)):
+        for name in (*scenario.evicted, *(name for name in scenario.killed if name)):
             assert f"lab/{name}-0" in shown
         assert main(["incidents", "show", incident["id"], "--html", "--state-dir", str(state_dir)]) == 0
         page = capsys.readouterr().out
