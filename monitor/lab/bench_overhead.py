@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import click
 
@@ -35,14 +35,10 @@ FORMULAS = ("available", "reclaimable")
 @contextmanager
 def attached(pins: Pins, names: tuple[str, ...]) -> Iterator[None]:
     """Programs attached for as long as the block runs."""
-    links: list[int] = []
-    try:
+    with ExitStack() as links:
         for name in names:
-            links.append(pins.attach(name))
+            links.callback(os.close, pins.attach(name))
         yield
-    finally:
-        for link in links:
-            os.close(link)
 
 
 def watch(pins: Pins, node: LabNode, pod: LabPod, formulas: int = loader.KUBELETS) -> DomainTable:
