@@ -93,7 +93,7 @@ class Bench:
 
     def polled(self, name: str, interval_us: int, margin: int) -> None:
         quiet = Poller(self.node, 0, interval_us)  # what it costs while nothing happens
-        quiet.begin(self.pod, [])
+        quiet.begin([])
         time.sleep(2.0)
         quiet.finish(evicted=False)
         self._both_pages(name, margin, 1, Poller(self.node, margin, interval_us), quiet.cpu)

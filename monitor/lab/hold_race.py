@@ -103,12 +103,12 @@ class HoldStage:
     """A lab node with pods of every QoS class, one of them the ballast, and a pod that is held."""
 
     def __init__(self, node: LabNode, margin: int) -> None:
-        self.node, self.margin = node, margin
+        self.node = node
         self.sizes = Sizes.of(node.memory_bytes, margin)
         self.victim = populate(node)
         # What it uses is what it requests: the policy takes it last.
-        self.archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
-        self._ballast = node.start_hog(self.archive, mib=self.sizes.ballast // MIB)
+        archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
+        self._ballast = node.start_hog(archive, mib=self.sizes.ballast // MIB)
         self._before = self._snapshot()
         self._renewed = self._races = 0
         self._workers: list[Child] = []

@@ -44,12 +44,10 @@ class Monitor:
     def __init__(self, daemon: LabDaemon) -> None:
         self.daemon = daemon
         self._since = 0
-        self._pod = ""
 
-    def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
+    def begin(self, hogs: list[Hog]) -> None:
         del hogs
         self._since = len(self.daemon.log)
-        self._pod = f"{pod.namespace}/{pod.name}"
 
     def finish(self, evicted: bool) -> dict[str, Any]:
         if evicted:
@@ -80,8 +78,7 @@ class Poller:
         self._child: Child | None = None
         self.cpu = 0.0  # of one, in the last race
 
-    def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
-        del pod
+    def begin(self, hogs: list[Hog]) -> None:
         self._child = Child(
             "monitor.lab.workers:poller",
             cgroup=self.node.cgroup,
@@ -115,7 +112,7 @@ def run_race(
     running = [node.start_hog(pod, mib=each, pages="thp" if thp else "4k") for _ in range(hogs)]
     try:
         if watcher is not None:
-            watcher.begin(pod, running)
+            watcher.begin(running)
         node.reset_peak()
         before = node.oom_kills()
         for hog in running:
