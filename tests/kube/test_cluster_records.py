@@ -9,20 +9,18 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.record import PendingRecords, Record, record_of
-from monitor.side.cluster.reports import AWAY, STATUS_NOTE, TAKEN, Reports
-from monitor.side.export.log import Log
+from monitor.side.cluster.reports import AWAY, STATUS_NOTE, TAKEN
 from monitor.side.worker import Worker
 from tests.kube import faults
-from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
-from tests.kube.test_status_writer import evicted, record
+from tests.kube.test_status_writer import Writer, evicted, record
+from tests.kube.test_status_writer import writer as writer
 from tests.side.views import view
 from tests.waiting import until as wait_until
 
@@ -31,28 +29,10 @@ def until(condition: Callable[[], object]) -> None:
     wait_until(condition, "what the API server is sent")
 
 
-class Events:
-    """A writer of events, its clock, and the records that are not over."""
-
-    def __init__(self, client: ApiClient, files: Worker, state_dir: Path) -> None:
-        self.clock = WaitedClock(1000.0)
-        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock, jitter=0.0)
-
-    @property
-    def waiting(self) -> list[str]:
-        return [one.record.id for one in self.reports._with_events()]
-
-    def after(self, seconds: float) -> None:
-        until_s = self.clock.now + seconds
-        while (wait_s := self.reports.send_events()) is not None and self.clock.now + wait_s <= until_s:
-            self.clock.now += wait_s
-        self.clock.now = until_s
-
-
 @pytest.fixture
-def events(client: ApiClient, api: FakeApiServer, files: Worker, tmp_path: Path) -> Events:
-    api.store.create("pods", pod("web"))
-    return Events(client, files, tmp_path)
+def events(writer: Writer) -> Writer:
+    writer.turn = writer.reports.send_events
+    return writer
 
 
 def reasons(api: FakeApiServer) -> list[tuple[str, str]]:
@@ -63,10 +43,10 @@ def reasons(api: FakeApiServer) -> list[tuple[str, str]]:
 BOTH = [("Node", "EvictionThresholdMet"), ("Pod", "Evicted")]
 
 
-def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Events, api: FakeApiServer) -> None:
+def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Writer, api: FakeApiServer) -> None:
     made = record(api)
     events.reports.add(made, None)
-    assert events.reports.send_events() is None
+    assert events.turn() is None
     assert reasons(api) == BOTH
     assert events.waiting == []
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
@@ -75,7 +55,7 @@ def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Events, 
     assert event["source"] == {"component": "outrace", "host": "node-1"}
 
 
-def test_an_event_that_is_there_is_not_made_twice(events: Events, api: FakeApiServer) -> None:
+def test_an_event_that_is_there_is_not_made_twice(events: Writer, api: FakeApiServer) -> None:
     """Its answer was lost, or the daemon was killed before it knew."""
     events.reports.add(record(api), None)
     events.after(1)
@@ -85,7 +65,7 @@ def test_an_event_that_is_there_is_not_made_twice(events: Events, api: FakeApiSe
     assert events.waiting == []
 
 
-def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Events, api: FakeApiServer) -> None:
+def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Writer, api: FakeApiServer) -> None:
     api.refuse()
     made = record(api)
     events.reports.add(made, 11.0)
@@ -101,7 +81,7 @@ def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Events,
     assert event["firstTimestamp"] == "2027-01-15T08:01:40Z"  # of the eviction
 
 
-def test_a_server_that_fails_and_throttles(events: Events, api: FakeApiServer) -> None:
+def test_a_server_that_fails_and_throttles(events: Writer, api: FakeApiServer) -> None:
     api.fail(faults.status(500, "InternalError"), path="/events", times=2)
     api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), path="/events")
     events.reports.add(record(api), None)
@@ -149,20 +129,19 @@ def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def open_cluster(config: ClusterConfig, tmp_path: Path) -> Iterator[Callable[[], Cluster]]:
-    made: list[tuple[Cluster, Worker]] = []
+def open_cluster(config: ClusterConfig, files: Worker, tmp_path: Path) -> Iterator[Callable[[], Cluster]]:
+    made: list[Cluster] = []
 
     def make() -> Cluster:
-        files = Worker("files")
-        known = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 1 << 30)
-        made.append((Cluster(known, config, "node-1", files), files))
-        made[-1][0].start()
-        return made[-1][0]
+        made.append(
+            Cluster(view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 1), config, "node-1", files)
+        )
+        made[-1].start()
+        return made[-1]
 
     yield make
-    for cluster, files in made:
+    for cluster in made:
         cluster.close()
-        files.close(1.0)
 
 
 def test_an_eviction_is_written_to_the_cluster(
@@ -246,7 +225,7 @@ QUOTA = 'events "web.1" is forbidden: exceeded quota: few, requested: count/even
     ],
 )
 def test_a_refused_event_does_not_hold_up_the_others(
-    code: int, reason: str, message: str, events: Events, api: FakeApiServer
+    code: int, reason: str, message: str, events: Writer, api: FakeApiServer
 ) -> None:
     api.store.create("pods", pod("other", namespace="elsewhere"))
     api.fail(faults.status(code, reason, message), path="/namespaces/default/events", times=10**6)
@@ -260,7 +239,7 @@ def test_a_refused_event_does_not_hold_up_the_others(
 
 
 def test_a_right_that_is_missing_in_one_namespace(
-    events: Events, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
+    events: Writer, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A Role instead of a ClusterRole: the others' events go first, and it is logged once."""
     api.store.create("pods", pod("other", namespace="elsewhere"))
@@ -275,7 +254,7 @@ def test_a_right_that_is_missing_in_one_namespace(
     waits, goes = _record_in(api, "elsewhere", "other"), record(api)
     events.reports.add(waits, None)
     events.reports.add(goes, None)
-    events.reports.send_events()
+    events.turn()
     assert events.waiting == [waits.id]
     events.after(300)
     assert (events.waiting, events.reports.tally.events_dropped) == ([waits.id], 0)
@@ -293,14 +272,14 @@ def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
     return record_of(replace(found, id="2", pod=Pod(name=name, namespace=namespace, uid=uid)), 1_800_000_100.25)
 
 
-def test_the_note_on_a_lost_status_is_never_on_the_event_of_the_node(events: Events, api: FakeApiServer) -> None:
+def test_the_note_on_a_lost_status_is_never_on_the_event_of_the_node(events: Writer, api: FakeApiServer) -> None:
     api.store.create("pods", pod("other", namespace="elsewhere"))
     made = _record_in(api, "elsewhere", "other")
     api.fail(faults.status(500, "InternalError"), path="/status", times=100)
     api.fail(faults.status(500, "InternalError"), path="/namespaces/default/events")
     events.reports.add(made, 1.5)  # late: its events do not wait
     events.reports.write_statuses()
-    events.reports.send_events()
+    events.turn()
     events.clock.now += 11.0
     events.reports.write_statuses()
     assert events.reports.tally.fates[AWAY] == 1

@@ -218,16 +218,14 @@ def tainting(state_dir: Path, log: Log, *conditions: str) -> View:
 
 
 @pytest.fixture
-def cluster(config: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(config: ClusterConfig, files: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name in ("_END_S", "_END_REQUEST_S"):
         monkeypatch.setattr(f"monitor.side.cluster.cluster.{name}", 60.0)
-    files = Worker("files")
     known = tainting(tmp_path, Log(), "MemoryPressure")
     made = Cluster(known, config, "node-1", files)
     made.start()
     yield made
     made.close()
-    files.close(1.0)
 
 
 def test_an_orderly_end_takes_the_taint_away(cluster: Cluster, api: FakeApiServer) -> None:

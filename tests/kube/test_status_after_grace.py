@@ -82,11 +82,10 @@ def test_a_later_eviction_of_the_same_pod_takes_its_place(
 
 
 @pytest.mark.parametrize("given_s", [0, 30])
-def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) -> None:
+def test_what_the_hot_process_reports_of_an_end(given_s: int, files: Worker, tmp_path: Path) -> None:
     known = view(RunConfig(enforce=True, state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
     known.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
     known.first_seen["uid-a"] = 1_800_000_000.0
-    files = Worker("files")
     begun, ended = list[tuple[str, int, bool]](), list[tuple[str, int]]()
     known.cluster = create_autospec(Cluster, instance=True)
     known.cluster.evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
@@ -98,14 +97,13 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) ->
     assert handler.handle(Evicted(1, "uid-a", 5, [], 0))
     assert begun == [("uid-a", 3, given_s > 0)]
     assert ended == [("uid-a", 4), ("uid-a", 5)]
-    files.close(5.0)
 
 
 def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
-    config: ClusterConfig, api: FakeApiServer, tmp_path: Path, in_time: None
+    config: ClusterConfig, api: FakeApiServer, files: Worker, tmp_path: Path, in_time: None
 ) -> None:
     """One that is taken is none."""
-    hook, files = Webhook(), Worker("files")
+    hook = Webhook()
     settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,))
     known = view(settings, cgroupfs.detect(), 1 << 30)
     known.races = Races(known)
@@ -124,7 +122,6 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
             until(lambda: len(hook.got()) == 1)
         finally:
             cluster.close()
-            files.close(1.0)
             known.races.close(10.0, 10.0)
     (alert,) = hook.got()
     assert (alert["name"], alert["status"]) == (STATUS_NOT_TAKEN, "firing")

@@ -25,12 +25,13 @@ STATUS = "/pods/web/status"
 
 
 class Writer:
-    """A writer, its clock, and what became of what it was given."""
+    """A writer, its clock, and what became of what it was given. ``turn`` writes statuses, or sends events."""
 
     def __init__(self, client: ApiClient, api: FakeApiServer, files: Worker, state_dir: Path) -> None:
         self.clock = WaitedClock(1000.0)
         self.api = api
-        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock)
+        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock, jitter=0.0)
+        self.turn = self.reports.write_statuses
 
     @property
     def fates(self) -> list[str]:
@@ -38,14 +39,19 @@ class Writer:
 
     def kill(self, record: Record, age_s: float = 0.0) -> None:
         self.reports.add(record, age_s)
-        self.reports.write_statuses()
+        self.turn()
 
     def after(self, seconds: float) -> None:
         """Let time pass, in small steps."""
         until = self.clock.now + seconds
-        while (wait_s := self.reports.write_statuses()) is not None and self.clock.now + wait_s <= until:
+        while (wait_s := self.turn()) is not None and self.clock.now + wait_s <= until:
             self.clock.now += wait_s
         self.clock.now = max(self.clock.now, until)
+
+    @property
+    def waiting(self) -> list[str]:
+        """The records whose events are not sent."""
+        return [one.record.id for one in self.reports._with_events()]
 
     @property
     def status(self) -> Any:

@@ -37,9 +37,14 @@ def keys_of(records: TaintRecords) -> list[tuple[str, ...]]:
 
 
 def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
-    config: ClusterConfig, api: FakeApiServer, tmp_path: Path, records: TaintRecords, monkeypatch: pytest.MonkeyPatch
+    config: ClusterConfig,
+    api: FakeApiServer,
+    files: Worker,
+    tmp_path: Path,
+    records: TaintRecords,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at_the_patch, files = [], Worker("files")
+    at_the_patch = []
 
     def look(client: ApiClient, resource: Resource, name: str, body: Any, **options: Any) -> Any:
         if "spec" in body:
@@ -58,7 +63,6 @@ def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
     until(lambda: DISK in seen(api) and keys_of(records) == [(DISK["key"],)], "the other one")
     cluster.close()
     until(lambda: seen(api) == FOREIGN and keys_of(records) == [], "none")
-    files.close(1.0)
 
 
 def test_a_disk_that_takes_nothing_keeps_no_taint_away(client: ApiClient, api: FakeApiServer) -> None:
