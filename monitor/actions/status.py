@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from monitor.policy.messages import NODE_MESSAGE, NODE_REASON
@@ -94,38 +95,48 @@ def event_object(eviction: EvictedPod) -> dict[str, Any]:
     """The v1.Event of the eviction, with the kubelet's annotations (offending containers, starved resource)."""
     pod = eviction.pod
     involved = {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
-    return _event(eviction, involved, "Evicted", eviction.message, eviction.annotations)
+    about = "Evicted", eviction.message, eviction.node, eviction.decided
+    return event(involved, *about, annotations=eviction.annotations)
 
 
 def node_event_object(eviction: EvictedPod) -> dict[str, Any]:
     """The v1.Event on the node that goes before the eviction, as the kubelet sends it to namespace `default`."""
     assert eviction.resource is not None
     involved = {"kind": "Node", "name": eviction.node, "uid": eviction.node}
-    return _event(eviction, involved, NODE_REASON, NODE_MESSAGE % eviction.resource, {})
+    return event(involved, NODE_REASON, NODE_MESSAGE % eviction.resource, eviction.node, eviction.decided)
 
 
-def _event(
-    eviction: EvictedPod, involved: Mapping[str, str], reason: str, message: str, annotations: Mapping[str, str]
+def event(
+    involved: Mapping[str, str],
+    reason: str,
+    message: str,
+    node: str,
+    when: float,
+    *,
+    annotations: Mapping[str, str] = MappingProxyType({}),
+    warns: bool = True,
+    suffix: str = "",
 ) -> dict[str, Any]:
-    when = timestamp(eviction.decided)
+    """A v1.Event about a pod, or about a node. ``suffix``: two of one object and moment have names of their own."""
+    at = timestamp(when)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{involved['name']}.{int(eviction.decided * 1e9):x}",
+            "name": f"{involved['name']}.{int(when * 1e9):x}{suffix}",
             "namespace": involved.get("namespace", "default"),
-            "creationTimestamp": when,
+            "creationTimestamp": at,
             "annotations": dict(annotations),
         },
         "involvedObject": {"apiVersion": "v1", **involved},
-        "type": "Warning",
+        "type": "Warning" if warns else "Normal",
         "reason": reason,
         "message": message,
-        "source": {"component": "outrace", "host": eviction.node},
+        "source": {"component": "outrace", "host": node},
         "reportingComponent": "outrace",
-        "reportingInstance": eviction.node,
-        "firstTimestamp": when,
-        "lastTimestamp": when,
+        "reportingInstance": node,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
         "count": 1,
     }
 

@@ -111,7 +111,7 @@ class Cluster:
     def pod_event(self, uid: str, title: str, reason: str, text: str, *, warns: bool) -> None:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
-        record = pod_record(namespace, name, uid, self.node, reason, text, time.time(), "hold", warns)
+        record = pod_record(namespace, name, uid, self.node, reason, text, time.time(), warns)
         self.reports.add(record, None)
 
     def _write_statuses(self) -> None:

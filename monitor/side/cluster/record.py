@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import documents
-from monitor.actions.status import EvictedPod, event_object, node_event_object, status_patch, timestamp
+from monitor.actions.status import EvictedPod, event, event_object, node_event_object, status_patch
 from monitor.documents import UnreadableError
 from monitor.kernel.durable import replace_file
 
@@ -57,50 +57,30 @@ def record_of(eviction: EvictedPod, killed: float) -> Record:
 
 
 def pod_record(
-    namespace: str, pod: str, uid: str, node: str, reason: str, text: str, when: float, kind: str, warns: bool = True
+    namespace: str, pod: str, uid: str, node: str, reason: str, text: str, when: float, warns: bool
 ) -> Record:
-    """An event on a pod. ``kind`` ends the name of its file."""
-    about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod, "uid": uid}
-    event = _event(f"{pod}.{int(when * 1e9):x}", namespace, about, reason, text, node, when, warns)
-    name = f"{uid}.{int(when * 1e9):x}.{kind}".replace("/", "-")
-    return Record(name, namespace, pod, uid, when, {}, (_accepted(event),))
+    """An event on a pod that is held."""
+    about = {"kind": "Pod", "namespace": namespace, "name": pod, "uid": uid}
+    made = event(about, reason, text, node, when, warns=warns)
+    name = f"{uid}.{int(when * 1e9):x}.hold".replace("/", "-")
+    return Record(name, namespace, pod, uid, when, {}, (_accepted(made),))
 
 
 def condition_record(node: str, condition: str, reason: str, holds: bool, when: float) -> Record:
     """That a condition of the node changed at ``when``: an event on it."""
-    name, why = f"{node}.{int(when * 1e9):x}.{condition.lower()}", f"NodeHas{reason}"
+    why = f"NodeHas{reason}"
     text = f"Node {node} status is now: {why} (outrace.io/{condition})"
-    about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
-    return Record(name, "", node, "", when, {}, (_event(name, "default", about, why, text, node, when, holds),))
+    about = {"kind": "Node", "name": node, "uid": node}
+    made = event(about, why, text, node, when, warns=holds, suffix=f".{condition.lower()}")
+    return Record(made["metadata"]["name"], "", node, "", when, {}, (_accepted(made),))
 
 
-def _event(
-    name: str, namespace: str, about: Mapping[str, str], reason: str, text: str, node: str, when: float, warns: bool
-) -> dict[str, Any]:
-    at = timestamp(when)
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name, "namespace": namespace},
-        "involvedObject": about,
-        "type": "Warning" if warns else "Normal",
-        "reason": reason,
-        "message": text,
-        "source": {"component": "outrace", "host": node},
-        "reportingComponent": "outrace",
-        "reportingInstance": node,
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": 1,
-    }
-
-
-def _accepted(event: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted(made: Mapping[str, Any]) -> dict[str, Any]:
     """As the API server takes it: it sets the creation time itself. The name is the same however often it is sent."""
-    metadata = {key: value for key, value in event["metadata"].items() if key != "creationTimestamp"}
+    metadata = {key: value for key, value in made["metadata"].items() if key != "creationTimestamp"}
     head, _, number = metadata["name"].rpartition(".")
     metadata["name"] = f"{head[: _MAX_EVENT_NAME - len(number) - 1].rstrip('.-')}.{number}"
-    return {**event, "metadata": metadata}
+    return {**made, "metadata": metadata}
 
 
 class PendingRecords:
