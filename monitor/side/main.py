@@ -126,7 +126,8 @@ class Side:
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
         if source.feed is not None:
-            source.feed.on_evicted, source.feed.on_ending = self.view.pod_evicted, self.view.holds.evicted
+            source.feed.on_evicted = lambda *about: self.view.others_evicted(about)
+            source.feed.on_ending = self.view.holds.evicted
         self.view.watch = self.watch = PodWatch(source, self.wake)
         self.view.reloader = self.reloader = Reloader(self.view)
         self.pods = PodSync(self.view, sock, self.watch, self.processes.scores, self.heartbeat.ping)

@@ -14,7 +14,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, State, Stored
 from monitor.link.rare_messages import Record
-from monitor.race.events import Crossing, Event, Gone, Refused
+from monitor.race.events import Crossing, Event
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
@@ -138,14 +138,10 @@ class Races:
     def _on_eviction(self, about: OtherEviction) -> None:
         if isinstance(about, Decision):  # accepted by the API server: its time stands for the kubelet's SIGTERM
             self.event_builder.handle(about)
-        elif isinstance(about, Refused):
-            self.event_builder.feed(about)
+        elif isinstance(about, tuple):
+            self.event_builder.on_kubelet_eviction(*about)
         else:
-            uid, name, told = about
-            if isinstance(told, str):
-                self.event_builder.on_kubelet_eviction(uid, name, told)
-            else:
-                self.event_builder.feed(Gone(told, uid, name, None))
+            self.event_builder.feed(about)
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""

@@ -24,7 +24,7 @@ from monitor.link.messages import Decision, Refresh, SideMessage, State
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
-from monitor.race.events import Refused
+from monitor.race.events import Gone, Refused
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.holds import Holds
@@ -48,9 +48,9 @@ _REFRESH_POLL_S = 0.005
 _QUIET_NS = 5_000_000_000
 _PROBE_TIMEOUT_S = 2.0
 
-#: What others do with pods. With --evict-by api: a decision that the API server accepted or refused; uid and name of a
-#: pod that ended, and when (ns). Uid, name and message of a pod that is reported as Evicted.
-OtherEviction = Decision | Refused | tuple[str, str, int] | tuple[str, str, str]
+#: What others do with pods. With --evict-by api: a decision that the API server accepted or refused, and the end of its
+#: pod. Uid, name and message of a pod that is reported as Evicted.
+OtherEviction = Decision | Refused | Gone | tuple[str, str, str]
 
 
 @dataclass
@@ -126,11 +126,7 @@ class View:
         held_s = max(0.0, (time.monotonic_ns() - braked["since_ns"]) / 1e9)
         return {**{k: v for k, v in braked.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers)}
 
-    def pod_evicted(self, uid: str, name: str, message: str) -> None:
-        """The API server reports a pod as Evicted. From any thread."""
-        self.api_evicted((uid, name, message))
-
-    def api_evicted(self, about: OtherEviction) -> None:
+    def others_evicted(self, about: OtherEviction) -> None:
         """From any thread."""
         self.evictions.put(about)
         self.wake_side()

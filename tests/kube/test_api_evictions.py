@@ -14,7 +14,7 @@ from monitor.kube.client import ApiClient
 from monitor.link.messages import Decision
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
-from monitor.race.events import Refused
+from monitor.race.events import Gone, Refused
 from monitor.settings.config import RunConfig
 from monitor.side.cluster import api_evictions
 from monitor.side.cluster.api_evictions import ApiEvictions
@@ -35,7 +35,7 @@ class Node:
         self.met: Sequence[Mapping[str, str]] = [{"signal": SIGNAL, "kind": "hard"}]
         self.disk_orders: Mapping[str, Sequence[str]] = {}
         self.reported: list[Any] = []
-        self.api_evicted = self.reported.append
+        self.others_evicted = self.reported.append
         self.config, self.log = RunConfig(eviction_max_pod_grace_period_s=10), Log()
 
 
@@ -58,7 +58,7 @@ class Evictions:
 
     @property
     def ended(self) -> list[str]:
-        return [one[1] for one in self.node.reported if type(one) is tuple]
+        return [one.pod_name for one in self.node.reported if isinstance(one, Gone)]
 
     def add(
         self, name: str, grace_s: int | None = None, priority: int = 0, namespace: str = "default", **labels: str

@@ -33,7 +33,7 @@ from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
-from monitor.race.events import Refused
+from monitor.race.events import Gone, Refused
 from monitor.side.cluster.reports import is_there
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
@@ -273,7 +273,7 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
             budget = any(self._outcome(pod) == BUDGET for pod in kept)
-            self._view.api_evicted(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
+            self._view.others_evicted(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
 
     def _outcome(self, pod: Asked) -> str:
         """Of the last question; without one the authorizer refused another pod of the namespace."""
@@ -324,7 +324,7 @@ class ApiEvictions:
             # Its figures are those of the order, not of the pod that was decided on.
             row = next((Candidate(*row) for row in decision.order if row[0] == pod.uid), None)
             made |= {"working_set": row.usage or 0, "request": row.request, "containers": {}} if row else {}
-        self._view.api_evicted(decision._replace(observed=False, signalled_ns=now_ns, **made))
+        self._view.others_evicted(decision._replace(observed=False, signalled_ns=now_ns, **made))
 
     def _has_ended(self, ending: _Ending) -> bool:
         """Whether the next pod need not wait for this one."""
@@ -341,7 +341,7 @@ class ApiEvictions:
             self._waiting.clear()  # decided while it still had its memory
         if ended:
             self._log.info("an evicted pod has ended", pod=pod.title, uid=pod.uid, seconds=round(waited_s, 3))
-            self._view.api_evicted((pod.uid, pod.title, time.monotonic_ns()))
+            self._view.others_evicted(Gone(time.monotonic_ns(), pod.uid, pod.title, None))
         else:
             self._log.warning("an evicted pod does not end: going on without it", pod=pod.title, uid=pod.uid)
         return True
