@@ -50,10 +50,13 @@ def test_a_list_whose_continue_token_expires_begins_anew(api: FakeApiServer, cli
     assert "limit" not in api.asked[-1].query
 
 
-def test_a_patch_names_who_it_is_of(api: FakeApiServer, client: ApiClient) -> None:
+def test_what_a_patch_of_a_status_is(api: FakeApiServer, client: ApiClient) -> None:
     api.store.create("pods", pod("a"))
     client.patch(PODS, "a", {"status": {"phase": "Failed"}}, "default", subresource="status")
-    assert api.asked[-1].query == {"fieldManager": "outrace"}
+    asked = api.asked[-1]
+    assert (asked.method, asked.path) == ("PATCH", "/api/v1/namespaces/default/pods/a/status")
+    assert asked.headers["Content-Type"] == "application/strategic-merge-patch+json"
+    assert asked.query == {"fieldManager": "outrace"}
 
 
 @pytest.mark.parametrize(
