@@ -14,8 +14,7 @@ from tests.kube.fake_apiserver import FakeApiServer
 
 class Node:
     def __init__(self, client: ApiClient, api: FakeApiServer, holds: bool = False) -> None:
-        self.clock, self.api = WaitedClock(1000.0), api
-        self.clock.now = 1_800_000_000.0
+        self.clock, self.wall, self.api = WaitedClock(1000.0), WaitedClock(1_800_000_000.0), api
         self.holding: set[str] | None = None
         self.held = ""
         self.changes: list[tuple[str, bool]] = []
@@ -27,12 +26,13 @@ class Node:
             lambda name, holds, _: self.changes.append((name, holds)),
             (lambda: self.held) if holds else None,
             clock=self.clock,
-            wall=self.clock,
+            wall=self.wall,
             jitter=0.0,
         )
 
     def after(self, seconds: float) -> None:
         self.clock.now += seconds
+        self.wall.now += seconds
         self.report.write_conditions()
 
     @property
@@ -77,14 +77,16 @@ def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: 
     node.after(HEARTBEAT_S)
     assert node.seen["outrace.io/MemoryPressure"]["lastHeartbeatTime"] == "2027-01-15T08:05:11Z"
     assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
-    assert len(api.seen("PATCH")) == 3
+    node.wall.now -= 3600.0  # it was set back
+    node.after(HEARTBEAT_S)
+    assert len(api.seen("PATCH")) == 4
 
 
 def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     node.holding = {"MemoryPressure"}
     node.report.write_conditions()
     after = Node(client, api)
-    after.clock.now += 1000
+    after.wall.now += 1000
     after.holding = {"MemoryPressure"}
     after.report.write_conditions()
     assert after.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:00Z"
