@@ -91,6 +91,15 @@ def test_a_server_that_fails_and_throttles(events: Writer, api: FakeApiServer) -
     assert reasons(api) == BOTH
 
 
+def test_of_too_many_the_oldest_are_dropped(
+    events: Writer, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.side.cluster.reports.KEEP", 1)
+    for number in range(3):
+        events.reports.add(replace(record(api), id=str(number)), None)
+    assert (events.waiting, events.reports.tally.events_dropped) == (["2"], 4)
+
+
 def test_any_name_of_a_pod_makes_a_name_of_an_event(api: FakeApiServer) -> None:
     api.store.create("pods", pod("a" * 253))
     made = record_of(evicted(api, "a" * 253), 0.0)
@@ -225,7 +234,7 @@ QUOTA = 'events "web.1" is forbidden: exceeded quota: few, requested: count/even
     ],
 )
 def test_a_refused_event_does_not_hold_up_the_others(
-    code: int, reason: str, message: str, events: Writer, api: FakeApiServer
+    code: int, reason: str, message: str, events: Writer, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     api.store.create("pods", pod("other", namespace="elsewhere"))
     api.fail(faults.status(code, reason, message), path="/namespaces/default/events", times=10**6)
@@ -235,6 +244,7 @@ def test_a_refused_event_does_not_hold_up_the_others(
     events.after(120)
     assert events.waiting == []
     assert [one["involvedObject"]["name"] for one in api.store.all("events") if one["reason"] == "Evicted"] == ["other"]
+    assert "".join(capfd.readouterr()).count("an event is refused") == 1
     assert len(api.seen("POST", "/namespaces/default/events")) == events.reports.tally.events_dropped
 
 
