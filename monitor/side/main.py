@@ -113,7 +113,6 @@ class Side:
             hot_pid=os.getppid(),
             side_pid=os.getpid(),
             wake_side=self.wake,
-            mem_total=mem_total,
             thresholds=config.thresholds(),
             log=self.log,
         )

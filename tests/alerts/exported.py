@@ -35,7 +35,7 @@ def exported_names(state_dir: Path) -> set[str]:
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
     hierarchy, log = cgroupfs.detect(), Log()
     total = meminfo.mem_total()
-    view = side_view(config, hierarchy, total, mem_total=total, thresholds=config.thresholds())
+    view = side_view(config, hierarchy, total, thresholds=config.thresholds())
     view.disks = DiskWatch(config, find_disks(), dict, lambda: None, log)
     view.races = Races(view)
     view.reloader = Reloader(view)

@@ -78,7 +78,6 @@ class Heard:
             side_pid=0,
             table=None,
             counted=dict,
-            mem_total=1 << 30,
             holds=SimpleNamespace(is_at_cap=lambda *_: False, evicted=lambda *what: self.passed_on.append(what)),
             log=SimpleNamespace(info=lambda *_, **__: None),
         )
