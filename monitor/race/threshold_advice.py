@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from operator import itemgetter
 
 from monitor.race.burst import Burst
 from monitor.race.codec import Record
@@ -87,7 +88,9 @@ def needed(burst: Burst, reaction: Reaction, ms: int) -> float:
 
 def _advised(mine: Sequence[Evidence], reaction: Reaction, quantile: float) -> Advised:
     last = mine[-1][1]
-    needs = sorted([(needed(b, reaction, ms), key, ms, b) for key, b in mine for ms in reaction.phases_ms], key=_size)
+    needs = sorted(
+        [(needed(b, reaction, ms), key, ms, b) for key, b in mine for ms in reaction.phases_ms], key=itemgetter(0)
+    )
     need, key, ms, burst = needs[min(len(needs) - 1, max(0, ceil(quantile * len(needs) - 1e-9) - 1))]
     wanted = int(need) + 1  # a threshold is met strictly below its quantity
     best = wanted if wanted < last.capacity else None
@@ -111,10 +114,6 @@ def _advised(mine: Sequence[Evidence], reaction: Reaction, quantile: float) -> A
         rule=reaction.rule,
         evidence=tuple(key for key, _ in mine),
     )
-
-
-def _size(one: tuple[float, str, int, Burst]) -> float:
-    return one[0]
 
 
 def reservation(evidence: Sequence[Evidence]) -> Reservation | None:
