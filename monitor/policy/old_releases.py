@@ -7,6 +7,7 @@ systems. Kubernetes 1.8: quality of service first, priority not at all.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from monitor.policy import signals as sig
 from monitor.policy.errors import PolicyError
@@ -14,10 +15,10 @@ from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout, 
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, qos_class
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.ranking import Candidate, Key, candidate, memory_key, rank_priority
+from monitor.policy.ranking import Candidate, Key, candidate, rank_priority
 from monitor.policy.releases import Era
 from monitor.policy.stats import PodStats
-from monitor.policy.victims import disk_usage
+from monitor.policy.victims import disk_usage, rank_by_excess
 
 GUARANTEED_ADJ = -998
 #: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
@@ -48,19 +49,10 @@ def rank_1_17(
     pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool
 ) -> tuple[Key, Candidate]:
     """Memory and disk as today. For process ids priority alone: counts came with 1.19."""
-    if signal in sig.MEMORY_SIGNALS:
-        victim = candidate(pod, plain_request(pod, "memory"), None if stats is None else stats.memory() or 0)
-        return memory_key(victim), victim
     if signal == sig.PID:
         victim = candidate(pod, ZERO, None if stats is None else stats.processes())
         return (rank_priority(victim.priority), 0, 0, 0, pod.namespace, pod.name, pod.uid), victim
-    storage = plain_request(pod, "ephemeral-storage")
-    used = None if stats is None else disk_usage(pod, stats, signal, one_disk_for_containers(layout))
-    victim = candidate(pod, storage, used)
-    # Nobody requests inodes, so any use of them is above the request; by how much counts against the request for bytes.
-    allowed = plain_request(pod, sig.RESOURCE[signal]).nanos // 10**9
-    group = 0 if used is None else 1 if used > allowed else 2
-    return (group, *memory_key(victim)[1:]), victim
+    return rank_by_excess(pod, stats, signal, one_disk_for_containers(layout), partial(plain_request, pod))
 
 
 def adj_1_17(pod: Pod, container_name: str, memory_capacity: int) -> int:

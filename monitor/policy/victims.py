@@ -14,7 +14,7 @@ from typing import NamedTuple
 from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
 from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
-from monitor.policy.quantity import ZERO
+from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usage_key
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE
@@ -63,14 +63,20 @@ def rank_one(
         victim = candidate(pod, ZERO, None if stats is None else stats.processes())
         order = (0, 0, 0) if victim.usage is None else (1, -victim.usage, 0)
         return (rank_priority(pod.known_priority), *order, pod.namespace, pod.name, pod.uid), victim
+    return rank_by_excess(pod, stats, signal, layout, lambda resource: pod_request(pod, resource, pod_level))
+
+
+def rank_by_excess(
+    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, request: Callable[[str], Quantity]
+) -> tuple[Key, Candidate]:
+    """Key and candidate for memory or a disk; ``request`` gives what the pod requests of a resource."""
     used = None
     if stats is not None:
         used = stats.memory() or 0 if signal in MEMORY_SIGNALS else disk_usage(pod, stats, signal, layout)
     resource = RESOURCE[signal]
-    allowed = pod_request(pod, resource, pod_level).nanos // 10**9
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
-    amount = pod_request(pod, resource if resource == "memory" else "ephemeral-storage", pod_level)
-    victim = candidate(pod, amount, used)
+    victim = candidate(pod, request(resource if resource == "memory" else "ephemeral-storage"), used)
+    allowed = request(resource).nanos // 10**9
     names = (pod.namespace, pod.name, pod.uid)
     return usage_key(
         used, allowed, victim.request, victim.request_nanos, rank_priority(victim.priority), *names
