@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -327,9 +328,9 @@ def metric(daemon: LabDaemon, name: str) -> float:
     return daemon.metrics()[f"outrace_{name}"]
 
 
-def filled(node: LabNode, pod: LabPod, mib: int, **options: str | int) -> Hog:
-    """A hog in ``pod`` that has taken its memory."""
+def killed_hog(node: LabNode, pod: LabPod, mib: int, **options: str | int) -> Hog:
+    """A hog in ``pod`` that was killed while it took its memory."""
     hog = node.start_hog(pod, mib=mib, **options)
     hog.go()
-    hog.expect("grown")
+    assert hog.wait() == -signal.SIGKILL
     return hog

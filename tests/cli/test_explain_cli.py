@@ -13,7 +13,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.lab.node import LabNode
 from monitor.policy.releases import ERAS
 from tests.cli.called import called
-from tests.live import MIB, Puppet, cgroup, daemon, filled, one_line, until
+from tests.live import MIB, Puppet, cgroup, daemon, one_line, until
 
 MEMORY = "memory.available"
 NOTHING = "nothing is starved: nobody would be evicted now"
@@ -31,7 +31,7 @@ def node() -> Iterator[LabNode]:
             (made.add_pod("critical", priority=2 * 10**9), 4),
         )
         for pod, mib in pods:
-            filled(made, pod, mib)
+            made.fill(pod, mib)
         yield made
 
 
@@ -181,7 +181,7 @@ def test_exact_figures_from_the_daemon() -> None:
     with LabNode("test-explain-daemon", 128 * MIB) as node:
         pod = node.add_pod("hog")
         with daemon(node, "--eviction-hard", "memory.available<99%") as running:
-            filled(node, pod, 16)
+            node.fill(pod, 16)
 
             def answer() -> dict[str, Any] | None:
                 with pytest.MonkeyPatch.context() as patch:

@@ -79,10 +79,10 @@ def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> No
     with hot_node() as node:
         pod = node.add_pod("pod")
         with live.daemon(node, *hard(40), "--enforce") as daemon:
-            hog = live.filled(node, pod, 70)
+            hog = node.fill(pod, 70)
             live.until(lambda: live.metric(daemon, "armed") == 1, "it to watch closely")
             os.kill(daemon.pid, signal.SIGSTOP)  # the hot process sees nothing meanwhile
-            more = live.filled(node, pod, 30)
+            more = node.fill(pod, 30)
             cgroupfs.set_limit(node.cgroup, 256 * MIB)
             os.kill(daemon.pid, signal.SIGCONT)
             record = live.message(daemon, CHANGED)
@@ -136,7 +136,7 @@ def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
     before, blocks = meminfo.mem_total(), online_blocks()
     with LabNode("test-plug", 1 << 40) as node:
         pod = node.add_pod("pod", "Burstable", request=64 * MIB)
-        live.filled(node, pod, 8)
+        node.fill(pod, 8)
         with live.daemon(node, "--eviction-hard", "memory.available<10%", machine=True) as daemon:
 
             def shown() -> float:

@@ -73,7 +73,7 @@ def sockets(run_dir: Path) -> list[str]:
 
 
 def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: Path, tmp_path: Path) -> None:
-    live.filled(node, node.add_pod("web", "Burstable", request=32 * MIB), 20)
+    node.fill(node.add_pod("web", "Burstable", request=32 * MIB), 20)
     own = tmp_path / "outrace.yaml"
     own.write_text("eviction-soft: memory.available<64Mi\neviction-soft-grace-period: memory.available=30s\n")
     with live.daemon(node, *hard(48), "--config", str(own), wrapper=within(run_dir)) as daemon:

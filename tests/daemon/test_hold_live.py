@@ -53,7 +53,7 @@ def test_who_grows_is_held_nobody_dies_and_all_go_on_undamaged(node: LabNode, ho
     pods = [node.add_pod(f"hog{number}") for number in range(hogs)]
     database = node.add_pod("database", "Guaranteed", request=64 * MIB)
     with daemon(node, line) as running:
-        bystander = live.filled(node, database, 60)
+        bystander = node.fill(database, 60)
         puppets = [live.Puppet(pod.containers["c0"]) for pod in pods]
         try:
             each = up_to(node, 128 + 4) // hogs
@@ -82,7 +82,7 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
     if cgroupfs.detect().version == 2:
         pytest.skip("a pod of cgroup v2 has a cap too")
     pod, calm = node.add_pod("hog"), node.add_pod("calm", "Guaranteed", request=32 * MIB)
-    bystander = live.filled(node, calm, 20)
+    bystander = node.fill(calm, 20)
     (pod.containers["c0"] / "memory.oom_control").write_text("1")
     with (
         live.Puppet(pod.containers["c0"]) as hog,
@@ -134,7 +134,7 @@ def test_sigkill_of_the_hot_process_and_another_daemon(node: LabNode) -> None:
     """It holds on whom the last one held: at no moment the pod grows while nobody looks."""
     pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
     with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
-        bystander = live.filled(node, database, 60)
+        bystander = node.fill(database, 60)
         hog.tell(pattern(up_to(node, SHORT)))
         holding(running, pod)
         assert running.process is not None
@@ -152,7 +152,7 @@ def test_sigkill_of_the_side(node: LabNode) -> None:
     """The hold goes on, and ends as it would have."""
     pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
     with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
-        bystander = live.filled(node, database, 60)
+        bystander = node.fill(database, 60)
         hog.tell(pattern(up_to(node, SHORT)))
         holding(running, pod)
         [side] = live.children(running.pid)
@@ -171,7 +171,7 @@ def test_a_hold_is_logged_counted_shown_judged_and_replayed(node: LabNode, tmp_p
     database = node.add_pod("database", "Guaranteed", request=64 * MIB)
     recording = tmp_path / "recording"
     with daemon(node, 32, "--record", str(recording)) as running:
-        bystander = live.filled(node, database, 60)
+        bystander = node.fill(database, 60)
         with live.Puppet(hog.containers["c0"]) as puppet:
             puppet.tell(pattern(up_to(node, 118)))
             holding(running, hog)

@@ -38,7 +38,7 @@ TOO_MUCH = 100
 
 def small(node: LabNode, number: int = 5, mib: int = 3) -> list[Hog]:
     """Pods that are far below their requests."""
-    return [live.filled(node, node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), mib) for n in range(number)]
+    return [node.fill(node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), mib) for n in range(number)]
 
 
 def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:

@@ -46,9 +46,7 @@ def test_an_evicted_pod_that_runs_again_is_a_candidate_again(node: LabNode) -> N
     pod = node.add_pod("phoenix")
     with live.daemon(node, "--enforce", *hard(80)) as daemon:
         for i in range(2):
-            hog = node.start_hog(pod, mib=100)
-            hog.go()
-            assert hog.wait() == -signal.SIGKILL
+            live.killed_hog(node, pod, 100)
             live.message(daemon, "evicted", id=i + 1)
         live.message(daemon, "an evicted pod runs again: it is a candidate again")
         assert decided(daemon) == ["phoenix"] * 2
@@ -71,7 +69,7 @@ def test_an_evicted_pod_that_fills_memory_as_soon_as_it_runs_again_costs_no_othe
     """It was found to be empty a moment ago, and that is not asked again for 0.1 s: at a crossing it is."""
     pod = node.add_pod("phoenix")
     with evicted_with_cache(node, pod, 12) as (daemon, file):
-        neighbour = live.filled(node, node.add_pod("neighbour"), 8)
+        neighbour = node.fill(node.add_pod("neighbour"), 8)
         with live.cgroup("reader") as outside, live.Puppet(outside) as reader, live.Puppet(outside) as restarted:
             since = len(daemon.log)
             reader.do(TWICE.format(file))

@@ -87,15 +87,15 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
     web = node.add_pod("web", "Burstable", request=32 * MIB)
     batch = node.add_pod("batch", containers=2)
     with live.daemon(node, "--enforce", *hard(40)) as daemon:
-        calm = live.filled(node, web, 16)
+        calm = node.fill(web, 16)
         with live.Puppet(batch.containers["c1"]) as family:
-            hog = live.filled(node, batch, 24)
+            hog = node.fill(batch, 24)
             family.tell(f"exec({FORKS!r})")
             pids = [hog.pid, family.pid, *map(int, family.answer().split())]
             assert family.answer() == "done"
             assert len(cgroup_procs.processes(batch.cgroup)) >= 8
             # The pod that crosses is within its request: another one pays.
-            big = live.filled(node, database, 56)
+            big = node.fill(database, 56)
             decision, end = evicted(daemon, batch)
             assert not [pid for pid in pids if live.alive(pid)]
             assert cgroup_procs.processes(batch.cgroup) == []
@@ -217,13 +217,11 @@ def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) ->
 @pytest.mark.parametrize("pages", ["4k", "thp"])
 def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) -> None:
     pod = node.add_pod("hog")
-    bystander = live.filled(node, node.add_pod("calm", "Guaranteed", request=16 * MIB), 8)
+    bystander = node.fill(node.add_pod("calm", "Guaranteed", request=16 * MIB), 8)
     with live.daemon(node, *IN_KERNEL, *hard(32)) as daemon:
-        second = live.filled(node, pod, 2)
+        second = node.fill(pod, 2)
         armed_for(pod)
-        hog = node.start_hog(pod, mib=100, pages=pages)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
+        live.killed_hog(node, pod, 100, pages=pages)
         decision, _ = evicted(daemon, pod)
         assert second.wait() == -signal.SIGKILL, "user space finishes the pod"
         assert decision["trigger"] == "kernel"
@@ -238,10 +236,10 @@ def test_the_kernel_signals_nobody_outside_the_armed_pod(node: LabNode) -> None:
     """Another pod crosses the line: its process lives, and user space evicts who is armed."""
     victim, database = node.add_pod("victim"), node.add_pod("database", "Guaranteed", request=100 * MIB)
     with live.daemon(node, *IN_KERNEL, *hard(48)) as daemon:
-        prey = live.filled(node, victim, 16)
+        prey = node.fill(victim, 16)
         armed_for(victim)
         signals = live.metric(daemon, 'records_total{kind="signal",side="kernel"}')
-        crosser = live.filled(node, database, 70)
+        crosser = node.fill(database, 70)
         decision, _ = evicted(daemon, victim)
         assert prey.wait() == -signal.SIGKILL
         assert decision["trigger"] == "user"

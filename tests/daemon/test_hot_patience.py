@@ -28,7 +28,7 @@ def test_page_tables_of_the_dead_are_waited_for(node: LabNode, hooks: str) -> No
     nothing, and the next pod was evicted 0.5 ms later, for memory that was all back 50 ms after that."""
     tables, innocent = node.add_pod("tables"), node.add_pod("innocent")
     with live.daemon(node, "--enforce", "--hooks", hooks, *hard(64)) as daemon:
-        calm = live.filled(node, innocent, 40)
+        calm = node.fill(innocent, 40)
         hog = node.start_hog(tables, kind="tables", mib=200)
         hog.go()
         _, end = evicted(daemon, tables)
@@ -46,7 +46,7 @@ def release() -> tuple[int, ...]:
 def near(node: LabNode, line: int) -> None:
     """Have a pod take so much that 2 to 3 MiB are left above ``line`` MiB."""
     mib = (node.memory_bytes - node.usage()) // MIB - line - 2
-    live.filled(node, node.add_pod("filler", "Guaranteed", request=128 * MIB), mib)
+    node.fill(node.add_pod("filler", "Guaranteed", request=128 * MIB), mib)
 
 
 @pytest.mark.parametrize("trigger", ["user", pytest.param("kernel", marks=pytest.mark.once)])
@@ -56,8 +56,8 @@ def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: La
         pytest.skip("before Linux 6.17 the end of a process is traced when its memory was freed already")
     tables, innocent, late = node.add_pod("tables", "Guaranteed", request=200 * MIB), node.add_pod("innocent"), None
     with live.daemon(node, "--enforce", "--trigger", trigger, *hard(50)) as daemon:
-        calm = live.filled(node, innocent, 24)
-        hog = live.filled(node, tables, 120, kind="tables")
+        calm = node.fill(innocent, 24)
+        hog = node.fill(tables, 120, kind="tables")
         late = node.start_hog(innocent, mib=6, rate=200)
         near(node, 50)
         hog.process.send_signal(signal.SIGKILL if end == "killed" else signal.SIGTERM)
@@ -87,7 +87,7 @@ def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: Lab
     with live.daemon(node, "--enforce", *hard(64)) as daemon, live.Puppet(pod.containers["c0"]) as killer:
         killer.do("anon(100)")
         killer.tell(f"exec({MURDERS!r})")
-        live.filled(node, node.add_pod("filler", "Guaranteed", request=128 * MIB), 96)
+        node.fill(node.add_pod("filler", "Guaranteed", request=128 * MIB), 96)
         evicted(daemon, pod)
         assert decided(daemon) == ["murderer"]
 
@@ -97,7 +97,7 @@ def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None
     """Dentries of names that do not exist outlive who looked for them, until somebody else needs the memory."""
     slab, innocent = node.add_pod("slab"), node.add_pod("innocent")
     with live.daemon(node, "--enforce", *hard(64)) as daemon:
-        calm = live.filled(node, innocent, 40)
+        calm = node.fill(innocent, 40)
         hog = node.start_hog(slab, kind="dentries", mib=300)
         hog.go()
         assert hog.wait() == -9

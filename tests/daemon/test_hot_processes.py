@@ -131,7 +131,7 @@ def test_sigterm_ends_it_cleanly(node: LabNode) -> None:
         assert [r["msg"] for r in daemon.log if r.get("level") == "error"] == []
     # Detached, and the OOM chain still attached.
     with live.Watching(attach=False) as watch:
-        live.filled(node, node.add_pod("p"), 8)
+        node.fill(node.add_pod("p"), 8)
         assert watch.counted()["evaluated"] == 0
     assert (live.pin_dir() / "link_on_mark_victim").exists()
 
@@ -141,14 +141,14 @@ def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> Non
     pod = node.add_pod("hog")
     with live.daemon(node, *IN_KERNEL, *hard(16)) as daemon:
         side = os.pidfd_open(side_of(daemon))
-        live.filled(node, pod, 8)
+        node.fill(pod, 8)
         armed_for(pod)
         os.kill(daemon.pid, signal.SIGKILL)
         assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
         live.ends(side, fd=True)
         os.close(side)
     # Its trigger is still armed, but the program that would pull it went with the descriptors.
-    crosser = live.filled(node, pod, 108)
+    crosser = node.fill(pod, 108)
     assert crosser.process.poll() is None
     with live.daemon(node, "--enforce", *hard(16)) as daemon:
         evicted(daemon, pod)

@@ -48,9 +48,7 @@ def soft(node: LabNode, tmp_path: Path, hooks: str, *options: str, **rest: objec
 
 def wins(node: LabNode, pod: LabPod, daemon: LabDaemon) -> Record:
     """A process of the pod takes the node over its threshold and does not fill it: the decision that evicts it."""
-    hog = node.start_hog(pod, mib=up_to(node, 150))
-    hog.go()
-    assert hog.wait() == -signal.SIGKILL
+    live.killed_hog(node, pod, up_to(node, 150))
     return evicted(daemon, pod)[0]
 
 
@@ -64,8 +62,8 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path) -> No
         assert live.rung(daemon) == POLL
         assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
         # The next victim has 1000 everywhere, and this looks for a process that has not: another pod is next.
-        live.filled(node, node.add_pod("next"), 30)
-        live.filled(node, small, 20)
+        node.fill(node.add_pod("next"), 30)
+        node.fill(small, 20)
         # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
         # cgroup and then executes; it reports nobody who joins later). A pod is also looked at a second after it was
         # found: if that reported the first one, it is over when the second one begins.
@@ -89,9 +87,7 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path) -> No
 def test_a_kill_at_a_pods_own_limit_is_reported_in_full(node: LabNode, tmp_path: Path) -> None:
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
     with soft(node, tmp_path, POLL) as daemon:
-        hog = node.start_hog(pod, mib=64)
-        hog.go()
-        assert hog.wait() == -9
+        hog = live.killed_hog(node, pod, 64)
         killed = live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert (killed["victim_pid"], killed["oom_limit"], killed["scope"]) == (hog.pid, 32 * MIB, "memcg")
         assert killed["anon_rss"] > 10 * MIB
@@ -108,9 +104,7 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
     with soft(node, tmp_path, "poll", wrapper=without("syslog", "sys_admin")) as daemon:
         live.message(daemon, "OOM kills are only counted: who was killed cannot be known")
-        hog = node.start_hog(pod, mib=64)
-        hog.go()
-        assert hog.wait() == -9
+        live.killed_hog(node, pod, 64)
         killed = live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert killed["victim_pid"] == 0
         assert {"victim", "oom"} <= set(killed["missing"])
@@ -186,7 +180,7 @@ def test_a_daemon_whose_hook_fails_ends_and_the_next_one_polls(node: LabNode, tm
         second_free = [fd for fd in range(1024) if fd not in used][1]
         hard_limit = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (second_free, hard_limit))  # one program of the two
-        hog = live.filled(node, pod, 110)
+        hog = node.fill(pod, 110)
         assert daemon.process is not None
         assert daemon.process.wait(live.TIMEOUT_S) == EXIT_HOOK
         assert "cannot attach" in daemon.complaint()
@@ -222,9 +216,7 @@ def test_every_kill_is_reported_once_whatever_the_hooks_of_the_daemon_before(
     request.addfinalizer(lambda: loader.unload(loader.instance_directory(state)))
 
     def killed() -> int:
-        hog = node.start_hog(pod, mib=48)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
+        hog = live.killed_hog(node, pod, 48)
         hog.close()
         return hog.pid
 
@@ -259,8 +251,6 @@ def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: 
             here = ["nsenter", "--mount", f"--target={daemon.pid}", "umount", "-l", "/sys/fs/bpf"]
             subprocess.run(here, check=True)
         live.message(daemon, "the pinned BPF objects are gone: kills while no daemon runs will not be seen")
-        hog = node.start_hog(pod, mib=64)
-        hog.go()
-        assert hog.wait() == -9
+        live.killed_hog(node, pod, 64)
         live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert live.rung(daemon) in BPF_RUNGS

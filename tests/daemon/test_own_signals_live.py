@@ -26,7 +26,7 @@ def test_page_cache_evicts_nobody_and_growth_does(hooks: str) -> None:
         with LabDaemon(node, "--enforce", "--hooks", hooks, "--eviction-hard", hard) as daemon:
             if hooks != "auto":
                 assert live.rung(daemon) == hooks
-            live.filled(node, reader, 130, kind="file", sync=1, reread=3, rate=200)
+            node.fill(reader, 130, kind="file", sync=1, reread=3, rate=200)
             live.until(lambda: available(daemon, "reclaimable") >= 140 * MIB, "page cache to count as available")
             assert live.messages(daemon, "evicted") == []
             taker = node.start_hog(hog, mib=200, rate=50)

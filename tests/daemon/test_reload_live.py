@@ -43,7 +43,7 @@ def test_a_lower_line_a_higher_line_and_a_pod_that_goes_for_it(
     own.write_text("eviction-hard: {memory.available: 16Mi}\n")
     pod = node.add_pod("web")
     with live.daemon(node, "--config", str(own), "--enforce", "--hooks", hooks) as daemon:
-        live.filled(node, pod, 60)
+        node.fill(pod, 60)
         own.write_text("eviction-hard: {memory.available: 24Mi}\n")
         assert reload(daemon) == 0
         assert capsys.readouterr().out.endswith(": reloaded; changed: eviction-hard\n")
@@ -66,7 +66,7 @@ def test_a_bad_file_changes_nothing_and_its_reason_is_logged_exported_and_printe
     own.write_text("eviction-hard: {memory.available: 16Mi}\n")
     pod = node.add_pod("web")
     with live.daemon(node, "--config", str(own), "--enforce") as daemon:
-        live.filled(node, pod, 60)
+        node.fill(pod, 60)
         for text, problem in (
             ("eviction-hard: {memory.available: 80Mi\n", "not YAML"),
             (

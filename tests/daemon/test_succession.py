@@ -111,14 +111,10 @@ def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it(tmp_path: 
         with live.daemon(node, *hard(16)) as daemon:
             (side,) = live.children(daemon.pid)
             os.kill(side, signal.SIGSTOP)
-            waiting = node.start_hog(pod, mib=256)
-            waiting.go()
-            assert waiting.wait() == -signal.SIGKILL
+            waiting = live.killed_hog(node, pod, 256)
             with contextlib.suppress(ProcessLookupError):  # it was taken for one that hangs already
                 os.kill(side, signal.SIGKILL)
-            while_none = node.start_hog(pod, mib=256)
-            while_none.go()
-            assert while_none.wait() == -signal.SIGKILL
+            while_none = live.killed_hog(node, pod, 256)
             pids = sorted((waiting.pid, while_none.pid))
             reader = IncidentReader(daemon.state_dir / FILE_NAME)
             live.until(lambda: killed(reader, pids) == pids, "both kills to be in an incident, once")

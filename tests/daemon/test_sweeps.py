@@ -21,7 +21,7 @@ def test_with_thousands_of_cgroups_a_pod_is_evicted_all_the_same() -> None:
     with hot_node() as node, Crowd(cgroupfs.make(node.cgroup / "crowd"), 4000):
         pod, other = node.add_pod("pod"), node.add_pod("other")
         with live.daemon(node, *hard(24), "--enforce") as daemon:
-            live.filled(node, other, 8)
+            node.fill(other, 8)
             node.start_hog(pod, mib=up_to(node, 118)).go()
             decision, _ = evicted(daemon, pod)
             assert decision["trigger"] == "user"
@@ -37,7 +37,7 @@ def test_with_thousands_of_cgroups_a_pod_is_evicted_all_the_same() -> None:
 def test_a_pod_deeper_than_the_programs_look_is_named_and_not_taken_for_empty() -> None:
     with hot_node() as node:
         deep, pod = node.add_pod("deep", under=FAR_DOWN), node.add_pod("pod")
-        live.filled(node, deep, 40)
+        node.fill(deep, 40)
         with live.daemon(node, *hard(24), "--enforce") as daemon:
             logged = live.message(daemon, NOT_WATCHED)
             assert (logged["pod"], logged["levels"]) == ("lab/deep", MAX_LEVEL)

@@ -21,7 +21,7 @@ node = live.fixture(LabNode, "top", 256 * MIB)
 def test_a_daemon_that_goes_away_and_comes_back_with_another_threshold(
     node: LabNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live.filled(node, node.add_pod("web", "Burstable", request=32 * MIB), 20)
+    node.fill(node.add_pod("web", "Burstable", request=32 * MIB), 20)
     state = tmp_path / "one"
     monkeypatch.setenv("OUTRACE_RUN_DIR", str(state))
     common = ("--hooks", "poll", "--mode", "hold")

@@ -31,7 +31,7 @@ def hogs(node: LabNode) -> list[Hog]:
     """Of two pods far below their requests: the one of the lower priority is the policy's next victim."""
     first = node.add_pod("first", "Burstable", request=64 * MIB, priority=-10)
     second = node.add_pod("second", "Burstable", request=32 * MIB, priority=10)
-    found = [live.filled(node, pod, 8) for pod in (first, second)]
+    found = [node.fill(pod, 8) for pod in (first, second)]
     for hog, value in zip(found, OWN, strict=True):
         Path(f"/proc/{hog.pid}/oom_score_adj").write_text(str(value))
     return found

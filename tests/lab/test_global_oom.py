@@ -143,7 +143,7 @@ def test_a_group_dies_together(node: LabNode) -> None:
     began, pod = stored(), node.add_pod("family")
     (pod.containers["c0"] / "memory.oom.group").write_text("1")
     with watching(node, below_now(130)) as daemon:
-        siblings = [live.filled(node, pod, 8) for _ in range(2)]
+        siblings = [node.fill(pod, 8) for _ in range(2)]
         victim = hog(node, pod)
         victim.go()
         assert [one.wait(PATIENCE_S) for one in (victim, *siblings)] == [-signal.SIGKILL] * 3
