@@ -20,7 +20,6 @@ from monitor.hot.pass_record import (
     outcome_json,
     state_json,
     state_of,
-    steps_json,
 )
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import Decisions
@@ -181,7 +180,7 @@ class Passes:
         """A look from which something followed for pods that are held."""
         rules, before = hold.Rules(*value["rules"]), hold_of(value["before"])
         state, steps = hold.advance(rules, before, look_of(value["look"]))
-        self._check("hold", number, [value["after"], value["steps"]], [hold_json(state), steps_json(steps)])
+        self._check("hold", number, [value["after"], value["steps"]], [hold_json(state), steps._asdict()])
 
     def _limit(self, value: Mapping[str, Any], number: int) -> None:
         """A pod over a limit of its own."""
@@ -205,7 +204,7 @@ class Passes:
     def _check(self, what: str, number: int, recorded: object, replayed: object) -> None:
         """Byte for byte: what reads the same and is not (True, 1, 1.0) is a difference too."""
         if json.dumps(recorded, sort_keys=True) != json.dumps(replayed, sort_keys=True):
-            self._found.differs(what, number, recorded, replayed)
+            self._found.differs(what, number, recorded, json.loads(json.dumps(replayed)))
 
 
 class Races:

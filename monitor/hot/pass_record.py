@@ -100,16 +100,16 @@ class PassRecorder:
         self._send(
             Pass(
                 now_ns=one.now_ns,
-                observations={signal: list(seen) for signal, seen in one.observations.items()},
+                observations=one.observations,
                 slow=self._disk_orders,
                 may_act=may_act,
                 busy=one.busy,
                 # The kernel's trigger had been pulled already, and its victim was not known yet.
                 held=one.answer == EVICT and one.acted is None,
-                coming={signal: list(seen) for signal, seen in one.coming.items()},
+                coming=one.coming,
                 forced=one.forced,
                 waits=one.waits,
-                brake=figures_json(one.asked.known),
+                brake=one.asked.known,
                 crossed_ns=one.crossed_ns,
                 **_acted(one.acted),
                 hurried=one.hurried,
@@ -124,11 +124,11 @@ class PassRecorder:
         if not self._broken:
             self._send(
                 HoldLook(
-                    rules=list(rules),
+                    rules=rules,
                     before=hold_json(before),
-                    look=look_json(look),
+                    look=look._asdict(),
                     after=hold_json(after),
-                    steps=steps_json(steps),
+                    steps=steps._asdict(),
                 )
             )
 
@@ -215,13 +215,8 @@ def state_of(data: Mapping[str, Any]) -> State:
     )
 
 
-def figures_json(known: Mapping[str, Figures]) -> dict[str, list[Any]]:
-    """Figures as a recording keeps them."""
-    return {s: [*f[:6], None if f.growth is None else list(f.growth), f.unseen, f.eases] for s, f in known.items()}
-
-
 def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
-    """The figures that `figures_json` wrote. Raises TypeError or ValueError for anything else."""
+    """The figures of a recording. Raises TypeError or ValueError for anything else."""
     return {
         signal: Figures(left, lasts, first, pods, unknown, in_vain, growth and Growth(*growth), *map(bool, more))
         for signal, (left, lasts, first, pods, unknown, in_vain, growth, *more) in data.items()
@@ -230,7 +225,7 @@ def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
 
 def hold_json(state: HoldState) -> dict[str, Any]:
     """The state of the holds as `hold_of` reads it."""
-    return {**state._asdict(), "pods": [list(pod) for pod in state.pods], "left": dict(state.left)}
+    return {**state._asdict(), "left": dict(state.left)}
 
 
 def hold_of(data: Mapping[str, Any]) -> HoldState:
@@ -238,13 +233,8 @@ def hold_of(data: Mapping[str, Any]) -> HoldState:
     return HoldState(**{**data, "pods": tuple(Pod(*pod) for pod in data.get("pods", ()))})
 
 
-def look_json(look: Look) -> dict[str, Any]:
-    """The look as `look_of` reads it."""
-    return {**look._asdict(), "domains": {signal: list(domain) for signal, domain in look.domains.items()}}
-
-
 def look_of(data: Mapping[str, Any]) -> Look:
-    """The look that `look_json` wrote. Raises TypeError or ValueError for anything else. Recordings of earlier releases
+    """The look of a recording. Raises TypeError or ValueError for anything else. Recordings of earlier releases
     have `shown` too: those of whom the kubelet's own figures showed what they hold.
     """
     return Look(
@@ -255,8 +245,3 @@ def look_of(data: Mapping[str, Any]) -> Look:
             "victim": (str(data["victim"][0]), int(data["victim"][1])),
         }
     )
-
-
-def steps_json(steps: Steps) -> dict[str, Any]:
-    """The steps; nobody reads them but to compare."""
-    return {name: [list(one) for one in part] for name, part in steps._asdict().items()}
