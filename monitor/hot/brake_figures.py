@@ -149,7 +149,7 @@ class BrakeFigures:
         usages, pods = self._registry.usages()
         for uid in self._away(watch):
             has = usages.pop(uid, 0)
-            if self._registry.is_candidate(uid):
+            if uid in self._registry.candidate_uids:
                 pods -= has
         reading = reading or self._gauge.reading(watch)
         ranked, joined = self._registry.held[0], self._registry.joined

@@ -253,12 +253,11 @@ class Gauge:
 
     def reading(self, watch: Watch) -> Reading:
         """The domain's memory at this moment, without a sweep. Exact while armed."""
-        if watch.machine:
+        if watch.machine or not self._source.is_exact:
             self._sweeper.touch(watch.index)
-            return self.table.reading(watch.index)
-        if self._source.reread_lists is not None:
-            self._source.reread_lists(watch.index)
         reading = self.table.reading(watch.index)
+        if watch.machine:
+            return reading
         try:
             usage = watch.usage_now()
         except OSError:  # ENODEV: removed; what was known last stands until limits_changed() looks

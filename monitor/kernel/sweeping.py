@@ -50,7 +50,7 @@ class Stepwise(ABC):
 
     @abstractmethod
     def touch(self, index: int) -> None:
-        """Make an entry of the machine exact."""
+        """Make an entry exact that nothing keeps so: the machine's, and without BPF that of a cgroup."""
 
     @property
     def runs(self) -> bool:

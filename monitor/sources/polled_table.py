@@ -316,7 +316,7 @@ class PolledSweeper(Stepwise):
             self._table.read_usage(entry)
 
     def touch(self, index: int) -> None:
-        """Bring an entry of the machine up to date."""
+        """Bring an entry up to date: the file lists, and the usage of the machine."""
         self._table.read_stat(self._table.entry(index))
 
 

@@ -7,7 +7,6 @@ kernel and the policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,7 @@ class MemorySource:
     """The instruments of one rung. ``victim``, ``eviction``: these structs as 64-bit words, in BPF's maps or here.
     ``pins``: of BPF; of the poller those that record OOM kills, None where there are none.
 
-    ``is_exact``: the kernel keeps the table exact. ``reread_lists(index)``: else, brings a domain's file lists up to
-    date.
+    ``is_exact``: the kernel keeps the table exact.
     """
 
     table: Table
@@ -41,7 +39,6 @@ class MemorySource:
     eviction: memoryview
     pins: Pins | None
     is_exact: bool
-    reread_lists: Callable[[int], None] | None = None
 
 
 def open_memory_source(config: RunConfig) -> MemorySource:
@@ -81,5 +78,4 @@ def _open_soft(config: RunConfig) -> MemorySource:
         eviction=memoryview(bytearray(EVICTION.size)).cast("Q"),
         pins=Pins.open(config.pin_dir) if config.pin_dir else None,
         is_exact=False,
-        reread_lists=lambda index: table.read_stat(table.entry(index)),
     )

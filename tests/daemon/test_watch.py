@@ -153,3 +153,10 @@ def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
     parts.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
     Housekeeping(parts).look(5)
     assert len(asked) == passes
+
+
+@pytest.mark.parametrize(("machine", "is_exact"), [(True, True), (True, False), (False, True), (False, False)])
+def test_what_nothing_keeps_exact_is_read_for_each_reading(machine: bool, is_exact: bool) -> None:
+    gauge: Any = stand_ins.gauge(is_exact=is_exact)
+    gauge.reading(SimpleNamespace(index=3, machine=machine, usage_now=lambda: 5 * MIB))
+    assert [one.args for one in gauge._sweeper.touch.call_args_list] == ([] if is_exact and not machine else [(3,)])
