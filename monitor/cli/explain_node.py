@@ -15,10 +15,11 @@ from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod, PodSource
-from monitor.pods.storage import Roots, limited, measure, process_stats
+from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
 from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
 from monitor.policy.layout import DiskLayout
+from monitor.policy.local_storage import is_limited
 from monitor.policy.releases import Era
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OWN_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import Summary
@@ -179,7 +180,7 @@ def _measure(
     for uid, pod in found.items():
         if signal in MEMORY_SIGNALS and uid not in entries:
             continue  # without memory figures it is one without stats, and ranks as such
-        if signal in _DISK_SIGNALS or (config.local_storage and limited(pod.pod)):
+        if signal in _DISK_SIGNALS or (config.local_storage and is_limited(pod.pod)):
             measured = measure(pod, roots)
             figures = measured.stats
             problems += measured.problems

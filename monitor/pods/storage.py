@@ -23,9 +23,6 @@ from monitor.pods.cgroup_tree import parse
 from monitor.pods.containers import upper_directory
 from monitor.pods.kubepods import tree_uids
 from monitor.pods.model import FoundPod
-from monitor.policy.per_pod import per_pod
-from monitor.policy.pods import Pod
-from monitor.policy.resources import pod_limit
 from monitor.policy.stats import PodStats
 
 ROOTFS_NOTE = "outrace/rootfs."
@@ -70,15 +67,6 @@ class Measured:
     def due_s(self, urgent: bool) -> float:
         """When to measure again (`time.monotonic`)."""
         return self.at_s + max(URGENT_S if urgent else QUIET_S, _REST * self.took_s)
-
-
-@per_pod
-def limited(pod: Pod) -> bool:
-    """Whether the pod has a limit of local storage, so that it must be measured also while the disks are fine."""
-    return (
-        any(v.source == "emptyDir" and v.size_limit is not None and v.size_limit.nanos > 0 for v in pod.volumes)
-        or pod_limit(pod, "ephemeral-storage") is not None
-    )
 
 
 def process_count(found: FoundPod) -> int:

@@ -31,6 +31,12 @@ def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: 
     return None
 
 
+def is_limited(pod: Pod) -> bool:
+    """Whether the pod has a limit, so that it must be measured also while the disks are fine."""
+    sizes, whole, _ = _limits(pod, True)
+    return bool(sizes) or whole is not None
+
+
 @per_pod
 def _limits(pod: Pod, pod_level: bool) -> tuple[dict[str, Quantity], Quantity | None, dict[str, Quantity]]:
     """What the pod is allowed: by volume, in all, by container."""

@@ -20,10 +20,10 @@ from monitor.kernel.disks import Disks, file_system, pid_counts
 from monitor.kernel.sched import take_time
 from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
-from monitor.pods.storage import Measured, Roots, limited, measure, process_stats
+from monitor.pods.storage import Measured, Roots, measure, process_stats
 from monitor.policy import signals
 from monitor.policy.layout import DELETE_IMAGES, DiskLayout
-from monitor.policy.local_storage import storage_violation
+from monitor.policy.local_storage import is_limited, storage_violation
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, PID, SIGNALS, Observation
@@ -409,7 +409,7 @@ class DiskWatch:
         return found.took_s  # walking again what is known already takes half of a CPU at most
 
     def _wanted(self, pod: Pod) -> bool:
-        return (self._urgent or (self._config.local_storage and limited(pod))) and not self._era.is_critical(pod)
+        return (self._urgent or (self._config.local_storage and is_limited(pod))) and not self._era.is_critical(pod)
 
     def _judge(self, pod: Pod, stats: PodStats) -> None:
         if not self._config.local_storage:

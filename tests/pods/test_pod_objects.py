@@ -15,9 +15,8 @@ from monitor.pods.feed import known
 from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import FoundPod
 from monitor.pods.pod_objects import MOST_CONTAINERS, kept, owner, summed
-from monitor.pods.storage import limited
 from monitor.policy.layout import SINGLE_DISK
-from monitor.policy.local_storage import storage_violation
+from monitor.policy.local_storage import is_limited, storage_violation
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import is_critical, qos_class
 from monitor.policy.releases import CURRENT
@@ -246,8 +245,8 @@ LIMIT = {"ephemeral-storage": "1Gi"}
 )
 def test_which_pods_have_limits(spec: dict[str, Any], expected: bool) -> None:
     one = builders.pod("a", **spec)
-    assert [limited(one), limited(one)] == [expected] * 2
-    assert limited(builders.pod("b", builders.container(limits=LIMIT), **spec))
+    assert [is_limited(one), is_limited(one)] == [expected] * 2
+    assert is_limited(builders.pod("b", builders.container(limits=LIMIT), **spec))
     # A pod that is never measured must be one that can never be in violation.
     if not expected:
         full = {"volume": [{"name": "v", "usedBytes": 2**40}], "ephemeral-storage": {"usedBytes": 2**40}}
