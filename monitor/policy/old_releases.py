@@ -6,6 +6,7 @@ systems. Kubernetes 1.8: quality of service first, priority not at all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -55,13 +56,12 @@ def rank_1_17(
     return rank_by_excess(pod, stats, signal, one_disk_for_containers(layout), partial(plain_request, pod))
 
 
-def adj_1_17(pod: Pod, container_name: str, memory_capacity: int) -> int:
-    """Every critical pod is spared like a Guaranteed one; the others by class and request."""
-    return GUARANTEED_ADJ if is_critical(pod) else adj_by_class(pod, container_name, memory_capacity)
-
-
-def adj_by_class(pod: Pod, container_name: str, memory_capacity: int) -> int:
-    """-998, 1000, or min(max(2, 1000 - 1000 * request / capacity), 999). Raises PolicyError as today's does."""
+def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, memory_capacity: int) -> int:
+    """-998 for Guaranteed and ``spared`` pods, 1000 for BestEffort, and min(max(2, 1000 - 1000 * request / capacity),
+    999) for the rest. Raises PolicyError as today's does.
+    """
+    if spared(pod):
+        return GUARANTEED_ADJ
     container = next((c for c in (*pod.containers, *pod.init_containers) if c.name == container_name), None)
     if container is None:
         raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {container_name!r}")
@@ -86,7 +86,7 @@ KUBELET_1_17 = Era(
         "imagefs.available": "15%",
     },
     ranker=rank_1_17,
-    oom_score_adj=adj_1_17,
+    oom_score_adj=partial(adj_by_class, is_critical),
     reclaim_actions=lambda signal, layout: reclaim_actions(signal, one_disk_for_containers(layout)),
     is_critical=is_critical,
     hard_grace_s=0,
@@ -140,11 +140,6 @@ def key_1_8(victim: Candidate) -> Key:
     return (*order, victim.namespace, victim.name, victim.uid)
 
 
-def adj_1_8(pod: Pod, container_name: str, memory_capacity: int) -> int:
-    """-998 for Guaranteed and critical pods, 1000 for BestEffort, between 2 and 999 by request for the rest."""
-    return GUARANTEED_ADJ if is_critical_1_8(pod) else adj_by_class(pod, container_name, memory_capacity)
-
-
 def reclaim_1_8(signal: str, layout: DiskLayout) -> tuple[str, ...]:
     """Each file system is relieved of what is on it: containers on nodefs, images on imagefs."""
     if signal in sig.MEMORY_SIGNALS:
@@ -159,7 +154,7 @@ KUBELET_1_8 = Era(
     signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES, sig.PID)),
     default_hard={"memory.available": "100Mi"},
     ranker=rank_1_8,
-    oom_score_adj=adj_1_8,
+    oom_score_adj=partial(adj_by_class, is_critical_1_8),
     reclaim_actions=reclaim_1_8,
     is_critical=is_critical_1_8,
     hard_grace_s=0,
