@@ -150,6 +150,10 @@ def _subscribe(sock: socket.socket) -> None:
             data = sock.recv(4096)
         except TimeoutError:
             break
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:  # events were lost, of a time before anything was watched
+                raise
+            continue
         if len(data) < _ANSWER.size:
             continue
         ack, what, problem = _ANSWER.unpack_from(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.procfeed import new_process
+from monitor.actions.procfeed import _ANSWER, _subscribe, new_process
 from tests.commands import run
 from tests.seccomp import refusing_netlink
 
@@ -97,6 +97,27 @@ def test_before_linux_6_6_the_process_connector_needs_cap_net_admin(pytestconfig
         pytest.skip(done.stderr.strip())
     else:
         assert done.returncode == 0, done.stderr
+
+
+def test_events_lost_before_the_answer_refuse_nothing() -> None:
+    class Flooded:
+        def __init__(self) -> None:
+            answer = bytearray(_ANSWER.size)
+            _ANSWER.pack_into(answer, 0, os.getpid() + 1, 0, 0)
+            self.received = [OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)), bytes(answer)]
+
+        def send(self, data: bytes) -> None: ...
+        def settimeout(self, seconds: float) -> None: ...
+
+        def recv(self, size: int) -> bytes:
+            found = self.received.pop(0)
+            if isinstance(found, OSError):
+                raise found
+            return found
+
+    flooded = Flooded()
+    _subscribe(flooded)
+    assert not flooded.received
 
 
 @pytest.mark.parametrize("length", [0, 1, 36, 67])
