@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, no_daemon_option
-from monitor.cli.kubelet_files import of_files, of_process
+from monitor.cli.kubelet_files import of_command_line, of_files, of_process
 from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
@@ -118,12 +118,15 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, o
     try:
         words, fields = of_files(files)
         words += of_process(pid) if pid is not None else []
-        arguments = (*(word.text for word in words), *flags)
-        made = to_configuration(arguments, (*(word.origin for word in words), *[""] * len(flags)))
+        words += of_command_line(flags)
+        made = to_configuration([word.text for word in words], [word.origin for word in words])
     except PolicyError as error:
         raise ConfigError(str(error)) from None
     head = {key: made.configuration[key] for key in ("apiVersion", "kind")}
     made = made._replace(configuration={**head, **fields, **made.configuration})
+    if made.configuration == head:
+        problem = f"the configuration would be empty: {'; '.join(made.notes) or 'no field is given'}"
+        raise ConfigError(problem, "a kubelet with these flags alone has its defaults, as `outrace config show` has")
     try:
         _check_translated(made.configuration)
     except ConfigError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor import documents
@@ -13,12 +14,19 @@ from monitor.kernel.procfs import Process
 from monitor.policy.errors import PolicyError
 from monitor.policy.translate import KIND, is_carried_over
 
-_REMEDY = "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
+_REMEDY = (
+    "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it; give each "
+    "kubelet-arg of k3s or RKE2 (config.yaml too) as --kubelet-arg=FLAG=VALUE"
+)
 _NAME_IT = "name the pid of the kubelet (pgrep -u root kubelet)"
 #: Bytes of a command line: more than any kubelet has (a k3s server with 200 flags: 20 KiB).
 _MOST = 1 << 20
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING = ("k3s", "rke2")
+
+
+#: The value of a flag with a < that no quote keeps from a shell.
+_REDIRECTED = re.compile(r"""\s--?[\w-]+[= ][^\s'"\\]*<""")
 
 
 class Word(NamedTuple):
@@ -37,7 +45,7 @@ def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Any]]:
         text = _text(path)
         found = _configuration(path, text)
         if found is None:
-            words += _flags(path, text)
+            words += _unwrapped(_flags(path, text))
         else:
             fields |= found
     return words, fields
@@ -58,25 +66,39 @@ def of_process(pid: int) -> list[Word]:
         raise ConfigError(f"--pid {pid}: {error.strerror}", _NAME_IT) from None
 
 
+def of_command_line(texts: Sequence[str]) -> list[Word]:
+    """The flags that were typed after --, with or without the kubelet before them. Raises ConfigError."""
+    words = [Word(text, "") for text in texts]
+    return _kubelets("--", words) if texts and not texts[0].startswith("-") else list(_unwrapped(words))
+
+
 def of_arguments(pid: int, texts: Sequence[str]) -> list[Word]:
     """The flags of a kubelet with this command line. Raises ConfigError."""
     words = [Word(text, f"process {pid}: word {number}") for number, text in enumerate(texts, 1)]
+    return _kubelets(f"--pid {pid}", words)
+
+
+def _kubelets(where: str, words: Sequence[Word]) -> list[Word]:
     names = [word.text.rpartition("/")[2] for word in words]
     if "kubelet" in names[:2]:
-        return words[names.index("kubelet") + 1 :]
-    if names[0].split(" ")[0] in _EMBEDDING:
-        return list(_embedded(words[1:]))
-    raise ConfigError(f"--pid {pid}: {names[0]!r} is no kubelet", _NAME_IT)
+        return list(words[names.index("kubelet") + 1 :])
+    if names[0].split(" ")[0] not in _EMBEDDING:
+        raise ConfigError(f"{where}: {names[0]!r} is no kubelet", _NAME_IT if where != "--" else _REMEDY)
+    if found := list(_unwrapped(words[1:], others=False)):
+        return found
+    raise ConfigError(f"{where}: {names[0]!r} has no --kubelet-arg, and its config.yaml was not read", _REMEDY)
 
 
-def _embedded(words: Sequence[Word]) -> Iterator[Word]:
-    """``--kubelet-arg=eviction-hard=...`` of k3s."""
+def _unwrapped(words: Iterable[Word], others: bool = True) -> Iterator[Word]:
+    """``--kubelet-arg=eviction-hard=...`` of k3s as the kubelet's flag; without k3s' own flags if not ``others``."""
     rest = iter(words)
     for word in rest:
         name, equals, value = word.text.partition("=")
         if name == "--kubelet-arg":
             value = value if equals else next(rest, Word("", "")).text
             yield Word(f"--{value.removeprefix('--')}", word.origin)
+        elif others:
+            yield word
 
 
 def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
@@ -103,7 +125,16 @@ def _flags(path: str, text: str) -> Iterator[Word]:
         origin = f"{path}:{number}"
         flag, value = _split(line)
         if not flag.startswith("-"):
-            raise PolicyError(f"{origin}: not a flag of the kubelet on a line of its own; {_REMEDY}")
+            problem = "not a flag of the kubelet on a line of its own"
+            if _REDIRECTED.search(line):
+                raise PolicyError(
+                    f"{origin}: {problem}, and a shell redirects at its <: write 'SIGNAL<VALUE' in quotes"
+                )
+            raise PolicyError(f"{origin}: {problem}; {_REMEDY}")
+        if value is None and " -" in line:
+            raise PolicyError(
+                f"{origin}: {re.split('[= ]', line)[0]}: more than one flag; write each on a line of its own"
+            )
         if "$" in (value or "") and is_carried_over(flag):
             raise PolicyError(f"{origin}: {flag}: its value has a variable; write what it stands for")
         yield Word(flag if value is None else f"{flag}={value}", origin)
@@ -120,7 +151,7 @@ def _split(line: str) -> tuple[str, str | None]:
     if len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]:
         return flag, value[1:-1]
     if " -" in value:
-        return line, None  # several flags: refused with the whole line, as one that is not known
+        return line, None  # several flags
     return flag, value
 
 

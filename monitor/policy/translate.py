@@ -116,6 +116,8 @@ _DEAD_CONTAINERS = (
 )
 #: Flags without a field, and why.
 WITHOUT: dict[str, str] = {
+    "config": "has no field: its file was not read; give it with --file",
+    "config-dir": "has no field: its files were not read; give each with --file",
     "maximum-dead-containers": _DEAD_CONTAINERS,
     "maximum-dead-containers-per-container": _DEAD_CONTAINERS,
     "minimum-container-ttl-duration": _DEAD_CONTAINERS,

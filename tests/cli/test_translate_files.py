@@ -30,7 +30,9 @@ evictionHard: {memory.available: 1Gi, pid.available: 5%}
 maxPods: 30
 """
 HARD = {"memory.available": "100Mi", "nodefs.available": "1Gi"}
-REMEDY = "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
+HAS = "give the kubelet's command line after --"
+REMEDY = f"{HAS}, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
+SHELL = "a shell redirects at its <: write 'SIGNAL<VALUE' in quotes"
 
 
 def translated(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], str]:
@@ -72,7 +74,11 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(
         (b"\n# nothing\n", f"holds no flag; {REMEDY}"),
         (b"[Service]\nExecStart=k3s server\n", f"1: not a flag of the kubelet on a line of its own; {REMEDY}"),
         (b'KUBELET_EXTRA_ARGS="--v=2"\n', "1: not a flag of the kubelet on a line of its own"),
-        (b"kubelet --eviction-hard=memory.available<1Gi\n", "1: not a flag of the kubelet on a line of its own"),
+        (b"exec kubelet --v=2 --eviction-hard=memory.available<1Gi\n", f"on a line of its own, and {SHELL}"),
+        (b"/usr/bin/kubelet --eviction-soft memory.available<1Gi\n", f"on a line of its own, and {SHELL}"),
+        (b"kubelet --eviction-hard='pid.available<9'\n", f"1: not a flag of the kubelet on a line of its own; {HAS}"),
+        (b"--v=2 --eviction-hard=memory.available<1Gi\n", "1: --v: more than one flag; write each on a line"),
+        (b"write-kubeconfig-mode: '0644'\nkubelet-arg:\n- eviction-hard=memory.available<1Gi\n", "kubelet-arg of k3s"),
         (b"--v=2\n--eviction-hard=$HARD\n", "2: --eviction-hard: its value has a variable; write what it stands for"),
         (b"--eviction-hard=memory.available<1Gi --v=2\n", "1: --eviction-hard: "),
         (b"--evicton-hard=memory.available<1Gi\n", "1: --evicton-hard: is not known here; did you mean --"),
@@ -108,6 +114,49 @@ def test_the_command_line_of_a_process(command: tuple[str, ...], expected: list[
     words = of_arguments(7, command)
     assert [word.text for word in words] == expected
     assert words[0].origin.startswith("process 7: word ")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("--kubelet-arg=eviction-hard=memory.available<1Gi",),
+        ("--kubelet-arg", "eviction-hard=memory.available<1Gi"),
+        ("k3s", "server", "--tls-san=x", "--kubelet-arg=--eviction-hard=memory.available<1Gi"),
+        ("/usr/bin/kubelet", "--eviction-hard=memory.available<1Gi"),
+        ("hyperkube", "kubelet", "--eviction-hard", "memory.available<1Gi"),
+    ],
+)
+def test_a_command_line_as_it_is_typed(typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert translated(capsys, "--", *typed) == ({"evictionHard": {"memory.available": "1Gi"}}, "")
+
+
+def test_kubelet_arg_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "args").write_text('--kubelet-arg="eviction-hard=memory.available<100Mi"\n--disable=traefik\n')
+    made, notes = translated(capsys, "--file", str(tmp_path / "args"))
+    assert (made, notes.split()[-1]) == ({"evictionHard": {"memory.available": "100Mi"}}, "--disable")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("k3s", "server"), "--: 'k3s' has no --kubelet-arg, and its config.yaml was not read; give the kubelet's"),
+        (("--v=2",), "the configuration would be empty: none of eviction, clean-up or reservation, and not"),
+        (("--config=/etc/k",), "would be empty: --config has no field: its file was not read; give it with --file; a"),
+        (("--maximum-dead-containers=3",), "would be empty: --maximum-dead-containers has no successor"),
+        (("nginx", "-g"), f"--: 'nginx' is no kubelet; {REMEDY}"),
+    ],
+)
+def test_an_empty_result_is_an_error(typed: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "translate", "--", *typed]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_an_empty_file_of_a_configuration_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kubelet.yaml").write_text("kind: KubeletConfiguration\n")
+    assert main(["config", "translate", "--file", str(tmp_path / "kubelet.yaml")]) == 2
+    assert "the configuration would be empty: no field is given; " in capsys.readouterr().err
 
 
 def test_a_process_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
