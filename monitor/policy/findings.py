@@ -26,6 +26,19 @@ from monitor.policy.releases import CURRENT, Era
 from monitor.policy.reservation import reserve
 from monitor.policy.thresholds import Threshold
 
+MAX_GRACE = "evictionMaxPodGracePeriod"
+#: Resource -> more than an ordinary node has of it, and what follows. ext4 has an inode for each 16 KiB; Linux
+#: has 4,194,304 process ids at most (PID_MAX_LIMIT).
+_MOST = {
+    "inodes": (
+        1 << 25,
+        "not bytes: always met on ordinary disks (below 512 GiB); write a number as 500k, or a percentage",
+    ),
+    "pids": (1 << 22, "more than Linux has: always met, and pods are evicted for ever; write a number as 1k"),
+}
+#: A threshold of fewer bytes has lost its unit: the kernel keeps more for itself (min_free_kbytes).
+_LEAST_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Node:
@@ -51,10 +64,12 @@ def findings(
         *([] if any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds) else [nothing]),
         *_without_effect(settings, [e for e in thresholds if not e.copy]),
         *_by_definition(thresholds, node),
+        *_units([e for e in thresholds if not e.copy], node),
         *_soft_below_hard(thresholds, node),
         *_copies(thresholds, node),
         *_replaced(settings, rules, node.layout),
         *_exceeded(thresholds, node),
+        *_max_grace(settings, thresholds),
         *_plain(settings, compat),
     ]
 
@@ -106,6 +121,31 @@ def _by_definition(thresholds: Sequence[Effective], node: Node) -> Iterator[str]
                 f"{e.origin}: {t.signal}: {e.text} is always met, with a capacity of "
                 f"{_shown(t.signal, capacity)}: pods are evicted for ever; lower it"
             )
+
+
+def _units(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+    """Inodes or process ids as if they were bytes, and bytes without a unit."""
+    for e in thresholds:
+        signal, quantity = e.threshold.signal, e.threshold.value.quantity
+        if quantity is None:
+            continue
+        resource, amount = sig.RESOURCE[signal], quantity.value
+        if resource in _MOST and signal not in node.capacity and amount > _MOST[resource][0]:
+            yield f"{e.origin}: {signal}: {e.text} is {amount:,} {resource}, {_MOST[resource][1]}"
+        elif resource in sig.IN_BYTES and 0 < amount < _LEAST_BYTES:
+            yield f"{e.origin}: {signal}: {e.text} is {amount:,} bytes: met too late; write a unit, as in 100Mi"
+
+
+def _max_grace(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:
+    soft = [e.origin for e in thresholds if not e.threshold.hard]
+    grace = settings.values.get(MAX_GRACE)
+    if soft and (grace is None or grace.value == 0):
+        yield (
+            f"{soft[0] if grace is None else grace.origin}: the maximum pod grace is 0, so pods get 1 s whatever their "
+            f"own grace; set {MAX_GRACE} to the seconds that they may take"
+        )
+    elif not soft and grace is not None and grace.value > 0:
+        yield f"{grace.origin}: {grace.value} has no effect without a soft threshold; give one, or leave it out"
 
 
 def _soft_below_hard(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
@@ -179,7 +219,7 @@ def _plain(settings: Settings, compat: str) -> Iterator[str]:
             f"{notification.origin}: true changes nothing: a kubelet ignores it on cgroup v2, and outrace compares "
             "every memory threshold in the kernel anyway; leave it out"
         )
-    grace = settings.values.get("evictionMaxPodGracePeriod")
+    grace = settings.values.get(MAX_GRACE)
     if grace is not None and grace.value < 0:
         what = (
             "leaves the grace to the pod, but a kubelet kills it at once"

@@ -66,6 +66,49 @@ def test_one_finding_each(content: dict[str, Any], begins: str, expected: str) -
     assert "\n" not in one
 
 
+@pytest.mark.parametrize(
+    ("signal", "text", "said"),
+    [
+        ("nodefs.inodesFree", "100Mi", "100Mi is 104,857,600 inodes, not bytes: always met on ordinary disks"),
+        ("imagefs.inodesFree", "1G", "1G is 1,000,000,000 inodes, not bytes"),
+        ("containerfs.inodesFree", "100Mi", ""),  # a copy takes its place
+        ("nodefs.inodesFree", "500k", ""),
+        ("nodefs.inodesFree", "32Mi", ""),
+        ("pid.available", "100Mi", "100Mi is 104,857,600 pids, more than Linux has: always met"),
+        ("pid.available", "4194304", ""),
+        ("memory.available", "100", "100 is 100 bytes: met too late; write a unit, as in 100Mi"),
+        ("memory.available", "100m", "100m is 1 bytes"),
+        ("nodefs.available", "10k", "10k is 10,000 bytes"),
+        ("nodefs.available", "1Mi", ""),
+        ("memory.available", "100Mi", ""),
+    ],
+)
+def test_what_has_another_unit_than_it_seems(signal: str, text: str, said: str) -> None:
+    lines = [line for line in found(evictionHard={**ALL, signal: text}) if "is replaced" not in line]
+    assert [line.startswith(f"file: evictionHard: {signal}: {said}") for line in lines] == ([True] if said else [])
+    if signal.startswith(("nodefs.i", "pid")):
+        assert found(Node({signal: 1 << 60}), evictionHard={**ALL, signal: text}) == []  # it has so many
+
+
+def test_the_maximum_pod_grace_counts_where_a_soft_threshold_is() -> None:
+    def lines(**content: Any) -> list[str]:
+        return found(evictionHard=ALL, enforceNodeAllocatable=["none"], **content)
+
+    def soft(grace: str) -> dict[str, Any]:
+        texts = ({"memory.available": "1Gi"}, {"memory.available": grace})
+        return dict(zip(("evictionSoft", "evictionSoftGracePeriod"), texts, strict=True))
+
+    zero = "the maximum pod grace is 0, so pods get 1 s whatever their own grace; set evictionMaxPodGracePeriod to the"
+    assert [line.partition(" seconds")[0] for line in lines(**soft("1m30s"))] == [f"file: evictionSoft: {zero}"]
+    (given,) = lines(**soft("1m30s"), evictionMaxPodGracePeriod=0)
+    assert given.startswith(f"file: evictionMaxPodGracePeriod: {zero}")
+    assert lines(**soft("1m30s"), evictionMaxPodGracePeriod=30) == []
+    assert lines(**soft("0s")) == []  # that is a hard one
+    (unused,) = lines(evictionMaxPodGracePeriod=30)
+    assert unused.startswith("file: evictionMaxPodGracePeriod: 30 has no effect without a soft threshold")
+    assert lines(evictionMaxPodGracePeriod=0) == []
+
+
 def test_merging_defaults_is_advised_where_it_works() -> None:
     (by_file,) = found(evictionHard={"memory.available": "1Gi"})
     assert by_file.endswith("or set mergeDefaultEvictionSettings: true")
@@ -95,6 +138,7 @@ def test_soft_below_hard(hard: str, soft: str, reported: bool) -> None:
         evictionHard={**ALL, "memory.available": hard},
         evictionSoft={"memory.available": soft},
         evictionSoftGracePeriod={"memory.available": "1m"},
+        evictionMaxPodGracePeriod=30,
         enforceNodeAllocatable=["none"],
     )
     assert [line for line in lines if "is not above the hard one" in line] == lines
@@ -106,6 +150,7 @@ def test_what_cannot_be_compared_is_not_complained_of() -> None:
         "evictionHard": {**ALL, "nodefs.available": "1Gi"},
         "evictionSoft": {"nodefs.available": "1%"},
         "evictionSoftGracePeriod": {"nodefs.available": "1m"},
+        "evictionMaxPodGracePeriod": 30,
     }
     assert found(Node(), **content) == []
     assert len(found(Node({"nodefs.available": 50 * GI}), **content)) == 1
