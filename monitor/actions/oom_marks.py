@@ -7,6 +7,7 @@ nothing at a process that could hold it. A note has at most 64 KiB, some 1,500 p
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from monitor.actions.oom_values import (
     without,
 )
 from monitor.errors import MonitorError
-from monitor.kernel.procfs import Process
+from monitor.kernel.procfs import Process, directories
 
 #: Processes of a pod that are raised (28 us each): the largest, where it has more. The kernel kills one at a time.
 MOST = 1024
@@ -135,8 +136,8 @@ def largest(pids: list[int], most: int) -> list[int]:
 
 
 def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1])
-    except OSError:
-        return 0
+    for directory in directories(pid):
+        with contextlib.suppress(OSError), open(f"{directory}/statm", "rb") as file:
+            if pages := int(file.read().split()[1]):
+                return pages
+    return 0

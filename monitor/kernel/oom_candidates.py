@@ -9,6 +9,7 @@ from typing import NamedTuple
 from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process as Open
+from monitor.kernel.procfs import directories
 from monitor.kernel.wire import printable
 from monitor.race.badness import PAGE, Process
 
@@ -69,13 +70,19 @@ def groups(node: Path) -> list[str]:
 
 
 def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | None:
-    """None for one that is gone, a zombie, or a kernel thread: they have no memory of their own."""
-    try:
-        # In bytes: to text a carriage return ends a line too, and a name may hold one.
-        with open(f"/proc/{pid}/status", "rb") as file:
-            status = dict(line.rstrip(b"\n").split(b":\t", 1) for line in file if b":\t" in line)
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    """None for one that is gone, a zombie, or a kernel thread: they have no memory of their own. As the kernel (see
+    find_lock_task_mm) by any thread that has memory: the main one may have exited.
+    """
+    status: dict[bytes, bytes] = {}
+    for directory in directories(pid):
+        try:
+            # In bytes: to text a carriage return ends a line too, and a name may hold one.
+            with open(f"{directory}/status", "rb") as file:
+                status = dict(line.rstrip(b"\n").split(b":\t", 1) for line in file if b":\t" in line)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if b"VmRSS" in status:
+            break
     with Open(pid) as process:
         adj = process.oom_score_adj()
     if adj is None or b"VmRSS" not in status:

@@ -79,12 +79,15 @@ class Process:
     def _link(self, name: str) -> str | None:
         if self._fd is None:
             return None
-        try:
-            return os.readlink(name, dir_fd=self._fd)
-        except OSError as error:
-            if error.errno in (*_GONE, errno.EACCES, errno.EPERM):
-                return None
-            raise
+        for directory in _of_threads(self.pid):
+            try:
+                return os.readlink(f"{directory}/{name}", dir_fd=self._fd)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EPERM):
+                    return None
+                if error.errno not in _GONE:
+                    raise
+        return None
 
     def parent(self) -> int | None:
         """Its parent's pid; 0 if that is of another pid namespace."""
@@ -161,6 +164,19 @@ class Process:
         return True
 
 
+def directories(pid: int) -> Iterator[str]:
+    """The directory of a process, then those of its threads: once its main thread has exited (pthread_exit) while
+    others live, /proc/PID shows neither memory nor program, and theirs do.
+    """
+    return (f"/proc/{pid}/{below}" for below in _of_threads(pid))
+
+
+def _of_threads(pid: int) -> Iterator[str]:
+    yield "."
+    with contextlib.suppress(OSError):
+        yield from (f"task/{tid}" for tid in os.listdir(f"/proc/{pid}/task") if int(tid) != pid)
+
+
 def ancestors(pid: int) -> Iterator[int]:
     """Pids of a process's parent, its parent and so on, without process 1."""
     for _ in range(_MOST_ANCESTORS):
@@ -194,13 +210,20 @@ def kill_pends(fields: Sequence[bytes]) -> bool:
     return bool(int(fields[28]) & 1 << signal.SIGKILL - 1)
 
 
-def lives(pid: int) -> bool:
-    """Whether it neither ended nor is about to: it is not exiting, and no SIGKILL waits for it."""
-    try:
-        state, *fields = found = _stat(f"/proc/{pid}")
-    except OSError:
-        return False
-    return state not in b"ZX" and not int(fields[5]) & _PF_EXITING and not kill_pends(found)
+def lives(pid: int, most: int = 16) -> bool:
+    """Whether it neither ended nor is about to: it is not exiting, and no SIGKILL waits for it. Where only its main
+    thread has exited, one of ``most`` others says so: with its last thread all of them exit.
+    """
+    for directory in islice(directories(pid), most):
+        try:
+            state, *fields = found = _stat(directory)
+        except OSError:
+            continue
+        if kill_pends(found):
+            return False
+        if state not in b"ZX" and not int(fields[5]) & _PF_EXITING:
+            return True
+    return False
 
 
 def born_ns(pid: int) -> int | None:

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from monitor.kernel import cgroup_procs
-from monitor.kernel.procfs import Process, is_kernel_thread
+from monitor.kernel.procfs import Process, directories, is_kernel_thread
 from monitor.owner import others
 from monitor.pods import machine
 
@@ -126,12 +126,14 @@ def _is_roots_file(program: Path) -> bool:
 
 def _is_same_file(pid: int, program: Path) -> bool:
     """Whether what the process runs is the machine's own file of this path, which root alone may change."""
-    try:
-        runs, ours = os.stat(f"/proc/{pid}/exe"), os.stat(_outside(program))
-    except OSError:
-        return False
-    same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
-    return same and not others(program, ours)
+    for directory in directories(pid):
+        try:
+            runs, ours = os.stat(f"{directory}/exe"), os.stat(_outside(program))
+        except OSError:
+            continue
+        same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
+        return same and not others(program, ours)
+    return False
 
 
 class Owners:

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from monitor.actions.oom_marks import largest
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
+from monitor.kernel.procfs import Process, lives
 from monitor.race.badness import badness
 from tests.live import MIB, Puppet, cgroup
+from tests.waiting import until
 
 GIB = 1 << 30
 
@@ -38,6 +41,36 @@ def test_the_kernel_reckons_alike(adj: int) -> None:
         # Each 4 KiB page needs an entry of 8 bytes.
         assert 128 * MIB // PAGE * 8 <= process.pgtables < 2 * MIB
         assert process.cgroups == (str(path), str(hierarchy.root))
+
+
+@pytest.mark.kernel
+def test_a_process_whose_main_thread_has_exited_counts_by_another() -> None:
+    """/proc/PID shows no memory and no program of it; the kernel scores any thread that has the memory."""
+    hierarchy = cgroupfs.detect()
+    with cgroup("candidates") as path, Puppet(path) as large, Puppet(path) as small:
+        large.do("anon(64)")
+        small.do("anon(8)")
+        program = os.readlink(f"/proc/{large.pid}/exe")
+        large.do("import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start()")
+        large.tell("ctypes.CDLL(None).pthread_exit(None)")
+        until(lambda: "VmRSS" not in Path(f"/proc/{large.pid}/status").read_text(), "the main thread lives")
+        first, second = sorted(candidates(hierarchy, path, lambda _: None), key=lambda p: p.rss, reverse=True)
+        assert (first.pid, second.pid) == (large.pid, small.pid)
+        assert 64 * MIB <= first.rss < 128 * MIB
+        assert first.pgtables >= 64 * MIB // PAGE * 8
+        total = total_pages(hierarchy, hierarchy.root)
+        points = badness(first, total)
+        assert points is not None
+        assert abs(oom_score(points, total) - int(Path(f"/proc/{large.pid}/oom_score").read_text())) <= 1
+        assert largest([small.pid, large.pid], 1) == [large.pid]
+        with Process(large.pid) as process:
+            assert process.exe() == program
+        assert lives(large.pid)
+        large.process.kill()
+        os.waitid(os.P_PID, large.pid, os.WEXITED | os.WNOWAIT)
+        assert not lives(large.pid)
+        with Process(large.pid) as process:
+            assert process.exe() is None
 
 
 @pytest.mark.kernel
