@@ -80,7 +80,7 @@ _GROUPS = (
         "containers and their runtime",
         "kubelet kubelite containerd crio cri-o docker cri-docker k3s k3s-agent rke2-server rke2-agent k0s"
         " k0scontroller k0sworker snap.microk8s.* snap.docker.* buildkit podman podman-auto-update podman-restart"
-        " podman-clean-transient podman-kube@* conmon conmon-* lxd incus incusd lxcfs incus-lxcfs"
+        " nomad ecs slurmd podman-clean-transient podman-kube@* conmon conmon-* lxd incus incusd lxcfs incus-lxcfs"
         " snap.lxd.daemon",
         "kubelet kubelite hyperkube containerd crio dockerd cri-dockerd k3s k3s-server k3s-agent rke2 k0s lxd incusd"
         " lxcfs",

@@ -13,7 +13,7 @@ from pathlib import Path
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import Process
 from monitor.pods import claims, machine
-from monitor.pods.units import MONITOR, PLAIN, Place
+from monitor.pods.units import CONTAINER, MONITOR, PLAIN, Place
 
 #: A user's service manager with all that is below it: `classify` goes into it, so that it is seldom a pod itself.
 _MANAGER = re.compile(r"user@[^/]*\.service")
@@ -31,7 +31,7 @@ def by_place(root: Path, path: Path, place: Place) -> str:
         return "the service manager itself"
     if place.in_session_slice:
         return "in session.slice: a desktop session cannot be without it"
-    if place.user is not None:
+    if place.user is not None or place.kind == CONTAINER:
         return ""
     if place.namespace.startswith("user") and _SESSION.fullmatch(place.name):
         return "a login session: its leader is in it"

@@ -17,13 +17,12 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.wire import printable
-from monitor.pods import protected
+from monitor.pods import machine, protected
 from monitor.pods.cgroup_tree import children, is_kubepods
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
 from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within
 from monitor.pods.runtimes import Runtimes, common_labels
 from monitor.pods.units import (
-    CONTAINER,
     DESCEND,
     MAX_DEPTH,
     PODMAN,
@@ -36,6 +35,7 @@ from monitor.pods.units import (
     payload,
     podman_container,
     unescaped,
+    unsplit,
     whole,
 )
 from monitor.policy.pods import stable_uid
@@ -101,7 +101,9 @@ class ServiceSource(PodSource):
     def _concerns(self, event: Event) -> bool:
         if event.mask & IN_MODIFY:
             return event.name in _FILES
-        return not (event.mask & IN_CREATE and event.directory in self._splitting) or bool(payload(event.name))
+        return not (event.mask & IN_CREATE and event.directory in self._splitting) or bool(
+            payload(event.name) or unsplit((event.name,))
+        )
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
@@ -168,10 +170,10 @@ class ServiceSource(PodSource):
                 below = (*parts, path.name)
                 found = classify(below)
                 if isinstance(found, Place):
-                    yield path, found
+                    yield from self._apart(scan, path, found) or [(path, found)]
                 elif found == DESCEND and len(below) < MAX_DEPTH:
-                    if user is not None and cgroup_procs.pids_in(os.fspath(path)):
-                        yield path, whole(below, user)
+                    if (place := whole(below, user)) is not None and cgroup_procs.pids_in(os.fspath(path)):
+                        yield path, place
                         continue
                     whose = managed_by(below) if user is None else user
                     if whose is not None:
@@ -186,6 +188,13 @@ class ServiceSource(PodSource):
                 scan.problems.append(
                     f"user {user} has more than {_MOST_OF_USER} services, scopes and slices: the others are not watched"
                 )
+
+    def _apart(self, scan: Scan, path: Path, place: Place) -> list[tuple[Path, Place]]:
+        """The containers in the cgroup of their runtime's own unit: they are pods, and what started them is not."""
+        if place.user is not None or not (machine.lost_with(place.name) and _may_split(path, place)):
+            return []
+        scan.watch[path] = CHILDREN
+        return [(one, made) for one in children(path) if (made := unsplit((*place.parts, one.name)))]
 
     # ---- what is known of one
 
@@ -219,7 +228,7 @@ class ServiceSource(PodSource):
     def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, who: str) -> Facts:
         name, aliases = printable(os.fsencode(place.name)), [place.name, unescaped(place.name).replace("/", "-")]
         labels: Mapping[str, str] | None = {}
-        if place.kind in (CONTAINER, PODMAN_POD):
+        if place.ident:
             known = self._runtimes.known(place.ident)
             labels = None if known is None else known.labels
             if known is not None and known.name:

@@ -3,8 +3,9 @@
 systemd's tree has slices within slices (``system.slice/system-getty.slice/getty@tty1.service``); a user's own manager
 (``user.slice/user-1000.slice/user@1000.service``) has slices of its own below it. Docker and podman put a container
 into a scope (``docker-ID.scope``, ``libpod-ID.scope``) or, with the cgroupfs driver, below ``/docker`` and
-``/libpod_parent``; for Quadlet podman puts it into the unit itself (``web.service/libpod-payload-ID``). All by name,
-and pure: what a name is worth says `monitor.pods.protected`.
+``/libpod_parent``; for Quadlet podman puts it into the unit itself (``web.service/libpod-payload-ID``). Other managers
+have a directory for each container too: `_LAYOUTS`. All by name, and pure: what a name is worth says
+`monitor.pods.protected`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,29 @@ _POD_DIRECTORY = re.compile(rf"({_ID})")
 #: A container in the cgroup of the unit that started it (``--cgroups=split``, as Quadlet does); conmon is beside it.
 _PAYLOAD = re.compile(rf"libpod-payload-({_ID})")
 #: conmon and its like, which watch a container and have a cgroup beside it.
-_MONITOR = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?|conmon|lxc\.monitor\..+")
+_MONITOR = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?|conmon|lxc\.(?:monitor\..+|pivot)")
+#: Where other managers have a container, or what watches one: namespace, kind, a pattern for each directory below the
+#: node. What the groups have is the name; 64 digits are an id of docker's.
+_LAYOUTS = tuple(
+    (namespace, kind, tuple(map(re.compile, path.split("/"))))
+    for namespace, kind, path in (
+        ("lxc", CONTAINER, r"lxc(?:\.payload)?/(.+)"),  # Proxmox (the container is in lxc/101/ns), LXC up to 3
+        ("lxc", MONITOR, r"lxc\.monitor/(.+)"),
+        (
+            "containerd",
+            CONTAINER,
+            r"(?:default|k8s\.io|buildkit)/(.+)",
+        ),  # its namespaces: ctr, nerdctl, crictl, BuildKit
+        (DOCKER, CONTAINER, rf"ecs/[\w-]+/({_ID})"),
+        ("nomad", CONTAINER, r"nomad/(?:share|reserve)/(.+)"),
+        ("slurm", CONTAINER, r"slurm(?:_.+)?/uid_\d+/job_(\d+)/step_(.+)"),
+        ("slurm", CONTAINER, r"system\.slice/(?:.+_)?slurmstepd\.scope/job_(\d+)/step_(.+)/user"),
+        ("slurm", MONITOR, r"system\.slice/(?:.+_)?slurmstepd\.scope/job_(\d+)/step_(.+)/slurm"),
+        ("slurm", MONITOR, r"system\.slice/(?:.+_)?slurmstepd\.scope/(system)"),
+    )
+)
+#: A container that runc was to hand to systemd (SLICE:PREFIX:ID) and made a directory of, in the cgroup of its starter.
+_UNSPLIT = re.compile(r"[^:]*\.slice:([^:]+):([^:]+)")
 #: Units that run nothing of their own: systemd has cgroups for some of them all the same.
 _IDLE = (".mount", ".automount", ".socket", ".swap", ".device", ".target", ".timer", ".path")
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
@@ -67,6 +90,8 @@ def classify(parts: Sequence[str]) -> Place | str:
     user: int | None = None
     slices: list[str] = []
     runtime = ""
+    if (found := _of_layout(tuple(parts))) is not None:
+        return found
     for depth, part in enumerate(parts):
         last = depth == len(parts) - 1
         name = unit_name(part)
@@ -86,6 +111,30 @@ def classify(parts: Sequence[str]) -> Place | str:
             continue
         return _place(tuple(parts), name, slices, user, runtime) if last else SKIP
     return DESCEND
+
+
+def _of_layout(parts: tuple[str, ...]) -> Place | str | None:
+    """None for what is in none of `_LAYOUTS`."""
+    for namespace, kind, levels in _LAYOUTS:
+        found = [level.fullmatch(part) for level, part in zip(levels, parts, strict=False)]
+        matches = [one for one in found if one is not None]
+        if len(matches) < len(found):
+            continue
+        if len(parts) != len(levels):
+            return DESCEND if len(parts) < len(levels) else SKIP
+        name = ".".join(group for one in matches for group in one.groups())
+        if re.fullmatch(_ID, name) and namespace == DOCKER:
+            return Place(kind, namespace, name[:12], parts, name, DOCKER)
+        return Place(kind, namespace, name if kind == CONTAINER else f"monitor-{name}", parts)
+    return None
+
+
+def unsplit(parts: tuple[str, ...]) -> Place | None:
+    """The container that a directory in a unit of a runtime's is (`_UNSPLIT`); None if it is none."""
+    found = _UNSPLIT.fullmatch(parts[-1])
+    return (
+        Place(CONTAINER, found[1], found[2][:12] if re.fullmatch(_ID, found[2]) else found[2], parts) if found else None
+    )
 
 
 def _place(parts: tuple[str, ...], name: str, slices: Sequence[str], user: int | None, runtime: str) -> Place | str:
@@ -132,9 +181,13 @@ def payload(name: str) -> str:
     return found[1] if found else ""
 
 
-def whole(parts: tuple[str, ...], user: int) -> Place:
-    """A slice of a user's as one pod, with all that is in it: where he has put a process into the slice itself."""
-    return Place(PLAIN, f"user-{user}", unit_name(parts[-1]), parts, user=user)
+def whole(parts: tuple[str, ...], user: int | None) -> Place | None:
+    """A slice of a user's, or a directory of `_LAYOUTS`, as one pod with all that is in it: where a process is in the
+    directory itself. None where that is none's.
+    """
+    if user is None and (parts[-1].endswith(".slice") or _of_layout(parts) is None):
+        return None
+    return Place(PLAIN, "cgroup" if user is None else f"user-{user}", unit_name(parts[-1]), parts, user=user)
 
 
 def managed_by(parts: Sequence[str]) -> int | None:

@@ -254,3 +254,46 @@ def test_containers_that_go_together() -> None:
         "outrace/priority": "5 and 6",  # which is no priority: it is not evicted
         "outrace/never": "true",
     }
+
+
+def test_a_pod_for_each_container_of_a_manager_with_directories(tree: Tree, start: Start) -> None:
+    for unit in (
+        *("lxc/101/ns", "lxc/102/ns/system.slice/nginx.service", "lxc.monitor/101", "lxc.payload.web"),
+        *("default/redis", "nomad/share/8f1b.web", "slurm/uid_7/job_7/step_0", "ecs/8f1b/odd"),
+        *(f"system.slice/slurmstepd.scope/job_5/step_0/{of}" for of in ("user/task_0", "slurm")),
+        f"system.slice/containerd.service/system.slice:nerdctl:{ID}",
+        *("system.slice/containerd.service", "k8s.io"),
+    ):
+        start(unit)
+    with source(tree, runtimes=Runtimes({})) as found:
+        assert found.poll().problems == []
+        may_go = {name: not pod.taken_critical for name, pod in pods(found).items()}
+        assert (
+            may_go
+            == {
+                "lxc/101": True,
+                "lxc/102": True,
+                "lxc/monitor-101": False,  # what watches it
+                "cgroup/lxc.payload.web": True,
+                "containerd/redis": True,
+                "nomad/8f1b.web": True,
+                "slurm/7.0": True,
+                "slurm/5.0": True,
+                "slurm/monitor-5.0": False,  # slurmstepd's own
+                f"nerdctl/{ID[:12]}": True,  # in its runtime's unit, by runc without systemd
+                "cgroup/k8s.io": True,  # a process is in the directory itself: one pod, with all below it
+            }
+        )
+        start(f"system.slice/containerd.service/kubepods-burstable.slice:cri-containerd:{OTHER}")
+        until(lambda: f"cri-containerd/{OTHER[:12]}" in pods(found) or found.poll() is None, "no new container")
+
+
+def test_a_users_service_does_not_split_itself_into_containers(tree: Tree, start: Start) -> None:
+    start(f"{MANAGER}/app.slice/containerd.service/system.slice:nerdctl:{ID}")
+    start(f"system.slice/web.service/system.slice:nerdctl:{ID}")
+    os.chown(start(f"system.slice/containerd.service/a.slice:b:{ID}").parent, USER, USER)
+    assert {name: not pod.taken_critical for name, pod in looked(tree).items()} == {
+        "user-1000/containerd.service": True,
+        "system/web.service": True,
+        "system/containerd.service": False,
+    }

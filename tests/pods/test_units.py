@@ -43,6 +43,12 @@ MANAGER = "user.slice/user-1000.slice/user@1000.service"
         (f"machine.slice/libpod-conmon-{ID}.scope", MONITOR, f"podman/libpod-conmon-{ID}.scope"),
         ("libpod_parent/conmon", MONITOR, "podman/conmon"),
         ("lxc.payload.web", PLAIN, "cgroup/lxc.payload.web"),
+        ("lxc.monitor.web", MONITOR, "podman/lxc.monitor.web"),
+        (f"ecs/8f1b2c3d4e/{ID}", CONTAINER, f"docker/{ID[:12]}"),
+        ("machine.slice/systemd-nspawn@web.service", UNIT, "machine/systemd-nspawn@web.service"),
+        (f"system.slice/nerdctl-{ID}.scope", UNIT, f"system/nerdctl-{ID}.scope"),
+        ("nomad.slice/share.slice/8f1b.web.scope", UNIT, "nomad/8f1b.web.scope"),
+        (f"{MANAGER}/user.slice/docker-{ID}.scope", UNIT, f"user-1000/docker-{ID}.scope"),  # rootless
         ("system.slice/batch", PLAIN, "system/batch"),
         ("_system.slice/_memory.service", UNIT, "system/memory.service"),  # systemd hides names of the kernel's files
     ],
@@ -52,6 +58,34 @@ def test_pods(path: str, kind: str, name: str) -> None:
     assert isinstance(found, Place)
     assert (found.kind, f"{found.namespace}/{found.name}") == (kind, name)
     assert found.ident == (ID if kind in (CONTAINER, PODMAN_POD) else "")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"),
+    [
+        ("lxc/101", CONTAINER, "lxc/101"),  # Proxmox: its processes are in lxc/101/ns
+        ("lxc.payload/web", CONTAINER, "lxc/web"),
+        ("lxc.monitor/101", MONITOR, "lxc/monitor-101"),
+        ("default/redis", CONTAINER, "containerd/redis"),
+        (f"k8s.io/{ID}", CONTAINER, f"containerd/{ID}"),
+        ("nomad/share/8f1b.web", CONTAINER, "nomad/8f1b.web"),
+        ("slurm/uid_1000/job_7/step_batch", CONTAINER, "slurm/7.batch"),
+        ("slurm_node1/uid_0/job_7/step_0", CONTAINER, "slurm/7.0"),
+        ("system.slice/slurmstepd.scope/job_7/step_0/user", CONTAINER, "slurm/7.0"),
+        ("system.slice/node1_slurmstepd.scope/job_7/step_extern/user", CONTAINER, "slurm/7.extern"),
+        ("system.slice/slurmstepd.scope/job_7/step_0/slurm", MONITOR, "slurm/monitor-7.0"),
+        ("system.slice/slurmstepd.scope/system", MONITOR, "slurm/monitor-system"),
+    ],
+)
+def test_a_directory_for_each_container(path: str, kind: str, name: str) -> None:
+    parts = path.split("/")
+    found = classify(parts)
+    assert isinstance(found, Place)
+    assert (found.kind, f"{found.namespace}/{found.name}", found.ident) == (kind, name, "")
+    assert {classify(parts[:end]) for end in range(1, len(parts))} == {DESCEND}
+    assert classify([*parts, "ns"]) == SKIP
+    in_users = classify([*MANAGER.split("/"), *parts[:1]])
+    assert in_users == DESCEND or (isinstance(in_users, Place) and in_users.user == 1000)
 
 
 @pytest.mark.parametrize(
