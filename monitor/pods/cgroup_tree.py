@@ -26,6 +26,8 @@ _SLICE_ROOT = re.compile(r"(?:[^/]+-)?kubepods\.slice")
 _POD = re.compile(r"pod([A-Za-z0-9][A-Za-z0-9._-]*)")
 #: conmon, CRI-O's per-container monitor, has a cgroup beside the container's and is no container.
 _HELPER = re.compile(r"crio-conmon-")
+#: How deep below the node, and in how many directories a level, containers are looked for that are in no kubepods.
+_OUTSIDE_DEPTH, _MOST_OUTSIDE = 3, 2048
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,20 @@ def pods_in(kubepods: Path) -> Iterator[PodDir]:
 def containers_in(pod_dir: Path) -> dict[str, Path]:
     """The directories of a pod's containers by container id, the sandbox's (pause) among them."""
     return {cid: path for path in children(pod_dir) if (cid := container_id(path.name))}
+
+
+def outside(node: Path) -> dict[str, Path]:
+    """Directories in no kubepods, by what may be the id of a container, and by the slice that one was to be in: runc,
+    without systemd, makes ``SLICE:PREFIX:ID`` in the cgroup of the runtime (``system.slice/containerd.service``).
+    """
+    found: dict[str, Path] = {}
+    level = [node]
+    for _ in range(_OUTSIDE_DEPTH):
+        level = [path for above in level for path in children(above) if not is_kubepods(path.name)][:_MOST_OUTSIDE]
+        for path in level:
+            of_slice, _, own = path.name.rpartition(":")
+            found |= {key: path for key in (of_slice.partition(":")[0], container_id(own)) if key}
+    return found
 
 
 def children(path: Path, most: int | None = None) -> list[Path]:

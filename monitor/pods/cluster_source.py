@@ -76,7 +76,7 @@ class ClusterSource(SpecSource):
         scan.watch.update(dict.fromkeys(above, CHILDREN))
         self._find_unlisted(scan)
         running = sum(one.pod.phase == "Running" for one in self._listed)
-        if running and not scan.pods:
+        if running and not scan.pods and self._outside is None:
             where = self._kubepods or f"any kubepods below {self.node}"
             scan.problems.append(
                 f"{self.feed.where}: none of {running} running pods has a cgroup in {where}: "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.errors import ConfigError, MonitorError
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.pods import cgroup_tree, claims
 from monitor.pods.inotify import CHILDREN
 from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
@@ -39,6 +40,7 @@ class SpecSource(PodSource):
         self._searched = False  # for kubepods, in this scan
         self._dirs: tuple[Path, dict[str, Path]] | None = None  # uid -> directory in that kubepods, in this scan
         self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
+        self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when none of the machine's own daemons was in it
 
@@ -52,7 +54,7 @@ class SpecSource(PodSource):
 
     def _match(self, scan: Scan) -> None:
         """Find the cgroup of every pod, and put it into ``scan``."""
-        self._searched, self._dirs = False, None
+        self._searched, self._dirs, self._outside = False, None, None
         self._ours = {above: who for path, who in self._spared_cgroups().items() for above in (path, *path.parents)}
         if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
             self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
@@ -100,6 +102,13 @@ class SpecSource(PodSource):
             problem = f"{key}: cgroup {cgroup} holds {who}, which would be killed with the pod"
             raise ConfigError(problem, self.HOLDS_US)
         scan.watch[cgroup.parent] = CHILDREN
+        if key != _KEY and (where := self._runs_outside(manifest, cgroup)):
+            scan.watch[cgroup] = CHILDREN
+            problem = (
+                f"its containers run in {where}, and its cgroup {cgroup} is empty: the container runtime has another "
+                "cgroup driver than the kubelet; the pod is not watched, and never evicted"
+            )
+            raise ConfigError(problem, "give both the same (containerd: SystemdCgroup = true), and restart them")
         containers = self._containers(manifest, cgroup, scan)
         ids = (cgroupfs.cgroup_id(cgroup), *(cgroupfs.cgroup_id(path) for _, path in sorted(containers.items())))
         return FoundPod(manifest.pod, cgroup, containers, ids)
@@ -130,6 +139,17 @@ class SpecSource(PodSource):
         path = self._annotated(POD_CGROUP, text, self.node)
         self._check_claim(manifest, text, path)
         return _KEY, path
+
+    def _runs_outside(self, manifest: Manifest, cgroup: Path) -> Path | None:
+        """Where the containers of a pod are whose own cgroup is empty; None where they are not found elsewhere: it may
+        have ended.
+        """
+        if cgroup_tree.children(cgroup) or cgroup_procs.pids_in(os.fspath(cgroup)):
+            return None
+        if self._outside is None:
+            self._outside = cgroup_tree.outside(self.node)
+        found = (self._outside.get(name) for name in (*manifest.container_ids.values(), cgroup.name))
+        return next((path for path in found if path is not None and cgroup_procs.processes(path)), None)
 
     def _dir_of(self, kubepods: Path, uid: str) -> Path | None:
         """The pod's directory by its uid. The tree is listed once in a scan: with 500 pods that is half of its time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 import uuid
@@ -231,6 +232,43 @@ def test_under_the_systemd_driver(cluster: Cluster) -> None:
     [found] = source.pods.values()
     assert (found.cgroup, found.containers) == (path, {"main": path / scope})
     assert source.unlisted == ()
+
+
+@pytest.mark.parametrize(
+    "directory",
+    [
+        "system.slice/containerd.service/{slice}:cri-containerd:{id}",
+        "system.slice/cri-containerd-{id}.scope",
+        "k8s.io/{id}",
+    ],
+)
+def test_containers_outside_kubepods_are_named_and_their_pods_are_not_ranked_by_zeros(
+    cluster: Cluster, directory: str
+) -> None:
+    """The runtime has another cgroup driver than the kubelet."""
+    pod, ended = a_pod("a"), a_pod("b")
+    name = "kubepods-burstable-pod{}.slice"
+    for one in (pod, ended):
+        cluster.create(one, cgroup=False)
+        cgroupfs.make(
+            cluster.root / "kubepods.slice/kubepods-burstable.slice" / name.format(uid_of(one).replace("-", "_"))
+        )
+    own = name.format(uid_of(pod).replace("-", "_"))
+    where = cgroupfs.make(cluster.root / directory.format(slice=own, id=uid_of(pod).replace("-", "")))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (where / "cgroup.procs").write_text(str(process.pid))
+        source = cluster.source(cluster.polled())
+        look(source, lambda: bool(source.problems))
+        (problem,) = source.problems
+        assert f"its containers run in {where}, and its cgroup {cluster.root}/kubepods.slice/" in problem
+        assert "another cgroup driver than the kubelet; the pod is not watched, and never evicted; give both" in problem
+        assert named(source) == {"shop/b"}  # one that has ended is in no other cgroup
+        right = cgroupfs.make(
+            cluster.root / "kubepods.slice/kubepods-burstable.slice" / own / f"cri-containerd-{'0' * 64}.scope"
+        )
+        (right / "cgroup.procs").write_text(str(process.pid))
+        look(source, lambda: named(source) == {"shop/a", "shop/b"})
+        process.kill()
 
 
 @pytest.mark.parametrize("kind", ["watched", "polled"])
