@@ -49,7 +49,26 @@ _GROUPS = (
         "sssd sssd-autofs sssd-ifp sssd-kcm sssd-nss sssd-pac sssd-pam sssd-ssh sssd-sudo nslcd nscd winbind",
         "sssd sssd_be sssd_nss sssd_pam nslcd winbindd",
     ),
-    _Group("the record of what happened", "rsyslog syslog-ng"),
+    _Group("the record of what happened", "rsyslog syslog-ng auditd", "auditd"),
+    _Group(
+        "what keeps the machine from a reboot by a watchdog, or from being fenced by its cluster",
+        "watchdog wd_keepalive watchdog-mux sbd sbd_remote corosync corosync-qdevice pacemaker pacemaker_remote"
+        " pve-cluster pve-ha-lrm pve-ha-crm dlm rebootmgr locksmithd zincati update-engine",
+        "watchdog wd_keepalive watchdog-mux sbd corosync pacemakerd pacemaker-fenced pacemaker_remoted pmxcfs"
+        " dlm_controld",
+    ),
+    _Group(
+        "disks over the network and those of several parts",
+        "iscsid open-iscsi multipathd mdmon@* mdmonitor dm-event lvm2-lvmetad zfs-zed",
+        "iscsid multipathd mdmon dmeventd",
+    ),
+    _Group(
+        "a package manager at work: broken off, it leaves the system half installed",
+        "packagekit apt-daily apt-daily-upgrade unattended-upgrades dnf-automatic dnf-automatic-* dnf-makecache"
+        " dnf5daemon-server dnf-system-upgrade yum-cron zypp-refresh transactional-update rpm-ostreed"
+        " rpm-ostreed-automatic bootc-fetch-apply-updates snapd flatpak-system-helper fwupd pamac-daemon",
+        "packagekitd dpkg apt apt-get aptitude rpm dnf5 dnf5daemon-server zypper pacman apk rpm-ostree snapd fwupd",
+    ),
     _Group(
         "the network",
         "networking network ifup@* NetworkManager ModemManager connman iwd wpa_supplicant wpa_supplicant@*"
@@ -96,10 +115,14 @@ _GROUPS = (
 _ANYBODYS = "systemd-nspawn@*"
 #: Programs of root's processes, as their files are called.
 PROGRAMS = frozenset(name for group in _GROUPS for name in group.programs.split())
-#: Programs of a user's that his desktop ends with. systemd has them in app.slice, with the applications (Ubuntu 24.04);
-#: what else a desktop cannot be without is in session.slice, Plasma's session manager too.
+#: Programs of a user's that a desktop ends with. systemd has them in app.slice, with the applications (Ubuntu 24.04;
+#: the session bus before systemd 248); what else a desktop cannot be without is in session.slice, Plasma's session
+#: manager too.
 SESSION_PROGRAMS = frozenset(
-    ("gnome-session-binary", "gnome-session-service", "gnome-session-init-worker", "gnome-session-ctl")
+    (
+        *("gnome-session-binary", "gnome-session-service", "gnome-session-init-worker", "gnome-session-ctl"),
+        *("dbus-daemon", "dbus-broker-launch", "dbus-broker", "gnome-shell", "kwin_wayland", "kwin_x11"),
+    )
 )
 #: PROGRAMS as the kernel has them where the file may not be read.
 SHORT_PROGRAMS = frozenset(name[:_COMM] for name in PROGRAMS)

@@ -23,16 +23,26 @@ MACHINES = """
     ssh ssh@3-10.0.0.1:22-10.0.0.2:5000 dropbear dropbear@0 getty@tty1 serial-getty@ttyS0 gdm emergency sssd-pam
     NetworkManager wpa_supplicant-wired@eth0 ppp@dsl openvpn-server@s wg-quick@wg0 tailscaled amazon-ssm-agent
     snap.amazon-ssm-agent.amazon-ssm-agent hyperv-daemons.hv-kvp-daemon qemu-ga cloud-init-local docker
-    snap.microk8s.daemon-kubelite snap.lxd.daemon virtqemud systemd-journald dbus outrace"""
+    snap.microk8s.daemon-kubelite snap.lxd.daemon virtqemud systemd-journald dbus outrace
+    watchdog watchdog-mux sbd corosync pacemaker auditd multipathd mdmon@md0 packagekit apt-daily-upgrade
+    unattended-upgrades dnf-automatic-install snapd fwupd rpm-ostreed"""
 SIMILAR = """sshd-exporter dropbear-exporter dropbears my-dropbear systemd-nspawn@box virtual podmanager
     dhclient-exporter outraced connmand-exporter nginx @ openvpn-exporter lxd-ui lxcfsd snap.lxd snap.lxd.daemon.evil
-    google-guest-agents cloud-configurator pppdump rescue-me winbinder wickeder"""
+    google-guest-agents cloud-configurator pppdump rescue-me winbinder wickeder
+    watchdogs watchdog-exporter auditdash packagekit-ui apt-cacher snapd-desktop dnf-automaton corosync-exporter"""
 
 
 def test_units_of_the_machines_own() -> None:
     for unit in MACHINES.split():
         for above in ("system.slice", "system.slice/system-x.slice"):
             assert f"the machine runs on {unit}.service" in why(f"{unit}.service", above), unit
+
+
+def test_a_package_manager_at_work_has_its_reason() -> None:
+    assert why("apt-daily-upgrade.service") == (
+        "the machine runs on apt-daily-upgrade.service (a package manager at work: broken off, it leaves the system "
+        "half installed)"
+    )
 
 
 def test_what_has_a_similar_name_is_not() -> None:

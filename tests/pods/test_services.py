@@ -261,6 +261,26 @@ def test_gnomes_session_manager_stays(tree: Tree, programs: Path) -> None:
         assert looked(tree, {"user-1000/gnome-session*": {"never": False}})[NAME].taken_critical == ""
 
 
+@pytest.mark.parametrize("bus", ["dbus-daemon", "dbus-broker-launch"])
+def test_the_session_bus_among_the_applications_stays(tree: Tree, programs: Path, bus: str) -> None:
+    """As systemd has it before 248. The unit's name alone is anybody's."""
+    shutil.copy("/bin/dash", programs / bus)
+    path = cgroupfs.make(tree[1] / f"{MANAGER}/app.slice/dbus.service")
+    with running(programs / bus, path, USER):
+        assert looked(tree)["user-1000/dbus.service"].taken_critical == f"{bus}: the desktop session ends with it"
+    with running(Path("/bin/dash"), path, USER):
+        assert looked(tree)["user-1000/dbus.service"].taken_critical == ""
+
+
+def test_a_package_manager_at_work_in_another_unit_stays(tree: Tree, programs: Path) -> None:
+    shutil.copy("/bin/dash", programs / "dpkg")
+    path = cgroupfs.make(tree[1] / "system.slice/ansible.service")
+    with running(programs / "dpkg", path) as pid:
+        assert looked(tree)["system/ansible.service"].taken_critical == f"it holds the machine's dpkg (process {pid})"
+    with running(Path("/bin/dash"), path):
+        assert looked(tree)["system/ansible.service"].taken_critical == ""
+
+
 @pytest.mark.parametrize("lack", ["all but the name", "program", "place", "sticky", "owner", "first"])
 def test_who_only_passes_for_the_session_manager_goes(tree: Tree, programs: Path, lack: str) -> None:
     path = cgroupfs.make(tree[1] / UNIT)
