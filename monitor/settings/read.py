@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from monitor.pods.spec import Choice
 
 _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
+_PATHS = frozenset(setting.name for setting in SETTINGS if setting.parse is values.absolute_path)
 #: Field, option, the value that needs an API server, the one that does not.
 _OF_A_CLUSTER = (("evict_by", "--evict-by", "api", "kill"), ("node_taints", "--node-taints", "own", "none"))
 
@@ -196,9 +198,15 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
 def _own_settings(
     flags: Mapping[str, Any], variables: Mapping[str, str], own: Mapping[str, Any], config_file: str
 ) -> dict[str, Given]:
-    """The options of outrace itself: a flag, a variable of the environment, or an entry of the own file."""
+    """The options of outrace itself: a flag, a variable of the environment, or an entry of the own file. A path that is
+    typed may be relative to the working directory; in a file it means the same wherever the daemon is started.
+    """
     from_file = {key: Given(value, f"{config_file}: {key}") for key, value in own.items() if value is not None}
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {
+        name: os.path.abspath(value) if name in _PATHS and value else value
+        for name, value in flags.items()
+        if value is not None
+    }
     return from_file | {name: Given(value, variables.get(name, f"--{name}")) for name, value in given.items()}
 
 

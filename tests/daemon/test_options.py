@@ -66,9 +66,9 @@ OPTIONS = {
         ),
         live=True,
     ),
-    "kubeconfig": Row("/k", "/k", (("k", "not an absolute path"),)),
+    "kubeconfig": Row("/etc//k", "/etc/k", (("", "'' is not a text"),)),
     "node-name": Row("node-1", "node-1", ((5, "5 is not a text"),)),
-    "kubelet-ca": Row("/ca.crt", "/ca.crt", (("ca.crt", "not an absolute path"),)),
+    "kubelet-ca": Row("/ca.crt", "/ca.crt", (("", "'' is not a text"),)),
     "mode": Row("hold", "hold", (("kill", "observe, hold, enforce"),)),
     "enforce": Row(True, True, (("yes", "not true or false"),)),
     "hold-limit": Row(
@@ -127,8 +127,8 @@ OPTIONS = {
     "system-reserved": Row({"memory": "1Gi"}, 1 << 30, (("ram=1Gi", "ram: 1Gi: cannot be reserved; resources are c"),)),
     "kube-reserved": Row({"memory": "1Gi"}, 1 << 30, (("memory=-1Gi", "not an amount from 0 to 4Ei"),)),
     "kernel-memcg-notification": Row(True, True, (("maybe", "not true or false"),)),
-    "nodefs": Row("/var//lib/", "/var/lib", (("var/lib", "'var/lib' is not an absolute path"),)),
-    "imagefs": Row("/srv", "/srv", (("", "'' is not a text"), ("srv", "not an absolute path"))),
+    "nodefs": Row("/var//lib/", "/var/lib", (("", "'' is not a text"),)),
+    "imagefs": Row("/srv", "/srv", (("", "'' is not a text"),)),
     "reclaim-images": Row(
         ["crictl", "rmi", "--prune"],
         ("crictl", "rmi", "--prune"),
@@ -171,6 +171,17 @@ def test_a_value_means_the_same_as_a_flag_and_in_the_own_file(option: Option, tm
         assert RunConfig.from_json(config.to_json()) == config
     if option.kind == TABLE:
         assert list(value_of(config, option)) == list(row.means), "the first pattern counts"
+
+
+@pytest.mark.parametrize("name", ["kubeconfig", "kubelet-ca", "nodefs", "imagefs"])
+def test_a_relative_path_is_of_the_working_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (option,) = [option for option in SETTINGS if option.name == name]
+    assert value_of(build({name: "./etc/../k"}), option) == str(tmp_path / "k")
+    with pytest.raises(ConfigError, match=f"own.yaml: {name}: 'k' is not an absolute path"):
+        build({}, write(tmp_path, "own.yaml", f"{name}: k\n"))
 
 
 @pytest.mark.parametrize(
