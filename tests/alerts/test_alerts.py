@@ -43,11 +43,10 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
         ({**OWN_LIMIT, "verdict": "undetermined", "oom_victims": [], "flags": ["lost_events"]}, []),
         ({**OWN_LIMIT, "verdict": "undetermined", "flags": ["lost_events"]}, [(rules.OOM_KILL, "warning")]),
         ({**DURING_GRACE, "verdict": "undetermined", "flags": ["lost_events"]}, [(rules.OOM_KILL, "critical")]),
-        # Only observed: outrace would have won, and somebody died.
-        (
-            {**EVICTION_WON, "observed": True, "oom_victims": [VICTIM]},
-            [(rules.OOM_KILL, "warning"), (rules.EVICTION, "info")],
-        ),
+        # At a limit of its own, beside an eviction in time.
+        ({**EVICTION_WON, "oom_victims": [VICTIM]}, [(rules.OOM_KILL, "warning"), (rules.EVICTION, "warning")]),
+        # Only observed: outrace would have won, and the kernel killed.
+        ({**EVICTION_WON, "observed": True, "oom_victims": [VICTIM]}, [(rules.OOM_KILL, "critical")]),
     ],
 )
 def test_alerts_of_an_incident(incident: dict[str, Any], expected: list[tuple[str, str]]) -> None:

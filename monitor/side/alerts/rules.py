@@ -156,12 +156,13 @@ def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
         for pod in killed or [""]:
             yield alert(OOM_KILL, "critical", pod, verdict=verdict)
     else:
-        # Somebody was killed, and no race was lost for all that is known. Undetermined is as bad as lost where there
-        # was a race; a warning is for what outrace only observed, and would have been in time. Silence is worse.
-        severity = "critical" if verdict == "undetermined" and domain in _DOMAINS else "warning"
+        # No race was lost for all that is known. As bad is a race that is undetermined, or one that outrace only
+        # observed and would have won; a warning is for a kill beside an eviction in time.
+        as_bad = verdict == "undetermined" or mode == "observed"
+        severity = "critical" if as_bad and domain in _DOMAINS else "warning"
         for pod in killed:
             yield alert(OOM_KILL, severity, pod, verdict=verdict)
-    if verdict == "eviction_won":
+    if verdict == "eviction_won" and not (killed and mode == "observed"):
         for pod in evicted or [""]:
             yield alert(EVICTION, noted, pod, mode=mode)
     if "hold_unanswered" in flags:
