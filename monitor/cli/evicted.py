@@ -14,7 +14,7 @@ from monitor.cli.finite import Finite, seconds_of
 from monitor.cli.main import LazyGroup
 from monitor.cli.output import emit, output_option, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
-from monitor.evicted.pods import after
+from monitor.evicted.pods import BY_REASON, after
 from monitor.evicted.sweep import FAILED, Choice, Criteria, Found, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
@@ -200,6 +200,7 @@ def _pod(choice: Choice, now: float) -> dict[str, Any]:
         "owner": {"kind": pod.owner_kind, "name": pod.owner_name},
         "age_s": None if pod.since is None else int(max(0.0, now - pod.since)),
         "message": pod.message,
+        "evidence": pod.evidence,
         "delete": choice.goes,
         "stays": choice.stays,
     }
@@ -216,6 +217,8 @@ def _text(choices: Sequence[Choice]) -> Iterator[str]:
         rows.append((pod.key, pod.owner, pod.node or "-", age, choice.stays or "-"))
     yield from table_lines(["pod", "owner", "node", "age", "stays"], rows)
     yield ""
+    for pod in (choice.pod for choice in choices if choice.pod.evidence != BY_REASON):
+        yield f"{pod.key}: has no reason; evicted by its {pod.evidence}: {pod.message}"
     kinds = Counter(choice.pod.owner_kind for choice in choices)
     for kind, count in kinds.most_common():
         yield f"{kind} ({count} pod{'' if count == 1 else 's'}): {after(kind)}"

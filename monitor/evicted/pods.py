@@ -2,11 +2,13 @@
 
 The rule is the pod garbage collector's own (`PodIsEvicted` in pkg/kubelet/eviction): phase Failed and reason Evicted,
 both exactly. A pod that the kubelet turned away at admission ("The node had condition: [MemoryPressure]") has them too.
+Another writer of the status may lose the reason: then the kubelet's condition and its message are the evidence.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +24,17 @@ _MIRROR = "kubernetes.io/config.mirror"
 #: The label that the Deployment controller gives a ReplicaSet and its pods; the ReplicaSet's name ends with it.
 _TEMPLATE_HASH = "pod-template-hash"
 _STATUSES = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+#: How an eviction is recognised: by the reason, or without one by the condition that a kubelet writes since 1.26.
+BY_REASON, BY_CONDITION = "reason Evicted", "condition DisruptionTarget, TerminationByKubelet"
+_BY_THE_KUBELET = ("DisruptionTarget", "True", "TerminationByKubelet")
+#: What a kubelet says of its evictions (pkg/kubelet/eviction/helpers.go). It writes that condition for a shutdown and a
+#: preemption too, with other messages.
+_EVICTED = (
+    "The node was low on resource: ",
+    "Pod ephemeral local storage usage exceeds the total limit of containers ",
+    "Usage of EmptyDir volume ",
+)
+_CONTAINER_EVICTED = re.compile(r"Container \S+ exceeded its local ephemeral storage limit ")
 #: The owner kind of a pod without a controller, and of a static pod's mirror.
 BARE, STATIC = "none", "Node"
 Object = Mapping[str, Any]
@@ -55,7 +68,7 @@ AFTER = {
 @dataclass(frozen=True, slots=True)
 class EvictedPod:
     """``since`` (unix seconds) is the last thing that its status dates: it was evicted then, or before. ``held`` says
-    why it is never deleted, "" if it may be.
+    why it is never deleted, "" if it may be. ``evidence`` is `BY_REASON` or `BY_CONDITION`.
     """
 
     namespace: str
@@ -68,6 +81,7 @@ class EvictedPod:
     since: float | None
     message: str
     held: str
+    evidence: str = BY_REASON
 
     @property
     def key(self) -> str:
@@ -83,8 +97,10 @@ def decode(found: Object) -> EvictedPod | str | None:
     status, metadata = _map(found.get("status")), _map(found.get("metadata"))
     if status.get("phase") != "Failed":
         return None
-    reason = _text(status.get("reason"))
-    if reason != "Evicted":
+    reason, message, evidence = _text(status.get("reason")), _text(status.get("message")), BY_REASON
+    if not reason and (said := _message_of_eviction(status)):
+        message, evidence = said, BY_CONDITION
+    elif reason != "Evicted":
         return sys.intern(reason[:64] or "no reason")
     uid, version = _text(metadata.get("uid")), _text(metadata.get("resourceVersion"))
     if not uid or not version:  # without them a delete could hit another pod
@@ -99,9 +115,19 @@ def decode(found: Object) -> EvictedPod | str | None:
         sys.intern(kind),
         name,
         max(_moments(metadata, status), default=None),
-        shortened(" ".join(_text(status.get("message")).split()), _MESSAGE),
+        shortened(" ".join(message.split()), _MESSAGE),
         _held(metadata, status),
+        evidence,
     )
+
+
+def _message_of_eviction(status: Object) -> str:
+    """The kubelet's words in the condition of an eviction, or beside it in the status; "" if they are of none."""
+    for one in map(_map, _list(status.get("conditions"))):
+        if tuple(map(one.get, ("type", "status", "reason"))) == _BY_THE_KUBELET:
+            said = (_text(of.get("message")) for of in (one, status))
+            return next((text for text in said if text.startswith(_EVICTED) or _CONTAINER_EVICTED.match(text)), "")
+    return ""
 
 
 def _held(metadata: Object, status: Object) -> str:

@@ -58,6 +58,21 @@ def test_list_as_json(cluster: FakeApiServer, outrace: Outrace) -> None:
     assert 25 <= last["age_s"] < 3600
 
 
+def test_list_says_how_a_pod_without_a_reason_was_recognised(api: FakeApiServer, outrace: Outrace) -> None:
+    lost = evicted("web-1", "shop")
+    del lost["status"]["reason"]
+    lost["status"]["conditions"][0]["status"] = "True"
+    put(api, lost, evicted("web-2", "shop"))
+    (line,) = [line for line in outrace("list").out.splitlines() if "has no reason" in line]
+    assert line.startswith(
+        "shop/web-1: has no reason; evicted by its condition DisruptionTarget, TerminationByKubelet: The node was low"
+    )
+    found = {pod["name"]: pod["evidence"] for pod in outrace("list", "-o", "json").json["pods"]}
+    assert found == {"web-1": "condition DisruptionTarget, TerminationByKubelet", "web-2": "reason Evicted"}
+    outrace("delete", "--yes")
+    assert names(api) == set()
+
+
 def test_a_check_reports_in_its_exit_code(cluster: FakeApiServer, outrace: Outrace) -> None:
     assert outrace("list", "--check").code == 4
     assert outrace("list", "--check", "--older-than", "100d").code == 0

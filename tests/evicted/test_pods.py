@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.evicted.pods import AFTER, EvictedPod, after, decode, parse_time
+from monitor.evicted.pods import AFTER, BY_CONDITION, BY_REASON, EvictedPod, after, decode, parse_time
 from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
 
 
@@ -21,6 +21,53 @@ def test_nothing_else_that_failed_is_one(reason: str) -> None:
     assert decode(made) == (reason or "no reason")
     del made["status"]["reason"]
     assert decode(made) == "no reason"
+
+
+def without_reason(message: str, of_status: str = "", **condition: str) -> dict[str, Any]:
+    made = evicted("web-1")
+    status = made["status"]
+    del status["reason"]
+    status["message"] = of_status
+    status["conditions"][0] |= {"status": "True", "message": message, **condition}
+    return made
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The node was low on resource: memory. Threshold quantity: 100Mi, available: 97Mi. ",
+        "The node was low on resource: ephemeral-storage. ",
+        'Container web exceeded its local ephemeral storage limit "1Gi". ',
+        "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+        'Usage of EmptyDir volume "cache" exceeds the limit "1Gi". ',
+    ],
+)
+def test_without_a_reason_the_kubelets_condition_and_message_are_evidence(message: str) -> None:
+    for made in (without_reason(message), without_reason("", message)):
+        found = decoded(made)
+        assert (found.evidence, found.message, found.held) == (BY_CONDITION, " ".join(message.split()), "")
+    assert decoded(evicted("web-1")).evidence == BY_REASON
+    held = without_reason(message)
+    held["metadata"]["deletionTimestamp"] = stamp(1)
+    assert decoded(held).held == "is being deleted"
+
+
+@pytest.mark.parametrize(
+    ("message", "condition"),
+    [
+        ("Pod was terminated in response to imminent node shutdown.", {}),
+        ("Preempted in order to admit critical pod", {}),
+        ("", {}),
+        ("The node was low on resource: memory. ", {"status": "False"}),
+        ("The node was low on resource: memory. ", {"reason": "EvictionByEvictionAPI"}),
+        ("The node was low on resource: memory. ", {"type": "Ready"}),
+    ],
+)
+def test_another_condition_or_message_is_no_evidence(message: str, condition: dict[str, str]) -> None:
+    made = without_reason(message, **condition)
+    assert decode(made) == "no reason"
+    made["status"]["reason"] = "Terminated"
+    assert decode(made) == "Terminated"
 
 
 @pytest.mark.parametrize("phase", ["Running", "Pending", "Succeeded", "Unknown", "failed", "", None, 7])
