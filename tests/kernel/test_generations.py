@@ -119,8 +119,7 @@ def test_page_cache_is_that_of_memory_stat(
                     lambda: puppet.do(f"read('{files}/b')") or watch.agree(node, pod)[0].active_file >= 4 * MIB,
                     "page cache to turn active",
                 )
-            (at, _) = watch.agree(node, pod)
-            assert at.active_file >= 4 * MIB
+            watch.agree(node, pod)  # the kernel may age it meanwhile: it was active
         watch.table.remove(cgroupfs.cgroup_id(pod))
         cgroupfs.remove(pod)
         at = watch.agree(node)
