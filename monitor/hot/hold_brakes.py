@@ -8,6 +8,7 @@ from pathlib import Path
 
 from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import PodBrake
+from monitor.actions.thaw_reasons import KILL
 from monitor.hot.hold_report import Hold
 from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
@@ -127,7 +128,8 @@ class HoldBrakes:
             return ""
         if brake.usage() is None:  # its cgroup was made anew: nothing of this brake is in force there
             return GONE
-        if waits := brake.waits_for_thaw():
+        waits = brake.waits_for_thaw()
+        if waits == KILL or (waits and brake.in_force()):  # a pod can have what looks like a start for ever
             return waits
         ran, brake.runs = brake.runs, False
         if ran:  # for a probe's process, perhaps: the pod lives on
@@ -137,8 +139,7 @@ class HoldBrakes:
     def let_run(self, uid: str) -> None:
         """Let a held pod run until the next check."""
         brake = self._brakes[uid]
-        if not brake.runs:
-            brake.thaw()
+        brake.thaw()
         brake.runs, brake.looked_ns = True, time.monotonic_ns()
 
     def get(self, uid: str) -> PodBrake | None:

@@ -107,6 +107,20 @@ def test_a_frozen_pod_runs_for_a_process_that_runc_starts(tmp_path: Path) -> Non
         brakes.drop("a")
 
 
+def test_a_name_as_runcs_hides_no_brake_that_another_program_removed(tmp_path: Path) -> None:
+    """Any process can have that name for as long as it wants, and its pod would grow on."""
+    with stand(tmp_path / "state") as held, held.puppet() as puppet:
+        only_with_v1s_freezer(held)
+        puppet.do("open('/proc/self/comm', 'w').write('runc:[2:INIT]')")
+        entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
+        brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path), lambda _: True)
+        assert brakes.of(entry).apply(0) is not None
+        assert brakes.look_after(entry) == START
+        (held.freezer / "freezer.state").write_text("THAWED")
+        assert brakes.look_after(entry) == hold_brakes.LOST
+        brakes.drop("a")
+
+
 def test_who_has_ended_waits_for_no_thaw(tmp_path: Path) -> None:
     """A zombie has the SIGKILL that ended it pending, for the process, until its parent asks, which may be never."""
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
