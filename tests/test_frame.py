@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from monitor import __version__
 from monitor.cli import checks, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
+from monitor.settings.options import OPTIONS
 from tests.commands import run
 from tests.seccomp import refusing_netlink
 
@@ -61,6 +62,12 @@ def test_a_command_that_is_gone_names_its_replacement() -> None:
         done = outrace(*words.split())
         assert done.returncode == 2
         assert f" is gone: use {instead}" in done.stderr
+
+
+def test_the_replacement_of_the_example_names_the_key_that_no_help_has() -> None:
+    shown = outrace("run", "--help").stdout
+    (alone,) = [one.name for one in OPTIONS if one.own_file and f"--{one.name}" not in shown]
+    assert f"`{alone}`" in outrace("config", "example").stderr
 
 
 @pytest.fixture
