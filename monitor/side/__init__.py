@@ -1,1 +1,1 @@
-"""The side process: all of the daemon that may wait for a disk, a socket or another process."""
+"""The helper process: all of the daemon that may wait for a disk, a socket or another process."""

@@ -40,7 +40,7 @@ class CgroupNames:
         self._outside: set[int] = set()  # ids of cgroups that are not below the node
 
     def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> list[int]:
-        """Take in the pods; cheap when they are those of the last time. The ids of cgroups in pods seen first."""
+        """Learn the cgroups of these pods; cheap when they are those of the last call. Returns new ids within pods."""
         if pods is self._pods and kubepods == self._kubepods:
             return []
         before = set(self._names)
@@ -69,7 +69,7 @@ class CgroupNames:
         return [at for at, named in self._names.items() if named.kind in ("node", "kubepods", "pod")]
 
     def of_cgroup(self, cgroup_id: int, pod: str | None = None) -> NamedCgroup:
-        """What is known of a cgroup. One that is not, of a process of ``pod``, lies within that pod."""
+        """What is known of a cgroup. An unknown cgroup of a process of ``pod`` lies within that pod."""
         found = self._names.get(cgroup_id)
         if found is not None:
             return found
@@ -80,16 +80,16 @@ class CgroupNames:
         return NamedCgroup(f"#{cgroup_id}", "outside")
 
     def knows(self, cgroup_id: int) -> bool:
-        """Whether a cgroup is known to be the node or below it; nothing is looked for."""
+        """Whether a cgroup is known to be the node or below it; does not search the tree."""
         return cgroup_id in self._names and self.locate(cgroup_id)
 
     def locate(self, cgroup_id: int) -> bool:
-        """Whether a cgroup is the node or below it. One that was not known (a service's) is looked for."""
+        """Whether a cgroup is the node or below it. Searches the tree for an unknown one (a service's)."""
         known = self._names.get(cgroup_id)
         if known is not None:
             return known.kind != "outside" or self._node == self._hierarchy.root or self._is_below(known)
         if cgroup_id in self._outside:
-            return False  # looked for before: ids are not used again
+            return False  # an earlier search did not find it: the kernel does not use ids again
         for path in (self._node, *cgroupfs.descendants(self._node)):
             if _id(path) == cgroup_id:
                 self._put(cgroup_id, self._within(path))
@@ -100,7 +100,7 @@ class CgroupNames:
         return False
 
     def is_of_a_pod(self, cgroup_id: int) -> bool:
-        """Whether a cgroup is a pod's or within one. Looked for where it is not known, as one below a container's."""
+        """Whether a cgroup is a pod's or within one. Searches the tree for an unknown one, as below a container's."""
         return bool(cgroup_id) and self.locate(cgroup_id) and self.of_cgroup(cgroup_id).pod is not None
 
     def _within(self, path: Path) -> NamedCgroup:
@@ -137,7 +137,7 @@ class CgroupNames:
 
     def _put(self, at: int, named: NamedCgroup) -> None:
         known = self._names.pop(at, None)
-        # Every change of a pod names all of them anew: what samples refer to is one text, not a copy of it each.
+        # Every change of a pod names all cgroups anew: the name stays the same object, so samples share one text.
         self._names[at] = named if known is None or known != named else known
         while len(self._names) > self.KEPT:
             del self._names[next(iter(self._names))]

@@ -1,6 +1,6 @@
 """The socket in the run directory on which commands ask this daemon about itself.
 
-The side answers: no question reaches the hot process. Only root may connect. Clients get a bounded number of
+The helper answers: no request reaches the hot process. Only root may connect. Clients get a bounded number of
 connections, bytes and seconds (`monitor.side.export.http`) and a bounded share of a CPU (`Shared`).
 """
 
@@ -82,8 +82,8 @@ class DaemonSocket:
     def _bound(self) -> socket.socket:
         """A listening socket under its name. Raises OSError.
 
-        It has another name until it listens and only root may connect: so a socket that refuses connections always
-        belongs to a dead daemon.
+        It has another name until it listens and its mode is 0600: so a socket that refuses connections always belongs
+        to a dead daemon.
         """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

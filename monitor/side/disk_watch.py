@@ -1,4 +1,4 @@
-"""Disks and process ids of the live node: looked at once a second, beside the main loop of the side.
+"""Disks and process ids of the live node: sampled once a second, beside the main loop of the helper.
 
 One thread samples (microseconds, but statvfs may hang on a dead network file system), another measures the pods'
 directories (seconds, where they hold many files). The hot process gets figures only while a threshold is met, when a
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class WatchedThread:
     """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`.
 
-    What a turn raises goes to ``on_failure`` and ends the thread.
+    An exception of a turn ends the thread, and ``on_failure`` gets it.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WatchedThread:
             self._on_failure(error)
 
     def begin_turn(self) -> None:
-        """Called within a long turn: it moves."""
+        """Called within a long turn, to show that it does not hang."""
         self._began = time.monotonic()
 
     def busy_s(self) -> float:
@@ -87,7 +87,7 @@ class WatchedThread:
 
 
 # Node-level clean-up in the daemon: asked for by the hot process, run by commands, counted.
-#: Those that a command can do here; dead containers are the kubelet's work, or the command's too.
+#: Actions that a command can do here; the kubelet, or the same command, removes dead containers.
 ACTIONS = (DELETE_IMAGES,)
 
 
@@ -128,7 +128,7 @@ class Cleanup:
         self.freed_inodes[one.action] += max(0, one.freed_inodes)
 
 
-#: Between two looks. The kubelet's is 10 s; a disk that writes 2 GB/s fills what a threshold of 10 % of 100 GB keeps
+#: Between two samples. The kubelet's is 10 s; a disk that writes 2 GB/s fills what a threshold of 10 % of 100 GB keeps
 #: free in 5 s.
 PERIOD_S = 1.0
 #: A call that takes longer than this many seconds hangs.
@@ -204,7 +204,7 @@ class DiskWatch:
         self._sampler.wake()
 
     def take(self) -> list[DiskFigures]:
-        """The messages for the hot process since the last call: one at most, newer ones replace what it had not yet.
+        """The messages for the hot process since the last call: one at most, because newer ones are merged into it.
 
         Raises what one of the threads died of.
         """
@@ -217,7 +217,7 @@ class DiskWatch:
         return [] if message is None else [message]
 
     def take_back(self, message: DiskFigures) -> None:
-        """A message that could not be delivered: what is in it goes with the next one."""
+        """A message that could not be delivered: the next one has its content."""
         with self._lock:
             self._message = message if self._message is None else _merged(message, self._message)
         self._published_met = True
@@ -266,7 +266,7 @@ class DiskWatch:
     # the node, every second
 
     def _turn(self) -> float | None:
-        # What was cleaned up before the disks are looked at, so that their figures are newer.
+        # Taken before the disks are sampled, so that the figures are newer than the clean-up.
         with self._lock:
             reclaimed, self._reclaimed = self._reclaimed, []
             violations, self._violations = self._violations, {}
@@ -313,10 +313,10 @@ class DiskWatch:
         return [signal for signal in SIGNALS if signal in found]
 
     def _orders(self, met: Sequence[str], pods: Pods) -> dict[str, list[str]]:
-        """Whom an eviction would take for each of these signals, first victim first.
+        """The pods that an eviction for each of these signals would choose, first victim first.
 
-        A pod that was never measured would come before all others, so there is no order before every pod was measured;
-        one that is new then is left out until it is.
+        A pod that was never measured would rank before all others, so there is no order before every pod was measured;
+        a pod that is new then is left out until it is measured.
         """
         if not self._urgent:
             self._ranked = False
@@ -377,7 +377,7 @@ class DiskWatch:
     # the pods, one after the other
 
     def _measure_next(self) -> float | None:
-        """Measure the pod whose turn it is; how long to wait for the next, None for ever."""
+        """Measure the pod that is due; returns how long to wait for the next, None: until `wake`."""
         pods = self._pods()
         if any(uid not in pods for uid in self._measured):
             self._measured = {uid: known for uid, known in self._measured.items() if uid in pods}
@@ -421,7 +421,7 @@ class DiskWatch:
             self._sampler.wake()
 
     def _interrupted(self) -> bool:
-        """Asked by a walk every few hundred files: also the sign that it moves."""
+        """Called by a walk every few hundred files: also shows that it does not hang."""
         self._walker.begin_turn()
         return self._closing.is_set()
 

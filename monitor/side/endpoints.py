@@ -75,7 +75,7 @@ def summary_response(view: View) -> Response:
 
 
 def live_response(view: View) -> Response:
-    """The same, and nothing is asked of the hot process: far from every threshold the counters stand still, and the
+    """The same, without a request to the hot process: far from every threshold the counters stand still, and the
     figures are those of the cgroup files. From any thread.
     """
     return Response(200, "application/json", json.dumps(summary(view, view.is_counted())).encode())
@@ -98,7 +98,7 @@ def summary(view: View, counted: bool = True) -> dict[str, Any]:
             {"name": "pods", "startTime": _time(view.started), "memory": _memory(domains["kubepods"], now)}
         )
     pods = [_pod(view, found, now, counted) for found in view.pods.values()]
-    # The last is ours; what reads a kubelet's summary passes over what it does not know.
+    # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
     forecasts = [] if view.races is None else view.races.forecaster.report()
     ours = {"braked": view.braked, "held": view.holds.shown(), "forecasts": forecasts}
     ours["status"] = _status(view)

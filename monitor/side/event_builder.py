@@ -1,6 +1,6 @@
 """From the hot process's messages and the kernel's log to the events of a race, and from those to episodes.
 
-What an episode was is judged in a thread of its own (`monitor.side.judge`).
+A thread of its own judges the episodes (`monitor.side.judge`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
 
 
-# The thresholds in force, as events: those of the configuration, and those that only a kubelet would have.
+# The thresholds in force, as events: thresholds of the configuration, and those that only a kubelet would have.
 def watched(view: View, message: messages.State, now_ns: int) -> Iterator[Watched]:
     """Every memory threshold of a domain that the hot process watches."""
     there = {threshold.signal for threshold in view.thresholds}
@@ -61,23 +61,23 @@ def watched(view: View, message: messages.State, now_ns: int) -> Iterator[Watche
 SAMPLE_NEAR_NS = 1_000_000_000
 #: While an episode is open the reducer gets the time this often.
 TICK_NS = 250_000_000
-#: After a kill this long is waited for what belongs to it (the other rings, the kernel's log) before it is judged.
+#: The helper waits this long after a kill for its other records (the other rings, the kernel's log), then judges it.
 URGENT_NS = 150_000_000
-#: A record this old when it comes was read late, after a stall; then no time is fed until they have all come, because
-#: an episode would seem quiet whose second half is still on the way.
+#: A record that is this old when it arrives was read late, after a stall. Then no ticks are fed until all have arrived:
+#: an episode would seem quiet while its second half is still in the rings.
 LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
-#: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
+#: An alert waits no longer than this for late records: where kills do not stop and CPUs are busy, more always arrive.
 PATIENCE_NS = 350_000_000
 
-#: Pods that outrace evicted are remembered, so that reports of a cluster about them are not taken for a kubelet's.
+#: Pods that outrace evicted are remembered, so that reports of the API server about them do not count as a kubelet's.
 _MOST_EVICTED = 1024
-#: The kubelet's own by name: they are no pods of the node any more when a message is about them.
+#: Names of pods that the kubelet evicted: a later message is about pods that are gone from the node.
 _MOST_REPORTED = 64
 
 
 class EventBuilder:
     """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
-    when a process was killed (it may go on, but an alert cannot wait), and when they are over.
+    when a process was killed (the episode may last, but an alert cannot wait), and when they are over.
 
     ``on_event``: everything that went in, in order. ``has_log``: the kernel's log is read. ``recorder`` records what
     goes in, and the reducer's state where it wants that.
@@ -110,9 +110,9 @@ class EventBuilder:
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
         self._sampled_ns = self._ticked_ns = 0
-        self._caught_up_ns = 0  # until then late records are waited for
-        self._judged_ns: int | None = None  # what came before this was judged
-        self._urgent_ns: int | None = None  # when to judge what is going on, because a process was killed
+        self._caught_up_ns = 0  # until then late records may arrive
+        self._judged_ns: int | None = None  # events up to this were judged
+        self._urgent_ns: int | None = None  # when to judge the open episodes, because a process was killed
         self._handlers: dict[type, Callable[[Any], None]] = {
             messages.Cross: self._on_cross,
             messages.Decision: self._on_decision,
@@ -133,7 +133,7 @@ class EventBuilder:
         return bool(self._state.open or self._state.waiting)
 
     def handle(self, message: messages.Message | messages.Bad) -> None:
-        """Take in one message of the hot process; those that do not matter here are passed over."""
+        """Handle one message of the hot process; ignores those that do not matter here."""
         handler = self._handlers.get(type(message))
         if handler is not None:
             now = self._now()
@@ -156,7 +156,7 @@ class EventBuilder:
             self.feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
-        """Take in which pods there are; cheap when they are those of the last time."""
+        """Learn the pods; cheap when they are those of the last call."""
         for at in self._names.update(self._view.pods, self._view.kubepods):
             self.confirmation.known(at, self._names.of_cgroup(at).path)
 
@@ -177,7 +177,7 @@ class EventBuilder:
         return max(0.0, (due - now) / 1e9)
 
     def _is_pressed(self) -> bool:
-        """Also just after: a pod that obeys a kubelet's SIGTERM gives its memory back before its sandbox is killed."""
+        """Also just after: a pod that obeys a kubelet's SIGTERM frees its memory before its sandbox is killed."""
         return bool(self._crossed) or any(o.key == PRESSURE for o in self._state.open)
 
     def facts(self) -> tuple[list[ev.Sample], list[ev.Watched]]:
@@ -185,11 +185,11 @@ class EventBuilder:
         return list(self._sampler.samples), list(self._watched.values())
 
     def end(self) -> None:
-        """Nothing more comes: what is going on is judged as it stands."""
+        """No more messages: judge the open episodes as they stand."""
         self.feed(ev.End(self._now()))
 
     def turn(self) -> bool:
-        """What is due: a look at the counters, the time. True if there are new samples."""
+        """Do what is due: sample the counters, feed the time. True if there are new samples."""
         now = self._now()
         self._clock.look(now)
         if now < self._caught_up_ns:
@@ -213,7 +213,7 @@ class EventBuilder:
         return sampled
 
     def _judge_ongoing(self) -> None:
-        """Have judged what is going on, as it stands."""
+        """Hand over the open episodes to be judged as they stand."""
         self._urgent_ns = None
         since, self._judged_ns = self._judged_ns, self._state.latest_ns
         for one in episode.ongoing(self._state, since):  # those in which anything happened since
@@ -224,7 +224,7 @@ class EventBuilder:
         return bool(self._view.stats.get("armed"))
 
     def feed(self, event: ev.Event) -> None:
-        if self._recorder is not None:  # before it goes in: one the reducer stumbles over is in the recording
+        if self._recorder is not None:  # before the reducer gets it: the recording has an event that it fails on
             self._recorder.event(event)
         if not isinstance(event, ev.Tick):
             self._on_event(event)
@@ -239,7 +239,7 @@ class EventBuilder:
     # messages of the hot process
 
     def _on_braked(self, message: messages.Braked) -> None:
-        """Evictions are held, because they would not help."""
+        """Evictions are suspended, because they would not help."""
         self.feed(ranked(message.ts_ns, message.order))
         about = {"hard": message.kind == "hard", "pod": message.victim, "pod_name": message.name}
         self.feed(made(ev.Held, message._asdict(), **about, pods=message.pods_bytes, outside=message.outside_bytes))

@@ -34,7 +34,7 @@ _DISAGREES_NS = 60_000_000_000
 _STILL_NS = 1_500_000_000
 #: Pods whose limit is remembered.
 _MOST_LIMITS = 1000
-#: Who the kernel would kill is looked at this often while a threshold may be near.
+#: How often the kernel's likely victim is computed while a threshold may be near.
 _VICTIM_NS = 5_000_000_000
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 #: Between two collections; every so many of them takes more than the youngest, and everything.
 PERIOD_S = 5.0
 _MIDDLE, _FULL = 12, 120
-#: Where it is not quiet for so long, as while a soft threshold stays met, it is collected all the same.
+#: Without a quiet moment for so long, as while a soft threshold stays met, garbage is collected anyway.
 PATIENCE_S = 30.0
 #: So many new objects, some 5 MB, are collected at once whatever happens.
 MOST = 50_000
@@ -26,7 +26,7 @@ SWITCH_S = 0.0005
 
 
 class Garbage:
-    """From now on nothing is collected by itself but beyond `MOST`, and what exists now not at all."""
+    """From now on the interpreter collects only beyond `MOST` new objects, and never those that exist now."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

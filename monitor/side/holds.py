@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Which holds are reported one by one: one of each pod in a minute, and the first changes of its brake. A pod that
 # frees memory and takes it again is held and released twice a second, and on cgroup v2 its brake changes 200 times a
-# second. Told one by one that fills log, state directory, API server and the record of the race, from which the kills
-# of others are dropped then. The rest is counted, and the next that is told says how many there were.
+# second. Reported one by one, they fill log, state directory, API server and the record of the race, which then drops
+# the kills of other pods. The rest is counted, and the next report has their number.
 MINUTE_NS = 60_000_000_000
 #: Changes of the brake in a minute: beside a kubelet a hold has three (docs/hold.md).
 CHANGES = 8
@@ -28,7 +28,7 @@ _MOST = 4096
 
 @dataclass(slots=True)
 class _Told:
-    """The hold of a pod that was told last: its id, since when it counts, and what was left out after it."""
+    """The hold of a pod that was reported last: its id, when its minute began, and how much was left out after it."""
 
     id: int
     since_ns: int
@@ -39,13 +39,13 @@ class _Told:
 
 
 class HoldRation:
-    """It goes by the times of the messages: the log and the record of a race, with one each, report the same holds."""
+    """It uses the times of the messages: the log and the record of a race, with one each, report the same holds."""
 
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}  # by uid
 
     def held(self, message: Held) -> int | None:
-        """None where a hold, or a change of its brake, is not told; else how many were not since the last that was."""
+        """None: do not report this hold, or change of its brake. A number: report it; so many were left out before."""
         told = self._told.get(message.pod)
         if told is None or message.ts_ns - told.since_ns >= MINUTE_NS:
             return self._tell(message)
@@ -62,7 +62,7 @@ class HoldRation:
         return self._take(told) if told.id == message.id else self._leave_out(told)
 
     def due_ns(self) -> int | None:
-        """When `said` has something to give (CLOCK_MONOTONIC); None while nothing is left out."""
+        """When `said` yields something (CLOCK_MONOTONIC); None while nothing is left out."""
         return min((one.since_ns + MINUTE_NS for one in self._told.values() if one.unsaid), default=None)
 
     def said(self, now_ns: int, *, at_once: bool = False) -> Iterator[tuple[str, str, int]]:
@@ -113,12 +113,12 @@ class Holds:
         self.ended: Counter[str] = Counter()  # by why
         self.seconds = 0.0  # of holds that are over
         self.grown_bytes = 0  # by held pods, of holds that are over
-        self.left_out = 0  # messages about holds that were not told one by one
+        self.left_out = 0  # messages about holds that were not reported one by one
         self._ration = HoldRation()
         #: When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out.
         self.due_ns = self._ration.due_ns
         self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
-        self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that was told so
+        self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that this was sent for
 
     def held(self, message: Held) -> None:
         before = self.now.get(message.pod)
@@ -126,7 +126,7 @@ class Holds:
             self._evicted[message.pod] = message.id
             self._view.send(KubeletEviction(message.pod, for_memory=False))
         if message.id in self._over or (message.resent and before is not None and before.id == message.id):
-            return  # sent to a side before, or again although this one has it
+            return  # an earlier helper got it, or this one has it already
         new = before is None or before.id != message.id
         if before is None or new:
             since_ns = message.since_ns or message.ts_ns

@@ -1,7 +1,7 @@
 """Ends a hot process that hangs, so that the service manager or the kubelet starts it again.
 
-Nothing that others can fill up is asked: a client that opens 1,000 connections a second keeps a probe of --listen from
-its answer for minutes, and a liveness probe would have outrace killed in a loop.
+It uses no channel that others can fill up: a client that opens 1,000 connections a second delays a probe of --listen
+for minutes, and a liveness probe would have outrace killed in a loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from monitor.side.view import View
 
 _EVERY_S = 20.0
-#: Looks in a row at which it has not turned: a minute, as systemd's watchdog has 30 s. Before its first turn it
+#: Checks in a row at which it has not turned: a minute, as systemd's watchdog has 30 s. Before its first turn it
 #: compiles, a minute on a very slow machine.
 _MOST, _AT_START = 3, 9
 

@@ -142,11 +142,11 @@ class Judge:
         self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
 
     def take_config(self, config: RunConfig) -> None:
-        """What is judged from now on is compared with a kubelet of these thresholds."""
+        """Compare with a kubelet of these thresholds from now on."""
         self._config = config.pass_config()
 
     def submit(self, found: Episode, final: bool) -> None:
-        """Judge an episode; one that is still going on is judged again when it is over."""
+        """Judge an episode; one that is not over is judged again when it is."""
         if not self._episodes.put((found.domain, found.start_ns), found, final):
             self._log.error("too many episodes at once: one that is over is not judged", waiting=_QUEUE)
         self._worker.submit(self._judge_next)
@@ -154,8 +154,8 @@ class Judge:
     def close(self, timeout_s: float) -> None:
         """Finish what is queued, within that time in all, and log what could not be stored.
 
-        The first incident of a new state dir makes the store, which waits for the disk several times. A disk that
-        refuses is asked once more for each incident, without a pause.
+        The first incident of a new state dir makes the store, which waits for the disk several times. If the disk
+        refuses, each incident gets one more try, without a pause.
         """
         deadline = time.monotonic() + timeout_s
         judged = self._worker.close(timeout_s)
@@ -183,7 +183,7 @@ class Judge:
             self._judge(*waiting)
 
     def _store_next(self) -> None:
-        """Store one incident. One that the disk refuses is tried again."""
+        """Store one incident. If the disk refuses, try again later."""
         if self._unstored is None:
             waiting = self._incidents.take()
             if waiting is None:
@@ -289,6 +289,6 @@ class Tally:
             self.forecasts["inside" if inside else "sooner" if seconds > 0 else "later"] += 1
 
     def forecast_missing(self) -> None:
-        """A crossing came that there was no forecast of."""
+        """A crossing came without a forecast."""
         with self._lock:
             self.forecasts["none"] += 1

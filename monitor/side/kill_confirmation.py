@@ -15,9 +15,9 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.kmsg import Constraint, Killed
 from monitor.race.events import KMSG, KMSG_PLACE, Checked
 
-#: A kill is looked for in the kernel's log for this long.
+#: How long a kill's lines are expected in the kernel's log.
 LOGGED_NS = 1_000_000_000
-#: The victim's cgroup is asked after this long.
+#: The count of the victim's cgroup is read after this long.
 COUNTED_NS = 100_000_000
 #: A kill is counted microseconds before it is marked: one this close to the first look may be in it or not.
 UNSURE_NS = 10_000_000
@@ -50,7 +50,7 @@ class KillConfirmation:
         self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
 
     def known(self, cgroup_id: int, path: str) -> None:
-        """A cgroup is seen for the first time: the kills it has counted by now are earlier ones."""
+        """A cgroup is new here: the kills that it has counted by now are earlier ones."""
         counted = self._ask(cgroup_id, path)
         if counted is None:
             return
@@ -59,7 +59,7 @@ class KillConfirmation:
         self._base[cgroup_id] = (time.monotonic_ns(), counted)
 
     def marked(self, pid: int, kill: RecordedKill) -> None:
-        """The OOM killer took a process; its mark was fed before."""
+        """The OOM killer chose a process; its mark was fed before."""
         if self._has_log:
             self._awaited[pid] = kill
             self._match(pid)
@@ -82,7 +82,7 @@ class KillConfirmation:
                 self._match(line.pid)
 
     def turn(self, now_ns: int) -> None:
-        """Ask the counters, and give up on lines that do not come."""
+        """Read the counters, and give up on lines of the log that do not come."""
         for pid, kill in list(self._uncounted.items()):
             if now_ns - kill.ts_ns >= COUNTED_NS:
                 del self._uncounted[pid]

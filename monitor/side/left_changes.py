@@ -18,8 +18,8 @@ from monitor.settings.config import RunConfig
 
 #: A hot process that has closed the channel is gone within 1 ms; its memory may take longer.
 _HOT_ENDS_S = 1.0
-#: So long a service manager has for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On
-#: a machine that is slow (emulated, starved) so many times what this side needed to get here, at most half a minute.
+#: The helper waits so long for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On a
+#: slow machine (emulated, starved) it is a multiple of what this helper needed to get here, at most half a minute.
 _NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
 
 
@@ -31,7 +31,7 @@ def wait_for_next_s(clock: Callable[[], int] = time.monotonic_ns) -> float:
 
 
 class LeftChanges:
-    """Of this side's hot process, and of daemons before it. ``next_s``: seconds that the next daemon has to start."""
+    """Of this helper's hot process, and of earlier daemons. ``next_s``: seconds that the next daemon has to start."""
 
     def __init__(self, config: RunConfig, hierarchy: Hierarchy, log: Logger, next_s: float = _NEXT_S) -> None:
         self._config, self._hierarchy, self._log = config, hierarchy, log
@@ -39,14 +39,14 @@ class LeftChanges:
         self._next_s = next_s
 
     def at_start(self) -> None:
-        """Soft brakes and oom_score_adj of a side before; nothing is reclaimed, because limits are raised. Holds are
-        the hot process's to go on with.
+        """Undo soft brakes and oom_score_adj of an earlier helper; nothing is reclaimed, because limits are raised. The
+        hot process takes over the holds.
         """
         undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS, SCORES))
 
     def at_end(self, listener: socket.socket) -> None:
-        """Pods that the hot process held, if it has ended and no next one goes on with them. One that runs goes on
-        holding them, and listening: only where it has ended is ``listener`` let go of for the next daemon.
+        """Release the pods that the hot process held, if it has ended and no next one takes them over. While it runs it
+        keeps holding them, and listening: only where it has ended is ``listener`` shut down for the next daemon.
         """
         if not self._config.holds or not readable(self._hot, _HOT_ENDS_S):
             return
@@ -57,7 +57,7 @@ class LeftChanges:
 
     def _next_one(self) -> bool:
         """Whether a daemon is started on the same state dir: it keeps holds where memory is short, releases the other
-        pods, and has the state dir's lock, which is looked for and not taken: that might keep it from starting.
+        pods, and has the state dir's lock. The helper only looks for the lock: to take it might keep it from starting.
         """
         deadline = time.monotonic() + self._next_s
         while True:

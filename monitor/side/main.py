@@ -64,8 +64,8 @@ _RESEND_S = 1.0
 _FIRST_LOOK_S = 2.0
 #: Pause between two tries to write to a state dir that is full or read-only.
 _RETRY_S = 5.0
-#: What is of use although it was sent to a side that died: what happened, not what is. (Messages about races are sent
-#: again.)
+#: Messages that are of use although a helper that died got them: events, not states. (The hot process sends messages
+#: about races again.)
 _OF_INCIDENTS = (LogLine, Flight)
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
@@ -141,7 +141,7 @@ class Side:
         self._wait_for_pods()
         first = self.pods.take()
         self._open_pins()
-        self.processes.open()  # before the pods are looked at: a process that appears meanwhile must not be missed
+        self.processes.open()  # before the pods are read: a process that appears meanwhile must not be missed
         from monitor.side.daemon_socket import DaemonSocket
         from monitor.side.endpoints import Endpoints
         from monitor.side.hot_watch import HotWatch
@@ -153,7 +153,7 @@ class Side:
         self.pods.find_kubepods()
         self.pods.examine(first, {})
         self.disks.start()
-        started()  # what the hot process waits for, it has
+        started()  # the hot process has what it waits for
         self._open_races()
         self._open_cluster()
         poll = select.poll()
@@ -199,13 +199,13 @@ class Side:
             garbage.turn(self.races is None or not self.races.event_builder.open)
 
     def _wait_for_pods(self) -> None:
-        """For the first look at them, but not for ever."""
+        """Wait for the first list of the pods, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
         while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.heartbeat.ping()
 
     def _read_left_messages(self) -> None:
-        """Messages to a side that died before it read them: of incidents alone, the rest is not true any more."""
+        """Messages to a helper that died before it read them: only those of events, because a state is out of date."""
         for fd in map(int, os.environ.pop(LEFT_FDS, "").split()):
             with socket.socket(fileno=fd) as left:
                 for message in channel.leftover(left):
@@ -242,7 +242,7 @@ class Side:
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Let the queued files and log lines out, for a moment."""
+        """Write the queued files and log lines, for a bounded time."""
         self.heartbeat.enter(ENDING)
         if self.daemon_socket is not None:
             self.daemon_socket.close()
@@ -262,7 +262,7 @@ class Side:
         self._ending = True
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """One failed look at the world is an error in the log; the next look comes anyway."""
+        """A step that fails is an error in the log; the next turn tries again."""
         try:
             step()
         except MonitorError as error:
@@ -294,7 +294,7 @@ class Side:
             self.log.warning("memory figures come from the cgroup files", problem=str(error))
 
     def _open_races(self) -> None:
-        """What judges races is imported when the hot process knows its pods."""
+        """The code that judges races is imported when the hot process knows its pods."""
         from monitor.side.races import Races
 
         try:
@@ -317,12 +317,12 @@ class Side:
         if (state_dir / "taints").is_dir():
             from monitor.side.cluster.taint_record import start_removal
 
-            # One that sets taints looks at those of its node itself. Another may lack the right they were set with.
+            # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
             own = cluster.node if cluster is not None and self.config.taints_node else ""
             start_removal(state_dir, self.log, own)
 
     def _send_disk_figures(self) -> None:
-        """Pass on what was measured. What does not get through goes with the next measurement."""
+        """Send the figures of the disks. A message that is not delivered is merged into the next one."""
         for message in self.disks.take():
             if not channel.send(self.sock, message):
                 self.log.warning("the hot process takes no messages: figures of the disks wait")

@@ -34,14 +34,14 @@ from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.view import View, label, pod_owners
 from monitor.side.worker import Worker
 
-# Reports evictions that are held: in the log, in the metrics, and which processes take the memory. To name them the
-# processes of the node are read, which may take some milliseconds: a thread does that.
-#: How many of those that take the memory are named.
+# Reports that evictions are suspended: in the log, in the metrics, and which processes have the memory. To name them a
+# thread reads the processes of the node, which may take some milliseconds.
+#: How many users of the memory are named.
 _NAMED = 3
 
 
 class BrakeReport:
-    """Has ``view.takers`` looked at."""
+    """Keeps ``view.takers`` while evictions are suspended."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -53,7 +53,7 @@ class BrakeReport:
         self._view.takers = ()
 
     def braked(self, message: Braked) -> None:
-        """Evictions are held, or for another reason than before."""
+        """Evictions are suspended, or their reason has changed."""
         fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
         self._log.warning("evictions are held: they would not help", kubelet_would_evict=message.name, **fields)
         self._worker.submit(self._look)
@@ -66,8 +66,9 @@ class BrakeReport:
 
 
 def takers(view: View) -> tuple[str, ...]:
-    """Who has most of the node's memory and cannot be evicted: critical pods, and cgroups that are in no pod; each with
-    its bytes and its largest process.
+    """The largest users of the node's memory that cannot be evicted: critical pods, and cgroups that are in no pod.
+
+    Each with its bytes and its largest process.
     """
     pods, rules = view.pods, era(view.config.policy)
     groups: dict[str, list[Process]] = {}
@@ -86,7 +87,7 @@ def takers(view: View) -> tuple[str, ...]:
 
 
 def _bytes(view: View, path: Path, processes: list[Process]) -> int:
-    """The working set of a cgroup that has nothing but these processes; theirs where more is counted in it."""
+    """The working set of a cgroup that has only these processes; the sum of their RSS where it may count others too."""
     if path not in (view.node_path, view.hierarchy.root) and not list(cgroupfs.descendants(path)):
         reading = view.used(path)
         if reading is not None:
@@ -95,8 +96,8 @@ def _bytes(view: View, path: Path, processes: list[Process]) -> int:
 
 
 def lives_on(cgroup: Path) -> bool:
-    """Whether a process lives on in a pod; in one with more cgroups than are looked at, as the kernel says it: a user
-    makes 1,000 empty ones, and memory that comes back from the dead is to be waited for. Raises OSError.
+    """Whether a process lives on in a pod. In a pod with more cgroups than are read, the kernel's flag decides: a user
+    can make 1,000 empty ones, and the pending release of a dead pod has to be waited for. Raises OSError.
     """
     runs = cgroup_procs.anybody(cgroup, counts=lives)
     return cgroup_procs.populated(cgroup) is not False if runs is None else runs
@@ -104,7 +105,7 @@ def lives_on(cgroup: Path) -> bool:
 
 #: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
 _MAX_EVICTIONS = 256
-#: What a decision is counted as that no signal led to: a pod over a limit of its own.
+#: The signal that counts a decision without a signal: a pod over a limit of its own.
 LOCAL_STORAGE = "local-storage"
 #: Fields of a decision that are not logged: of one about a pod over a limit of its own, a disk, and memory.
 _NOT_OF_LIMITS = {"domain", "quantity", "available", "capacity", "usage", "coming", "cleanup"}
@@ -135,7 +136,7 @@ class MessageHandler:
         self.log = view.log
         self.log_budget = view.log_budget
         self.reaper = Worker("reaper")
-        self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
+        self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
@@ -162,7 +163,7 @@ class MessageHandler:
         }
 
     def handle(self, message: messages.Message | messages.Bad) -> bool:
-        """Act on one message; whether it could be understood. What could not is counted and logged, and the next one
+        """Act on one message; whether it could be understood. If not, it is counted and logged, and the next one
         comes anyway.
         """
         if isinstance(message, messages.Bad):
@@ -289,7 +290,7 @@ class MessageHandler:
         self.view.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
 
     def _on_giveback(self, message: messages.GiveBack) -> None:
-        """A pod that went keeps some of its memory, and the next one may have to go for it."""
+        """An evicted pod keeps some of its memory: without a reclaim the next pod may be evicted for it."""
         found, number = self.view.pods.get(message.pod), message.id
 
         def reclaim() -> None:

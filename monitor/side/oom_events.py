@@ -20,8 +20,8 @@ from monitor.side.view import View
 
 _Kind = TypeVar("_Kind", bound=Event)
 
-# OOM kills on the rest of the machine, where a cgroup is treated as the node: counted, and hardly looked at. A node
-# that is a cgroup shares the machine with other work, which may be killed dozens of times a second.
+# OOM kills on the rest of the machine, where a cgroup is treated as the node: only counted and logged. A node that is a
+# cgroup shares the machine with other work, which may be killed dozens of times a second.
 #: They are logged this often at most.
 LOG_INTERVAL_NS = 1_000_000_000
 
@@ -31,7 +31,7 @@ def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:
 
     The programs report the nearest watched cgroup around a victim, and the node is always watched: searching the tree
     of cgroups took 2.8 ms each time. Where they do not (nothing was watched while no daemon ran; before 6.8 a mark has
-    no task, so no cgroup) the tree is searched all the same. A machine that runs out concerns the node too.
+    no task, so no cgroup) the caller searches the tree. A machine that runs out concerns the node too.
     """
     if node_cgroup is None or message.pod or message.while_away or message.event.domain is not None:
         return False
@@ -65,7 +65,7 @@ class MachineKills:
             self._view.log.info("OOM kills on this machine outside the node's cgroup", kills=kills, victims=names)
 
 
-#: How often a pod that is being stopped is looked at, and for how long: a kubelet waits 30 s for one to end.
+#: How often a pod that a runtime stops is checked, and for how long: a kubelet waits 30 s for one to end.
 LOOK_NS, WAIT_NS = 50_000_000, 30_000_000_000
 
 
@@ -144,8 +144,8 @@ class OomEvents:
     def _is_of_the_node(self, message: messages.Oom) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
 
-        (The machine running out concerns every node, and a signal or an end is looked at only where a pod's or a
-        victim's is.)
+        (The machine running out concerns every node. A signal or an exit counts only for a process of a pod or a
+        victim.)
         """
         event = message.event
         if self.view.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
@@ -153,7 +153,7 @@ class OomEvents:
         if is_outside_node(message, self.view.config.node_cgroup):
             return False
         at = event.oom_cgroup
-        if event.kind == "reclaim":  # begun often, and only of interest where something else happens
+        if event.kind == "reclaim":  # frequent, and only of interest where something else happens
             return not at or self.names.knows(at)
         return not at or self.names.locate(at) or self.names.locate(event.victim_cgroup)
 
@@ -222,7 +222,7 @@ class StoppingPods:
         self._until[uid] = (time.monotonic_ns() + WAIT_NS, name)
 
     def turn(self, now_ns: int) -> None:
-        """Look which pods are empty by now."""
+        """Check which pods are empty by now."""
         if not self._until or now_ns < self._looked_ns + LOOK_NS:
             return
         self._looked_ns = now_ns

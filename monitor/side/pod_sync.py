@@ -40,7 +40,7 @@ class PodSync:
         return bool(self._unsent) or not self.view.synced
 
     def take(self) -> Change:
-        """What the watch found since the last call; the hot process gets it first of all."""
+        """What the watch found since the last call; the hot process gets it first."""
         total = Change()
         updated: dict[str, FoundPod] = {}
         for found in self.watch.take():
@@ -50,7 +50,7 @@ class PodSync:
             change = self._sendable(found)
             self._update_view(change)
             for uid in change.removed:
-                updated.pop(uid, None)  # `examine` forgets first: what it took in after that would stay for ever
+                updated.pop(uid, None)  # `examine` forgets first: a pod that it adds after that would stay for ever
             updated |= {one.pod.uid: one for one in change.updated}
             total.removed.extend(change.removed)
             total.problems.extend(change.problems)
@@ -60,7 +60,7 @@ class PodSync:
         return total
 
     def send(self) -> None:
-        """Send what the hot process does not have yet; what does not get through is tried again at the next look."""
+        """Send what the hot process does not have yet; a message that is not delivered is sent again later."""
         for uid, packet in list(self._unsent.items()):
             if not channel.send_packet(self.sock, packet):
                 self._log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))

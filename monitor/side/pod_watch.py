@@ -16,7 +16,7 @@ from monitor.link.messages import PodSeen
 from monitor.pods.model import DEFAULT_GRACE_S, Change, FoundPod, PodSource
 from monitor.policy.releases import CURRENT, Era
 
-#: The least pause between two looks where no event announces a change.
+#: The least pause between two lists where no event announces a change.
 _POLL_S = 1.0
 #: A look that takes longer than this many seconds hangs: 110 manifests take a tenth of one.
 STALLED_S = 5.0
@@ -48,7 +48,7 @@ class PodWatch:
         return self._known.wait(timeout_s)
 
     def take(self) -> Iterator[Change | MonitorError]:
-        """What was found since the last call, and looks that failed. Raises what is no MonitorError."""
+        """What was found since the last call, and lists that failed. Raises errors other than MonitorError."""
         while True:
             try:
                 found = self._found.get_nowait()
@@ -59,7 +59,7 @@ class PodWatch:
             yield found
 
     def stalled_s(self) -> float:
-        """For how many seconds the look under way has been hanging; 0 if it does not."""
+        """For how many seconds the present list has been hanging; 0 if it does not."""
         began = self._began
         took = 0.0 if began is None else time.monotonic() - began
         return took if took > STALLED_S else 0.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
 
 # Pods that cause more records than the programs' budget allows (bpf/memcg.h: afford()). The programs only count what
-# is beyond the budget, per watched cgroup. While a pod has such processes, the side looks for them here, and one line
+# is beyond the budget, per watched cgroup. While a pod has such processes, the helper looks for them here, and one line
 # in ten seconds names the pod and how many records of each kind were withheld.
 #: How often the pods are looked at once records came, and how often one of them is logged.
 LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
@@ -112,12 +112,12 @@ class OverBudget:
         return True
 
 
-#: What says which pod the policy would evict next.
+#: Messages that say which pod the policy would evict next.
 _OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Braked
 
 
 class ProcessWatch:
-    """What the side's loop does about processes. ``marks``: None where the OOM killer is not guided."""
+    """What the helper's loop does about processes. ``marks``: None where the OOM killer is not guided."""
 
     def __init__(self, view: View) -> None:
         config = view.config
@@ -147,7 +147,7 @@ class ProcessWatch:
         return None if self._feed is None else self._feed.fileno()
 
     def consume(self) -> None:
-        """Take in what was reported. Raises MonitorError."""
+        """Read what was reported. Raises MonitorError."""
         assert self._feed is not None
         self.over.records_came()
         self._feed.consume()

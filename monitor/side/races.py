@@ -1,4 +1,4 @@
-"""Everything the side does about races: the event builder, the judge, the forecasts, the alerts, the kernel's log.
+"""Everything the helper does about races: the event builder, the judge, the forecasts, the alerts, the kernel's log.
 
 One object with a descriptor and a deadline for the side's main loop; what can block lives in threads behind it.
 """
@@ -109,7 +109,7 @@ class Races:
                 problem=f"{type(error).__name__}: {error}",
             )
         if isinstance(message, State) and (message.met, _reason(message)) != (self._alerted_met, self._alerted_brake):
-            self._alerts_ns = 0  # an alert about pressure, or evictions that are held, does not wait for a second
+            self._alerts_ns = 0  # an alert about pressure, or suspended evictions, does not wait for a second
 
     _alerted_met: Any = None
     _alerted_brake: Any = None
@@ -196,5 +196,5 @@ class Races:
 
 
 def _reason(state: State | None) -> str:
-    """Why evictions are held, "" if they are not."""
+    """Why evictions are suspended, "" if they are not."""
     return str(((state and state.braked) or {}).get("reason", ""))

@@ -57,8 +57,8 @@ def header(config: RunConfig, cgroup_version: int, realtime_ns: int) -> dict[str
 
 
 class Recorder:
-    """Takes records from the side's main loop. ``ask()`` has the hot process send a snapshot; False if it did not go
-    out, and then it is asked again.
+    """Takes records from the helper's main loop. ``ask()`` has the hot process send a snapshot; False if the request
+    could not be sent, and then `turn` calls it again.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Recorder:
     _queue_dropped = _hot_missed = 0
 
     def handle(self, message: Message | Bad) -> None:
-        """Take in a message of the hot process; those that are not for a recording are passed over."""
+        """Record a message of the hot process; ignores those that are not for a recording."""
         if not isinstance(message, Ranking | Snapshot | Pass | Limit | HoldLook):
             return
         if isinstance(message, Snapshot):
@@ -106,7 +106,7 @@ class Recorder:
         self._add(NAMES[type(message)], message._asdict)
 
     def event(self, event: Event) -> None:
-        """An event goes into the reducer."""
+        """Record an event that the reducer gets."""
         self._add("event", event.to_json)
 
     def state(self, state: State) -> None:
@@ -123,7 +123,7 @@ class Recorder:
         return max(0.0, (self._unwritten_ns + FLUSH_NS - time.monotonic_ns()) / 1e9)
 
     def turn(self) -> None:
-        """What is due: writing, asking the hot process."""
+        """Do what is due: write, request a snapshot of the hot process."""
         if self._passes_wanted and self._ask():
             self._passes_wanted = False
         if self._unwritten_ns is not None and time.monotonic_ns() >= self._unwritten_ns + FLUSH_NS:
@@ -149,7 +149,7 @@ class Recorder:
         self._attempt(lambda: self._writer.add(number, line.encode()))
 
     def _renew(self) -> None:
-        """What follows is to be understood without what came before. From any thread."""
+        """Records from here on have to make sense without the earlier ones. From any thread."""
         self._passes_wanted = self.state_wanted = True
 
     def _attempt(self, step: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from monitor.policy.signals import MEMORY
 from monitor.settings.config import RunConfig
 from monitor.side.view import View
 
-#: Pauses between looks whether the hot process has taken it: it does in its next turn, or is stopped by a debugger.
+#: Pauses between checks whether the hot process has applied it: it does in its next turn, or a debugger stops it.
 _POLL_S, _SLOW_POLL_S, _QUICK = 0.005, 0.25, 200
 #: Seconds between two looks at what the kernel keeps for itself.
 FOLLOW_S = 60.0
@@ -31,8 +31,8 @@ FOLLOW_STEP = 16 << 20
 
 
 class Reloads(NamedTuple):
-    """What came of it. ``answered`` is the number of the last request that was: each counts, also those answered
-    together.
+    """The results of reloads. ``answered`` is the number of the last answered request; requests answered together all
+    count.
     """
 
     asked: int = 0
@@ -46,7 +46,7 @@ class Reloads(NamedTuple):
 
 
 class _HalfTaken(Exception):
-    """The hot process has the new configuration, and the side could not go by all of it."""
+    """The hot process has the new configuration, and the helper could not apply all of it."""
 
 
 class Reloader:
@@ -179,7 +179,7 @@ class Reloader:
             time.sleep(_POLL_S)
 
     def _wait(self, counter: str, number: int) -> None:
-        """For the hot process: it answers in its next turn. Raises MonitorError where it refuses."""
+        """Send it to the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
         view = self._view
         for pause_s in _pauses():
             if view.stats.get(counter) == number:
@@ -199,7 +199,7 @@ class Reloader:
             self.due = None
 
     def _go_by(self, config: RunConfig) -> None:
-        """What the hot process has, the side has too."""
+        """Apply in the helper what the hot process has applied."""
         view = self._view
         view.config, view.thresholds = config, config.thresholds()
         if view.disks is not None:
@@ -209,7 +209,7 @@ class Reloader:
 
 
 def _pauses() -> Iterator[float]:
-    """For ever: once it is sent, it may be taken at any time."""
+    """Wait for ever: once it is sent, the hot process may apply it at any time."""
     for _ in range(_QUICK):
         yield _POLL_S
     while True:

@@ -55,7 +55,7 @@ class Sampler:
         fresh = (i for i, one in enumerate(self.samples) if one.ts_ns >= since_ns)  # the hot process's may come late
         del self.samples[: next(fresh, len(self.samples))]
         self._kept_ns = {domain: ts for domain, ts in self._kept_ns.items() if ts >= since_ns}
-        # Detached, the counters are those of the last sweep; attached anew, they are exact from the next look on.
+        # Detached, the counters are those of the last sweep; attached anew, they are exact from the next sample on.
         self._exact, self._was_armed = self._was_armed and self._armed, self._armed
         table = self.view.table
         before, self._still = self._still, {}
@@ -86,12 +86,12 @@ class Sampler:
         return Reading(found.usage, found.inactive_file, found.active_file)
 
     def take(self, ts_ns: int, named: NamedCgroup, usage: int, inactive: int, active: int) -> None:
-        """One look at one cgroup, in bytes."""
+        """One sample of one cgroup, in bytes."""
         if named.kind == "container":
             return  # its pod's sample covers it
         domain = named.kind if named.kind in ("node", "kubepods") else named.path
         sample = Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active)
-        # Forecasts need no step of every MiB, and none that comes late.
+        # Forecasts do not need a sample of every MiB, nor late ones.
         if self._exact and ts_ns >= self._kept_ns.get(domain, 0) + SPACING_NS:
             self._kept_ns[domain] = ts_ns
             self.samples.append(sample)

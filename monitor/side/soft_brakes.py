@@ -1,4 +1,4 @@
-"""Held pods that are to answer SIGTERM: braked so that they may run, by a thread, because that may take seconds."""
+"""Held pods that are to answer SIGTERM get a cap instead of a freeze, by a thread, because that may take seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monitor.side.worker import Worker
 
 
 class SoftBrakes:
-    """What was braked softly is taken back when its hold ends, and all of it when the daemon does."""
+    """A soft brake is released when its hold ends, and all of them when the daemon ends."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -23,7 +23,7 @@ class SoftBrakes:
         self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
 
     def soften(self, message: Soften) -> None:
-        """Brake it, and answer where it is to run."""
+        """Cap the pod with memory.high, and answer `Softened`."""
         if self._worker is None:
             self._worker = Worker("soft brakes")
         self._worker.submit(lambda: self._soften(message))
@@ -34,7 +34,7 @@ class SoftBrakes:
             self._worker.submit(lambda: self._harden(message.pod))
 
     def close(self, timeout_s: float) -> None:
-        """Take back what is in force; what there is no time for the next start takes back."""
+        """Release the soft brakes in force; the next start releases those for which the time is too short."""
         if self._worker is not None:
             self._worker.submit(self._harden_all)
             self._worker.close(timeout_s)
@@ -64,7 +64,7 @@ class SoftBrakes:
         if found is None:
             raise MonitorError("the pod is not known any more", "")
         began = time.monotonic_ns()
-        # Asked twice (a decision, and the kubelet's eviction) it is the same brake.
+        # Two requests for one pod (a decision, and the kubelet's eviction) use the same brake.
         brake = self._brakes.get(message.pod) or SoftBrake(message.pod, found.cgroup, self._ledger)
         try:
             brake.soften(message.cap, message.grace_ns / 1e9)

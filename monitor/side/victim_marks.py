@@ -29,7 +29,7 @@ from monitor.policy.qos import is_critical
 from monitor.side.export.log import Log
 from monitor.side.view import label
 
-#: A marked pod is looked at again this often, for processes that appeared with a value of their own.
+#: A marked pod is read again this often, for processes that appeared with a value of their own.
 LOOK_S = 10.0
 #: After records of new processes, and to try again what failed.
 SOON_S = 1.0
@@ -149,7 +149,7 @@ class VictimMarks:
             self._restore(uid)
 
     def turn(self) -> float | None:
-        """Do what is wanted; in how many seconds to look again without being woken (None: not)."""
+        """Do what is wanted; returns after how many seconds to run again without being woken (None: not)."""
         wanted = self._wanted
         failures = self.failures
         for uid, found in wanted.items():  # first: one pod is marked all the time
@@ -212,7 +212,7 @@ class VictimMarks:
             self._failed(uid, str(error))
 
     def _failed(self, uid: str, problem: str) -> None:
-        """Tried again in a second, and said once."""
+        """Try again in a second, and log it once."""
         self.failures += 1
         if problem != self._problem:
             self._log.error("oom_score_adj of a pod's processes cannot be set", uid=uid, problem=problem, remedy=REMEDY)
@@ -226,8 +226,8 @@ class VictimMarks:
 
 
 def _first(message: State) -> list[str]:
-    """The pod that the policy would evict now; none while evictions are held because they would not help: a small pod
-    that the kernel took first would be killed for what it cannot give back.
+    """The pod that the policy would evict now; none while evictions are suspended because they would not help: the
+    kernel would kill a small pod first, which cannot free enough.
     """
     is_near = message.armed and message.ready and message.braked is None
     return [message.victim] if message.victim is not None and is_near else []

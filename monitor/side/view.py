@@ -1,4 +1,4 @@
-"""The node as the side has it right now: pods, the last `state` of the hot process, memory figures.
+"""The node as the helper knows it: pods, the last `state` of the hot process, memory figures.
 
 The main loop replaces whole values; HTTP threads read them. Nothing here is locked, because nothing is changed in
 place.
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from monitor.side.reload import Reloader
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
-#: gives back when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
+#: frees when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
 FRESH_NS = 1_000_000_000
-#: The longest anyone waits for that. A sweep of 330 cgroups takes a few milliseconds.
+#: The longest wait for that. A sweep of 330 cgroups takes a few milliseconds.
 _REFRESH_TIMEOUT_S = 0.5
 _REFRESH_POLL_S = 0.005
-#: A hot loop that has not published for this long is asked for a sign of life.
+#: A hot loop that has not published for this long gets a request that makes it turn.
 _QUIET_NS = 5_000_000_000
 _PROBE_TIMEOUT_S = 2.0
 
@@ -81,7 +81,7 @@ class View:
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
     takers: tuple[str, ...] = ()  # the processes that take the memory while evictions are suspended, largest first
     kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
-    given_back_bytes: int = 0  # left by evicted pods, and taken back by the kernel on request
+    given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
     bad_messages: int = 0  # of the hot process, that could not be used
     thresholds: tuple[Threshold, ...] = ()
     evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
@@ -118,7 +118,7 @@ class View:
 
     @property
     def braked(self) -> dict[str, Any] | None:
-        """Why evictions are held and since when, with the processes that take the memory; None while they are not."""
+        """Why evictions are suspended, since when, and the largest users of the memory; None while they are not."""
         braked = self.state and self.state.braked
         if braked is None:
             return None
@@ -151,12 +151,12 @@ class View:
                 _wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
 
     def is_counted(self) -> bool:
-        """Whether the counters are of this moment although the hot process was not asked to bring them up to date."""
+        """Whether the counters are of this moment without a request to the hot process."""
         stats = self.stats
         return bool(stats.get("armed")) or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS
 
     def hot_lives(self) -> bool:
-        """Whether the hot loop turns. One that has been quiet is asked to sweep, which makes it turn; may wait 2 s."""
+        """Whether the hot loop turns. A request to sweep makes a quiet loop turn; may wait 2 s."""
         stats = self.stats
         if time.monotonic_ns() - stats.get("published_ns") < _QUIET_NS:
             return True
@@ -234,7 +234,7 @@ class View:
                 return cgroupfs.read_cgroup(self.hierarchy, path, capacity)
             own = cgroupfs.limit(path)
         except cgroupfs.CgroupGone:
-            return None  # removed between two looks: the pod source reports it
+            return None  # removed meanwhile: the pod source reports it
         return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity if own is None else own)
 
     def used(self, path: Path) -> Reading | MemoryReading | None:

@@ -1,4 +1,4 @@
-"""A thread with a bounded queue, for work that may block (files, a stuck stderr) and must not hold up its sender.
+"""A thread with a bounded queue, for work that may block (files, a stuck stderr) and must not delay its sender.
 
 A full queue drops the job and counts it. A worker that retries keeps a job that failed with an OSError (a full disk) at
 the head of its line and tries it again until it succeeds, so nothing is reordered and nothing is lost while there is

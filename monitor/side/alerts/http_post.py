@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Seconds for connecting, and for every single read or write.
 IO_TIMEOUT_S = 5.0
-#: Seconds after which a post is cut off, however many small bytes still come.
+#: Seconds after which a post is cut off, even while the receiver still sends small pieces.
 TOTAL_TIMEOUT_S = 15.0
 #: Bytes of an answer that are read.
 MAX_ANSWER = 16 << 10
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
     @property
     def final(self) -> bool:
-        """Whether the answer will be the same next time: the content is refused.
+        """Whether the answer will be the same next time: the receiver refuses the content.
 
         404 and the like are not: an operator may be correcting just that.
         """

@@ -43,7 +43,7 @@ class _Active:
     alert: Alert  # as it was raised last
     hold_s: float | None  # of an event that is a point in time; None: it lasts until it is resolved
     ends_at: float | None
-    acked_at: float | None = None  # when the receiver took it
+    acked_at: float | None = None  # when the receiver acknowledged it
     occurrences: int = 1
 
     def shown(self) -> Alert:
@@ -57,7 +57,7 @@ class _Active:
 class Outbox:
     """The state for one receiver. ``every``: it wants every change (a webhook), not only how things stand.
 
-    Not locked: the owner does that. ``dropped`` counts changes that were given up for lack of room.
+    Not locked: the owner does that. ``dropped`` counts changes that did not fit, and those that the receiver refused.
     """
 
     def __init__(self, every: bool) -> None:
@@ -85,14 +85,14 @@ class Outbox:
     def fire(self, alert: Alert) -> bool:
         """Raise an alert; False if it need not be delivered again.
 
-        One that is firing already and lasts is only brought up to date (annotations, and an end announced by `end` is
-        taken back). One that is over by itself goes on where it now ends later, and fires
-        again when it starts at another moment: another kill.
+        An alert that is firing already and lasts only gets the new annotations, and an end announced by `end` is
+        cancelled. An alert with an end of its own lasts longer where its end is now later, and fires again when it
+        starts at another moment: another kill.
         """
         key = alert.fingerprint
         entry = self._active.get(key)
         if entry is not None and (due := self.due(key)) is not None and due <= alert.starts_at:
-            self._settle(key, due)  # it was over before this began, and had not been looked at yet
+            self._settle(key, due)  # it was over before this one began, and no `tick` had resolved it yet
             entry = None
         if entry is None:
             entry = _Active(alert, _hold_s(alert), alert.ends_at)
@@ -101,7 +101,7 @@ class Outbox:
             entry.ends_at = None
             return False
         elif alert.ends_at is not None and alert.starts_at == entry.alert.starts_at:
-            # The same trouble, of which more is known: while it goes on, so does the alert.
+            # The same trouble, of which more is known: the alert lasts as long as the trouble.
             known = entry.ends_at if entry.hold_s is not None else None
             if known is not None and alert.ends_at > known:
                 entry.alert, entry.ends_at, entry.hold_s = alert, alert.ends_at, _hold_s(alert)
@@ -169,7 +169,7 @@ class Outbox:
         return [Change(0, FIRING, entry.shown()) for entry in self._active.values()]
 
     def ack(self, changes: Iterable[Change], now: float) -> None:
-        """The receiver took these changes, and with each what it made obsolete."""
+        """The receiver acknowledged these changes; for Alertmanager each replaces the earlier ones of its alert."""
         for change in changes:
             key = change.alert.fingerprint
             waited = self._pending.pop(change.seq, None) is not None
@@ -181,7 +181,7 @@ class Outbox:
                 entry.acked_at = now
 
     def refuse(self, change: Change) -> None:
-        """The receiver will never take this change: it is dropped and counted, and an alert it raised is forgotten."""
+        """The receiver refuses this change for ever: drop and count it, and forget the alert that it raised."""
         if self._pending.pop(change.seq, None) is not None:
             self.dropped += 1
         if change.status == FIRING:
@@ -202,7 +202,7 @@ class Outbox:
             self.dropped += 1
 
     def _worth(self, seq: int) -> tuple[bool, bool, int]:
-        """What is dropped first is the smallest."""
+        """The change with the smallest value is dropped first."""
         change = self._pending[seq]
         return not change.alert.labels.get("pod"), change.status != RESOLVED, seq
 

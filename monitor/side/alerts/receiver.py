@@ -1,6 +1,6 @@
 """One receiver of alerts, an Alertmanager or a webhook: its queue and the thread that delivers.
 
-An alert is sent at once, and tried again until the receiver takes it: after 0.1 s, doubling to 30 s.
+An alert is sent at once, and again until the receiver acknowledges it: after 0.1 s, doubling to 30 s.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from monitor.side.alerts.queue import RESOLVED, Change, Outbox
 from monitor.side.alerts.rules import Alert, rfc3339
 from monitor.side.export.log import Log
 
-#: Pause before the second try, and the longest one, in seconds. Half of each is left to chance, so that a hundred nodes
-#: do not come back in step.
+#: Pause before the second try, and the longest one, in seconds. Half of each is random, so that a hundred nodes do not
+#: try again at the same moment.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 #: A new alert is tried at once also while the receiver is failing, but not more often than this.
@@ -167,7 +167,7 @@ class Receiver(threading.Thread):
         return max(0.0, min(waits))
 
     def _send(self, batch: Sequence[Change]) -> None:
-        """Post ``batch``, or its parts, and take in what came of it."""
+        """Post ``batch`` in parts of `_BATCH`, until one fails."""
         for start in range(0, len(batch), _BATCH):
             if not self._post(batch[start : start + _BATCH]):
                 return
@@ -175,7 +175,7 @@ class Receiver(threading.Thread):
             self._repeat_at = time.monotonic() + self._resend_s
 
     def _post(self, changes: Sequence[Change]) -> bool:
-        """Whether the receiver is alive and this part is done with."""
+        """Whether the receiver acknowledged this part, or refused it for ever; False: it is to be sent again."""
         self._tried = time.monotonic()
         body = webhook_body(changes[0], self._node) if self._webhook else alertmanager_body(changes)
         try:
@@ -188,7 +188,7 @@ class Receiver(threading.Thread):
         shown = " ".join(answer.text.split())[:_ANSWER_SHOWN]
         problem = f"HTTP {answer.status} {shown}".rstrip()
         if answer.final and len(changes) > 1:
-            # One of them is not to its taste; it may have taken the others, and does not mind to get them again.
+            # The receiver refuses one of them. It may have accepted the others, and accepts them a second time.
             return all(self._post([change]) for change in changes)
         if answer.final:
             self.counters["failed"] += 1

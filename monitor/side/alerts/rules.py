@@ -2,7 +2,7 @@
 
 An alert is its name and its labels. Both are chosen so that the same trouble is the same alert every time: pods,
 domains, signals and verdicts are labels, everything that is a number, a process id or a time is an annotation.
-Severities: ``critical`` is worth waking somebody, ``warning`` is for today, ``info`` is for the record.
+Severities: ``critical`` is worth waking an operator, ``warning`` is for today, ``info`` is for the record.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ NAMES = (
     HOLD_UNANSWERED,
 )
 
-#: How long an event that is a point in time counts as firing, in seconds. Alertmanager notifies of none that is
-#: resolved before its group is looked at, which by default happens every 5 min (group_interval): a little longer.
+#: How long an event that is a point in time counts as firing, in seconds. Alertmanager looks at a group every 5 min by
+#: default (group_interval), and does not notify of an alert that was resolved before: a little longer.
 HOLD_S = 330.0
 #: A forecast of an OOM kill within fewer seconds than this is an alert.
 TIME_TO_OOM_S = 60.0
 #: Not ready for this many seconds is an alert; a start takes less.
 NOT_READY_S = 30.0
-#: A pod that is held for more seconds is an alert. A kubelet looks every 10 s, at figures of pods that are up to 15 s
-#: old, and gives a grace: one that answers has done so by then.
+#: A pod that is held for more seconds is an alert. A kubelet decides every 10 s, by figures of pods that are up to 15 s
+#: old, and gives a grace: a kubelet that evicts has done so by then.
 HELD_TOO_LONG_S = 45.0
 #: Pods of one incident that get an alert of their own; a machine-wide OOM may name hundreds of victims.
 MAX_PODS = 50
@@ -74,8 +74,8 @@ _YEAR_10000 = 253402300800
 class Alert:
     """One alert. ``starts_at`` and ``ends_at`` are Unix seconds.
 
-    ``ends_at`` None: it lasts until it is resolved. Set: it is over then, by itself. Labels with an
-    empty value are dropped, because Alertmanager takes them for absent. Raises ValueError for a time that is none.
+    ``ends_at`` None: it lasts until it is resolved. Set: it is over then, by itself. Labels with an empty value are
+    dropped, because Alertmanager treats them as absent. Raises ValueError for a time that is not a Unix time.
     """
 
     name: str
@@ -144,7 +144,7 @@ def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
 
     def alert(name: str, severity: str, pod: str, **labels: str) -> Alert:
         namespace, _, short = pod.rpartition("/")
-        # The directory of a container is another one after every restart: only what is in no pod is named by it.
+        # A container has another cgroup after every restart: the label names a cgroup only where it is in no pod.
         where = {"domain": domain} if domain in _DOMAINS else {"cgroup": "" if pod else domain}
         identity = {"severity": severity, "node": node, **where, "namespace": namespace, "pod": short, **labels}
         return Alert(name, identity, _annotations(name, incident), starts_at, ends_at)
@@ -235,11 +235,11 @@ def alerts_for_state(
 
     * ``met``: the thresholds that are met, ``{"signal", "kind": "hard"|"soft"}`` each; further keys (numbers) become
       annotations.
-    * ``braked``: while evictions are held because they would not help; its ``reason`` and ``signal`` become labels, the
-      rest annotations. None while they are not.
+    * ``braked``: while evictions are suspended because they would not help; its ``reason`` and ``signal`` become
+      labels, the rest annotations. None while they are not.
     * ``mismatch``: while the kernel's likely victim is not the policy's first; its keys (``kernel``, ``policy``,
       ``reason``) become annotations. None while they agree.
-    * ``oom_ahead``: domain -> the forecast of its OOM kill; one that says nothing is no alert.
+    * ``oom_ahead``: domain -> the forecast of its OOM kill; a forecast without a time gives no alert.
     * ``lost``: where -> how many events were lost there since the last call (not the total).
     * ``held``: pods that are held (`monitor.side.holds.Holds.shown`).
     * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been

@@ -1,7 +1,7 @@
 """Alerts that arrive: to Alertmanagers (API v2) and webhooks, each from a thread and a queue of its own.
 
 Raising an alert only puts it into memory: a receiver that hangs or is dead delays neither the caller nor the others.
-What waits when this process ends is lost after one more try: the rules of Prometheus know it from what was scraped.
+What waits when this process ends is lost after one more try: the rules of Prometheus find it in the scraped metrics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monitor.side.export.log import Log
 
 #: Seconds after which Alertmanager gets again what is firing; it forgets after its resolve_timeout (5 min).
 RESEND_S = 60.0
-#: An alert that is in no `AlertSender.update` any more is over after this many seconds, if it does not come back.
+#: An alert that `AlertSender.update` no longer gets is over after this many seconds, unless it gets it again by then.
 SETTLE_S = 5.0
 
 
@@ -41,7 +41,7 @@ class AlertSender:
         self._receivers = self._made(alertmanagers, webhooks)
 
     def _made(self, alertmanagers: Sequence[str], webhooks: Sequence[str]) -> dict[tuple[str, str], Receiver]:
-        """A receiver for each URL: the one there is, else a new one."""
+        """A receiver for each URL: the present one, else a new one."""
         made: dict[tuple[str, str], Receiver] = {}
         taken = {receiver.name for receiver in self._receivers.values()}
         for kind, urls in (("alertmanager", alertmanagers), ("webhook", webhooks)):
@@ -60,8 +60,8 @@ class AlertSender:
         return made
 
     def take_receivers(self, alertmanagers: Sequence[str], webhooks: Sequence[str]) -> None:
-        """Send to these from now on. What waits for one that stays is sent; one that is gone gets one more try. A new
-        one gets what lasts with the next `update`.
+        """Send to these from now on. A receiver that stays keeps its queue; one that is removed tries once more. A new
+        one gets the alerts that last with the next `update`.
         """
         before = self._receivers
         self._receivers = self._made(alertmanagers, webhooks)
@@ -80,7 +80,7 @@ class AlertSender:
     def update(self, current: Sequence[Alert], when: float, settle_s: float = SETTLE_S) -> None:
         """Raise all of ``current``, and end what lasts and is not in it.
 
-        Its end is ``settle_s`` seconds after ``when``, and is taken back if the alert is in a later call until then: a
+        Its end is ``settle_s`` seconds after ``when``. The end is cancelled if a call until then has the alert again: a
         value that trembles around its limit is one alert.
         """
         keep = {alert.fingerprint for alert in current}

@@ -1,8 +1,8 @@
-"""`--evict-by api`: pods/eviction instead of a kill, so that PodDisruptionBudgets are asked. outrace signals nobody.
+"""`--evict-by api`: pods/eviction instead of a kill, so that PodDisruptionBudgets apply. outrace sends no signal.
 
-The decision is the hot process's, made as in observe mode. One pod at a time, as in the kubelet: while one ends, nobody
-else is asked for. A refusal of one pod, by a budget or by admission, leads to the policy's next candidate. An API
-server that does not answer leads to the same pod again (the request may have got through). Neither leads to a kill.
+The hot process decides as in observe mode. One pod at a time, as in the kubelet: while one ends, the helper requests
+no other. After a refusal of one pod, by a budget or by admission, it requests the policy's next candidate. After no
+answer it requests the same pod again (the request may have got through). Neither leads to a kill.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from monitor.side.view import View
 
 # One request for pods/eviction, and what its answer means for the pod and for the pods after it.
-#: A pod that was refused is not asked for again before this: the kubelet's loop, and that of repeated decisions.
+#: After a refusal the pod is not requested again before this: the period of the kubelet and of repeated decisions.
 REFUSED_S = 10.0
 #: After so many answers 503, 504 or 429 in a row for one pod the next candidate is tried: a pod can have its own 504.
 ASKED_AGAIN = 3
@@ -106,7 +106,7 @@ class EvictionRequests:
         return ACCEPTED
 
     def _on_forbidden(self, pod: Asked, error: Forbidden) -> str:
-        """Admission refuses this pod. The authorizer refuses its whole namespace: one question answers for all."""
+        """Admission refuses this pod. The authorizer refuses its whole namespace: one request is enough for all."""
         self.refusal = str(error)
         if error.by_authorizer:
             self._no_right[pod.namespace] = self._clock() + REFUSED_S
@@ -116,7 +116,7 @@ class EvictionRequests:
         return FAILED
 
     def _on_conflict(self, pod: Asked, error: Conflict) -> str:
-        """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
+        """Another pod has its name now, or the API server gave up after conflicts with other writers: try again."""
         try:
             same = is_there(self._client, pod.namespace, pod.name, pod.uid)
         except MonitorError as other:
@@ -135,16 +135,16 @@ class EvictionRequests:
             self._unanswered = "", 0
             self.refusal = str(error)
             return FAILED
-        text = "the API server evicts nobody now, and nobody is killed; trying again"
+        text = "the API server evicts no pod now, and no pod is killed; trying again"
         self.retry.failed(error, text, "error", pod=pod.title)
         return AWAY
 
 
 #: A pod that has not ended so long after its grace no longer keeps the next one waiting, as in the kubelet.
 TIMEOUT_S = 30.0
-#: Between two looks at the pod that ends.
+#: Between two checks of the pod that ends.
 LOOK_S = 0.1
-#: A decision is repeated every 10 s while it holds: an older one is not true any more.
+#: The hot process repeats a decision every 10 s while it holds: an older one no longer holds.
 _FRESH_S = 15.0
 #: The pass that decides is reported before the state with what is met.
 _SETTLED_S = 1.0
@@ -152,7 +152,7 @@ _SETTLED_S = 1.0
 _MOST = 64
 #: Pods named in a line of the log.
 _SHOWN = 10
-#: 0 would take the pod out of the API before its kubelet has ended it; the kubelet's own least grace is 1.
+#: With 0 the API server would delete the pod before its kubelet has ended it; the kubelet's own least grace is 1.
 _LEAST_GRACE_S = 1
 
 
@@ -171,8 +171,8 @@ class _Ending(NamedTuple):
 
 
 class ApiEvictions:
-    """`turn` does what is due. ``view`` hears there of decisions as they were carried out, of pods that ended, and of
-    those that were not evicted for memory.
+    """`turn` does what is due. It reports to ``view`` each eviction that the API server made, each pod that ended, and
+    pods that the API server refused to evict for memory.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class ApiEvictions:
         self._requests = EvictionRequests(client, view.log, clock, back_off)
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: _Ending | None = None
-        self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not asked for again, the outcome
+        self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not requested again, the outcome
         self._lock = threading.Lock()
         self.woken = threading.Event()
 
     def decided(self, decision: Decision) -> None:
-        """A pod is to be evicted. From any thread; never waits. While one ends that is the answer."""
+        """A pod is to be evicted. From any thread; never waits. A decision made while another pod ends is dropped."""
         with self._lock:
             subject = decision.signal or decision.pod
             self._waiting.pop(subject, None)
@@ -225,20 +225,20 @@ class ApiEvictions:
         return 0.0 if self._waiting else None
 
     def _drop(self, subject: str, decision: Decision) -> None:
-        """Unless a newer one took its place."""
+        """Drop this decision, unless a newer one has replaced it."""
         with self._lock:
             if subject in self._waiting and self._waiting[subject][0] is decision:
                 del self._waiting[subject]
 
     def _holds(self, decision: Decision, age_s: float) -> bool:
-        """Whether it is true still, for one that had to wait."""
+        """Whether a decision that had to wait still holds."""
         if decision.signal is None or age_s < _SETTLED_S:
             return age_s < _FRESH_S
         met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._view.met)
         return met and age_s < _FRESH_S
 
     def _ask_first(self, decision: Decision, since: float) -> bool:
-        """Ask for the first candidate that is not refused. False: the same again later."""
+        """Request the first candidate that is not refused. False: try the same decision again later."""
         kept: list[Asked] = []
         for rank, pod in enumerate(self._candidates(decision), 1):
             if pod.uid in self._refused or not self._requests.may(pod.namespace):
@@ -257,7 +257,7 @@ class ApiEvictions:
                 return True
             self._refused[pod.uid] = self._clock() + REFUSED_S, outcome
             if outcome == GONE and not self._has_processes(pod):
-                return True  # what it has comes back: the next decision knows
+                return True  # its memory is freed: the next decision counts it
             kept += [pod] if outcome != GONE else []
         self._log_kept(decision, kept, None)
         return True
@@ -276,11 +276,11 @@ class ApiEvictions:
             self._view.others_evicted(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
 
     def _outcome(self, pod: Asked) -> str:
-        """Of the last question; without one the authorizer refused another pod of the namespace."""
+        """Of the last request; without one the authorizer refused another pod of the namespace."""
         return self._refused.get(pod.uid, (0.0, FAILED))[1]
 
     def _has_processes(self, pod: Asked) -> bool:
-        """The API server has no such pod: one that was deleted by force may run on and keep its memory."""
+        """For a pod that the API server does not have: a pod deleted by force may run on and keep its memory."""
         found = self._view.pods.get(pod.uid)
         try:
             return found is not None and found.cgroup is not None and not cgroup_procs.empty(found.cgroup)
@@ -338,7 +338,7 @@ class ApiEvictions:
             return False
         self._ending = None
         with self._lock:
-            self._waiting.clear()  # decided while it still had its memory
+            self._waiting.clear()  # decided while the ended pod still had its memory
         if ended:
             self._log.info("an evicted pod has ended", pod=pod.title, uid=pod.uid, seconds=round(waited_s, 3))
             self._view.others_evicted(Gone(time.monotonic_ns(), pod.uid, pod.title, None))

@@ -1,7 +1,7 @@
 """Reports to the API server what happens on its node: the status of evicted pods, events, node conditions and taints.
 
-Two threads, so that what may wait does not hold up a status, which must not. The connection is kept open: a patch then
-takes one round trip. What was not sent yet is in ``STATE/cluster``.
+Two threads, so that events and conditions do not delay a status. The connection is kept open: a patch then takes one
+round trip. What was not sent yet is in ``STATE/cluster``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from monitor.side.worker import Worker
 if TYPE_CHECKING:
     from monitor.side.view import View
 
-#: A connection that nobody uses is looked at so often: an API server, and what is before it, close idle ones.
+#: An idle connection gets a request this often: an API server, and a proxy before it, close idle connections.
 WARM_S = 30.0
 #: How soon a change of the node's conditions is written.
 _TURN_S = 1.0
@@ -66,7 +66,7 @@ class Cluster:
         #: None but with `--evict-by api`.
         self.evictions = ApiEvictions(self._client, view) if view.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
-        self._ended = threading.Event()  # nothing more is asked of the API server
+        self._ended = threading.Event()  # no more requests to the API server
         self._warm_due = 0.0
         self._warmth = Retry(log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S), time.monotonic)
 
@@ -80,7 +80,7 @@ class Cluster:
             threading.Thread(target=turning, args=about, name="evictions", daemon=True).start()
 
     def close(self) -> None:
-        """What was not sent stays in the state directory. Taints of ours go, within `_END_S`."""
+        """What was not sent stays in the state directory. Our taints are removed, within `_END_S`."""
         self._stop.set()
         self.reports.event_due.set()
         self.reports.status_due.set()
@@ -94,13 +94,14 @@ class Cluster:
 
     def evicting(self, eviction: EvictedPod, signalled_ns: int, in_grace: bool = False) -> None:
         """A pod was signalled at ``signalled_ns`` (CLOCK_MONOTONIC). ``in_grace``: with SIGTERM, and it may write on.
-        Its events go at once, its status when it `ended`: a StatefulSet's controller deletes a Failed pod and starts
-        the next one under its name, and kubelets since 1.22 report a terminal phase when all containers have ended.
+        Its events are sent at once, its status when it `ended`: a StatefulSet's controller deletes a Failed pod and
+        starts the next one under its name, and kubelets since 1.22 report a terminal phase when all containers have
+        ended.
         """
         age_s = _age_s(signalled_ns)
         record = replace(record_of(replace(eviction, node=self.node), time.time() - age_s), in_grace=in_grace)
         if is_static(eviction.pod) or is_mirror(eviction.pod):
-            # Its kubelet reads it from a file, and writes the API server's picture of it: no status of ours would stay.
+            # Its kubelet reads the pod from a file and overwrites the mirror pod's status: ours would not stay.
             record = replace(record, patch={}, in_grace=False)
         self.reports.add(record, age_s if record.patch and not record.in_grace else None)
 
@@ -155,12 +156,12 @@ class Cluster:
         return None if self._view.state is None else self._view.conditions
 
     def _status_not_taken(self, record: Record, outcome: str, text: str) -> None:
-        """An alert."""
+        """Raise the alert."""
         if self._view.races is not None:
             self._view.races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
-        """As the kubelet says it of its own: an event on the node."""
+        """An event on the node, as the kubelet sends for its own conditions."""
         record = condition_record(self.node, condition, reason(condition, holds), holds, when)
         self.reports.add(record, None, stored=True)
 

@@ -3,8 +3,8 @@
 
 Conditions have types of their own: the three without a prefix are the kubelet's, which writes them over every 10 s,
 also where it has no thresholds (then always False: the setters in pkg/kubelet/nodestatus).
-A patch of a node replaces the list of its taints. So it names the resourceVersion that they were read with: whatever
-wrote meanwhile makes it a Conflict, and they are read again. The taints of others stay as they were.
+A patch of a node replaces the list of its taints. So it names the resourceVersion of the read: after another write the
+API server answers Conflict, and the helper reads them again. The taints of others stay as they were.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.export.log import Log
 
 PREFIX = "outrace.io/"
-#: As often a condition that does not change is written (the kubelet's nodeStatusReportFrequency).
+#: How often a condition that does not change is written (the kubelet's nodeStatusReportFrequency).
 HEARTBEAT_S = 300.0
-#: Pods are held (`--mode hold`, `--hard-grace`): written where that may be, and where a daemon before has left it True.
+#: Pods are held (`--mode hold`, `--hard-grace`): written in these modes, and where an earlier daemon left it True.
 POD_HELD = "PodHeld"
 #: The held pods are written no more often, seconds: a pod can be held and released twice a second.
 HELD_S = 10.0
@@ -55,7 +55,7 @@ KEYS = {
     DISK_PRESSURE: "outrace.io/disk-pressure",
     PID_PRESSURE: "outrace.io/pid-pressure",
 }
-#: How often a condition that goes on holding has its taint looked for: a node may be deleted and made anew.
+#: How often the taint of a condition that still holds is checked: a node may be deleted and made anew.
 LOOK_S = 300.0
 #: Conflicts in a row before it waits: a node is written by its kubelet, some controllers and an operator.
 TRIES = 4
@@ -65,8 +65,8 @@ class NodeReport:
     """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none;
     None where pods are never held. `write_conditions` and `write_taints` write what is due, `end` removes our taints.
 
-    Without ``own_taints`` it only removes what a daemon before, killed, has left. ``note(keys)`` writes down which of
-    our taints the node has, before they are set, and none when they are gone; raises OSError.
+    Without ``own_taints`` it only removes what an earlier daemon, killed, has left. ``note(keys)`` records which of our
+    taints the node has, before they are set, and none when they are removed; raises OSError.
     ``on_change(condition, holds, when)`` is called at each change.
     """
 
@@ -102,7 +102,7 @@ class NodeReport:
         self._written: dict[str, bool] = {}
         self._heartbeat_due = 0.0
 
-        # What a daemon before left is no matter where the API server cannot be asked.
+        # Without own taints a failure is not logged: only what an earlier daemon left would be removed.
         log_taints = log if own_taints else lambda *_, **__: None
         self._taints = Retry(log_taints, BackOff(cap_s=60.0, jitter=jitter, clock=clock), clock)
         self._noted: set[str] | None = None  # None: not known
@@ -141,7 +141,7 @@ class NodeReport:
         self._conditions.works("node conditions are written again", node=self._node)
 
     def _resume(self, state: dict[str, bool]) -> None:
-        """One that is as the daemon before has left it has been so since then."""
+        """A condition that is as the earlier daemon left it keeps its lastTransitionTime."""
         now = self._wall()
         try:
             found = self._client.get(NODES, self._node)["status"].get("conditions", [])
@@ -150,7 +150,7 @@ class NodeReport:
         for one in found:
             name = str(one.get("type", "")).removeprefix(PREFIX)
             if name == POD_HELD and name not in state and one["type"] == PREFIX + name and one.get("status") == "True":
-                self._since[name] = (True, now)  # of a daemon that held: it ends with the next turn
+                self._since[name] = (True, now)  # an earlier daemon held pods: the condition ends with the next turn
             if name in state and one["type"].startswith(PREFIX) and one.get("status") == str(state[name]):
                 self._since[name] = (state[name], _unix(one.get("lastTransitionTime"), now))
 
@@ -192,7 +192,7 @@ class NodeReport:
         self._taints.works("taints of the node are written again", node=self._node)
 
     def end(self, client: ApiClient) -> None:
-        """The daemon ends; ``client`` is one that this does not stop."""
+        """Remove our taints as the daemon ends; ``client`` still works then."""
         if not self.own_taints or self._known == set():
             return
         try:
@@ -205,19 +205,19 @@ class NodeReport:
             self._known = set()
 
     def remove_taints(self, client: ApiClient) -> None:
-        """Have the node have none of ours. Raises KubeError."""
+        """Remove all our taints from the node. Raises KubeError."""
         self._write(client, set())
 
     def _write(self, client: ApiClient, wanted: Collection[str]) -> None:
-        """Have the node have these of ours, and those of others. Raises Conflict after `TRIES`, and every KubeError."""
+        """Make these our taints of the node; others stay. Raises Conflict after `TRIES`, and every KubeError."""
         if wanted:
             self._write_down({*wanted, *(self._noted or ())})
         self._write_node(client, wanted)
         self._write_down(set(wanted))
 
     def _write_down(self, keys: set[str]) -> None:
-        """A full disk is what a taint may be about, so it is set without a record too: the next start with pods of the
-        cluster looks at the node anyway.
+        """Record the taints. A taint is set without a record too, because it may be about a full disk: the next start
+        with pods of the cluster reads the node anyway.
         """
         if keys == self._noted:
             return

@@ -23,8 +23,8 @@ _MAX_EVENT_NAME = 253
 class Record:
     """``id`` names its file. ``patch`` is the pod's status, ``events`` the v1.Events that are not created yet.
 
-    ``killed`` is when it was signalled, in Unix seconds; ``in_grace``: it was only asked to end, and its status waits
-    until it has.
+    ``killed`` is when it was signalled, in Unix seconds; ``in_grace``: it got SIGTERM, and its status waits until it
+    has ended.
     """
 
     id: str
@@ -100,7 +100,7 @@ class PendingRecords:
         self._file(record).unlink(missing_ok=True)
 
     def load(self, on_problem: Callable[[str], object]) -> list[Record]:
-        """Those of the daemon before, oldest first. A file that cannot be read is left where it is."""
+        """Records of the earlier daemon, oldest first. A file that cannot be read stays where it is."""
         found = []
         try:
             paths = self._oldest_first()

@@ -22,7 +22,7 @@ from monitor.pods.node_kubelet import NodeKubelet
 from monitor.side.cluster.node import NodeReport
 from monitor.side.export.log import Log
 
-#: One request of a removal, and the connection for it: `outrace unload` is typed by somebody who waits.
+#: One request of a removal, and the connection for it: an operator waits for `outrace unload`.
 _REQUEST_S = 3.0
 _CAP_S = 60.0
 _LEFT = "an earlier daemon left taints on its node, and they cannot be removed from here"
@@ -76,7 +76,7 @@ class TaintRecords:
 
 
 def remove_left(record: TaintRecord, records: TaintRecords, log: Log) -> None:
-    """Ask the API server to take the taints away, and forget them. Raises MonitorError, and OSError of the file."""
+    """Remove the taints from the node, then the record. Raises MonitorError, and OSError of the file."""
     path = Path(record.kubeconfig) if record.kubeconfig and not record.given else None
     access = Access(kubeconfig=record.kubeconfig if record.given else "", kubelet=NodeKubelet(kubeconfig=path))
     server, _ = access.api_server()

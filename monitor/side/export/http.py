@@ -31,10 +31,10 @@ SEND_BUFFER = 64 << 10
 HEAD_S = 5.0
 #: Seconds a connection may be kept open without a request. Prometheus asks again after 15 to 60.
 IDLE_S = 90.0
-#: Seconds until the answer is taken.
+#: Seconds in which the client has to read the answer.
 WRITE_S = 10.0
-#: After a refusal what still comes is read and thrown away for so long (seconds), because closing with unread data
-#: would reset the connection, and the client would not see why.
+#: After a refusal the server reads and drops data for so long (seconds), because closing with unread data would reset
+#: the connection, and the client would not see why.
 DRAIN_S = 1.0
 #: Pause after accept(2) failed for want of descriptors or memory, and how long a connection gets to end, seconds.
 DEAF_S = 1.0
@@ -53,7 +53,7 @@ class Connection:
 
     sock: socket.socket
     counted_s: float  # the CPU time of its thread that was paid for
-    since: float = field(default_factory=time.monotonic)  # seconds: when it was last of use
+    since: float = field(default_factory=time.monotonic)  # seconds: when it last got or sent something
     is_waiting: bool = False  # for a route of ours: it is not closed for a new one
     unsent: int = 0  # bytes of an answer that it has not taken yet
     inbox: bytearray = field(default_factory=bytearray)
@@ -207,7 +207,7 @@ class Server:
         return None
 
     def _make_room(self) -> bool:
-        """Close the connection that has been of least use for longest; False if all wait for an answer of ours."""
+        """Close the connection that has been idle for longest; False if all wait for an answer of ours."""
         with self._changed:
             closable = [one for one in self._open if not one.is_waiting]
             oldest = min(closable, key=lambda one: one.since, default=None)
@@ -230,7 +230,7 @@ class Server:
         except TimeoutError:
             self.cut += 1
         except OSError:
-            pass  # the client went away in the middle, which is its right
+            pass  # the client closed the connection, as it may
         except Exception as error:  # noqa: BLE001 - a thread must not end in silence
             self._on_error(f"{type(error).__name__}: {error}")
 

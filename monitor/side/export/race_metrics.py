@@ -38,8 +38,8 @@ def race_metrics(races: Races) -> Iterator[Metric]:
 
     counters = races.alerts.counters if races.alerts is not None else {}
     for name, text in _ALERTS.items():
-        yield counter(f"alerts_{name}", text, {who: counts[name] for who, counts in counters.items()}, "receiver")
-    waiting = {who: counts["waiting"] for who, counts in counters.items()}
+        yield counter(f"alerts_{name}", text, {to: counts[name] for to, counts in counters.items()}, "receiver")
+    waiting = {to: counts["waiting"] for to, counts in counters.items()}
     yield gauge("alerts_waiting", "Changes of alerts not yet taken.", waiting, "receiver")
 
     written, dropped = (recorder.written, recorder.dropped) if recorder is not None else (0, 0)

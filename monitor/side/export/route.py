@@ -1,4 +1,4 @@
-"""What answers a path, and what of a CPU that and its clients may take.
+"""The answers of a path, and the share of a CPU that making them and serving its clients may use.
 
 A storm of scrapes is one rendering (`Shared`), and a route that hangs (a cgroup file that does not answer) holds up
 only the clients of the paths that share it.
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 #: Requests that wait for the routes of one `Shared`.
 MAX_WAITING = 32
-#: Seconds for which a rendering answers everything. A scraper comes every 15 to 60 s.
+#: Seconds for which a rendering is served again. A scraper asks every 15 to 60 s.
 FRESH_S = 1.0
 #: The part of a CPU that renderings take, all together, and that of connections and requests (0.1 ms each). The sum is
-#: 2 %, because side and hot may share a quota.
+#: 2 %, because helper and hot may share a quota.
 RENDER_SHARE = 0.01
 CLIENT_SHARE = 0.01
 #: CPU time that clients can save up, seconds: 500 requests at once.
 BURST_S = 0.05
-#: What takes longer than this to earn is given: an emulated CPU takes 5 to 15 ms to wake up.
+#: A debt that takes longer than this to earn is waived: an emulated CPU takes 5 to 15 ms to wake up.
 LONGEST_S = 2.0
 #: The same failure of a route is reported once in this time (seconds): clients decide how often it fails.
 _REPEAT_S = 10.0
@@ -54,7 +54,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def spend(self, cpu_s: float) -> float:
-        """Seconds until this, and what others spent before, is earned: threads that sleep so long take turns."""
+        """Seconds until the CPU time of all callers is earned: threads that sleep so long run one after the other."""
         with self._lock:
             now = self._clock()
             earned_at = max(self._earned_at, now - BURST_S / self._share) + cpu_s / self._share
@@ -100,7 +100,7 @@ class Shared:
 
     def ask(self, path: str, accept: str) -> Response | None:
         """From any thread; None if too many wait already."""
-        # Two formats there are: a client must not have a rendering for each way to ask.
+        # There are two formats: a client must not cause a rendering for each spelling of Accept.
         key = (path, OPENMETRICS if "application/openmetrics-text" in accept else "")
         since = self._clock() - self._fresh_s
         if (kept := self._kept(key, since)) is not None:

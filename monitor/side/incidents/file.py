@@ -125,7 +125,7 @@ def unix_time(value: object) -> float:
 def _pods(incident: Mapping[str, Any]) -> list[str]:
     """Every pod that has a part in it: evicted, refused to be, held, killed, or whose allocation led to a kill."""
     parts = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
-    names = [who["pod"] for who in parts if who.get("pod")] + [*incident.get("refused", ())]
+    names = [part["pod"] for part in parts if part.get("pod")] + [*incident.get("refused", ())]
     names += [one["pod"] for one in incident.get("holds", ())]
     return list(dict.fromkeys(map(str, names)))
 
@@ -168,7 +168,7 @@ def opened(path: Path, mode: Literal["ro", "rw"], timeout_s: float) -> Iterator[
     """
     import sqlite3
 
-    if 0 < path.stat().st_size < 512:  # SQLite would take it for an empty one and write over it
+    if 0 < path.stat().st_size < 512:  # SQLite would treat it as empty and write over it
         raise Damaged("it is shorter than the smallest page")
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
     try:

@@ -88,7 +88,7 @@ class IncidentStore(IncidentReader):
         self._checked = False
 
     def record(self, incident: Mapping[str, Any]) -> None:
-        """`add` as a worker's job: what may pass is raised (OSError); what will not is logged and counted in `lost`."""
+        """`add` as a worker's job: raises an OSError that may pass; logs other errors and counts them in `lost`."""
         before = self.problem
         try:
             self.add(incident)
@@ -98,7 +98,7 @@ class IncidentStore(IncidentReader):
                 self._log.error("an incident was not stored", incident=incident.get("id"), problem=str(error))
 
     def add(self, incident: Mapping[str, Any]) -> None:
-        """Store an incident, or a later version of one; when there is no room, others go (`_make_room`).
+        """Store an incident, or a later version of one; where they do not fit, others are deleted (`_make_room`).
 
         On disk when it returns. Raises MonitorError for one that cannot be stored or a file that must not be written
         to, and OSError for what may pass (no space, read-only, locked); then nothing has changed.
