@@ -14,7 +14,7 @@ from monitor.kube.tls import Pem, Stamp, stamp
 
 @dataclass(frozen=True)
 class Credential:
-    """What shows who we are: a bearer token, a client certificate with its key, or neither."""
+    """What identifies outrace to a server: a bearer token, a client certificate with its key, or neither."""
 
     token: str = ""
     certificate: tuple[Pem, Pem] | None = None

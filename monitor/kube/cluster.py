@@ -34,7 +34,7 @@ class Server:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """All that a client needs; client-go's rest.Config. ``peer``: who may serve it."""
+    """All that a client needs; client-go's rest.Config. ``peer``: which user's process may serve it."""
 
     server: Server
     tls: TlsSettings = field(default_factory=TlsSettings)

@@ -229,8 +229,8 @@ def _command(entry: _Entry) -> str:
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether it may be passed over, as kubectl does. What only cannot be looked at may be there: the one who reads it
-    says why it cannot, and `Path.exists` would raise.
+    """Whether the file is missing, and may be skipped as kubectl does. A file that stat(2) cannot reach may exist: the
+    read after this reports why it fails. `Path.exists` would raise.
     """
     try:
         path.stat()

@@ -1,13 +1,13 @@
 """The kubelet's own endpoints: https on 10250 with a token, plain http on 10255 where `readOnlyPort` is set.
 
-A kubelet's serving certificate is often signed by nobody: it makes its own. Ways to know it, safest first:
+A kubelet's serving certificate often has no CA: the kubelet makes its own. Ways to verify it, safest first:
 
 * `pinned`: it shows the very certificate that lies in its directory on this node (`PKI`), where only root can write.
   The default on the node; names and dates in the certificate do not matter.
 * `ca`: a CA file; the cluster's with `serverTLSBootstrap` and approved requests. The name is the node's.
 
 The port is above 1023: while the kubelet is down any local user can listen there. So a connection within this machine
-is used only if a root process has accepted it (`monitor.kube.peer`); with http there is no other one.
+is used only if a root process has accepted it (`monitor.kube.peer`); with http that is the only check.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a TCP connection within this machine.
+"""The user of the process at the other end of a TCP connection within this machine.
 
 /proc/net/tcp{,6} has both ends of such a connection, each with its inode's uid: the filesystem uid of the process that
 accepted it. A root program that lets others choose its port (setuid), a process that root gave its accepted socket to,

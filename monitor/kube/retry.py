@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def passes(error: KubeError) -> bool:
-    """Whether the same request may succeed later, without anybody changing anything."""
+    """Whether the same request may succeed later, without a change by an operator."""
     if isinstance(error, TooManyRequests):
         return not error.budget_blocks
     return isinstance(error, ServerError | TransportError) and not isinstance(error, CertificateError)

@@ -106,7 +106,7 @@ class Stream:
         return io.BufferedReader(_Raw(self), _BUFFER)
 
     def stale(self) -> bool:
-        """Whether the other side closed it, or sent what nobody asked for, while it was idle.
+        """Whether the server closed it, or sent bytes without a request, while it was idle.
 
         One byte is read: with TLS, readable may also be a session ticket, which comes after the handshake.
         """

@@ -1,4 +1,4 @@
-"""Whom we trust and who we are, in TLS: files are loaded again when they are rotated."""
+"""The CAs that outrace trusts and its own certificate, in TLS: files are loaded again when they are rotated."""
 
 from __future__ import annotations
 

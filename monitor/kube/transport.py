@@ -23,7 +23,7 @@ from monitor.kube.errors import ApiError, CertificateError, ResponseTooLarge, Ti
 from monitor.kube.stream import Patience, Stream, open_stream
 from monitor.kube.tls import Pem, Stamp
 
-#: Connections kept while nobody uses them: two threads ask now and then, watches have their own.
+#: Idle connections that are kept: two threads send requests now and then, watches have their own.
 _KEPT = 2
 _CHUNK = 1 << 16
 _MAX_ERROR = 64 << 10
@@ -126,8 +126,8 @@ class Transport:
         """Send a request; its answer, for the time of the ``with`` block. ``what`` is what it does, for errors.
 
         ``total_s`` bounds it to the last byte of the answer, ``silence_s`` the wait for each byte, ``head_s`` that for
-        the status. At a 401 credentials are read again, and if they changed it is asked once more. ``rule`` is what a
-        403 says is missing. Raises ApiError for all but 2xx, every other KubeError, ConfigError.
+        the status. At a 401 credentials are read again, and if they changed the request is sent once more. ``rule`` is
+        the right that the error of a 403 names. Raises ApiError for all but 2xx, every other KubeError, ConfigError.
         """
         patience = Patience(self.stop, head_s or total_s, silence_s)
         credential = self.config.credentials.current()
@@ -148,7 +148,7 @@ class Transport:
                 stream.close()
 
     def close(self) -> None:
-        """Close what nobody uses now."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for stream in idle:
