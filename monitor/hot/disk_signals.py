@@ -16,8 +16,8 @@ from monitor.policy.signals import PID
 from monitor.policy.synchronize import Observation
 from monitor.settings.config import RunConfig
 
-#: After an eviction for a disk this long is waited for something to come back: who removes the pod's files is somebody
-#: else (the kubelet waits as long for its own clean-up of a pod). Process ids come back at once.
+#: After an eviction for a disk the hot process waits this long for space: the runtime or the kubelet removes the pod's
+#: files (the kubelet waits as long for its own clean-up of a pod). Process ids are free at once.
 SETTLE_NS = 30_000_000_000
 #: A clean-up that has not ended after this long is not waited for: the commands have 120 s each, one after the other.
 CLEANUP_TIMEOUT_NS = 300_000_000_000
@@ -68,8 +68,8 @@ class DiskSignals:
         return self._violations.pop(next(iter(self._violations)))
 
     def view(self, now_ns: int) -> dict[str, Observation]:
-        """What a pass is shown. A signal for which nobody can be evicted at this moment keeps its old stamp: it is met
-        as before, and another one gets its turn to act.
+        """The observations for a pass. A signal for which no pod can be evicted at this moment keeps its old stamp: it
+        is met as before, and the pass can act on another signal.
         """
         shown = {}
         for signal, seen in self._observations.items():

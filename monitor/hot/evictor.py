@@ -1,4 +1,4 @@
-"""A pod being evicted, from its first signal until nobody is left, and those that were killed but do not go."""
+"""A pod being evicted, from its first signal until no process is left, and pods that were killed but do not end."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Evictor:
         )
 
     def due_ns(self) -> int | None:
-        """When `follow` is due; None while nobody is being evicted."""
+        """When `follow` is due; None while no pod is being evicted."""
         return None if self.current is None else self.current.deadline_ns()
 
     def grace_ends_ns(self, uid: str) -> int:
@@ -215,7 +215,7 @@ class Evictor:
         return self._gauge.table.working_set(entry.index)
 
     def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
-        """Nobody is left of a pod. That is reported when what it held is back."""
+        """No process is left of a pod. That is reported when its memory is freed."""
         exits = eviction.exits()[:_SHOWN]
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
         self._stats.add("evictions")

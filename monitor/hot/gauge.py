@@ -28,14 +28,14 @@ from monitor.sources.watch import Watch, arm_thresholds, make_watches
 SWEEP_NS = 10_000_000_000
 #: From the removal of a cgroup until nothing of it is counted any more: a grace period of RCU and a work queue.
 SETTLE_NS = 1_000_000_000
-#: A sweep is given this much of the turn in which it is asked for, 1,100 cgroups, and goes on with so much of the next.
+#: A sweep gets this much of the turn in which it is requested, 1,100 cgroups, and so much of each of the next turns.
 FIRST_TURN_NS, TURN_NS = 3_000_000, 1_000_000
-#: Sums that nobody keeps, because the programs are detached, are taken for right for so long.
+#: With the programs detached no sums are kept: the last ones count as right for so long.
 KEPT_NS = 50_000_000
 #: Sweeps in a row that come to no end.
 _FAILURES = 4
 _EVER_NS = 1 << 62
-#: The domains themselves report a move of so many steps of a pod: for the record of an incident, nobody waits for it.
+#: The domains themselves report a move of so many steps of a pod: not urgent, for the record of an incident.
 _STEPS = 4
 
 
@@ -175,7 +175,7 @@ class Gauge:
     def begin_sweep(self) -> None:
         """Begin to make every counter exact; `go_on_sweeping` does it.
 
-        Where nobody kept the sums for a while they are unknown until it is complete.
+        Where no program kept the sums for a while they are unknown until it is complete.
         """
         self.unknown = time.monotonic_ns() >= self._kept_until_ns
         self._sweeper.begin(self.unknown)
@@ -184,8 +184,8 @@ class Gauge:
     def go_on_sweeping(self, budget_ns: int, between: Callable[[], object]) -> bool:
         """Go on with the sweep for so long; whether every counter is exact now.
 
-        ``between`` is called in the midst of it, so that crossings do not wait. Raises MonitorError where sweeps do not
-        come to their end any more.
+        ``between`` is called during it, so that crossings do not wait. Raises MonitorError where sweeps no longer
+        complete.
         """
         sweeper = self._sweeper
         given_up = sweeper.given_up
@@ -249,7 +249,7 @@ class Gauge:
         with suppress(MonitorError):  # cgroups vanish too fast: the sweeps that are asked for report that
             self._sweeper.run()
         if runs:
-            self._sweeper.begin(self.unknown)  # somebody waits for the end of one that begins after he asked
+            self._sweeper.begin(self.unknown)  # the caller waits for the end of a sweep that begins after its request
 
     def reading(self, watch: Watch) -> Reading:
         """The domain's memory at this moment, without a sweep. Exact while armed."""

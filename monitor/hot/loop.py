@@ -25,7 +25,7 @@ REPEAT_NS = 10_000_000_000
 _MOST = 256
 #: After a turn in which a step failed the next one begins no sooner than this, doubled with each such turn in a row up
 #: to the second: a descriptor that stays ready because reading it fails must not take a whole CPU at real-time
-#: priority. (What fails for one pod is noted where it happens and delays nobody.)
+#: priority. (A failure for one pod is noted where it happens and delays no other.)
 _REST_NS, _MOST_REST_NS = 100_000, 5_000_000
 
 P = ParamSpec("P")
@@ -93,7 +93,7 @@ Call = Callable[[Callable[[int], object], int], object]
 class Timers:
     """In the order in which they run where several are due.
 
-    The owner of a timer knows its due time and is asked for it; the table keeps none, so none can be stale.
+    The loop asks the owner of a timer for its due time; the table keeps none, so none can be stale.
     """
 
     def __init__(self, timers: Sequence[Timer]) -> None:

@@ -11,9 +11,9 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.messages import LogLine, Send
 
-#: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
+#: A pod that freed memory is counted again after this long: no event follows what is uncharged last.
 REREAD_NS = 5_000_000
-#: An evicted pod that grew though nobody ran in it is not asked again before this, or before it grew by so much more.
+#: An evicted pod that grew without a process in it is not read again before this, or before it grew by so much more.
 ASK_NS, ASK_BYTES = 100_000_000, 4 << 20
 
 
@@ -71,11 +71,12 @@ class MovedPods:
         return self.moved.get(first.index, -1) >= first.usage
 
     def take_back(self, at_leisure: bool) -> None:
-        """Evicted pods that grew are candidates again if somebody runs in them: page cache that they left may turn
+        """Evicted pods that grew are candidates again if a process runs in them: page cache that they left may turn
         active in use by others.
 
-        On v1 that is asked at leisure only: reading its cgroup.procs takes a lock which another reader may hold while
-        it waits for a CPU (17 ms, measured; it cost races). At a crossing only where another pod would go for it.
+        On v1 the hot process reads that at leisure only: reading its cgroup.procs takes a lock which another reader may
+        hold while it waits for a CPU (17 ms, measured; it cost races). At a crossing only where another pod would be
+        evicted instead.
         """
         if not self._registry.grown or self._evictor.current is not None:
             return

@@ -36,7 +36,7 @@ Offer = Callable[[HotMessage], bool]
 
 
 class RecordedEvictionOrder(EvictionOrder):
-    """Notes what changed. The order follows from who is in it, so only the last change of each pod counts."""
+    """Notes what changed. The order follows from its members, so only the last change of each pod counts."""
 
     def __init__(self, key: Callable[[Candidate], Key]) -> None:
         super().__init__(key)
@@ -235,7 +235,7 @@ def hold_of(data: Mapping[str, Any]) -> HoldState:
 
 def look_of(data: Mapping[str, Any]) -> Look:
     """The look of a recording. Raises TypeError or ValueError for anything else. Recordings of earlier releases
-    have `shown` too: those of whom the kubelet's own figures showed what they hold.
+    have `shown` too: the pods whose memory the kubelet's own figures showed.
     """
     return Look(
         **{

@@ -47,8 +47,8 @@ class PassTimer:
     def plan(self, crossed_ns: int, pressed: bool, was_pressed: bool) -> None:
         """When nothing is met, and that may change unreported.
 
-        A crossing that was over when it was read (somebody gave a batch back) is followed closely: the kernel will not
-        report the next one for 5 ms, in which a process at full speed takes 6 MiB.
+        A crossing that was over when it was read (a process freed a batch) is followed closely: the kernel will not
+        report the next one for 5 ms, in which a process at full speed charges 6 MiB.
         """
         if pressed:
             self._recheck_after = 0

@@ -106,7 +106,7 @@ class PodSync:
         self._configuration.apply()
 
     def _synced(self, _: messages.Synced) -> None:
-        """A side that was started again does not know which pods went while nobody looked."""
+        """A helper that was started again does not know which pods ended while no helper ran."""
         for uid in self._registry.by_uid.keys() - self._sent:
             self._drop(uid)
             self._look_between()
@@ -139,7 +139,7 @@ class PodSync:
             if self._decider.holds is not None:
                 from monitor.hot.hold_succession import take_over
 
-                take_over(self._parts)  # before the first pass: who is not known to be held would be killed in it
+                take_over(self._parts)  # before the first pass: it would kill a pod that is not known to be held
             self._decider.begin()
             self._decider.evict_over_limit()
         self._decider.prepare()

@@ -1,6 +1,6 @@
 """OOM kills without BPF, as the `oom` messages that `Records` sends: from the kernel's log, else from counters.
 
-The log names who died, where, and how much it held; a pidfd opened at once shows its end. Where the log may not
+The log names the victim, its cgroup, and how much it held; a pidfd opened at once shows its end. Where the log may not
 be read there are the cgroups' own counts: a kill is then known, and its victim is not. What is missing is named in the
 message (``missing``), so that a verdict which depends on it is given as undetermined.
 """
@@ -72,7 +72,7 @@ class PolledKills(Records):
         epoll.register(self._kmsg.fileno(), select.EPOLLIN)
 
     def consume(self, fd: int) -> bool:
-        """The log has lines, or somebody marked is gone; False if the descriptor is of neither."""
+        """The log has lines, or a marked process is gone; False if the descriptor is of neither."""
         if self._kmsg is not None and fd == self._kmsg.fileno():
             self._read(self._kmsg)
             return True
@@ -114,7 +114,7 @@ class PolledKills(Records):
             self._epoll.register(fd, select.EPOLLIN)
             self._dying[fd] = message
         except OSError:
-            message = message._replace(missing=(*found.missing, "exit"))  # gone already: when, nobody knows
+            message = message._replace(missing=(*found.missing, "exit"))  # gone already, at an unknown time
         self._stats.add("oom_kills")
         self._report("records_oom", message._replace(order=self._registry.leaders()))
 

@@ -111,7 +111,7 @@ class PolledRecords(Records):
         self._kills.pods_came()
 
     def pod_went(self) -> None:
-        """Look what it has given back: against what it held before, whoever runs in it next would seem not to grow."""
+        """Count what it freed: against what it held before, a process that runs in it next would seem not to grow."""
         self._given_back_ns = time.monotonic_ns() + GIVEN_BACK_NS
         self._due_ns = min(self._due_ns, self._given_back_ns)
 
@@ -147,7 +147,7 @@ class PolledRecords(Records):
             self._cross(fresh, start)
         elif moved and start >= self._pods_due_ns:
             self._pods(start)
-            self._decider.steps += 1  # the busy poll goes on while somebody takes memory
+            self._decider.steps += 1  # the busy poll lasts while a pod grows
         self._plan(start, wait)
         return len(fresh)
 

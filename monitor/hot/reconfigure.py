@@ -3,7 +3,7 @@
 SIGHUP only asks the side, because reading files may take for ever. What the side sends is taken in between two passes:
 the thresholds of the policy, those in the kernel and the configuration of the next side change in one turn of the loop,
 and the pass after that is the first with all of them. What cannot change while running is the same in it
-(`monitor.settings.reload` refuses any other), so nobody else here has to know.
+(`monitor.settings.reload` refuses any other), so no other part has to know.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Configuration:
         self._staged: _Staged | None = None
 
     def ask(self, *_: object) -> None:
-        """The handler of SIGHUP, which may come in the midst of a pass: noted alone."""
+        """The handler of SIGHUP, which may interrupt a pass: it only notes the request."""
         self._is_asked = True
 
     def go_on(self) -> None:
@@ -110,11 +110,11 @@ class Configuration:
         gauge, decider = self._parts.gauge, self._parts.decider
         before, after = decider.config, config.pass_config(kill_at_once=True)
         decider.state, decider.config = reconfigured(before, decider.state, after), after
-        self._parts.trigger.stand_down()  # who is first may be another now, and the kernel asks nobody
+        self._parts.trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
         gauge.thresholds = after.thresholds
         change_thresholds(gauge.watches, after.thresholds)
-        # At once: by the ceilings of before the kernel would signal whoever is prepared below. What is not counted yet
-        # the programs do not compare (bpf/pressure.c).
+        # At once: by the old ceilings the kernel would signal the pod that is prepared below. The programs compare only
+        # what is counted already (bpf/pressure.c).
         gauge.arm_thresholds()
         if all(map(gauge.known, gauge.watches)):
             self._parts.records.watch({w.index: w for w in gauge.watches})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: How many pods of the order an incident lists (some 100 bytes each).
 _LEADERS = 64
-#: Bytes that candidates have, and how many of them have nobody knows how much.
+#: Bytes that candidates have, and the number of candidates with an unknown amount.
 Held = tuple[int, int]
 #: What the side reports of a pod, as `PodEntry` has it.
 _SPEC = ("uid", "namespace", "name", "priority", "request", "request_nanos", "qos", "critical", "grace_s")
@@ -50,10 +50,10 @@ class PodEntry:
     usage: int | None = None
     evicted: bool = False
     floor: int = 0  # the least it had since it was evicted, or was last found to be empty
-    ask_ns: int = 0  # whether somebody runs in it is not asked again before this
-    asked: int = 0  # bytes it had when that was asked
+    ask_ns: int = 0  # whether a process runs in it is not read again before this
+    asked: int = 0  # bytes it had when that was read
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
-    began: int = 0  # what it had then: nobody saw it grow to that
+    began: int = 0  # what it had then: its growth to that was not observed
     summed: Held = (0, 0)  # what of it is in `Registry.held`
     part: tuple[bool, bool, bool] | None = None  # `_part`, when it was ranked last
 
@@ -218,7 +218,7 @@ class Registry:
                 self.joined += entry.summed[0]
 
     def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
-        """An evicted pod is no candidate any more, until it has grown and somebody runs in it again."""
+        """An evicted pod is no candidate any more, until it has grown and a process runs in it again."""
         entry.evicted = evicted
         self.settle(entry)
         self._rank(entry)
@@ -233,7 +233,7 @@ class Registry:
         return self._eviction_order.order()
 
     def candidates(self, uids: Sequence[str]) -> Sequence[Candidate]:
-        """The candidates among these, in this order: who is known here and was not evicted."""
+        """The candidates among these, in this order: pods that are known here and were not evicted."""
         found = (self.by_uid.get(uid) for uid in uids)
         return [entry.candidate() for entry in found if entry is not None and not entry.evicted]
 
@@ -248,7 +248,7 @@ class Registry:
 
     @property
     def candidate_uids(self) -> Container[str]:
-        """Who may be evicted, the critical ones too."""
+        """The pods that may be evicted, the critical ones too."""
         return self._eviction_order
 
     def usages(self) -> tuple[dict[str, int], int]:

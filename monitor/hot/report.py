@@ -56,7 +56,7 @@ class Report:
         parts = self._parts
         self._life.is_ready = True
         self._decider.changed = True
-        self._published_ns = 0  # whoever waits for this hears it at once
+        self._published_ns = 0  # published at once: others wait for it
         parts.stats.set("ready_ns", now_ns)
         self._service.ready(f"{len(parts.registry)} pods, hooks {parts.config.rung}")
         parts.outbox.log(

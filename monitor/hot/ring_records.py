@@ -1,8 +1,8 @@
 """What the kernel reports: the records of the rings, and what becomes of each.
 
-The hot process runs ahead of everybody (SCHED_FIFO) and its rings are filled by whoever it watches. So it reads a few
-records of each ring in a turn, crossings before and in between, and over time no more than its share: then it lets the
-rings be for a while. What waits there is bounded by the budgets in the programs (bpf/memcg.h: afford()).
+The hot process runs ahead of all ordinary processes (SCHED_FIFO), and the processes that it watches fill its rings. So
+it reads a few records of each ring in a turn, crossings before and in between. Over time it spends no more than its
+share: then it does not read the rings for a while. Budgets in the programs bound what waits (bpf/memcg.h: afford()).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OOM_RECORDS = {
     "reclaim": "records_reclaim",
 }
 #: Records read at once, by ring: a turn stays below 0.3 ms (a step takes 4 us, what becomes a message for the side 40),
-#: because a crossing may come in the midst of it. More crossings than one for each threshold are never waiting.
+#: because a crossing may come during it. More crossings than one for each threshold are never waiting.
 _CROSSINGS, _STEPS, _OOMS, _KILLS, _RECLAIMS = 16, 64, 8, 8, 4
 #: Steps read before a crossing is acted on, so that the order of eviction is that of this moment.
 _STEPS_FIRST = 256
@@ -120,8 +120,8 @@ class RingRecords(Records):
             return False
         self._events.consume(_CROSSINGS)
         if ring is not self._events and not self._ration.until_ns and not self._read(ring):
-            # The first of its records is half written: on Linux 7.0 and later who writes it may be preempted, on this
-            # CPU by this process, which an epoll that goes on reporting it would keep from sleeping.
+            # The first of its records is half written: on Linux 7.0 and later the writer may be preempted, on this CPU
+            # by this process. Without a rest epoll would report the ring again and again, and keep it from sleeping.
             self._ration.until_ns = time.monotonic_ns() + _HALF_WRITTEN_NS
             self._heed(0)
         return True
@@ -166,7 +166,7 @@ class RingRecords(Records):
         return self._events.consume(_CROSSINGS) + self._steps.consume(_STEPS)
 
     def look_after(self) -> None:
-        """Once a second: read the kills that nobody was woken up for, and log it once when the pins are gone.
+        """Once a second: read the kills that caused no wake-up, and log it once when the pins are gone.
 
         Programs and maps are held open here, and so are the links of the OOM chain: nothing stops while this process
         lives.
@@ -188,7 +188,7 @@ class RingRecords(Records):
     def _take_over(self, pins: Pins) -> None:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
         for _ in range(_ROUNDS):
-            self._events.consume()  # about domains that are no more: nobody is watched yet
+            self._events.consume()  # of domains of an earlier daemon: none is watched yet
             self._steps.consume()
             self._reclaims.consume()
             self._kills.consume()  # but every kill since then is to be reported

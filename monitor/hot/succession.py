@@ -1,7 +1,7 @@
 """What a daemon that was killed in the middle of an eviction leaves to the next one.
 
-The pod may be dying still, or dead and its memory not back yet. Whoever began anew would take the next pod for the same
-shortage; so the eviction is gone on with, and what it holds counts as coming back, before anybody else is looked at.
+The pod may still be dying, or dead with its memory still charged. Without this the next daemon would evict another pod
+for the same shortage. So it continues the eviction, and counts the pod's memory as pending release, before its passes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def succeed(parts: Parts) -> None:
     if noted.state == GONE or _is_over(entry, noted):
         if cgroup_procs.empty(entry.cgroup, _MOST):
             if now < noted.killed_ns + MOST_BOUND_NS:
-                patience.dropped(entry, now)  # what it holds may be coming back
-            registry.set_evicted(entry, True)  # and what stays is nobody's reason to evict it again
+                patience.dropped(entry, now)  # its memory may be a pending release
+            registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
         evictor.note.gone(entry.cgroup_id)
         return
     if now > until or not (parts.decider.pressed or noted.state == ASKED or _is_dying(entry)):
@@ -68,8 +68,8 @@ def _is_dying(entry: PodEntry) -> bool:
 
 
 def _is_over(entry: PodEntry, noted: Noted) -> bool:
-    """Whether nobody is left of those who were there: whoever runs now was started since, and is not touched. Not where
-    there are too many to say: then it is gone on with.
+    """Whether none of the processes that the eviction found is left: those that run now were started since, and are not
+    signalled. False where there are too many to tell: then the eviction continues.
     """
     if cgroup_procs.empty(entry.cgroup, _MOST):
         return True

@@ -92,7 +92,7 @@ class Side:
                 os.set_inheritable(fd, False)
         try:
             self.pidfd = os.pidfd_open(pid)
-        except OSError:  # one that nobody would hear of again
+        except OSError:  # without a pidfd its end would not be noticed
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -131,7 +131,7 @@ class Side:
         self._lost()
 
     def collect(self) -> None:
-        """Those that were not waited for and are gone by now, also where nobody heard of their end."""
+        """Reap the helpers that are gone by now, also where their end was not noticed."""
         for pidfd, pid in list(self._leaving.items()):
             try:
                 gone = os.waitpid(pid, os.WNOHANG)[0] != 0

@@ -1,7 +1,7 @@
 """Sweeps of the hot process: what waits for one, and how much of a turn of the loop it gets.
 
-Everything that counts is visited by a sweep: 17,000 memory cgroups take 45 ms. So it is given `FIRST_TURN_NS` where it
-is asked for, which is all that the usual node needs, and `TURN_NS` of the turns that follow.
+A sweep visits everything that counts: 17,000 memory cgroups take 45 ms. So it gets `FIRST_TURN_NS` in the turn of its
+request, which is all that the usual node needs, and `TURN_NS` of the turns that follow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _is_there(entry: PodEntry) -> bool:
 
 
 class Sweeps:
-    """One sweep at a time; ``between`` is called in the midst of it, so that crossings do not wait."""
+    """One sweep at a time; ``between`` is called during it, so that crossings do not wait."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Sweeps:
     def go_on(self, budget_ns: int = TURN_NS) -> bool:
         """Give it so much time; whether it is complete, and what waited for it was done."""
         if not self._gauge.go_on_sweeping(budget_ns, self._between):
-            # Where nobody has to wait for it, it takes a fifth of the time.
+            # Where nothing waits for it, it takes a fifth of the time.
             self._next_ns = time.monotonic_ns() + (0 if self._gauge.unknown else 4 * budget_ns)
             return False
         self._registry.refresh()

@@ -18,7 +18,7 @@ _ARMED, _POD, _FIRED = 0, 1, 3  # words of struct victim
 
 
 class Trigger:
-    """Who would be killed, and by whom."""
+    """The prepared victim, and whether the kernel or the hot process signals it."""
 
     def __init__(self, victim: memoryview, registry: Registry, cgroup_version: int, in_kernel: bool) -> None:
         self._registry = registry
@@ -36,7 +36,7 @@ class Trigger:
     def prepare(self, may_arm: bool = True) -> None:
         """Keep the first victim ready. Called when the order may have changed, never at a crossing.
 
-        ``may_arm`` False: the kernel is to signal nobody at a crossing.
+        ``may_arm`` False: the kernel is to signal no pod at a crossing.
         """
         if not may_arm:
             self.stand_down()
@@ -52,14 +52,14 @@ class Trigger:
             min(victim.rest_ns, _REFRESH_NS) if victim.is_partial else _REFRESH_NS if victim.pidfds else _EMPTY_NS
         ):
             victim.refresh()
-        # Two that overtake each other are not prepared anew each time; but nobody is killed by a list that is old.
+        # Two pods that overtake each other are not prepared anew each time; but no kill uses an old list.
         for uid, other in list(self._prepared.items()):
             if uid != entry.uid and now - other.prepared_ns > _REFRESH_NS:
                 self._prepared.pop(uid).close()
         if self._word[_FIRED] and not self._record_is_lost(now):
             return  # pulled a moment ago; the record of that is still to be read
         if self._prepared[entry.uid].spared:
-            self._word[_ARMED] = 0  # the kernel would signal whoever of the pod charges
+            self._word[_ARMED] = 0  # the kernel would signal any process of the pod that charges
         elif self._in_kernel and may_arm and (self._uid != entry.uid or not self._word[_ARMED]):
             self._word[_ARMED] = 0
             self._word[_POD] = entry.cgroup_id
@@ -71,7 +71,7 @@ class Trigger:
         self._word[_ARMED] = 0
 
     def _record_is_lost(self, now_ns: int) -> bool:
-        """Whether a trigger was pulled long ago and nobody heard of it: its record found the ring full."""
+        """Whether a trigger was pulled long ago without a record: the ring was full."""
         if not self._pulled_ns:
             self._pulled_ns = now_ns
         if now_ns - self._pulled_ns < _REFRESH_NS:

@@ -31,7 +31,7 @@ class Arming:
     def __init__(self, max_fill_rate: int) -> None:
         self.rate = max_fill_rate
         self.armed = False
-        #: Whether there is something that is never charged to be watched: the whole machine.
+        #: Whether the whole machine is watched, which has memory that is never charged.
         self.rereads = False
         self.sweep_ns = 0  # attached is so much earlier, because until a sweep is over nothing is compared
         self.next_look_ns = 0
@@ -74,7 +74,7 @@ class Arming:
         return was != self.armed
 
     def unseen_bytes(self) -> int:
-        """What could be allocated before the next look; while attached, without a charge."""
+        """Bytes that could be allocated before the next look; while attached, without a charge."""
         return self.rate * self._interval_ns // 1_000_000_000
 
 

@@ -61,7 +61,7 @@ class PolledTable:
         self._leaves: list[Entry] = []
         self._next_leaf = 0
 
-    # reading: what `DomainTable` has, and says
+    # reading: the methods of `DomainTable`
 
     def index(self, cgroup_id: int) -> int | None:
         return self._known.get(cgroup_id)
@@ -275,7 +275,7 @@ class PolledTable:
             self.read_stat(self._leaves[self._next_leaf])
 
     def _link(self) -> None:
-        """Find out which watched cgroup lies right below which."""
+        """Find for each watched cgroup the watched cgroups right below it."""
         self._is_linked = True
         by_path = {entry.path: entry for entry in self if entry.path is not None and not entry.formula}
         for entry in self:

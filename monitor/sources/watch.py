@@ -72,12 +72,12 @@ class Watch:
             return False
 
     def set_thresholds(self, thresholds: tuple[Threshold, ...], compared: bool) -> None:
-        """Others are configured; the ceilings have to be given to the kernel anew."""
+        """Take other thresholds; the caller has to give the ceilings to the kernel anew."""
         self.thresholds, self.compared = thresholds, compared
         self.set_capacity(self.capacity)
 
     def set_capacity(self, capacity: int) -> None:
-        """The limit was changed; the ceilings have to be given to the kernel anew."""
+        """Take a changed limit; the caller has to give the ceilings to the kernel anew."""
         self.capacity = capacity
         self.lines = _lines(self.thresholds, capacity)
         self.hard_line = 0 if self.compared else _hard_line(self.thresholds, self.lines)
@@ -207,7 +207,7 @@ class Compared:
         self.met: tuple[Threshold, ...] = ()
 
     def look(self, watch: Watch, seen: Observation) -> tuple[Threshold, ...]:
-        """Compare a domain's; those that are not met any more."""
+        """Compare those of a domain; returns those that are no longer met."""
         now = tuple(t for t, line in zip(watch.thresholds, watch.lines, strict=True) if seen.available < line)
         over = tuple(t for t in self.met if t.signal == watch.signal and t not in now)
         self.met = (*(t for t in self.met if t.signal != watch.signal), *now)
