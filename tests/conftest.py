@@ -1,6 +1,6 @@
 """What every test may use: the `kernel` marker's check of this machine, and hypothesis without deadlines.
 
-And what no test may leave behind: programs pinned under bpffs, which stay attached until somebody unloads them.
+And what no test may leave behind: programs pinned under bpffs, which stay attached until `outrace unload`.
 """
 
 import ctypes
@@ -177,7 +177,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def expected_rungs(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """BPF rungs that must load on this machine, best first; () where it is not given (`live.rungs_expected`)."""
-    from tests import live  # only for who asks: it takes an emulated guest a second
+    from tests import live  # only where the fixture is used: it takes an emulated guest a second
 
     words, required = Path("/proc/cmdline").read_text(), request.config.getoption("--require-kernel")
     return live.rungs_expected(words, os.uname().release, required)
@@ -192,7 +192,7 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
 class Pinned:
     """Instances of pins that this session's tests have made: those whose state dir is in its temporary directories.
 
-    (Others on this machine are of somebody else: a daemon, another session.)
+    (Others on this machine are not of these tests: of a daemon, of another session.)
     """
 
     ROOT = Path("/sys/fs/bpf/outrace")
@@ -258,7 +258,7 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """A temporary directory of this session's own, also for what it starts: whatever is made is known to be ours."""
     base = tmp_path_factory.getbasetemp().resolve()  # first: a few sessions' are kept, where others can find them
     own = Path(tempfile.mkdtemp(prefix="outrace-tests-")).resolve()
-    own.chmod(0o1777)  # some tests are somebody else
+    own.chmod(0o1777)  # some tests run as another user
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = tempfile.tempdir = str(own)
     os.environ["OUTRACE_RUN_DIR"] = str(own / "run")  # a daemon of this machine is none of any test's
@@ -282,7 +282,7 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_pinned() -> Iterator[None]:
-    """A module whose tests leave programs pinned has failed: they are attached until somebody unloads them."""
+    """A module whose tests leave programs pinned has failed: they stay attached until `outrace unload`."""
     before = _pinned.known()
     yield
     left = {

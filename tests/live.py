@@ -102,7 +102,7 @@ def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 
 
 def in_own_mounts(script: str, *then: str) -> tuple[str, ...]:
-    """A command that runs another one where file systems are mounted by ``script``, seen by nobody else."""
+    """A command that runs another one where file systems are mounted by ``script``, seen by no other process."""
     return ("unshare", "--mount", "sh", "-ec", f'{script}\nexec "$@"', "sh", *then)
 
 

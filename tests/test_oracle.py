@@ -117,7 +117,7 @@ def test_answers_are_without_what_is_of_this_machine(modules: dict[str, ModuleTy
 
 
 def test_kept_answers_are_of_this_tree(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    """All that is asked of files and simulated recordings alone, as `make oracle` asks it; the files are small."""
+    """All questions about files and simulated recordings alone, as `make oracle` asks them; the files are small."""
     kept, asked, asking, compared = (modules[name] for name in ("kept", "asked", "asking", "differences"))
     recordings, files, state = asking.prepared(tmp_path)
     questions = [one for one in asked.replays(recordings) if one.name.startswith("simulated/")]

@@ -1,4 +1,4 @@
-"""What the tests' own conftest promises: whoever leaves programs pinned has failed, and is named."""
+"""What the tests' own conftest promises: a test that leaves programs pinned has failed, and is named."""
 
 import subprocess
 import sys

@@ -32,7 +32,7 @@ def emulated() -> bool:
 
 def until(check: Callable[[], T], what: str | Callable[[], str], timeout: float = TIMEOUT_S) -> T:
     """The first true result of ``check``, looked at every 2 ms, on an emulated CPU every 50: for what the kernel
-    announces to nobody.
+    announces nowhere.
     """
     deadline = time.monotonic() + timeout
     while True:

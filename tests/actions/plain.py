@@ -1,4 +1,4 @@
-"""A pod of cgroup v2 made of plain files, for what no kernel is needed for: who writes when, and what is written down.
+"""A pod of cgroup v2 made of plain files, for tests without a kernel: which writes happen when, and what is recorded.
 
 Not real: nothing is limited, frozen or reclaimed. On real cgroups: tests/actions/test_soft_brake.py.
 """

@@ -1,4 +1,4 @@
-"""Killing real pods: everybody in them, nobody else, however they fork, and nobody twice."""
+"""Killing real pods: every process in them, no other, however they fork, and none twice."""
 
 import signal
 import time
@@ -83,7 +83,7 @@ def test_cgroup_kill_reaches_who_came_after_preparing(pod: Path) -> None:
 
 @pytest.mark.skipif(VERSION == 1, reason="cgroup v1 kills by pidfds alone, and they report when a process has ended")
 def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
-    """Though nobody holds a pidfd of the process, and cgroup.procs may leave it out already (Linux 7.0)."""
+    """Though outrace holds no pidfd of the process, and cgroup.procs may leave it out already (Linux 7.0)."""
     if not (pod / "cgroup.kill").exists():
         pytest.skip("cgroup.kill came with Linux 5.14")
     victim = prepared(pod, VERSION)
@@ -99,7 +99,7 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
 
 
 def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
-    """It may be waiting for a CPU; and nobody is asked to free the memory of no process."""
+    """It may be waiting for a CPU; and the helper gets no request to free the memory of no process."""
     eviction = Eviction(prepared(pod, VERSION), 0, 64 * live.MIB)
     killed = killed_ns(eviction)
     assert eviction.to_reap(killed + REAP_AFTER_NS) == []
@@ -144,7 +144,7 @@ def test_no_process_is_signalled_twice(pod: Path) -> None:
         puppet.do("pass")  # were it asked again, that would be the answer
         victim.send(signal.SIGKILL)
         assert puppet.wait() == -signal.SIGKILL
-        victim.send(signal.SIGKILL)  # to nobody: no error
+        victim.send(signal.SIGKILL)  # to no process: no error
         victim.close()
 
 
@@ -181,7 +181,7 @@ def test_a_grace_may_be_cut_short(pod: Path) -> None:
         eviction.hurry()
         eviction.hurry()
         assert eviction.deadline_ns() == killed_ns(eviction) + LOOK_NS
-        # Help in freeing is asked for once.
+        # The hot process requests help in freeing once.
         assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS - 1) == []
         assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS) == [deaf.pid]
         assert eviction.to_reap(FAR_NS) == []
@@ -215,7 +215,7 @@ def frozen(pod: Path) -> Iterator[Eviction]:
     ids=["it cannot run", "it took more in its grace", "its usage is not known"],
 )
 def test_a_pod_that_gives_nothing_back_is_stuck(frozen: Eviction, looks: list[tuple[int | None, float, str]]) -> None:
-    """Looks at it: MiB in use, when (in STUCK_NS since the kill), and what is said."""
+    """Looks at it: MiB in use, when (in STUCK_NS since the kill), and what it reports."""
     for mib, at, why in looks:
         usage, now = None if mib is None else mib * live.MIB, killed_ns(frozen) + int(at * STUCK_NS)
         assert frozen.stuck(usage, now) == why, (mib, at)

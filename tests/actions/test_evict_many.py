@@ -23,7 +23,7 @@ Crowd = Callable[[int], Victim]
 #: As on cgroup v1 and before Linux 5.14 everywhere: without cgroup.kill.
 BY_PIDFDS = 1
 CROWD = "for _ in range({}):\n  if not os.fork():\n    signal.pause()"
-#: 20 chains of processes, each of which forks the next and ends: whoever was listed is gone when it is to be signalled.
+#: 20 chains of processes, each of which forks the next and ends: a listed process is gone when it is to be signalled.
 HOPS = """
 made = mmap.mmap(-1, 8)
 def hop():
@@ -91,7 +91,7 @@ def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Pa
 
 
 def test_it_is_looked_after_without_a_rest_while_there_are_more(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever rests is outrun by a pod that forks; and an empty one is given its rest."""
+    """A killer that rests is outrun by a pod that forks; and an empty pod gets its rest."""
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
     eviction = Eviction(crowd(20), 0, 0)
     assert eviction.deadline_ns() <= eviction.signalled_ns
@@ -129,8 +129,8 @@ def test_descriptors_are_opened_for_so_many_at_a_time(crowd: Crowd, monkeypatch:
 def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
     pod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an emulated CPU 5 ms went by with the pod's own cgroup, which holds nobody: its victim held no descriptor, so
-    that no early SIGKILL could leave.
+    """On an emulated CPU 5 ms went by with the pod's own cgroup, which has no process: its victim held no descriptor,
+    so that no early SIGKILL could be sent.
     """
     monkeypatch.setattr("monitor.actions.victim._PART_NS", -1)  # a clock that jumps stands for a slow machine
     with live.Puppet(pod / "c0") as one, live.Puppet(pod / "c1") as other:
@@ -141,7 +141,7 @@ def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
 
 
 def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """17,000 cgroups take half a second, in which no crossing would be answered; who was found is killed meanwhile."""
+    """17,000 cgroups take half a second, in which no crossing would be answered; what was found is killed meanwhile."""
     held = descriptors(pod)
     for i in range(60):
         cgroupfs.make(pod / f"c1/n{i}")
@@ -197,7 +197,7 @@ def test_a_process_that_may_not_open_so_many_descriptors_kills_all_the_same(pod:
 
 
 def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
-    """Their paths are refused (ENAMETOOLONG); whoever may make cgroups can make them like that."""
+    """Their paths are refused (ENAMETOOLONG); any user that may make cgroups can make such paths."""
     name, fds = "d" * 200, [os.open(pod, os.O_RDONLY)]
     try:
         with live.Puppet(pod / "c0") as buried, live.Puppet(pod / "c1") as other:
@@ -222,7 +222,7 @@ def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
 def test_descriptors_that_were_given_up_are_not_taken_for_others(
     pod: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A number is used again by the next process at once: who is waited for must be known by more than that."""
+    """The kernel reuses a pid at once: the process that is waited for must be known by more than that."""
     from tests.daemon.test_evictor import Bench
 
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)

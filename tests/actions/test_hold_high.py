@@ -24,7 +24,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainPod:
 
 
 class Story:
-    """A hold of the pod: after each step its memory.high is asked for."""
+    """A hold of the pod: after each step the test reads its memory.high."""
 
     def __init__(self, pod: PlainPod) -> None:
         self.pod, self.brakes = pod, [pod.brake()]

@@ -1,5 +1,5 @@
 """What a hold leaves to cgroups and changes that are not its own: those that are made meanwhile, values that the kernel
-refused, and cgroups that nobody can name.
+refused, and cgroups that no path can name.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_a_value_that_was_refused_hides_none_that_is_in_force(held: Stand) -> No
 
 
 def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
-    """4,095 bytes are the longest path: who may nest cgroups could keep every other pod from being released."""
+    """4,095 bytes are the longest path: a user that nests cgroups could keep every other pod held."""
     brake = held.brake()
     assert brake.apply(64 * MIB) is not None
     other = cgroupfs.make(held.node / "other")
@@ -223,7 +223,7 @@ def left_holds(held: Stand, root: Path, keep: Callable[[Path], bool] = lambda _:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_who_is_held_is_released_where_no_pod_becomes_known(held: Stand, known: bool) -> None:
-    """The next daemon takes them over when it knows its pods, which nobody may send it."""
+    """The next daemon takes them over when it knows its pods, which may never be sent to it."""
     assert held.brake().apply(64 * MIB) is not None
     left = left_holds(held, HIERARCHY.root, lambda path: known and path == held.pod)
     if known:

@@ -1,4 +1,4 @@
-"""What is written down of a hold: undone wherever its writer was killed, and nobody else's touched."""
+"""The record of a hold: undone wherever its writer was killed; the holds of other daemons are not touched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def undone(held: Stand, problems: list[str] | None = None) -> dict[str, str]:
 
 
 def left_by_a_dead_one(held: Stand, cap: int = 64 * MIB, kind: str = "auto") -> PodBrake:
-    """As a SIGKILL leaves it: its brake in force, and nobody who would release it."""
+    """As a SIGKILL leaves it: its brake in force, and no process to release it."""
     brake = held.brake(kind)
     assert brake.apply(cap) is not None
     return brake

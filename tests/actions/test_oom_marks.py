@@ -153,7 +153,7 @@ def test_a_cgroup_made_anew_is_not_noted_at(journal: MarkJournal, pod: Path) -> 
 
 @pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: nobody can set a floor here (a guest's root can)")
 def test_the_floor_is_where_it_was(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
-    """A process may go down to the least that somebody with CAP_SYS_RESOURCE ever gave it. Raised with that, and set
+    """A process may go down to the least that a process with CAP_SYS_RESOURCE ever gave it. Raised with that, and set
     back with it, the floor would be the value before.
     """
     write(processes[0].pid, -500)  # its floor

@@ -1,4 +1,4 @@
-"""Who is in the cgroup of an evicted pod by somebody's mistake: process 1, the monitor and its kin, the kernel's."""
+"""Processes in the cgroup of an evicted pod by mistake: process 1, the monitor and its kin, the kernel's."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def test_the_monitor_and_its_parent_survive_the_eviction_of_their_own_cgroup(pod
 
 
 def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody moves process 1 or this session into a cgroup for a test: that they are in it is faked."""
+    """The test fakes that process 1 and this session are in the cgroup, and moves neither."""
     with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
         SPARED.add(side.pid)
         listed = {1, os.getpid(), os.getppid(), side.pid, puppet.pid}
@@ -112,7 +112,7 @@ def test_a_number_that_is_used_again_spares_nobody() -> None:
         assert process.pid in spared.pids()
         process.kill()
     assert spared.pids() == {1, os.getpid()}
-    spared.add(process.pid)  # nobody's now
+    spared.add(process.pid)  # a pid without a process now
     assert spared.pids() == {1, os.getpid()}
 
 

@@ -18,7 +18,7 @@ def shown(incident: dict[str, Any]) -> str:
 
 
 def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
-    (victim,) = {who["pod"] for who in OWN_LIMIT["oom_victims"]}
+    (victim,) = {victim["pod"] for victim in OWN_LIMIT["oom_victims"]}
     found = shown({**OWN_LIMIT, "reported_evicted": [victim]})
     assert f"{victim} is Evicted by the kubelet as the API has it, and was OOM-killed" in found
 
@@ -59,7 +59,7 @@ def test_advise_without_a_race(tmp_path: Path) -> None:
 
 
 def test_what_is_stored_and_cannot_be_is_counted_as_damaged(tmp_path: Path) -> None:
-    """A row that somebody wrote by hand: no growth at all, or two sizes at one moment."""
+    """A row that was written by hand: no growth at all, or two sizes at one moment."""
     burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 2**20, "beyond": 0, "rate": None}
     store = IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW)
     for name, most in (("whole", [[5, 9]]), ("empty", []), ("twice", [[5, 1], [5, 2]]), ("never", [[0, 1]])):

@@ -1,4 +1,4 @@
-"""`outrace demo` as a user runs it: who wins, and that nothing is left however it ends."""
+"""`outrace demo` as a user runs it: which side wins, and that nothing is left however it ends."""
 
 import json
 import os

@@ -147,7 +147,7 @@ def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
 def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
     code = f"import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n{live.CLI}"
-    with tempfile.TemporaryDirectory(prefix="outrace-test-") as name:  # not below pytest's, which nobody else may enter
+    with tempfile.TemporaryDirectory(prefix="outrace-test-") as name:  # not below pytest's: other users may not enter
         os.chmod(name, 0o755)
         closed = Path(name) / "state"
         closed.mkdir(mode=0o750)

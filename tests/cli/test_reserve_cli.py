@@ -108,7 +108,7 @@ def test_the_documents_node_of_ten_gibibytes(sized) -> None:
         "hold": (42_857, 42_857),
         "enforce": (99_999, 99_999),
     }
-    # Whoever wrote 1.5Gi counted the threshold in: 1536 - 500 = 1036 MiB, the "1Gi" of the document, for the system.
+    # The 1.5Gi count the threshold in: 1536 - 500 = 1036 MiB, the "1Gi" of the document, for the system.
     # A kubelet of today takes the threshold off beside it, so the system may use all 1536 MiB.
     assert found["growth"]["system_may_use_bytes"] == 1536 * MIB
     assert found["memory"]["allocatable_bytes"] == 8204 * MIB
@@ -146,7 +146,7 @@ def test_huge_pages(sized, reserve) -> None:
     assert found["needs"][0]["threshold_bytes"] == 4096 * MIB + 126_143_692 + 1  # 10 MiB x 12.03, less a part
     found = sized(*node, "--eviction-hard", "memory.available<4596Mi", "--system-reserved", "memory=1Gi")
     assert (survived(found)["kubelet"], found["growth"]["system_may_use_bytes"]) == ((41, 246), GIB)
-    # A kubelet publishes no less than nothing, and starts all the same.
+    # A kubelet publishes 0 instead of a negative number, and starts.
     assert sized("--memory", "1Gi", "--huge-pages", "1000Mi")["memory"]["allocatable_bytes"] == 0
     assert "eviction threshold - huge pages: what the node publishes" in reserve(*node)[1]
 

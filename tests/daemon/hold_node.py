@@ -1,4 +1,4 @@
-"""What the tests of mode hold ask of the kernel: who is braked, by the files of the pod's own cgroup; and a process
+"""What the tests of mode hold read from the kernel: which pod is held, by the files of its own cgroup; and a process
 whose memory has a pattern.
 """
 

@@ -39,7 +39,7 @@ def test_memory_of_the_machine_by_the_call_and_by_a_file_that_is_another_machine
 
 @pytest.mark.kernel
 def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the machine, whose memory nobody plugs in a test here; the guests do (below)."""
+    """A stand-in for the machine: these tests do not plug memory; those in guests do (below)."""
     thresholds = parse_thresholds({MEMORY: "25%", ALLOCATABLE_MEMORY: "50%"}, {}, {}, {}, ("pods",))
     sent: list[Any] = []
     with live.cgroup("kubepods") as kubepods, live.Watching(attach=False) as watch:

@@ -87,7 +87,7 @@ def test_an_evicted_pod_ends_failed_and_evicted_in_the_api(
 def test_by_the_api_nobody_is_killed_and_the_incident_has_the_end(
     node: LabNode, api: FakeApiServer, options: tuple[str, ...]
 ) -> None:
-    """The request goes out; who ends the pod is its kubelet, here the test."""
+    """The daemon sends the request; the kubelet, here the test, ends the pod."""
     hog = started_hog(node, api)
     with live.daemon(node, *options, "--enforce", *hard(48), "--evict-by", "api") as daemon:
         live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")

@@ -1,4 +1,4 @@
-"""The kubelet's line where only outrace's own signals act: watched, compared, and acted on by nobody."""
+"""The kubelet's line where only outrace's own signals act: watched, compared, and no action follows."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""What the hot process does around a pass of the policy, without a kernel: when it is due, who is ranked, who goes.
+"""What the hot process does around a pass of the policy, without a kernel: when it is due, its order, its victim.
 
 Whole streams of passes, with everything that may come between them, are in tests/replay/test_passes.py.
 """
@@ -123,7 +123,7 @@ def test_what_an_evicted_pod_leaves_on_the_disk_costs_no_other_until_it_has_sett
 
 @pytest.mark.parametrize("how", ["reported", "in vain", "lost"])
 def test_the_node_is_cleaned_up_before_a_pod_goes(make: Make, how: str) -> None:
-    """A clean-up that no side will report is asked for again: its side has died."""
+    """The hot process requests a clean-up again when the helper that ran it has died."""
     world = make(enforce=True, reclaim_images=("rm",))
     asked: list[Any] = []
     world.decider._disks._send = asked.append
@@ -171,7 +171,7 @@ def test_when_pressure_ends_there_is_one_look_more() -> None:
     assert (timer.due_ns(None, False), timer.due_ns(SECOND + 1, False)) == (SECOND + RECHECK_NS, SECOND + 1)
 
 
-# ---- who moved
+# ---- which pods moved
 
 
 def test_only_a_first_victim_that_grows_keeps_its_place(make: Make) -> None:

@@ -141,7 +141,7 @@ def test_an_order_is_no_longer_than_a_pass_can_need(bench: Bench) -> None:
 
 # --- measuring takes its time --------------------------------------------------------------------------------------
 class Gate:
-    """Lets measurements of named pods through when it is asked to; they are real, only later."""
+    """Lets measurements of named pods through when the test says so; they are real, only later."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.closed = set(names)

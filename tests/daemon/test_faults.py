@@ -163,7 +163,7 @@ def test_a_pod_that_cannot_be_evicted_loses_its_turn(node: LabNode, faults: Faul
         sick, next_one = node.add_pod("sick"), node.add_pod("next")
         live.message(daemon, "pod found", uid=sick.uid)
         live.message(daemon, "pod found", uid=next_one.uid)
-        # Before it is prepared: who has a descriptor already is killed by it.
+        # Before it is prepared: a victim with a descriptor is killed by that.
         whose = {"procs": str(sick.containers["c0"] / "cgroup.procs")}
         if call in ("open", "scandir"):
             whose = {"path": str(sick.cgroup)}

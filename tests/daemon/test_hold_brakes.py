@@ -32,7 +32,7 @@ def only_with_v1s_freezer(held: Stand) -> None:
 
 
 def test_one_brake_is_opened_in_a_call(tmp_path: Path) -> None:
-    """A crossing waits meanwhile: with four that were opened at once, who grew was held 1 to 2 ms after it."""
+    """A crossing waits meanwhile: with four that were opened at once, the pod that grew was held 1 to 2 ms after it."""
     brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path), lambda _: True)
     with ExitStack() as stack:
         entries: list[Any] = [

@@ -55,7 +55,7 @@ def held(world: World, pods: int = 2, prepare: Callable[[], None] = lambda: None
 
 
 def are_killed(world: World, uids: Sequence[str]) -> None:
-    """Somebody sends their processes SIGKILL, again and again."""
+    """Another process sends their processes SIGKILL, again and again."""
     for uid in uids:
         world.brakes[uid].waits = KILL
 

@@ -1,6 +1,6 @@
-"""Growth under brakes: what who is held with a cap may still take ends there, and is no growth that has to be stopped.
+"""Growth under brakes: a pod with a cap may still charge up to the cap, and that is no growth that has to be stopped.
 
-Stand-ins for brakes: what they hold is said here. On the kernel: `outrace bench race --mode hold --load populate`.
+Stand-ins for brakes: the test sets what they hold. On the kernel: `outrace bench race --mode hold --load populate`.
 """
 
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ def test_growth_up_to_a_cap_is_none_unless_it_reaches_the_second_line(
 
 
 def test_who_is_known_only_since_the_crossing_did_not_grow_by_what_it_had() -> None:
-    """Its manifest came late, or nobody had counted it: 60 MiB that stand still are no growth."""
+    """Its manifest came late, or it was not counted before: 60 MiB that stand still are no growth."""
     usages = {"a": 100 * MIB}
     entries = {"late": SimpleNamespace(began=60 * MIB), "new": SimpleNamespace(began=0)}
     order = [SimpleNamespace(uid=uid, critical=False) for uid in ("late", "new")]

@@ -1,5 +1,5 @@
-"""Mode hold on a lab node of the live kernel: who grows is stopped and not killed, goes on undamaged when there is
-room, and is killed where that is not enough. Those that are races take all memory at full speed.
+"""Mode hold on a lab node of the live kernel: a pod that grows is stopped and not killed, continues undamaged
+when there is headroom, and is killed where a stop is not enough. Those that are races charge all memory at full speed.
 """
 
 import json
@@ -35,7 +35,7 @@ node = live.fixture(hot_node)
 LINE = 32 if live.emulated() else 8
 #: MiB in use that cross a threshold of 32 and do not fill the node: a test with them is no race.
 SHORT = 118
-#: Whether the kernel says how a process ended that is nobody's child (tests/kernel/test_pidfd_info.py).
+#: Whether the kernel says how a process ended that is not a child of the reader (tests/kernel/test_pidfd_info.py).
 KNOWN = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 15)
 POPULATE = "mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)"
 
@@ -76,7 +76,7 @@ def test_who_grows_is_held_nobody_dies_and_all_go_on_undamaged(node: LabNode, ho
 
 
 def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> None:
-    """Frozen, but in the midst of one system call that takes all there is: 16 of 16 of them lost without a second line.
+    """Frozen, but inside one system call that charges all headroom: 16 of 16 of them lost without a kill threshold.
     It has no cap, because a cgroup in it has no OOM killer.
     """
     if cgroupfs.detect().version == 2:
@@ -102,7 +102,7 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
 @pytest.mark.skipif(not V2, reason="--hard-grace needs cgroup v2: the guests of make test-vm have it")
 @pytest.mark.parametrize(("obeys", "grace_s"), [(True, 20), pytest.param(False, 1, marks=pytest.mark.once)])
 def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int) -> None:
-    """SIGTERM under the brake: who obeys is gone by itself, who does not cannot grow and is killed when it is over."""
+    """SIGTERM under the brake: a pod that obeys ends by itself; another cannot grow and is killed after the grace."""
     pod = node.add_pod("hog")
     with daemon(node, 32, "--hard-grace", f"{grace_s}s", mode=("--mode", "enforce")) as running:
         hog = node.start_hog(pod, mib=256, ignore_term=int(not obeys))
@@ -127,11 +127,11 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
     assert gone["freed"] == end["freed"] > 0
 
 
-# whoever ends, nobody stays held
+# whichever process ends, no pod stays held
 
 
 def test_sigkill_of_the_hot_process_and_another_daemon(node: LabNode) -> None:
-    """It holds on whom the last one held: at no moment the pod grows while nobody looks."""
+    """The next daemon keeps the pod held: it grows at no moment."""
     pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
     with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
         bystander = node.fill(database, 60)

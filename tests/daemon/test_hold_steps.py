@@ -145,7 +145,7 @@ def test_a_brake_that_fails_again_and_again_is_logged_once(world: World, monkeyp
 
 @pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
 def test_a_hold_of_a_cgroup_that_was_made_anew_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The brake is of the old one, and stops nobody: it may not keep the policy from deciding."""
+    """The brake is of the old pod, and stops no process: it may not keep the policy from deciding."""
     grown(world, 301, 99)
     assert [one.pod for one in reported(world, Held)] == [HOG]
     monkeypatch.setattr(StandInBrake, "usage", lambda _: None)
@@ -235,7 +235,7 @@ def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, 
     assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 30 * SECOND)]
 
 
-# A pod that is asked to end while it is held, and memory.high of the side's: the hot process without a kernel.
+# A pod that gets SIGTERM while it is held, and the helper's memory.high: the hot process without a kernel.
 def test_memory_high_stays_for_who_is_asked_to_end(world: World) -> None:
     """The side's answer may come after the pod was let across: it would run to its cap with nothing in its way."""
     both_grow(world, ABOVE)
@@ -262,7 +262,7 @@ def test_a_soft_brake_that_is_refused_is_not_asked_for_at_every_new_cap(world: W
 
 @pytest.mark.parametrize("soft", [False, True])
 def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool) -> None:
-    """It takes back what the last one set, and knows nothing of whom that one was asked for."""
+    """The next helper undoes what the last one set, and does not know for which pod it was set."""
     both_grow(world, 99)
     world.tell(KubeletEviction(HOG, for_memory=False))
     if soft:
@@ -313,7 +313,7 @@ def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: Worl
 
 
 def test_the_end_of_one_that_comes_before_counts_once() -> None:
-    """A job's pods come and go; a kubelet that does not answer is answered for all the same."""
+    """A job's pods start and end: the end of one counts once as an answer of the kubelet, that of a held pod always."""
     answers = KubeletAnswers()
     answers.hold(["held", "job1", "job2"], SECOND)
     found = []

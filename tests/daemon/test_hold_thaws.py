@@ -204,7 +204,7 @@ def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) 
 
 
 def test_who_runs_is_stopped_before_another_is_let_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted as stopped before he was, he took what the other one was given."""
+    """Counted as stopped before it was, it charged what the other pod was given."""
     both_held(world, 99)
     world.brakes[DB].waits = KILL
     world.wait(SECOND)

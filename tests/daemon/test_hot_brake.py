@@ -14,7 +14,7 @@ from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node, passes, up_to
 
 pytestmark = [pytest.mark.kernel, pytest.mark.previous]
-#: In guests one test that nobody dies and one that the right one does: how growth is measured differs by rung, what
+#: In guests one test that no pod is evicted and one that the right one is: how growth is measured differs by rung, what
 #: follows from it does not (monitor/policy).
 ENFORCE = pytest.param(("--enforce",), id="enforce")
 
@@ -81,7 +81,7 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert shown["takers"][0].startswith(taker.partition(": ")[0])
         shown = asked(daemon, "explain")
         assert shown["node"]["braked"]["takers"][0].startswith(taker.partition(": ")[0])
-        # Whom the kubelet would evict now stays the answer, and is shown.
+        # The pod that the kubelet would evict now stays the answer, and is shown.
         assert shown["node"]["verdict"].endswith(f"{shown['order'][0]['pod']} would be evicted now")
         assert shown["node"]["braked"]["name"].startswith("lab/small-")
         hog.free()

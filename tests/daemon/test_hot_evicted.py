@@ -53,7 +53,7 @@ def test_an_evicted_pod_that_runs_again_is_a_candidate_again(node: LabNode) -> N
 
 
 def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> None:
-    """Nobody is left in the pod to read it, and active it would count as working set: the next pod would go for it."""
+    """No process is left in the pod to read it; active, it would count as working set, and cost the next pod."""
     pod = node.add_pod("left")
     if cgroupfs.detect().version == 2 and not (pod.cgroup / "memory.reclaim").exists():
         pytest.skip("memory.reclaim came with Linux 5.19")

@@ -1,4 +1,4 @@
-"""The daemon on a lab node of the live kernel: who is evicted, who is not, and what is logged."""
+"""The daemon on a lab node of the live kernel: which pod is evicted, which is not, and what is logged."""
 
 import json
 import signal
@@ -213,7 +213,7 @@ def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) ->
     assert end["gone_ns"] - decision["signalled_ns"] >= 1_000_000_000, "killed before the grace was over"
 
 
-# The trigger in the kernel on a lab node: whom it signals in its own charge, and whom it never does.
+# The trigger in the kernel on a lab node: which process it signals in its own charge, and which never.
 @pytest.mark.parametrize("pages", ["4k", "thp"])
 def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) -> None:
     pod = node.add_pod("hog")
@@ -233,7 +233,7 @@ def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) ->
 
 
 def test_the_kernel_signals_nobody_outside_the_armed_pod(node: LabNode) -> None:
-    """Another pod crosses the line: its process lives, and user space evicts who is armed."""
+    """Another pod crosses the line: its process lives, and user space evicts the pod that is armed."""
     victim, database = node.add_pod("victim"), node.add_pod("database", "Guaranteed", request=100 * MIB)
     with live.daemon(node, *IN_KERNEL, *hard(48)) as daemon:
         prey = node.fill(victim, 16)
@@ -244,7 +244,7 @@ def test_the_kernel_signals_nobody_outside_the_armed_pod(node: LabNode) -> None:
         assert prey.wait() == -signal.SIGKILL
         assert decision["trigger"] == "user"
         assert crosser.process.poll() is None
-        # Nobody outside a pod either.
+        # Nor a process outside a pod.
         armed_for(database)
         with live.Puppet(cgroupfs.make(node.cgroup / "no-pod")) as stranger:
             stranger.do("anon(2)")

@@ -1,4 +1,4 @@
-"""After a victim's last process is gone its memory may still be coming back: nobody else dies for that."""
+"""After a victim's last process is gone its memory may be a pending release: no other pod is evicted for it."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: Lab
 
 @pytest.mark.newest
 def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None:
-    """Dentries of names that do not exist outlive who looked for them, until somebody else needs the memory."""
+    """Dentries of names that do not exist outlive the process that looked for them, until another needs memory."""
     slab, innocent = node.add_pod("slab"), node.add_pod("innocent")
     with live.daemon(node, "--enforce", *hard(64)) as daemon:
         calm = node.fill(innocent, 40)

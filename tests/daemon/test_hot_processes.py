@@ -27,7 +27,7 @@ def side_of(daemon: LabDaemon) -> int:
 
 @pytest.mark.once
 def test_it_ends_although_it_was_started_with_signals_blocked(node: LabNode) -> None:
-    """A mask is inherited by exec: whoever waits for signals in a thread has them blocked."""
+    """A mask is inherited by exec: a process that waits for signals in a thread has them blocked."""
     block = "import os, signal, sys; signal.pthread_sigmask(0, (2, 15)); os.execvp(sys.argv[1], sys.argv[1:])"
     with live.daemon(node, *hard(64), wrapper=(sys.executable, "-c", block)) as daemon:
         for pid in (daemon.pid, side_of(daemon)):

@@ -1,4 +1,4 @@
-"""Whoever makes as many events as it can does not keep the hot process from what it is for."""
+"""A pod that makes as many events as it can does not keep the hot process from its work."""
 
 import os
 import signal

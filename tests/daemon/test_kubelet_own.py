@@ -142,7 +142,7 @@ def test_values_of_a_wrong_type_are_refused_by_name(monkeypatch: pytest.MonkeyPa
         resolved(monkeypatch, kubelet)
 
 
-# ---- what is asked, and what differs
+# ---- the request, and what differs
 
 
 def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

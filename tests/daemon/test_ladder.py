@@ -65,8 +65,8 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path) -> No
         node.fill(node.add_pod("next"), 30)
         node.fill(small, 20)
         # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
-        # cgroup and then executes; it reports nobody who joins later). A pod is also looked at a second after it was
-        # found: if that reported the first one, it is over when the second one begins.
+        # cgroup and then executes; it reports no process that joins later). The daemon also reads a pod a second after
+        # it found it: if that reported the first one, it is over when the second one begins.
         with live.Puppet(small.containers["c0"]) as shell:
             for _ in range(2):
                 shell.tell("print(os.posix_spawn('/bin/sleep', ['sleep', '60'], {}), flush=True)")

@@ -167,7 +167,7 @@ def test_more_than_the_share_makes_a_rest_that_pays_for_it() -> None:
 
 
 def test_a_time_without_a_cpu_is_not_paid_back() -> None:
-    """2 s of it, in the midst of a read, were 10 s in which no step and no OOM kill was read."""
+    """2 s of it, during a read, were 10 s in which no step and no OOM kill was read."""
     now = [0]
     ration = Ration(lambda: now[0])
     now[0] += 2000 * MS
@@ -192,7 +192,7 @@ class StandInRing:
 
 
 def test_a_ring_whose_record_is_half_written_is_left_alone_for_a_moment(stats: SharedStats) -> None:
-    """Reported for ever, it kept the hot process from sleeping, ahead of who was to write it (Linux 7.0 and later)."""
+    """Reported for ever, it kept the hot process from sleeping, ahead of its writer (Linux 7.0 and later)."""
     records = RingRecords(*cast("tuple[Any, ...]", [None] * 4), stats, cast(Any, None))
     heard: list[tuple[int, int]] = []
     records._epoll = cast(Any, SimpleNamespace(modify=lambda fd, events: heard.append((fd, events))))

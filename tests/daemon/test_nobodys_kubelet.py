@@ -33,7 +33,7 @@ BECOME = "import os, sys; os.setresuid(65534, 0, 0); os.execv(sys.argv[1], sys.a
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Iterator[Path]:
-    """What the plugin of the user's kubeconfig would make, while his process runs."""
+    """What the plugin of the user's kubeconfig would make, while the user's process runs."""
     marker = tmp_path / "ran"
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/touch", "args": [str(marker)]}
     config = {"kind": "KubeletConfiguration", "evictionHard": {"memory.available": "77Mi"}, "readOnlyPort": 7}

@@ -30,7 +30,7 @@ ROOT = Path("/node")
 
 
 class World:
-    """Pods by name with what they hold, in one domain; ``rest`` is held by nobody known."""
+    """Pods by name with what they hold, in one domain; ``rest`` is charged to no known pod."""
 
     def __init__(self) -> None:
         self.now = 10**12

@@ -97,7 +97,7 @@ def test_the_ring_is_read_between_pods_that_are_tried_again(stand: Stand) -> Non
 def test_an_eviction_of_an_earlier_daemon_goes_on_where_outrace_kills(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, kills: bool
 ) -> None:
-    """With --evict-by api outrace enforces and sends no signal, and sent the SIGKILL that was due all the same."""
+    """With --evict-by api outrace enforces and sends no signal, and sent the SIGKILL that was due."""
     taken: list[Any] = []
     monkeypatch.setattr(succession, "succeed", taken.append)
     stand.parts.config = SimpleNamespace(enforce=True, kills=kills)

@@ -71,7 +71,7 @@ def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Pa
 
 
 def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -> None:
-    """It is charged to nobody; hooks on charges look at it, many times between two sweeps (one a second)."""
+    """It is charged to no cgroup; hooks on charges look at it, many times between two sweeps (one a second)."""
     node.fill(node.add_pod("small"), 8)
     live.lend_pins(tmp_path)
     threshold = available_now() - 192 * MIB  # a daemon takes 60

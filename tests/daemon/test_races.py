@@ -60,7 +60,7 @@ def test_cgroup_names_give_what_a_cgroup_is() -> None:
 
 @pytest.mark.once  # the kernel's part in it is in test_oom.py: records outlive their reader
 def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path) -> None:
-    """Nobody saw what led to it; at whose limit it was, and who died, is known."""
+    """What led to it was not observed; the limit and the victim are known."""
     pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
     state = tmp_path / "state"
     live.lend_pins(state)

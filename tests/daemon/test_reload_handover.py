@@ -131,7 +131,7 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     assert log.lines == [("the default threshold follows the kernel's memory", "180Mi -> 300Mi")]
     assert view.config.eviction_hard["memory.available"] == "300Mi"
     assert [t.quantity(GIB) for t in view.thresholds if t.signal == "memory.available"] == [300 * MIB]
-    assert reloader.state == reload.Reloads()  # nobody asked for a reload
+    assert reloader.state == reload.Reloads()  # there was no request to reload
 
 
 @pytest.mark.parametrize("text", ["eviction-hard: {memory.available: 50Mi}\n", "record: /nowhere\n"])

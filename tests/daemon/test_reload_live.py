@@ -106,7 +106,7 @@ def test_sighup_is_enough_and_a_side_that_starts_again_has_the_new_one(node: Lab
         own.write_text("eviction-hard: {memory.available: 24Mi}\n")
         os.kill(daemon.pid, signal.SIGHUP)
         live.message(daemon, "configuration reloaded", changed=["eviction-hard"])
-        own.write_text("eviction-hard: {memory.available: 40Mi}\n")  # for the next reload, and nobody before
+        own.write_text("eviction-hard: {memory.available: 40Mi}\n")  # for the next reload, and no helper before
         (side,) = live.children(daemon.pid)
         os.kill(side, signal.SIGKILL)
         live.until(lambda: daemon.get("/readyz")[0] == 200 and live.children(daemon.pid) not in ([], [side]), "a side")

@@ -22,7 +22,7 @@ node = live.fixture(hot_node)
 
 
 def unit(node: LabNode, path: str, mib: int, rate: int = 0) -> Hog:
-    """A process in a unit's cgroup that takes so much when it is told to."""
+    """A process in a unit's cgroup that charges so much when the test says so."""
     made = Hog(cgroupfs.make(node.cgroup / path), mib=mib, **({"rate": rate} if rate else {}))
     node.children.append(made)
     return made
@@ -47,7 +47,7 @@ def test_a_runaway_service_goes_and_what_the_machine_runs_on_stays(node: LabNode
             ("system.slice/named.service", 8),
         )
     ]
-    with contextlib.suppress(OSError):  # before 5.7: it is one of the least then, and stays all the same
+    with contextlib.suppress(OSError):  # before 5.7: it is one of the least then, and is not evicted either
         os.setxattr(node.cgroup / "system.slice/omitted.service", "user.oomd_omit", b"1")
     own = tmp_path / "outrace.yaml"
     own.write_text('services:\n  "system/named*": {never: true}\n')

@@ -69,7 +69,7 @@ def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
 
 
 def test_a_pod_whose_containers_do_not_fit_into_a_message_is_sent_without_them(node: Node) -> None:
-    """Else whoever makes a pod with so many is out of the ranking."""
+    """Else a pod with so many is out of the ranking."""
     cgroup = node.pod("big")
     node.pod("small")
     hot = node.run()
@@ -97,7 +97,7 @@ def test_a_pod_whose_containers_do_not_fit_into_a_message_is_sent_without_them(n
 
 @contextmanager
 def hung(directory: Path) -> Iterator[None]:
-    """A file system over ``directory`` that never answers: FUSE with nobody behind it."""
+    """A file system over ``directory`` that never answers: FUSE without a server."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -112,7 +112,7 @@ def hung(directory: Path) -> Iterator[None]:
         finally:
             libc.umount2(os.fsencode(directory), 2)  # MNT_DETACH
     finally:
-        os.close(fd)  # whoever waits gets ENOTCONN
+        os.close(fd)  # processes that wait get ENOTCONN
 
 
 def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:

@@ -181,7 +181,7 @@ def test_one_that_dies_at_once_again_and_again_is_started_ever_more_seldom(
 
 
 def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
-    """SIGKILL reaches nobody in an endless system call, as on a dead file server: a frozen cgroup of v1 is one."""
+    """SIGKILL does not end a process in an endless system call (a dead file server); a frozen cgroup of v1 is one."""
     with live.freezer() as frozen:
         started(side)
         first, pidfd = side.pid, side.pidfd

@@ -17,7 +17,7 @@ FAR_DOWN = "/".join(f"l{i}" for i in range(MAX_LEVEL))
 
 
 def test_with_thousands_of_cgroups_a_pod_is_evicted_all_the_same() -> None:
-    """Those in which nobody runs; and a sweep is complete in the end, not in the turn it was begun."""
+    """Those without a process; and a sweep is complete in the end, not in the turn it was begun."""
     with hot_node() as node, Crowd(cgroupfs.make(node.cgroup / "crowd"), 4000):
         pod, other = node.add_pod("pod"), node.add_pod("other")
         with live.daemon(node, *hard(24), "--enforce") as daemon:

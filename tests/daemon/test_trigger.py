@@ -1,4 +1,4 @@
-"""Who would be killed next, kept ready: real pods, in a registry that stands in for the real one."""
+"""The next victim, kept ready: real pods, in a registry that stands in for the real one."""
 
 import time
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_victim_that_takes_long_to_look_at_stays_prepared(pod: Path) -> None:
 
 
 def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path) -> None:
-    """It would signal whoever of the pod charges memory, the side among them."""
+    """The kernel would signal any process of the pod that charges memory, the helper among them."""
     entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=7)
     registry: Any = SimpleNamespace(first=lambda: entry, by_uid={"uid": entry})
     with live.Puppet(pod), live.Puppet(pod) as side:
@@ -84,7 +84,7 @@ def test_the_pod_that_the_kernel_has_begun_to_kill_is_finished_before_the_pass(p
     with live.Puppet(pod) as other:
         trigger = Trigger(word, registry, 1, in_kernel=True)
         trigger.prepare()
-        assert trigger.ready("uid") is None  # armed: nobody was signalled
+        assert trigger.ready("uid") is None  # armed: no process was signalled
         word[3], word[0] = word[0], 0  # as `pull` in bpf/pressure.c does
         assert trigger.ready("another") is None
         victim = trigger.ready("uid")

@@ -1,4 +1,4 @@
-"""The guided OOM killer under a real daemon: whom it marks, and that nothing stays when it is killed."""
+"""The guided OOM killer under a real daemon: which processes it marks, and that nothing stays when it is killed."""
 
 import os
 import signal

@@ -110,12 +110,12 @@ def incidents() -> dict[str, Any]:
 
 
 def evicted(known: Collection[str]) -> set[str]:
-    """Who was, in the incidents since, of which there is one at least: namespace and name."""
+    """The evicted pods of the incidents since, of which there is one at least: namespace and name."""
 
     def new() -> list[Any]:
         return [one for name, one in incidents().items() if name not in known]
 
-    return {who["pod"] for one in live.until(new, "its incident") for who in one["evicted"]}
+    return {pod["pod"] for one in live.until(new, "its incident") for pod in one["evicted"]}
 
 
 def evicted_alone(pod: str, known: Collection[str], kills_before: int) -> None:

@@ -42,7 +42,7 @@ def containers(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
             directory = tarfile.TarInfo(name)
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(directory)
-    # It ends when nobody has asked for 5 s, and an emulated start takes longer than outrace waits.
+    # It ends when no request has come for 5 s, and an emulated start takes longer than outrace waits.
     STAY.parent.mkdir(parents=True, exist_ok=True)
     STAY.write_text("[engine]\nservice_timeout = 0\n")
     run("systemctl", "start", "podman.socket", "podman.service", check=True)
@@ -63,7 +63,7 @@ def containers(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_a_container_that_grows_is_evicted_and_named_by_its_name(containers: None, tmp_path: Path) -> None:
     package.with_options("--enforce")
     others = package.running()
-    # It grows once it is known: nobody is evicted whose labels podman has not told yet, and here that takes seconds.
+    # It grows once it is known: without labels from podman outrace evicts no pod, and here they take seconds.
     grow = ("sh", "-c", 'until [ -e /begin/now ]; do sleep 0.2; done; exec "$@"', "sh")
     hog = package.hog(400, python="/usr/bin/python3")
     podman(*RUN, f"--volume={tmp_path}:/begin:ro", "--name=batch", "lab", *grow, *hog)

@@ -97,7 +97,7 @@ def test_its_runtime_directory_is_roots_and_a_stop_leaves_no_socket_in_it(instal
 
 
 def test_an_upgrade_in_the_middle_of_an_eviction(installed: None) -> None:
-    """Its grace runs on: the next version ends it, and evicts nobody else."""
+    """Its grace runs on: the next version ends it, and evicts no other pod."""
     line = int(package.available_mib() - 100)
     write(f"services: {{'{UNIT}*': {{grace: {GRACE_S}s}}}}\n")
     package.with_options(

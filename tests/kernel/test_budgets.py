@@ -22,7 +22,7 @@ KILLS, KILLS_FROM_OUTSIDE, KILLS_PER_S = 256, 4096, 100
 PROCESSES, PROCESSES_PER_S = 1000, 500
 STEPS, STEPS_PER_S = 256, 5000
 
-#: ``n`` children that are killed one after the other by who made them; a child of `os.fork` raises where none is to be
+#: ``n`` children that are killed one after the other by their parent; a child of `os.fork` raises where none is to be
 #: had, so no -1 is ever signalled.
 _MURDERS = """
 def murder(n):
@@ -268,7 +268,7 @@ def test_kills_do_not_use_up_the_budget_of_memory_that_comes_back() -> None:
 
 
 def test_who_is_not_woken_up_for_his_own_signals_hears_of_what_comes_after_them() -> None:
-    """A ring wakes nobody up while there is something in it that was not read: one own SIGKILL hid all later ones."""
+    """A ring wakes no reader up while it holds something unread: one own SIGKILL hid all later ones."""
     with live.Watching(attach=False) as watch, live.cgroup("ours") as pod, live.cgroup("theirs") as other:
         for path in (pod, other):
             watch.add(path, flags=POD)

@@ -124,7 +124,7 @@ def test_other_counters_are_not_taken_for_memory(hook: str) -> None:
             still.do("import ctypes; assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0")
             watch.sweeper.run()
             before = watch.table.reading(index)
-            # Kernel memory and sockets: page tables of 2 MiB each, pipes, and datagrams nobody reads.
+            # Kernel memory and sockets: page tables of 2 MiB each, pipes, and datagrams without a reader.
             busy.do("anon(32); fds = [os.pipe() for _ in range(400)]; [os.write(w, bytes(4096)) for _, w in fds]")
             busy.do(
                 "import socket; pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); pair[0].send(b'x' * 4096)"

@@ -77,7 +77,7 @@ def test_page_cache_of_a_pod_its_parent_and_of_dead_children(files: Path) -> Non
         # sweeps a second after a pod went.
         time.sleep(2)
         watch.sweeper.run()
-        # Pages of the dead container that somebody reads stay charged where they are; dropping them is seen.
+        # Pages of the dead container that a process reads stay charged where they are; dropping them is seen.
         with live.Puppet(inner) as puppet:
             puppet.do(f"read('{files}/b')")
             puppet.do(f"drop('{files}/b')")
@@ -97,7 +97,7 @@ def test_a_slot_used_again_carries_nothing_over() -> None:
             puppet.do("anon(4)")
             assert watch.table.crossed(index) == 0b11
             watch.table.remove(cgroupfs.cgroup_id(first))
-            puppet.do("anon(4)")  # nobody watches
+            puppet.do("anon(4)")  # not watched
         watch.consume()
         watch.events.clear()
 

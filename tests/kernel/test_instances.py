@@ -157,7 +157,7 @@ def test_a_daemon_that_starts_removes_strays_and_keeps_what_is_in_use(tmp_path: 
 
 
 def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:
-    """Else it would pin programs that nobody uses, when the state dir is removed already."""
+    """Else it would pin programs without a user, when the state dir is removed already."""
     tmp_path.chmod(0o700)
     command = [sys.executable, "-c", live.CLI, "run", "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(command, env=live.environment(), stderr=subprocess.DEVNULL)

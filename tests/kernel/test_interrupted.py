@@ -1,4 +1,4 @@
-"""A program that runs in the midst of another on the same CPU: each keeps what it knows to itself."""
+"""A program that interrupts another on the same CPU: each keeps its own state."""
 
 import os
 import re
@@ -64,7 +64,7 @@ def owned(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 @pytest.mark.once  # compiles programs of its own
 def test_what_interrupts_a_program_changes_no_sums_of_its_own(owned: tuple[Path, Path], files: Path) -> None:
     """An entry of the map `leaves` is made while page cache is counted. Each 48th has the kernel make more of them at
-    once, by an interrupt, and charge them to whoever loaded the programs: `on_memcg_stat` in the midst of
+    once, by an interrupt, and charge them to the process that loaded the programs: `on_memcg_stat` inside
     `on_lruvec_stat`.
     """
     owner, directory = owned
@@ -79,8 +79,8 @@ def test_what_interrupts_a_program_changes_no_sums_of_its_own(owned: tuple[Path,
             links = [watch.pins.attach(name) for name in watch.pins.pressure]
             try:
                 lacking = list(range(MANY))
-                # Others on this CPU may get through the gate before it: who was not counted for that is so at the next
-                # try. What was counted, and added to another's sums, is added nowhere else.
+                # Others on this CPU may get through the gate before it: what was not counted for that is counted at the
+                # next try. What was counted, and added to another's sums, is added nowhere else.
                 for _ in range(BEFORE // MORE - 1):
                     puppet.do(f"fill('{many}', '{files}', {lacking}, {MORE}, True)")
                     lacking = [n for n in lacking if watch.table.reading(indexes[n]).inactive_file < BEFORE * PAGE]

@@ -41,7 +41,7 @@ def found(kept: KeptProcesses) -> dict[str, set[int]]:
 
 
 def no_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on whoever looks up a path fails, as he would wait where somebody holds the lock of all directories."""
+    """From now on a lookup of a path fails, as it would wait for the lock of all directories."""
 
     def waits(*_: object, **__: object) -> None:
         raise AssertionError("a path was looked up")

@@ -112,7 +112,7 @@ def test_what_was_pinned_before_a_lockdown_is_used(
         if name in HOOKS and name != rung:
             assert (found.ok, found.detail, found.remedy) == (False, *LOCKDOWN)
     assert doctor.hook_plan([locked], tmp_path / "another")["rung"] == rungs.POLL
-    # Nothing that is pinned helps somebody who may not use it.
+    # Nothing that is pinned helps a user that may not use it.
     bare = checks.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
     assert doctor.hook_plan([locked, bare], tmp_path)["rung"] == rungs.POLL
 
@@ -124,7 +124,7 @@ def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch,
     kernel.setattr(loader, "pinned", lambda _: {"fentry": tmp_path})
     assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
     assert "pinned already" in planned(tmp_path, missing)["fentry"].detail
-    refuse(tmp_path, "fentry")  # before somebody asked for it by name, and it could be loaded
+    refuse(tmp_path, "fentry")  # refused before a user requested it by name, and it could be loaded
     assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
 
 

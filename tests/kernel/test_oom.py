@@ -1,4 +1,4 @@
-"""Real OOM kills in child cgroups: who was killed, by whom, at whose limit; and the kills that only look like one."""
+"""Real OOM kills in child cgroups: the victim, the killer, the limit; and the kills that only look like one."""
 
 import os
 import signal
@@ -95,7 +95,7 @@ def test_the_victims_own_limit_is_hit(watched: bool, threads: int) -> None:
             puppet.tell("threading.Thread(target=anon, args=(48,)).start()" if threads else "anon(48)")
             assert puppet.wait() == -signal.SIGKILL
             records = chain(watch, puppet.pid)
-        # Whom no cgroup is watched for has no record of the signal alone: see test_budgets.
+        # A process without a watched cgroup has no record of the signal alone: see test_budgets.
         kinds = ["exit", "kill", "mark"] if watched else ["exit", "mark"]
         assert sorted((e.kind, e.domain) for e in records) == [(kind, index) for kind in kinds]
         mark = next(e for e in records if e.kind == "mark")
@@ -158,7 +158,7 @@ for _ in range(300):
 
 @pytest.mark.oldest
 def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
-    """Nobody reads while 1200 processes die in 4 pods; then what fits is there, and the rest is counted."""
+    """No reader runs while 1200 processes die in 4 pods; then what fits is there, and the rest is counted."""
     with live.Watching(attach=False) as watch, live.cgroup("many") as node:
         for name in "abcd":  # one alone has a budget: test_budgets
             watch.add(pod := cgroupfs.make(node / name), flags=POD)

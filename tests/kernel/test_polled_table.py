@@ -84,7 +84,7 @@ def write_cgroup(path: Path, version: int, usage: int, anon: int, inactive: int,
         (60, 0, 0, 80, 128, 80),  # nothing of 80 MiB is known: seen on Linux 6.18
         (60, 60, 0, 80, 70, 80),
         (60, 60, 0, 80, 100, 60),  # 20 MiB are not known, but it is below its threshold with them
-        (140, 0, 0, 80, 128, 0),  # all is known: nothing is asked
+        (140, 0, 0, 80, 128, 0),  # all is known: no cgroup below is read
         (60, 0, 80, 80, 128, 0),  # likewise, the kernel's own
         (20, 0, 60, 80, 128, 80),  # counted twice, zswap's 60 MiB would hide what is not known
         (139, 0, 0, 80, 139, 0),  # no more than what CPUs have charged ahead is not known

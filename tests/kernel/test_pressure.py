@@ -174,8 +174,8 @@ def test_a_full_ring_is_counted() -> None:
 
 
 def test_a_crossing_that_could_not_be_noted_is_reported_by_the_next_charge() -> None:
-    """Where the map of crossings takes no entry, nobody else has reported it. (A full one stands for a lock of it that
-    cannot be had, which has the same answer and cannot be brought about.)
+    """Where the map of crossings takes no entry, no other charge has reported it. (A full one stands for a lock of it
+    that cannot be had, which has the same answer and cannot be brought about.)
     """
     with live.cgroup("noted") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
         index = watch.add(pod)

@@ -1,4 +1,4 @@
-"""More memory cgroups than anybody has: the working set stays right, and nobody waits for a sweep."""
+"""More memory cgroups than any node has: the working set stays right, and nothing waits for a sweep."""
 
 import os
 import time
@@ -30,7 +30,7 @@ def crowd(number: int, name: str) -> Iterator[tuple[Path, Crowd]]:
 @pytest.mark.once
 def test_more_cgroups_with_page_cache_than_16384_do_not_hide_a_working_set() -> None:
     """Half of them are dead, and their page cache is still charged. Then each is charged once more, without a sweep:
-    whoever's entry had been dropped would be counted twice.
+    a cgroup whose entry had been dropped would be counted twice.
     """
     with live.Watching() as watch, crowd(MANY, "crowd") as (parent, made):
         index = watch.add(parent)
@@ -155,7 +155,7 @@ def test_what_lies_deeper_than_the_programs_look_is_unknown_and_not_empty() -> N
 
 
 class Counting(Stepwise):
-    """Stretches of 1 ms, and how often somebody else was asked."""
+    """Stretches of 1 ms, and how often ``between`` was called."""
 
     def steps(self, forget: bool) -> Iterator[bool]:
         for _ in range(100):

@@ -2,7 +2,7 @@
 
 
 class WaitedClock:
-    """A clock that only waiting moves, and so a test in which nobody waits."""
+    """A clock that only waiting moves: the test itself never waits."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

@@ -103,7 +103,7 @@ class Fault:
 
 
 class FakeServer:
-    """Begins to listen at once, on ``host`` and a ``port`` that it keeps. ``tokens``: who may ask; None: everybody."""
+    """Begins to listen at once, on ``host`` and a ``port`` that it keeps. ``tokens``: those that may ask; None: all."""
 
     def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
         self.context = context

@@ -1,4 +1,4 @@
-"""`--evict-by api`: what is asked of the API server, in which order; a refusal is of one pod or one namespace."""
+"""`--evict-by api`: the requests to the API server and their order; a refusal is of one pod or one namespace."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -271,7 +271,7 @@ def test_no_file_at_all(tmp_path: Path) -> None:
 )
 def test_what_may_not_be_looked_at_is_named_and_not_passed_over(good: Config, env: dict[str, str], named: str) -> None:
     """As by kubectl: "permission denied". It was a traceback."""
-    with TemporaryDirectory() as where:  # not tmp_path, which nobody else may enter
+    with TemporaryDirectory() as where:  # not tmp_path, which no other user may enter
         os.chmod(where, 0o755)
         places = {"closed": f"{where}/closed", "open": f"{where}/config"}
         Path(places["closed"]).mkdir(mode=0)

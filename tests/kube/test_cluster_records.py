@@ -269,7 +269,7 @@ def test_a_right_that_is_missing_in_one_namespace(
     events.after(300)
     assert (events.waiting, events.reports.tally.events_dropped) == ([waits.id], 0)
     asked = len(api.seen("POST", "/namespaces/elsewhere/events"))
-    assert 10 < asked < 30  # it is asked every 30 s at the end
+    assert 10 < asked < 30  # a request every 30 s at the end
     assert "".join(capfd.readouterr()).count("events wait for a right") == 1
     denied["now"] = False
     events.after(60)

@@ -65,7 +65,7 @@ def seen(api: FakeApiServer) -> list[dict[str, Any]]:
 
 
 def taint(api: FakeApiServer, *taints: dict[str, Any]) -> None:
-    """Somebody writes the taints of the node."""
+    """Another client writes the taints of the node."""
     api.store.update(KEY, lambda node: {**node, "spec": {**node["spec"], "taints": list(taints)}})
 
 
@@ -97,7 +97,7 @@ def test_nothing_is_asked_while_nothing_changes(node: Node, api: FakeApiServer) 
     for _ in range(10):
         node.holds("MemoryPressure")
     assert len(api.seen()) == asked
-    taint(api)  # and what somebody took away is looked for later
+    taint(api)  # and a taint that another client removed is looked for later
     assert node.holds("MemoryPressure", after_s=LOOK_S) == [MEMORY]
     node.holds()
     assert "taints" not in api.store.get(KEY)["spec"], "the last one leaves no list"
@@ -112,7 +112,7 @@ def test_what_is_not_known_changes_nothing(node: Node, api: FakeApiServer) -> No
 
 
 def meanwhile(client: ApiClient, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object], times: int) -> None:
-    """Somebody writes the node after it was read."""
+    """Another client writes the node after outrace read it."""
     get, left = client.get, [None] * times
 
     def read(resource: Resource, name: str) -> dict[str, Any]:

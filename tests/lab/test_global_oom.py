@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 #: MiB/s. From the threshold to the end it takes half a second then, which an emulated machine needs too; slower, it
 #: spends a minute reading program text again and again before the kernel gives up.
 RATE = 400
-#: It may do so all the same where the machine that emulates it is busy.
+#: It may do so even here, where the machine that emulates it is busy.
 PATIENCE_S = 300.0
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
@@ -53,7 +53,7 @@ def below_now(mib: int) -> str:
 
 
 def hog(node: LabNode, pod: LabPod, mib: int = 1024, rate: int = RATE) -> Hog:
-    """A process with the score that a kubelet gives it, so that the kernel takes nobody else."""
+    """A process with the score that a kubelet gives it, so that the kernel kills no other process."""
     made = node.start_hog(pod, mib=mib, rate=rate)
     Path(f"/proc/{made.pid}/oom_score_adj").write_text("1000")
     return made
@@ -148,6 +148,6 @@ def test_a_group_dies_together(node: LabNode) -> None:
         victim.go()
         assert [one.wait(PATIENCE_S) for one in (victim, *siblings)] == [-signal.SIGKILL] * 3
         found = incident(daemon, began)
-    assert set(found["flags"]) - {"braked"} == {"global", "group_kill"}  # as above: nobody is evicted
+    assert set(found["flags"]) - {"braked"} == {"global", "group_kill"}  # as above: no pod is evicted
     assert {v["pid"] for v in found["oom_victims"]} == {one.pid for one in (victim, *siblings)}
     assert {v["pod"] for v in found["oom_victims"]} == {"lab/family"}

@@ -56,7 +56,7 @@ def test_what_runs_goes_on_under_lockdown(node: LabNode, loaded: Path, expected_
 
 
 def test_what_is_loaded_is_used_by_the_next_daemon(node: LabNode, loaded: Path) -> None:
-    """Lockdown is asked when programs are loaded, not when they are attached (kprobes: then as well)."""
+    """The kernel checks lockdown when programs are loaded, not when they are attached (kprobes: then as well)."""
     assert "[confidentiality]" in LOCKDOWN.read_text(), "the test before did not come so far"
     shown = live.outrace("doctor", "--state-dir", str(loaded))
     with daemon_of(node, loaded) as daemon:

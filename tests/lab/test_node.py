@@ -109,8 +109,8 @@ def test_an_owner_that_is_killed_leaves_nothing() -> None:
     owner.kill()
     assert owner.wait(PATIENCE_S) == -signal.SIGKILL
     try:
-        for fd, who in zip(watched, ("janitor", "hog", "stray", "helper"), strict=True):
-            assert readable(fd, PATIENCE_S), f"the {who} is still there"
+        for fd, name in zip(watched, ("janitor", "hog", "stray", "helper"), strict=True):
+            assert readable(fd, PATIENCE_S), f"the {name} is still there"
     finally:
         for fd in watched:
             os.close(fd)

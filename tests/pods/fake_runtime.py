@@ -46,7 +46,7 @@ class FakeRuntime:
         try:
             connection.sendall(head + body[: 1 if self._hangs else None])
         except OSError:
-            pass  # who asked has gone
+            pass  # the client has gone
         if self._hangs:
             self._kept.append(connection.dup())
 

@@ -187,7 +187,7 @@ def test_the_pod_of_another_uid_is_refused(node: Path, folder: Path) -> None:
 
 
 def test_where_the_kubelet_runs_the_pod_its_annotation_is_ignored(node: Path, folder: Path) -> None:
-    """By an annotation nobody takes his pod out of the ranking, nor another's cgroup into it."""
+    """An annotation takes no pod out of the ranking, and no other pod's cgroup into it."""
     own = cgroupfs.make(node / f"kubepods/burstable/pod{UID}")
     cgroupfs.make(node / "empty")
     root = cgroupfs.detect().root

@@ -1,4 +1,4 @@
-"""Pods of a cluster and their cgroups: whose is whose, what is not listed, and what nobody may set for his own pod."""
+"""Pods of a cluster and their cgroups: whose is whose, what is not listed, and what no user may set for an own pod."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_after_a_restart_without_network_all_is_known(cluster: Cluster) -> None:
 
 
 def test_what_a_tenant_writes_into_his_pod_kills_and_saves_nobody(cluster: Cluster) -> None:
-    """Whoever may create pods somewhere sets neither which cgroup is killed nor that his own is spared."""
+    """A user that may create pods somewhere sets neither which cgroup is killed nor that the own pod is spared."""
     victim, hostile, none = a_pod("victim"), a_pod("hostile", namespace="tenant"), a_pod("none", namespace="tenant")
     victims = cluster.create(victim)
     root = cgroupfs.detect().root

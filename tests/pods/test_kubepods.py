@@ -69,7 +69,7 @@ def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
 
 @pytest.mark.live
 def test_many_directories_of_a_user_do_not_hide_the_kubelets(node: Path, folder: Path) -> None:
-    """More than 4,096 directories were enough. Nobody's own are gone into now."""
+    """More than 4,096 directories were enough. outrace does not descend into directories of an ordinary user now."""
     home = delegated(node / "home")
     as_user(*(home / f"d{i}" for i in range(4100)))
     cgroupfs.make(node / f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice")
@@ -105,7 +105,7 @@ def test_a_class_directory_of_another_is_passed_over(node: Path) -> None:
 
 @pytest.mark.live
 def test_a_users_kubepods_does_not_protect_the_pod_it_is_made_in(node: Path, folder: Path) -> None:
-    """Its annotation was refused: who made one directory was never evicted."""
+    """Its annotation was refused: the pod of a user that made one directory was never evicted."""
     pod = delegated(node / "app")
     manifest(folder, "app", pod)
     assert uids(polled(folder, node)) == ["uid-app"]

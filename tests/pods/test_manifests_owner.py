@@ -1,4 +1,4 @@
-"""Manifests decide who is killed: read only where only root can have written them, as the state directory is."""
+"""Manifests decide which pod is killed: read only where only root can have written them, as the state directory is."""
 
 import os
 import subprocess
@@ -166,7 +166,7 @@ def test_a_link_is_followed_where_root_alone_could_have_made_the_way(
     elif wrong == "directory":
         own(home)
     elif wrong == "link on the way":
-        # Root's own file at its end, and a link in between that the user points wherever he likes.
+        # Root's own file at its end, and a link in between that the user points anywhere.
         middle = tmp_path / "middle"
         middle.mkdir()
         (middle / "c.json").symlink_to(target)
@@ -262,7 +262,7 @@ def test_what_is_above_a_link_is_what_the_kernel_finds_there(tmp_path: Path) -> 
 
 @pytest.mark.kernel
 def test_a_nodes_own_directory_is_not_safe_because_it_is_mounted_read_only(tmp_path: Path) -> None:
-    """As in the DaemonSet: on the node others can write there all the same."""
+    """As in the DaemonSet: on the node others can write there."""
     (tmp_path / "node").mkdir()
     (tmp_path / "pod").mkdir()
     (tmp_path / "node/file").write_text("x")

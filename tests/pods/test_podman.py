@@ -100,7 +100,7 @@ def everywhere(hierarchy: Hierarchy, unit: Path) -> list[Path]:
         for part in unit.relative_to(hierarchy.root).parts:
             above, path = path, path / part
             path.mkdir(exist_ok=True)
-            for file in {"cpuset.cpus", "cpuset.mems"} & set(os.listdir(path)):  # nobody enters it without
+            for file in {"cpuset.cpus", "cpuset.mems"} & set(os.listdir(path)):  # no process enters it without
                 (path / file).write_text((above / file).read_text())
         found.append(path)
     return found

@@ -89,7 +89,7 @@ def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
         ("empty-dir", "scratch"),
         ("configmap", "settings"),
         ("secret", "key"),
-        ("nfs", "share"),  # somebody else's disk, never touched
+        ("nfs", "share"),  # another machine's disk, never touched
     ):
         put(volumes / f"kubernetes.io~{plugin}" / name / "file", PAGE)
     put(roots.pods / "uid-a" / "plugins" / "file", PAGE)

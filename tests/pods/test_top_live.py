@@ -137,7 +137,7 @@ def test_stopped_and_continued(options: list[str]) -> None:
         made.press("\x1a")  # Ctrl-Z
         stopped(made, pid)
         assert restored(made), "the shell has its terminal"
-        made.screen.resize(80, 24)  # where somebody else has written
+        made.screen.resize(80, 24)  # where another process has written
         os.kill(pid, signal.SIGCONT)
         made.shows("default/busy", "q quit")
         assert made.screen.alternate

@@ -66,11 +66,11 @@ SMALL = Figures(
     [
         (0.25, SMALL, Answer(False, OUTGROWN)),
         (20, SMALL._replace(left=12 * MIB), Answer(False, NOT_COVERED)),
-        (25, SMALL._replace(left=7 * MIB), Answer(False, NOT_COVERED)),  # critical, and nobody can buy time
+        (25, SMALL._replace(left=7 * MIB), Answer(False, NOT_COVERED)),  # critical, and no eviction can buy time
         (0.25, SMALL._replace(growth=outside(4000)), Answer(False, OUTGROWN)),  # at full speed as well
         (0.25, SMALL._replace(growth=outside(0.01, 10)), GO),  # a leak that they outlast by far
         (17.5, SMALL._replace(growth=outside(0, 10)), Answer(False, NOT_COVERED)),  # stands still, and they do not
-        (0.25, SMALL._replace(growth=None), GO),  # not measured: nobody is held by a guess
+        (0.25, SMALL._replace(growth=None), GO),  # not measured: a guess suspends no eviction
         (20, SMALL._replace(growth=None), Answer(False, NOT_COVERED)),
         (0.25, SMALL._replace(growth=None, unseen=True), WAIT),  # what grows will be known
         (10, SMALL._replace(growth=Growth(S // 10, 0, MIB // 2), unseen=True), WAIT),

@@ -15,12 +15,12 @@ STOP = Answer(False, NO_GAIN)
 
 
 def through(suspends: Answer, holds: bool, **more: Any) -> tuple[str, str]:
-    """The answer, and who was asked: the brake on evictions (s), the holds (h)."""
+    """The answer, and the parts that were asked: the brake on evictions (s), the holds (h)."""
     asked = ""
 
-    def ask(who: str, answer: Any) -> Any:
+    def ask(part: str, answer: Any) -> Any:
         nonlocal asked
-        asked += who
+        asked += part
         return answer
 
     given = {"may_act": True, "busy": False, "waits": False, "forced": False, **more}

@@ -1,4 +1,4 @@
-"""Who is held, how much they may take, when that ends: cases, and laws that hold for every course of a shortage."""
+"""Which pods are held, how much they charge, when that ends: cases, and laws for every course of a shortage."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,7 +35,7 @@ def run(rules: Rules, *looks: Look, state: State = FREE) -> tuple[State, list[St
 
 
 def held(rules: Rules = ALONE, available: int = 31 * MIB, growers: Sequence[tuple[str, int]] = (A,)) -> State:
-    """Somebody is held since the time 0."""
+    """A pod is held since the time 0."""
     return run(rules, Look(1, node(available), growers, first="a"))[0]
 
 
@@ -75,7 +75,7 @@ def test_pods_that_are_frozen_may_take_half_of_what_is_left_each() -> None:
 
 
 def test_who_is_slowed_down_near_his_cap_has_a_little_more_room_down_to_the_second_line() -> None:
-    """Never as much as a huge page, and nobody else, nor where nobody sleeps for what he takes."""
+    """Never as much as a huge page, to no other pod, nor where no process sleeps for its charges."""
     state = held(available=32 * MIB - 1)
     cap = state.pods[0].cap
     near = Look(2, node(16 * MIB), usages={"a": cap - MIB // 2}, slow=["a"])
@@ -201,7 +201,7 @@ def test_a_kubelet_that_evicts_the_next_of_the_order_has_answered_and_has_two_lo
     assert run(BESIDE, Look(29 * S, node(20 * MIB)), state=state)[0].opened == "unanswered"
 
 
-# who grows
+# which pods grow
 
 
 def test_who_took_an_eighth_of_what_grew_grows() -> None:

@@ -40,7 +40,7 @@ def test_more_growth_or_less_left_never_makes_it_wait(seen: Coming, left: int, l
 
 @given(st.integers(1, 10_000), st.integers(0, 64 * MIB), st.integers(1, 200))
 def test_the_next_victim_goes_before_nothing_is_left(rate: int, left: int, back_ms: int) -> None:
-    """Somebody takes ``rate`` MiB/s all the time: when the wait ends, what it takes to kill is left."""
+    """A pod charges ``rate`` MiB/s all the time: when the wait ends, what it takes to kill is left."""
     coming, line, now_ms = 1 << 40, 1 << 39, 0
     took = 0
     while now_ms < back_ms:

@@ -102,7 +102,7 @@ def test_patterns_have_the_name_as_systemctl_writes_it_and_as_it_reads() -> None
     rules = {"app-fire-fox*": {"priority": 1}, "user-1000/app-*": {"priority": 2}}
     facts = {"name": "app-fire\\x2dfox.scope", "aliases": ("app-fire-fox.scope",)}
     assert made(rules, **facts).priority == 1
-    # A user's unit is named by the user: a pattern without the user's name is none of his.
+    # A user's unit is named by the user: a pattern without the user's name does not match it.
     assert made(rules, namespace="user-1000", user=True, **facts).priority == 2
 
 

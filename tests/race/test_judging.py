@@ -164,7 +164,7 @@ def test_a_kill_is_judged_by_decisions_of_its_own_domain(name: str) -> None:
     assert found.verdict == expected
 
 
-# nobody died?
+# did no process die?
 
 SIGKILLED = "shop/hog (python3, pid 4242) got SIGKILL from bash (pid 77)"
 

@@ -1,4 +1,4 @@
-"""A kubelet's evictions, known only by what its runtime does to a pod: SIGKILL under pressure, and then nobody left."""
+"""A kubelet's evictions, known only by what its runtime does to a pod: SIGKILL under pressure, then no process left."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ steps = {
 }
 calls = st.one_of([st.tuples(st.just(name), arguments) for name, arguments in steps.items()])
 losses = st.tuples(st.just("lose"), st.tuples(st.booleans()))
-#: Mode, and what it has for options. (With the kernel's trigger nobody is held.)
+#: Mode, and what it has for options. (With the kernel's trigger no pod is held.)
 modes = st.sampled_from(
     [
         *({"enforce": enforce, "trigger": trigger} for enforce in (False, True) for trigger in ("user", "kernel")),
@@ -77,7 +77,7 @@ configs = st.builds(
     enforce_node_allocatable=st.sampled_from([(), ("pods",)]),
 )
 
-#: Somebody to evict is there from the beginning on.
+#: A pod to evict is there from the beginning on.
 BEGIN: list[Step] = [
     ("put", (0, 0, 0, "BestEffort", False, 70)),
     ("put", (1, 1, 10, "Burstable", False, 200)),
@@ -201,7 +201,7 @@ def spots(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_a_record_that_makes_no_sense_is_damage_or_a_difference(
     tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[Step], data: st.DataObject
 ) -> None:
-    """Its checksum is right: somebody made it so."""
+    """Its checksum is right: it was made so on purpose."""
     directory = tmp_path_factory.mktemp("law")
     world = lived(config, [*BEGIN, *script], directory)
     *way, last = data.draw(st.sampled_from(spots(world.lines)).filter(lambda path: len(path) > 1))

@@ -21,8 +21,8 @@ from tests.runtimes import containerd, images
 from tests.runtimes.containerd import Containerd, Pod
 
 MIB = 1 << 20
-#: Where a pod is not thawed for who starts in it 2 of 10 cannot be killed. (Of the others the exec comes to its time
-#: limit, and is killed.)
+#: Where a pod is not thawed for a process that starts in it 2 of 10 cannot be killed. (Of the others the exec reaches
+#: its time limit, and is killed.)
 ROUNDS = 8
 NAME = "localhost/holder:1"
 

@@ -17,7 +17,7 @@ MIB = 1 << 20
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1}, pods={})
     made = Forecaster(view, Tally(), lambda: ((), ()))
-    made._compare = lambda: None  # (whom the kernel would kill is no part of this)
+    made._compare = lambda: None  # (the kernel's likely victim is no part of this)
     return made
 
 

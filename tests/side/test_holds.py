@@ -56,7 +56,7 @@ def test_a_hold_is_logged_counted_and_over(holds: Holds, lines: list[tuple[str, 
 
 
 def test_evictions_are_passed_on_also_before_the_pod_is_held(holds: Holds, sent: list[KubeletEviction]) -> None:
-    """One that flushes as it is asked to end grows."""
+    """A pod that flushes at SIGTERM grows."""
     holds.evicted("u", f"{FOR_MEMORY} Threshold quantity: 100Mi")
     holds.evicted("other")
     assert sent == [KubeletEviction("u", True), KubeletEviction("other", False)]
@@ -68,7 +68,7 @@ def test_evictions_are_passed_on_also_before_the_pod_is_held(holds: Holds, sent:
 def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_hold(
     holds: Holds, sent: list[KubeletEviction]
 ) -> None:
-    """A hot process that was started again learns of its pods later than the side of who is asked to end."""
+    """A hot process that was started again learns of its pods later than the helper of those that are to end."""
     holds.evicted("u", FOR_MEMORY)
     sent.clear()
     for number in (1, 1, 2, 2):
@@ -98,7 +98,7 @@ def test_a_hold_lasts_since_it_began_whoever_goes_on_with_it(holds: Holds) -> No
 
 
 def test_what_is_sent_again_is_logged_once(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:
-    """A side that starts in the middle is told of holds that are over, and of those in force, more than once."""
+    """A helper that starts in the middle gets the messages of past and present holds more than once."""
     for message in (HELD, HELD._replace(resent=True), HELD._replace(resent=True)):
         holds.held(message)
     holds.over(ENDED)

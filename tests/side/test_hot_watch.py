@@ -53,7 +53,7 @@ def test_a_start_has_three_minutes(loops: int, looks: int) -> None:
 
 @pytest.mark.parametrize("lives", [False, True])
 def test_one_that_turns_or_answers_is_left_alone(lives: bool) -> None:
-    """A late answer is none, and it turns all the same."""
+    """A late answer is none, though it turns."""
     killed = MagicMock()
     watching, stats = watch(os.getpid(), 1, lives, kill=killed)
     for _ in range(30):

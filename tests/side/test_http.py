@@ -231,7 +231,7 @@ def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
     live.until(lambda: running.server.connections == 0, "all to be forgotten")
 
 
-#: A server in a process of its own, which has no descriptor left when it is told so.
+#: A server in a process of its own, which has no descriptor left when the test says so.
 WITHOUT_DESCRIPTORS = """
 import contextlib, os, resource
 from tests.side.test_http import Running

@@ -78,7 +78,7 @@ def test_a_flood_of_requests_gets_no_more_than_its_share_of_a_cpu(cost: float, f
         response = shared.ask("/metrics", "")
         assert response is not None
         assert response.status == (500 if fails else 200)
-        clock.now += 1e-9  # the next one is asked after this one was begun
+        clock.now += 1e-9  # the next request comes after this one was begun
     # The first is free, and the second answered at once: 100 pauses between 101 answers.
     assert clock.now - 100.0 == pytest.approx((100 / CPU_SHARE + 2) * cost)
     clock.now += 100.0  # of one that asks now and then none waits

@@ -197,7 +197,7 @@ def test_the_number_kept_is_bounded_whatever_the_clock_shows(path: Path) -> None
     for number in range(12):
         store.add(variant(number, start=float(-number), end=0.0))  # a clock that runs backwards
     assert [found["id"] for found in store.list()] == [f"incident-{n:05d}" for n in range(7, 12)]
-    store.add(variant(7, verdict="relieved"))  # one that is known takes nobody's place
+    store.add(variant(7, verdict="relieved"))  # a known one replaces no other
     assert store.stored == 5
 
 

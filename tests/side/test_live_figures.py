@@ -1,4 +1,4 @@
-"""The figures for `outrace top`, which asks every second: nothing is asked of the hot process for them."""
+"""The figures for `outrace top`, which asks every second: the hot process gets no request for them."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Who lives on in a pod after others killed a process of it."""
+"""The processes that live on in a pod after others killed one of it."""
 
 import os
 

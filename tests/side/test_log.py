@@ -188,7 +188,7 @@ def test_fields_are_named_as_journald_wants_them() -> None:
     assert lines[:3] == [b"MESSAGE=shown", b"PRIORITY=4", b"SYSLOG_IDENTIFIER=outrace"]
     assert b"OUTRACE_MARGIN_MS=1.5" in lines
     assert b"OUTRACE_A_B_X=null" in lines
-    assert b"OUTRACE_MESSAGE=own" in lines  # nobody's field can pretend to be the journal's own
+    assert b"OUTRACE_MESSAGE=own" in lines  # no field can pretend to be the journal's own
     assert b"OUTRACE_TWO\n\x03\x00\x00\x00\x00\x00\x00\x00a\nb\n" in data
 
 

@@ -1,4 +1,4 @@
-"""Whom the OOM killer is guided to, from the messages of the hot process: real processes, journal and cgroups."""
+"""The pod the OOM killer is guided to, by the messages of the hot process: real processes, journal and cgroups."""
 
 import errno
 import os
@@ -189,7 +189,7 @@ def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench,
     scores.audit_all()
     scores.on_process(bench.processes["a"].pid, cgroupfs.cgroup_id(cgroup))
     assert (bench.values[0], appeared, len(lines)) == (1000, ["a", "a"], 1)
-    bench.write("a", 700)  # by somebody else, meanwhile
+    bench.write("a", 700)  # by another process, meanwhile
     scores.raised = bench.state("b")
     assert bench.values[0] == 700
     for uid in bench.marks.restored():
