@@ -1,4 +1,4 @@
-"""Signals that move in seconds: disks and process ids. The side measures and ranks them, here its last word is kept.
+"""Signals that move in seconds: disks and process ids. The helper measures and ranks them, here its last word is kept.
 
 The pass itself, over these and memory together, is made in the hot process (`monitor.hot.decide`), so that there is
 one order of eviction, one state of grace periods and one set of node conditions.
@@ -31,7 +31,7 @@ class Violation(NamedTuple):
 
 
 class DiskSignals:
-    """What the side reported last of the disks, process ids and local storage."""
+    """What the helper reported last of the disks, process ids and local storage."""
 
     def __init__(self, config: RunConfig, era: Era, send: Send) -> None:
         self._enforce = config.enforce
@@ -42,7 +42,7 @@ class DiskSignals:
         self.forget()
 
     def forget(self) -> None:
-        """The side is gone: what it measured is not known any more, and what it was cleaning up it will not report."""
+        """The helper is gone: its figures are not known any more, and it will not report the end of its clean-up."""
         self._observations: dict[str, Observation] = {}
         self._orders: Mapping[str, Sequence[str]] = {}
         self._violations: dict[str, Violation] = {}  # by uid, not yet acted on

@@ -63,7 +63,7 @@ class Evictor:
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
         self._cgroup_id = 0  # of the current one
-        self._helper = 0  # pid of the side that was asked to free the current one's memory, until it answers
+        self._helper = 0  # pid of the helper that was asked to free the current one's memory, until it answers
 
     def begin(self, entry: PodEntry, grace_s: int, sent: SentKill | None = None) -> Eviction:
         """Send the first signals: SIGTERM with a grace, SIGKILL without. ``sent``: they went out already."""
@@ -103,7 +103,7 @@ class Evictor:
         return True
 
     def reaped(self, number: int) -> None:
-        """The side has freed what it could of the pod that decision ``number`` was about."""
+        """The helper has freed what it could of the pod that decision ``number`` was about."""
         if self.current is not None and self.current.decision_id == number:
             self._helper = 0
 
@@ -250,7 +250,7 @@ class Noted(NamedTuple):
     kill_at_ns: int
     killed_ns: int
     held: int
-    reported: int  # 1: its decision was sent to the side
+    reported: int  # 1: its decision was sent to the helper
 
 
 class EvictionNote:
@@ -273,7 +273,7 @@ class EvictionNote:
         words[_STATE] = ASKED if kill_at_ns else KILLED
 
     def reported(self) -> None:
-        """Its decision was sent to the side."""
+        """Its decision was sent to the helper."""
         self._words[_REPORTED] = 1
 
     def killed(self, cgroup_id: int, now_ns: int) -> None:

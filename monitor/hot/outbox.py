@@ -1,8 +1,7 @@
-"""What the hot process sends to the side: without waiting, and again to the next side where one died before it stored
-it.
+"""What the hot process sends to the helper, without waiting; what a dead helper had not stored, the next one gets.
 
-A side that is killed takes with it what waited in its socket, the episode that was going on, and what waited for the
-disk. The kernel's record of an OOM kill has been read by then, and would be lost.
+A helper that is killed loses what waited in its socket, the open episode, and what waited for the disk. The kernel's
+record of an OOM kill has been read by then, and would be lost.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _Kept = deque[tuple[int, RaceMessage]]
 
 
 class UnstoredMessages:
-    """Both ends count the messages of `OF_RACES`; the side reports up to which of them all is stored."""
+    """Both ends count the messages of `OF_RACES`; the helper reports up to which of them all is stored."""
 
     def __init__(self) -> None:
         self._kept, self._of_holds = _Kept(), _Kept()
@@ -33,7 +32,7 @@ class UnstoredMessages:
         self._pushed_out = self._pushed_to = 0  # messages that found no room, and the number of the last
 
     def note(self, message: HotMessage) -> None:
-        """This message was given to the side, or there is none to give it to."""
+        """This message was given to the helper, or there is none to give it to."""
         if isinstance(message, OF_RACES):
             self._sent += 1
             is_of_hold = isinstance(message, Held | HoldEnded)
@@ -43,7 +42,7 @@ class UnstoredMessages:
             kept.append((self._sent, message))
 
     def stored(self, count: int) -> None:
-        """The side has stored all that came of its first ``count``."""
+        """The helper has stored all that came of its first ``count``."""
         for kept in (self._kept, self._of_holds):
             while kept and kept[0][0] <= count:
                 kept.popleft()
@@ -51,7 +50,7 @@ class UnstoredMessages:
             self._pushed_out = 0
 
     def resend(self, offer: Callable[[HotMessage], bool]) -> int:
-        """Send a new side all that is kept, in order; how many it did not take, or there was no room for."""
+        """Send a new helper all that is kept, in order; how many it did not take, or there was no room for."""
         kept = [message for _, message in sorted((*self._kept, *self._of_holds), key=itemgetter(0))]
         refused = self._pushed_out
         self._kept.clear()
@@ -66,13 +65,13 @@ class UnstoredMessages:
 
 
 class Outbox:
-    """Sends through the channel of the side that there is."""
+    """Sends through the channel of the helper that there is."""
 
     def __init__(self, side: Side, stats: SharedStats) -> None:
         self._side = side
         self._stats = stats
         self._unstored = UnstoredMessages()
-        self._lost = False  # a side ended since `resend` was done
+        self._lost = False  # a helper ended since `resend` was done
         self.stored = self._unstored.stored
 
     def offer(self, message: HotMessage) -> bool:
@@ -86,7 +85,7 @@ class Outbox:
             self._stats.add("channel_sent")
             self._unstored.note(message)
         elif isinstance(message, OF_RACES) and self._side.sock is None:
-            self._unstored.note(message)  # for the next side
+            self._unstored.note(message)  # for the next helper
         else:
             self._stats.dropped(message)
 
@@ -94,7 +93,7 @@ class Outbox:
         self.send(LogLine(level, msg, fields))
 
     def side_lost(self) -> None:
-        """What that side had not stored goes first into the channel of the next one."""
+        """What that helper had not stored goes first into the channel of the next one."""
         self._lost = True
         self.resend()
 

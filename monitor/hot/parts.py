@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class LifeCycle:
     """Each is True from some moment on."""
 
-    knows_pods: bool = False  # the side has sent all pods once; the sweep that counts them follows
+    knows_pods: bool = False  # the helper has sent all pods once; the sweep that counts them follows
     is_ready: bool = False  # they are counted: decisions can be made
     is_stopping: bool = False  # set by the handler of a signal, which may run at any moment
 

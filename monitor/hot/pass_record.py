@@ -76,7 +76,7 @@ class PassRecorder:
         self._disk_orders: dict[str, list[tuple[Any, ...]]] = {}
 
     def restart(self) -> None:
-        """The side begins a new recording, or lost a part of it."""
+        """The helper begins a new recording, or lost a part of it."""
         self._broken = True
 
     def begin(self, now_ns: int, state: State, decisions: Decisions) -> None:

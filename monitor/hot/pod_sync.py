@@ -1,4 +1,4 @@
-"""The messages of the side, and what becomes of the pods that it sends."""
+"""The messages of the helper, and what becomes of the pods that it sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_PODS = (messages.PodSeen, messages.PodGone)
 
 
 class PodSync:
-    """Pods come, go, and come again from a side that was started anew."""
+    """Pods come, go, and come again from a helper that was started anew."""
 
     def __init__(self, parts: Parts, housekeeping: Housekeeping, configuration: Configuration) -> None:
         self._parts = parts
@@ -37,7 +37,7 @@ class PodSync:
         self._life = parts.life
         self._housekeeping = housekeeping
         self._configuration = configuration
-        self._sent: set[str] = set()  # uids of the pods that this side has sent
+        self._sent: set[str] = set()  # uids of the pods that this helper has sent
         self._unwatched: dict[str, messages.PodSeen] = {}  # uid -> the message of a pod that could not be watched yet
         self._retry_ns = 0
         self._is_stale = False  # the messages of this turn ask for a sweep
@@ -65,12 +65,12 @@ class PodSync:
             }
 
     def begin(self) -> None:
-        """Another side is about to send all pods."""
+        """Another helper is about to send all pods."""
         self._sent = set()
         self._configuration.forget()
 
     def receive(self) -> None:
-        """Take in what the side sent."""
+        """Take in what the helper sent."""
         sock = self._side.sock
         if sock is None:
             return
@@ -88,7 +88,7 @@ class PodSync:
             self._sweeps.ask(self._counted)  # a new domain's sums are complete after a sweep
 
     def _look_between(self) -> None:
-        """A pod is taken in or dropped (0.1 ms), and a side that is started again sends all: crossings do not wait."""
+        """A pod is added or dropped (0.1 ms), and a helper that is started again sends all: crossings do not wait."""
         self._parts.guard(self._parts.records.read_events)
 
     def _came(self, message: messages.PodSeen) -> None:

@@ -1,9 +1,9 @@
-"""Another configuration while running: the side has read and checked it, here it comes into force in one step.
+"""Another configuration while running: the helper has read and checked it, here it comes into force in one step.
 
-SIGHUP only asks the side, because reading files may take for ever. What the side sends is taken in between two passes:
-the thresholds of the policy, those in the kernel and the configuration of the next side change in one turn of the loop,
-and the pass after that is the first with all of them. What cannot change while running is the same in it
-(`monitor.settings.reload` refuses any other), so no other part has to know.
+At SIGHUP the hot process only asks the helper, because reading files may take for ever. It applies the helper's answer
+between two passes: the thresholds of the policy, those in the kernel and the configuration of the next helper change in
+one turn of the loop, and the pass after that is the first with all of them. What cannot change while running is the
+same in it (`monitor.settings.reload` refuses any other), so no other part has to know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from monitor.sources.watch import change_thresholds
 
 @dataclass(frozen=True)
 class _Staged:
-    """``fd`` holds the configuration for the next side; ``pods``: what came of known ones since, by uid."""
+    """``fd`` holds the configuration for the next helper; ``pods``: what came of known ones since, by uid."""
 
     number: int
     config: RunConfig
@@ -60,7 +60,7 @@ class Configuration:
         try:
             config = RunConfig.from_json(message.config)
             fd = config.to_memfd()
-        except ValueError:  # after an upgrade the side that was started again is the newer one
+        except ValueError:  # after an upgrade the helper that was started again is the newer one
             self._parts.stats.set("config_refused", message.number)
             return
         except OSError as error:
@@ -87,7 +87,7 @@ class Configuration:
         yield from () if staged is None else (m for m in staged.pods.values() if m.uid in self._parts.registry.by_uid)
 
     def forget(self) -> None:
-        """Its side is gone, and with it what it was about to send: the next one goes by the configuration in force."""
+        """Its helper is gone, and with it what it was about to send: the next one uses the configuration in force."""
         if self._staged is not None:
             os.close(self._staged.fd)
             self._staged = None

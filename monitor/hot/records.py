@@ -69,7 +69,7 @@ class Records(ABC):
         """An eviction is over."""
 
     def send_flight(self) -> None:
-        """Send the side the steps around what happened, if anything did, that it was not sent yet."""
+        """Send the helper the steps around what happened, if anything did, that it was not sent yet."""
         if not self.eventful:
             return
         self.eventful = self._decider.pressed

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LEADERS = 64
 #: Bytes that candidates have, and the number of candidates with an unknown amount.
 Held = tuple[int, int]
-#: What the side reports of a pod, as `PodEntry` has it.
+#: What the helper reports of a pod, as `PodEntry` has it.
 _SPEC = ("uid", "namespace", "name", "priority", "request", "request_nanos", "qos", "critical", "grace_s")
 _spec = attrgetter(*_SPEC)
 #: What decides whether a pod is counted in the node's growth, and as whose.
@@ -238,7 +238,7 @@ class Registry:
         return [entry.candidate() for entry in found if entry is not None and not entry.evicted]
 
     def leaders(self) -> list[tuple[Any, ...]]:
-        """The first of the order as they are sent to the side: the fields of their candidates."""
+        """The first of the order as they are sent to the helper: the fields of their candidates."""
         return [_fields(candidate) for candidate in self.order()[:_LEADERS]]
 
     def first(self) -> PodEntry | None:

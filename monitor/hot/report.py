@@ -1,4 +1,4 @@
-"""What the side is sent of the state of the hot process."""
+"""What the helper is sent of the state of the hot process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Report:
         return None
 
     def run(self, now_ns: int) -> None:
-        """What the side should know, when it is time."""
+        """What the helper should know, when it is time."""
         if self._decider.may_act and not self._life.is_ready:
             self._ready(now_ns)
         by_uid, log = self._parts.registry.by_uid, self._parts.outbox.log
@@ -69,7 +69,7 @@ class Report:
         )
 
     def _publish(self, now_ns: int) -> None:
-        """Send the side the state."""
+        """Send the helper the state."""
         parts, decider = self._parts, self._decider
         decider.changed = False
         self._published_ns = now_ns

@@ -33,7 +33,7 @@ _OOM_RECORDS = {
     "left": "records_exit",
     "reclaim": "records_reclaim",
 }
-#: Records read at once, by ring: a turn stays below 0.3 ms (a step takes 4 us, what becomes a message for the side 40),
+#: Records read at once, by ring: a turn stays below 0.3 ms (a step takes 4 us, a message for the helper 40),
 #: because a crossing may come during it. More crossings than one for each threshold are never waiting.
 _CROSSINGS, _STEPS, _OOMS, _KILLS, _RECLAIMS = 16, 64, 8, 8, 4
 #: Steps read before a crossing is acted on, so that the order of eviction is that of this moment.

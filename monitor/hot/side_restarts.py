@@ -1,4 +1,4 @@
-"""When the side process is started, killed because it hangs, and started again."""
+"""When the helper process is started, killed because it hangs, and started again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monitor.link.heartbeat import HeartbeatWatch
 
 
 class SideRestarts:
-    """``started`` is called before a side is, ``lost`` when one is gone, ``receive`` when it has sent something."""
+    """``started`` is called before a helper is, ``lost`` when one is gone, ``receive`` when it has sent something."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class SideRestarts:
         self._channel = loop.listener(lambda _: receive())
         self._ends = loop.listener(self._ended)
         self._heartbeats = loop.listener(lambda _: self._heartbeat.missed())
-        self._hung = ""  # why the side was killed
-        self._complaint = ""  # for the next side to log
+        self._hung = ""  # why the helper was killed
+        self._complaint = ""  # for the next helper to log
 
     def open(self) -> None:
         """Start the first side. Raises OSError."""
@@ -49,7 +49,7 @@ class SideRestarts:
         self._heartbeats.register(self._side.timer.fileno(), select.EPOLLIN)
 
     def due_ns(self) -> int | None:
-        """When to look at the side, or to start one where there is none."""
+        """When to look at the helper, or to start one where there is none."""
         return self._heartbeat.next_ns if self._side.pid else self._side.next_start_ns
 
     def go_on(self, now_ns: int) -> None:
@@ -80,7 +80,7 @@ class SideRestarts:
         self._outbox.resend()
 
     def _look(self, now_ns: int) -> None:
-        """A side that hangs is killed, and one that does not even die is not waited for."""
+        """A helper that hangs is killed, and one that does not even die is not waited for."""
         if self._side.is_overdue(now_ns):
             self._complaint = f"the side process {self._hung}: it was killed, does not end, and another was started"
             self._side.leave()
@@ -110,7 +110,7 @@ class SideRestarts:
         self._lost()
 
     def complain(self) -> None:
-        """Have the side log why the one before it ended, once there is one."""
+        """Have the helper log why the one before it ended, once there is one."""
         if self._complaint and self._side.sock is not None:
             self._outbox.log("warning", self._complaint)
             self._complaint = ""

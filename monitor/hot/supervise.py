@@ -1,4 +1,4 @@
-"""Starting the side process and starting it again when it dies.
+"""Starting the helper process and starting it again when it dies.
 
 The hot process is its parent and never waits for it.
 """
@@ -21,7 +21,7 @@ from monitor.link import channel
 from monitor.link.upgrade import CODE, MINE
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, SIDE, STATS_FD
 
-#: How long a side that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
+#: How long a helper that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
 _STOP_S = 20.0
 #: From one start to the next at least; doubled for each further side that dies before `_STEADY_NS`, after the first
 #: three, up to `_MOST_NS`.
@@ -45,12 +45,12 @@ class Side:
     ) -> None:
         self._now = now
         self._config_fd = config_fd
-        #: What the side winds up with each turn (`monitor.link.heartbeat`).
+        #: What the helper winds up with each turn (`monitor.link.heartbeat`).
         self.timer = Timer()
         self._stats_fd = stats_fd
         self._listen_fd = listen_fd
         self.sock: socket.socket | None = None
-        self._end: socket.socket | None = None  # the side's end of it
+        self._end: socket.socket | None = None  # the helper's end of it
         self._left: list[socket.socket] = []  # the ends of those that died, with what they had not read
         self.pid = 0
         self.pidfd = -1
@@ -205,7 +205,7 @@ class Side:
         return status
 
     def stop(self, timeout_s: float = _STOP_S) -> None:
-        """Close the channel, which ends the side; kill it if it does not end in time."""
+        """Close the channel, which ends the helper; kill it if it does not end in time."""
         if self.pid:
             self._close_channel()
             self._kill_unless_ended(timeout_s)

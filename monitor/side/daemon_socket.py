@@ -71,7 +71,7 @@ class DaemonSocket:
         self._view.log.error("request on the daemon's socket failed", problem=problem)
 
     def close(self) -> None:
-        """Remove the socket, unless the next side has replaced it already."""
+        """Remove the socket, unless the next helper has replaced it already."""
         if self._server is None:
             return
         with contextlib.suppress(OSError), _directory(self.path.parent) as directory:

@@ -1,6 +1,6 @@
 """The HTTP endpoints of the daemon: /metrics, /healthz, /readyz, /stats/summary.
 
-A module of its own because the side imports it only after it has sent the hot process the pods: 17 ms of a warm start.
+A module of its own: the helper imports it only after it has sent the hot process the pods, 17 ms of a warm start.
 /stats/summary is the part of the kubelet's Summary API that is about memory, with exact numbers: same names, same
 shape, bytes, RFC 3339 times, so that what reads a kubelet's answer can read this one.
 """

@@ -1,8 +1,8 @@
 """Cycles are collected in quiet moments, by the main thread.
 
-A collection holds up every thread of the process: 10 to 60 ms of a side that knows 10 pods (measured, 45,000 objects),
-and as long as its own thread waits for a CPU, 130 and 242 ms beside pods that start. Left to themselves they come where
-most is allocated, which is at an eviction: the status of the pod then went out 11, 28 and 81 ms after the kill instead
+A collection delays every thread of the process: by 10 to 60 ms with 10 pods (measured, 45,000 objects), and for as long
+as its own thread waits for a CPU, 130 and 242 ms beside pods that start. The interpreter itself collects where most is
+allocated, which is at an eviction: the status of the pod then went out 11, 28 and 81 ms after the kill instead
 of 2.
 """
 

@@ -1,4 +1,4 @@
-"""What processes that were killed changed in the kernel: undone as the side starts, and as the hot process dies."""
+"""What processes that were killed changed in the kernel: undone as the helper starts, and as the hot process dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The side process: everything of the daemon that may block. `python -m monitor.side.main`, started by the hot
+"""The helper process: everything of the daemon that may block. `python -m monitor.side.main`, started by the hot
 process.
 
 One `poll` loop owns the channel and the ring of new processes; what can block for real (manifests, files, a stuck
@@ -81,7 +81,7 @@ _SEND_TIMEOUT_S = 2
 
 
 class Side:
-    """The state of the side process and its main loop."""
+    """The state of the helper process and its main loop."""
 
     def __init__(
         self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket, timer: Timer

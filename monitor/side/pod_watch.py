@@ -1,5 +1,5 @@
 """The pods, watched from a thread of their own: a manifest directory on a network file system may hang for ever, and
-the main loop of the side has more to do than to wait for it.
+the main loop of the helper has more to do than to wait for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Everything the helper does about races: the event builder, the judge, the forecasts, the alerts, the kernel's log.
 
-One object with a descriptor and a deadline for the side's main loop; what can block lives in threads behind it.
+One object with a descriptor and a deadline for the helper's main loop; what can block lives in threads behind it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from monitor.side.worker import Worker
 
 #: Records waiting to be written: some seconds of everything at once, a few MiB.
 _QUEUE = 8192
-#: What is lost at most when the machine loses its power or the side is killed.
+#: What is lost at most when the machine loses its power or the helper is killed.
 FLUSH_NS = 1_000_000_000
 #: The fields of a RunConfig that decide anything. (Not those that may hold a secret, such as URLs of webhooks.)
 CONFIG_FIELDS = (

@@ -64,7 +64,7 @@ class View:
     send: Callable[[SideMessage], bool]
     hot_pid: int
     side_pid: int
-    wake_side: Callable[[], None]  # makes the side's main loop turn
+    wake_side: Callable[[], None]  # makes the helper's main loop turn
     table: DomainTable | None = None
     pins: Pins | None = None
     disks: DiskWatch | None = None
@@ -85,7 +85,7 @@ class View:
     bad_messages: int = 0  # of the hot process, that could not be used
     thresholds: tuple[Threshold, ...] = ()
     evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
-    side_turns: int = 0  # of the side's main loop
+    side_turns: int = 0  # of the helper's main loop
     watch: PodWatch | None = None
     reloader: Reloader | None = None
     _counts: Map | None = None
@@ -164,7 +164,7 @@ class View:
         return self.send(Refresh()) and _wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
 
     def side_lives(self) -> bool:
-        """Whether the side's main loop turns when it is woken; may wait 2 s."""
+        """Whether the helper's main loop turns when it is woken; may wait 2 s."""
         turns = self.side_turns
         self.wake_side()
         return _wait_until(lambda: self.side_turns != turns, _PROBE_TIMEOUT_S)

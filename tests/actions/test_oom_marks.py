@@ -243,7 +243,7 @@ def test_each_process_gets_its_own_value_back(pod: Path, tmp_path: Path) -> None
 
 
 def test_of_two_values_by_class_the_own_one_comes_back(pod: Path, tmp_path: Path) -> None:
-    """The pod's request changed, or another side goes on."""
+    """The pod's request changed, or another helper goes on."""
     with Puppet(pod) as one:
         Path(f"/proc/{one.pid}/oom_score_adj").write_text("100")
         for request, value in (("8Gi", 500), ("4Gi", 750)):

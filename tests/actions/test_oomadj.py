@@ -130,7 +130,7 @@ def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: R
 def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
     cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of a pod with 14,000 had the side killed as one that hangs."""
+    """A change of a pod with 14,000 had the helper killed as one that hangs."""
     monkeypatch.setattr(oomadj, "_TURN", 2)
     pids = sorted(sleeper(cgroup) for _ in range(5))
     scores = make_scores(True, log)

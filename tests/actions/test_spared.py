@@ -105,7 +105,7 @@ def test_a_thread_of_the_kernel_is_not_signalled(pod: Path) -> None:
 
 
 def test_a_number_that_is_used_again_spares_nobody() -> None:
-    """A pod that forks until it has the pid of a side that ended was never killed."""
+    """A pod that forks until it has the pid of a helper that ended was never killed."""
     spared = Spared()
     with subprocess.Popen(["sleep", "1000"]) as process:
         spared.add(process.pid)

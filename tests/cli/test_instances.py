@@ -99,7 +99,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_by_force(state: P
         assert hog.process.poll() is None
         assert daemon.get("/readyz")[0] == 200
         live.metric(daemon, 'records_total{kind="oom",side="kernel"}')
-        # The side looks at the programs' counters with every turn.
+        # The helper looks at the programs' counters with every turn.
         turns = live.metric(daemon, "loops_total")
         live.until(lambda: live.metric(daemon, "loops_total") > turns + 3, "some turns")
         assert live.metric(daemon, "side_starts_total") == 1

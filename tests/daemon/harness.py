@@ -1,4 +1,4 @@
-"""Runs the real side process the way the hot process does, with the test as the hot end of the channel."""
+"""Runs the real helper process the way the hot process does, with the test as the hot end of the channel."""
 
 import dataclasses
 import http.client
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Far longer than anything takes; only a hang reaches it.
 TIMEOUT_S = 120.0
 
-#: Messages that a hot process sends, as the side takes them.
+#: Messages that a hot process sends, as the helper takes them.
 STATE = State(
     conditions=[],
     met=[],
@@ -83,7 +83,7 @@ def name_of(message: Message | Bad) -> str:
 
 
 class Hot:
-    """The test's end: one channel, one page of counters, one listening socket, and the side it started."""
+    """The test's end: one channel, one page of counters, one listening socket, and the helper it started."""
 
     def __init__(self, config: RunConfig, log: Path) -> None:
         self.stats = SharedStats.create()
@@ -98,7 +98,7 @@ class Hot:
         self.log_file: IO[bytes] = open(log, "ab")  # noqa: SIM115 - lives as long as this object
 
     def start(self, stderr: int | IO[bytes] | None = None) -> None:
-        """Start a side, as the hot process does at the beginning and after the side has died."""
+        """Start a helper, as the hot process does at the beginning and after the helper has died."""
         if self.sock is not None:
             self.sock.close()
         self.sock, side_end = channel.pair()
@@ -118,7 +118,7 @@ class Hot:
         side_end.close()
 
     def receive_until(self, kind: str) -> list[Any]:
-        """All messages up to and with the first of this type from the side."""
+        """All messages up to and with the first of this type from the helper."""
         assert self.sock is not None
         messages: list[Any] = []
         while not messages or name_of(messages[-1]) != kind:
@@ -128,7 +128,7 @@ class Hot:
         return messages
 
     def receive(self, kind: str) -> Any:
-        """The next message of this type from the side."""
+        """The next message of this type from the helper."""
         return self.receive_until(kind)[-1]
 
     def send(self, message: HotMessage) -> None:
@@ -159,7 +159,7 @@ class Hot:
             connection.close()
 
     def end(self) -> int:
-        """Close the channel, as a hot process does that ends; the side's exit status."""
+        """Close the channel, as a hot process does that ends; the helper's exit status."""
         self.sock.close()
         return self.process.wait(TIMEOUT_S)
 
@@ -197,7 +197,7 @@ def manifest(
 
 
 class Node:
-    """A cgroup as the node, a manifest directory, and a side that watches both."""
+    """A cgroup as the node, a manifest directory, and a helper that watches both."""
 
     def __init__(self, directory: Path, cgroup: Path) -> None:
         self.cgroup = cgroup
@@ -208,7 +208,7 @@ class Node:
         self.hot: Hot | None = None
 
     def run(self, stderr: Any = None, **settings: Any) -> Hot:
-        """Start a side; what it sends first has not been received."""
+        """Start a helper; what it sends first has not been received."""
         settings = {"state_dir": str(self.state_dir), **settings}
         config = RunConfig(pods=f"manifests:{self.manifests}", node_cgroup=str(self.cgroup), **settings)
         self.hot = Hot(config, self.directory / "log")
@@ -216,7 +216,7 @@ class Node:
         return self.hot
 
     def synced(self, stderr: Any = None, **settings: Any) -> Hot:
-        """Start a side that has sent all pods."""
+        """Start a helper that has sent all pods."""
         hot = self.run(stderr, **settings)
         hot.receive("synced")
         return hot
@@ -228,7 +228,7 @@ class Node:
 
 
 def side_node(tmp_path: Path) -> Iterator[Node]:
-    """For `pytest.fixture`: a node of 512 MiB; the side that was run on it ends with it."""
+    """For `pytest.fixture`: a node of 512 MiB; the helper that was run on it ends with it."""
     with live.cgroup("side", 512 << 20) as cgroup:
         node = Node(tmp_path, cgroup)
         try:

@@ -98,7 +98,7 @@ DISK, PIDS = "nodefs.available", "pid.available"
 
 
 def measured(world: World, reclaimed: Sequence[str] = (), **available: int) -> None:
-    """The side reports figures: of the disk and of process ids, which are short below 10."""
+    """The helper reports figures: of the disk and of process ids, which are short below 10."""
     names = {"disk": DISK, "pids": PIDS}
     seen = {names[name]: [left, 100, world.now_ns] for name, left in available.items()}
     world.decider.take_disk_figures(DiskFigures(seen, dict.fromkeys(seen, PODS[:2]), [], reclaimed))

@@ -130,7 +130,7 @@ def test_whatever_fails_it_goes_on_and_evicts(node: LabNode, faults: Faults, cal
             pod = node.add_pod(f"hog{number}")
             live.message(daemon, "pod found", since, uid=pod.uid)
             faults.apply(daemon, call=call, errno=number, times=TIMES)
-            if call == "recvmsg":  # made only when the side says something: on a quiet machine not once in a race
+            if call == "recvmsg":  # made only when the helper says something: on a quiet machine not once in a race
                 node.add_pod(f"later{number}")
                 live.until(lambda: faults.hits > 0, "a message of the side")
             hog = node.start_hog(pod, mib=120)

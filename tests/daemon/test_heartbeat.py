@@ -1,4 +1,4 @@
-"""When a side hangs, and when it only has to wait: real processes in the states by which they differ."""
+"""When a helper hangs, and when it only has to wait: real processes in the states by which they differ."""
 
 import os
 import signal
@@ -178,7 +178,7 @@ def test_what_is_evidence(
 
 
 def test_a_slow_machine_has_more_cpu_time_in_a_turn(stats: SharedStats, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The side reports how much its start took."""
+    """The helper reports how much its start took."""
     stats.set("side_start_cpu_ns", 10_000_000_000)
     found = looked(stats, monkeypatch, TURNING, Evidence("R", 1, 0, None), 30.0, cpu=1)
     assert found is not None
@@ -188,7 +188,7 @@ def test_a_slow_machine_has_more_cpu_time_in_a_turn(stats: SharedStats, monkeypa
 def test_one_that_was_away_itself_gathers_its_evidence_first(
     stats: SharedStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hot process was stopped for a while, and the side with it (a frozen virtual machine)."""
+    """The hot process was stopped for a while, and the helper with it (a frozen virtual machine)."""
     timer = Timer()
     watch = HeartbeatWatch(stats, timer)
     watch.begin(0)

@@ -84,7 +84,7 @@ def left(world: World) -> int:
 @pytest.mark.parametrize("gib_per_s", [0.5, 3])
 @pytest.mark.parametrize("pods", [2, 3])
 def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, gib_per_s: float) -> None:
-    """A share of less than 1 MiB was 1 MiB after the next stop, again and again, up to the second line."""
+    """A share of less than 1 MiB was 1 MiB after the next stop, again and again, up to the kill threshold."""
     uids = held(world, pods)
     are_killed(world, uids)
     follow(world, 3 * SECOND, taking(world, uids, gib_per_s))

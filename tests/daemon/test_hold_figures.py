@@ -25,7 +25,7 @@ def figures(usages: dict[str, int]) -> HoldFigures:
 @pytest.mark.parametrize(
     ("cap", "grew", "fell", "cap_now", "counted"),
     [
-        (104, 3, 3, 104, 0),  # 4 MiB are left then, and the second line is at 2
+        (104, 3, 3, 104, 0),  # 4 MiB are left then, and the kill threshold is at 2
         (107, 3, 3, 107, 3),  # 1 MiB would be left
         (0, 3, 3, 0, 3),  # frozen only
         (101, 0, 2, 101, 2),  # of others beside a capped pod

@@ -1,4 +1,4 @@
-"""Holds beside a kubelet, and what the side answers: the hot process without a kernel, with a clock that can be moved.
+"""Holds beside a kubelet, and the helper's answers: the hot process without a kernel, with a clock that can be moved.
 
 The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py, and real holds in test_hold_live.py.
 """
@@ -237,7 +237,7 @@ def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, 
 
 # A pod that gets SIGTERM while it is held, and the helper's memory.high: the hot process without a kernel.
 def test_memory_high_stays_for_who_is_asked_to_end(world: World) -> None:
-    """The side's answer may come after the pod was let across: it would run to its cap with nothing in its way."""
+    """The helper's answer may come after the pod was let across: it would run to its cap with nothing in its way."""
     both_grow(world, ABOVE)
     world.tell(KubeletEviction(HOG, for_memory=False))
     look_later(world, 16 * SECOND)

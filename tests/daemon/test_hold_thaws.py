@@ -99,7 +99,7 @@ def test_a_pod_that_was_thawed_for_a_sigkill_is_stopped_again(world: World) -> N
 def test_the_pod_that_a_kubelet_would_evict_runs_for_a_process_that_starts_in_it(
     world: World, has: int, available: int, runs: bool
 ) -> None:
-    """Not where it may come to its cap of 350.5 MiB until the next look, or to the second line of 24.75 MiB."""
+    """Not where it may come to its cap of 350.5 MiB until the next look, or to the kill threshold of 24.75 MiB."""
     grown(world, 301, 99)
     brake = world.brakes[HOG]
     brake.waits = START
@@ -152,7 +152,7 @@ def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:
 
 @pytest.mark.parametrize("gib_per_s", [3, 6, 12])
 def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: World, gib_per_s: int) -> None:
-    """All of it leaves more than the second line. Taken for growth it raised that line."""
+    """All of it leaves more than the kill threshold. Taken for growth it raised that line."""
     both_held(world, 99)
     brake, index = world.brakes[HOG], world.registry.by_uid[HOG].index
     world.brakes[DB].waits_for_thaw = lambda: KILL if thaws(world.brakes[DB]) == 0 else ""  # type: ignore[method-assign]

@@ -96,7 +96,7 @@ def test_the_kill_threshold_and_the_time_limit_wait_for_no_look(
 
 
 def test_a_brake_that_changes_at_every_look_is_reported_a_few_times_a_second(world: World) -> None:
-    """And how it is in the end is reported, so that limits and soft brakes of the side go by it."""
+    """And how it is in the end is reported, so that limits and soft brakes of the helper go by it."""
     world.told.clear()
     held = next(iter(world.holds._holds.values()))
     for _ in range(200):

@@ -32,7 +32,7 @@ os._exit(7)
 
 
 def killed(running: LabDaemon) -> None:
-    """The side first: it would release what the hot process held."""
+    """The helper first: it would release what the hot process held."""
     assert running.process is not None
     sides = live.children(running.pid)
     os.kill(running.pid, signal.SIGSTOP)  # so that it starts no other

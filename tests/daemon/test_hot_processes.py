@@ -103,7 +103,7 @@ def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
         hog = node.start_hog(pod, mib=CROSSES)
         side = side_of(daemon)
         since = len(daemon.log)
-        # Gone while the daemon has no side: forgotten when the next one reports what there is.
+        # Gone while the daemon has no helper: forgotten when the next one reports what there is.
         os.kill(side, signal.SIGKILL)
         other.manifest.unlink()
         hog.go()

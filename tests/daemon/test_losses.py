@@ -1,4 +1,4 @@
-"""What was dropped on the way to the side, and pods that cause more than the programs report one by one."""
+"""What was dropped on the way to the helper, and pods that cause more than the programs report one by one."""
 
 import os
 import select

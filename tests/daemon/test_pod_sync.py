@@ -1,4 +1,4 @@
-"""Pods that the side sends, as the hot process takes them in: what the kernel reports meanwhile does not wait."""
+"""Pods that the helper sends, as the hot process takes them in: what the kernel reports meanwhile does not wait."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -72,8 +72,8 @@ def stand() -> Iterator[Stand]:
 
 
 def test_the_ring_is_read_between_pods(stand: Stand) -> None:
-    """A side that is started again sends all of them, and 128 were taken in before a crossing was read. One that cannot
-    be read keeps no pod from being taken in.
+    """A helper that is started again sends all of them, and 128 were added before a crossing was read. A ring that
+    cannot be read keeps no pod from being added.
     """
     stand.send("a", "b", "c")
     assert stand.receive() == "a R ! b R ! c R !"

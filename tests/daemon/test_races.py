@@ -1,4 +1,4 @@
-"""The side's part in races, on the live kernel: names of cgroups, and kills while no daemon ran."""
+"""The helper's part in races, on the live kernel: names of cgroups, and kills while no daemon ran."""
 
 import json
 from pathlib import Path

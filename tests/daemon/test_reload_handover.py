@@ -1,4 +1,4 @@
-"""A configuration that was read again is handed over: the side asks, the hot process takes it, the side goes by it."""
+"""A configuration that was read again is handed over: the helper asks, the hot process applies it, then the helper."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""The real side process asked over HTTP: is it ready and alive, its metrics and its summary."""
+"""The real helper process asked over HTTP: is it ready and alive, its metrics and its summary."""
 
 import ctypes
 import json

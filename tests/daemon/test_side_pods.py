@@ -1,4 +1,4 @@
-"""The real side process and the pods: which ones it reports to the hot process, and what it keeps up meanwhile."""
+"""The real helper process and the pods: which ones it reports to the hot process, and what it keeps up meanwhile."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""The real side process: messages it cannot use, how it ends, what it loads; and what it logs."""
+"""The real helper process: messages it cannot use, how it ends, what it loads; and what it logs."""
 
 import dataclasses
 import json

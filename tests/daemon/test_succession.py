@@ -1,5 +1,5 @@
 """What a process of the daemon that is killed leaves to the one that takes its place: the eviction under way, and what
-the side had not stored yet.
+the helper had not stored yet.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ needs_kernel = pytest.mark.kernel
 
 
 def crash(daemon: LabDaemon) -> None:
-    """The hot process ends by SIGKILL, and the side after it."""
+    """The hot process ends by SIGKILL, and the helper after it."""
     (side,) = live.children(daemon.pid)
     daemon.process.kill()
     daemon.process.wait()
@@ -166,7 +166,7 @@ def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
     unstored.stored(2)
     assert unstored.resend(take) == 0
     assert heard == [Killed(number, "", "", 1, resent=True) for number in (2, 3, 4)]
-    unstored.stored(2)  # the new side counts anew
+    unstored.stored(2)  # the new helper counts anew
     heard.clear()
     unstored.note(Clear(9, "", "", True, 0))
     refusing: Callable[[HotMessage], bool] = lambda message: not isinstance(message, Killed) and take(message)  # noqa: E731

@@ -1,4 +1,4 @@
-"""The side process as the hot one starts, loses and ends it."""
+"""The helper process as the hot one starts, loses and ends it."""
 
 import os
 import signal

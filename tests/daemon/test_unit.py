@@ -183,7 +183,7 @@ def test_it_starts_evicts_and_is_started_again_when_it_dies_or_hangs(service: Se
     os.kill(second, signal.SIGSTOP)  # a loop that no longer turns: the watchdog's 10 s
     live.until(lambda: service.restarted(2), "systemd's watchdog")
     assert service.pid not in (first, second)
-    # systemd hears it from the hot process, HTTP is served by the side, which starts at the same time.
+    # systemd hears it from the hot process, HTTP is served by the helper, which starts at the same time.
     live.until(lambda: service.daemon.get("/readyz")[0] == 200, "/readyz to report what systemd was sent")
 
     service.systemctl("stop")

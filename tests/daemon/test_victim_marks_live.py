@@ -81,7 +81,7 @@ def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Hog])
 
 def _kill(daemon: LabDaemon) -> None:
     side = live.children(daemon.pid)
-    for pid in (*side, daemon.pid):  # the side first: it would set everything back
+    for pid in (*side, daemon.pid):  # the helper first: it would set everything back
         os.kill(pid, signal.SIGKILL)
     assert daemon.process is not None
     daemon.process.wait()

@@ -104,7 +104,7 @@ def test_without_privileges_each_refusal_is_explained() -> None:
 @pytest.mark.live
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets ahead of others")
 def test_a_thread_that_is_started_while_they_are_put_back_is_too() -> None:
-    """The thread of the HTTP server started the one of a route after it was listed: a side stayed at nice -20."""
+    """The thread of the HTTP server started the one of a route after it was listed: a helper stayed at nice -20."""
     assert set(run(RELAY)) == {0}
 
 

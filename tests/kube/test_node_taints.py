@@ -210,7 +210,7 @@ def test_an_answer_of_another_shape_writes_nothing(node: Node, api: FakeApiServe
 
 
 def tainting(state_dir: Path, log: Log, *conditions: str) -> View:
-    """What the side knows, while these conditions hold."""
+    """What the helper knows, while these conditions hold."""
     settings = RunConfig(state_dir=str(state_dir), node_taints="own")
     made = view(settings, Hierarchy(2, state_dir), 1 << 30, log=log)
     made.state = STATE._replace(conditions=conditions)

@@ -48,7 +48,7 @@ def token(access: Access) -> str:
 
 
 def test_a_plugin_runs_only_from_a_kubeconfig_that_was_given(tmp_path: Path) -> None:
-    """EKS gives its kubelet one; also where a side that starts later gets what was found."""
+    """EKS gives its kubelet one; also where a helper that starts later gets what was found."""
     marker = tmp_path / "ran"
     made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker)))
     found = Access(kubelet=NodeKubelet("EKS", kubeconfig=made), node_name="n")
@@ -144,7 +144,7 @@ def test_the_daemon_believes_no_kubeconfig_of_its_environment(tmp_path: Path, mo
 
 
 def test_a_certificate_that_others_can_write_pins_nobody(tmp_path: Path) -> None:
-    """Also where the pods are asked of a kubelet by option, and in the side, which has only its flags."""
+    """Also where the pods are asked of a kubelet by option, and in the helper, which has only its flags."""
     (tmp_path / "kubelet.crt").write_text("x")
     (tmp_path / "kubelet.crt").chmod(0o666)
     (tmp_path / "ca").write_text("x")

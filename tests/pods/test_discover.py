@@ -147,7 +147,7 @@ print([name for name in sys.modules if name.startswith("monitor.kube") or name i
 def test_what_was_found_is_not_looked_for_again(
     api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet is away when the side is started again: by the host's name there would be no pods at all."""
+    """The kubelet is away when the helper is started again: by the host's name there would be no pods at all."""
     made = kubeconfig(tmp_path / "k", api.url)
     flags = {"hostname-override": "node-9", "cert-dir": "/pki"}
     there = dataclasses.replace(process(None, made, flags=flags), config={"port": 4321})

@@ -130,7 +130,7 @@ def test_the_arithmetic_is_that_of_the_race_that_counts() -> None:
     assert kubelet.then.always is not None
     assert kubelet.then.always / MI == pytest.approx(30, abs=0.01)
     assert found["observe"].threshold == kubelet.threshold
-    # 30 MiB/s x 5 ms = 0.15 MiB, 2 MiB that pass the brake, and a third of that for the second line: 2.82 MiB.
+    # 30 MiB/s x 5 ms = 0.15 MiB, 2 MiB that pass the brake, and a third of that for the kill threshold: 2.82 MiB.
     hold = found["hold"].arithmetic
     assert (hold.through, hold.second_line) == (2 * MI, round(2 * MI / 3))
     assert abs(hold.need - hold.taken - hold.through - hold.second_line) <= 1
@@ -167,9 +167,9 @@ BEYOND = st.integers(0, 1 << 34)
     [
         # 50 MiB/s x 2.25 s = 112.5 MiB = 117,964,800 bytes.
         (NOTIFIED, 50, 117_964_801),
-        # 1000 MiB/s x 5 ms = 5 MiB until the brake is on, 2 MiB that pass it, 5 MiB for a kill at the second line.
+        # 1000 MiB/s x 5 ms = 5 MiB until the brake is on, 2 MiB that pass it, 5 MiB for a kill at the kill threshold.
         (HOLD, 1000, 12 * MI + 1),
-        # 4000 MiB/s: 20 MiB, and a second line of 20 MiB is at most three quarters of what is left, 26.67 MiB: in
+        # 4000 MiB/s: 20 MiB, and a kill threshold of 20 MiB is at most three quarters of what is left, 26.67 MiB: in
         # all 46.67 MiB = 48,933,546.67 bytes.
         (HOLD, 4000, 48_933_547),
     ],

@@ -130,7 +130,7 @@ def test_a_pod_that_was_held(node: LabNode, tmp_path: Path, options: tuple[str, 
 
 
 def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: Path) -> None:
-    """First the side (a new one records into a new file, the old one is kept), then everything at once."""
+    """First the helper (a new one records into a new file, the old one is kept), then everything at once."""
     path, pod = tmp_path / "rec", node.add_pod("hog")
     options = (*HARD, "--enforce", "--record", str(path))
     with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:

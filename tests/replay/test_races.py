@@ -30,7 +30,7 @@ TIMEOUT_S = 120.0
 
 
 def live(events: list[Event], path: Path, states: set[int], file_bytes: int = 1 << 26) -> list[str]:
-    """The incidents of a stream, and its recording, as the side makes them (`RecordingEventBuilder`)."""
+    """The incidents of a stream, and its recording, as the helper makes them (`RecordingEventBuilder`)."""
     recorder = Recorder(path, header(CONFIG, 1, REALTIME_NS), Log(), lambda: True, file_bytes)
     state, found = State(), []
     for number, event in enumerate(events):

@@ -202,7 +202,7 @@ class World:
             self.decider.run_pass()
 
     def tell(self, message: ToHolds) -> None:
-        """The side has seen something of the kubelet."""
+        """The helper has seen something of the kubelet."""
         holds = self.decider.holds
         if isinstance(message, KubeletEviction) and holds is not None:
             holds.take_eviction(message)
@@ -223,7 +223,7 @@ class World:
         self.trigger.is_pulled = pulled
 
     def lose(self, silently: bool) -> None:
-        """A message does not arrive: the hot process knows, or the side lost it and reports that later."""
+        """A message does not arrive: the hot process knows, or the helper lost it and reports that later."""
         if silently:
             if self.lines:
                 self.lines.pop()

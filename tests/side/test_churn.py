@@ -53,7 +53,7 @@ class Figures:
 
 
 class Node:
-    """The side's parts that know pods, without a process of their own. Directories stand for cgroups."""
+    """The helper's parts that know pods, without a process of their own. Directories stand for cgroups."""
 
     def __init__(self, root: Path) -> None:
         self.now_s = 1000.0
@@ -114,7 +114,7 @@ class Node:
         self.changes.append(self.source.poll())
 
     def turn(self) -> None:
-        """As a turn of the side's main loop, a second later."""
+        """As a turn of the helper's main loop, a second later."""
         self.now_s += 1
         before = self.view.pods
         self.pods.examine(self.pods.take(), before)

@@ -1,4 +1,4 @@
-"""Forecasts as the side makes, compares and reports them."""
+"""Forecasts as the helper makes, compares and reports them."""
 
 from types import SimpleNamespace
 from typing import Any

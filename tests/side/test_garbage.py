@@ -1,4 +1,4 @@
-"""Collections of the side: in quiet moments alone, and without end nowhere."""
+"""Collections of the helper: in quiet moments alone, and without end nowhere."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Held pods as the side has them: log lines, counts, messages that come twice; one hold of a pod in a minute."""
+"""Held pods as the helper has them: log lines, counts, messages that come twice; one hold of a pod in a minute."""
 
 import time
 from types import SimpleNamespace
@@ -89,7 +89,7 @@ def test_another_brake_is_the_same_hold(holds: Holds, lines: list[tuple[str, dic
 
 
 def test_a_hold_lasts_since_it_began_whoever_goes_on_with_it(holds: Holds) -> None:
-    """The brake was changed since, and the side or the hot process is another one."""
+    """The brake was changed since, and the helper or the hot process is another one."""
     now_ns = time.monotonic_ns()
     holds.held(HELD._replace(ts_ns=now_ns - 10**9, since_ns=now_ns - 100 * 10**9, resent=True))
     assert 100 <= holds.longest_s() < 160
@@ -135,7 +135,7 @@ def cycles(number: int, uid: str = "u", every_ns: int = MINUTE_NS // CYCLES, cha
 
 
 class Side:
-    """What a side tells of holds: lines of the log and events in the API server."""
+    """What a helper tells of holds: lines of the log and events in the API server."""
 
     def __init__(self) -> None:
         self.now_ns = 0

@@ -1,4 +1,4 @@
-"""The side ends a hot process that hangs, and no other."""
+"""The helper ends a hot process that hangs, and no other."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The side releases what the hot process held when that dies and no other daemon comes, and only then."""
+"""The helper releases what the hot process held when that dies and no other daemon comes, and only then."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ from tests.actions.braked import HIERARCHY, Stand, stand
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
-#: Stands for the hot process: holds a pod, starts its side, and waits; the side looks when its stdin is closed.
+#: Stands for the hot process: holds a pod, starts its helper, and waits; the helper looks when its stdin is closed.
 _HOT = """
 import os, subprocess, sys
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
     assert hot.stdout is not None
     try:
         assert hot.stdout.readline() == "ready\n"
-        # It has become another process by execv meanwhile: the same one to its side, and where
+        # It has become another process by execv meanwhile: the same one to its helper, and where
         # it listens, that listens still.
         hot.stdin.write("look\n")
         assert hot.stdout.readline() == "looked\n"

@@ -1,4 +1,4 @@
-"""What the side knows, without a hot process."""
+"""What the helper knows, without a hot process."""
 
 import os
 from typing import Any

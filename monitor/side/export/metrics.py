@@ -111,7 +111,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Metrics(Collector):
-    """Collects from a `View` and from the side's own parts."""
+    """Collects from a `View` and from the helper's own parts."""
 
     def __init__(self, view: View, processes: ProcessWatch, files: Worker, lines: Worker, server: Server) -> None:
         self.view = view
@@ -211,7 +211,7 @@ class Metrics(Collector):
 
     def _policy(self) -> Iterator[Metric]:
         view, stats = self.view, self.view.stats
-        # What has labels is counted by the side and starts at 0 with it; these two are the hot process's own counts.
+        # What has labels is counted by the helper and starts at 0 with it; these two are the hot process's own counts.
         yield counter("pods_chosen", "Pods chosen for eviction, since the daemon started.", stats.get("decisions"))
         yield counter(
             "oom_victims", "Processes the OOM killer killed, since the daemon started.", stats.get("oom_kills")
@@ -320,7 +320,7 @@ def reload_metrics(state: Reloads) -> Iterator[Metric]:
 
 # What node-level clean-up did, as metrics.
 def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
-    """Since the side started."""
+    """Since the helper started."""
     runs = {(action, result): cleanup.runs[action, result] for action in ACTIONS for result in RESULTS}
     yield counter("reclaim_runs", "Times the node was cleaned up before a pod is evicted.", runs, "action", "result")
     text = "Bytes that were free after a clean-up and not before."
@@ -329,7 +329,7 @@ def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
     yield counter("reclaim_freed_inodes", text, {action: cleanup.freed_inodes[action] for action in ACTIONS}, "action")
 
 
-# Metrics of pods that are held. What is counted here starts at 0 with the side.
+# Metrics of pods that are held. What is counted here starts at 0 with the helper.
 def hold_metrics(view: View) -> Iterator[Metric]:
     holds = view.holds
     now = list(holds.now.values())
