@@ -39,7 +39,7 @@ class Acted(NamedTuple):
 
 @dataclass(slots=True)
 class OnePass:
-    """One pass of the policy: what it saw, then what came of it.
+    """One pass of the policy: what it saw, then its result.
 
     `crossed_ns`: the kernel's time of the crossing that led to it, 0: none did. `coming`: pending releases, by signal.
     `sent`: a pod that got SIGKILL before the pass. `asked`: whether evictions are suspended. `readings` and

@@ -19,7 +19,7 @@ from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Evicted, Killed, LogLine, Reap, Send
 
-#: The kubelet waits this long for a killed pod to be gone before it goes on.
+#: The kubelet waits this long for a killed pod to end before its next eviction.
 EVICTION_TIMEOUT_NS = 30_000_000_000
 
 #: Pids named in a message: one packet has to hold it.
@@ -236,7 +236,7 @@ class Evictor:
         self._send(LogLine(level, msg, fields))
 
 
-#: States, in order: its processes were asked to end, they had their SIGKILL, none is left.
+#: States, in order: its processes got SIGTERM, they got SIGKILL, none is left.
 ASKED, KILLED, GONE = 1, 2, 3
 _STATE, _POD, _STARTED, _KILL_AT, _KILLED, _HELD, _REPORTED, _SENDER = range(8)
 

@@ -182,7 +182,7 @@ class Gauge:
         self._stats.set("sweep_partial", 1)
 
     def go_on_sweeping(self, budget_ns: int, between: Callable[[], object]) -> bool:
-        """Go on with the sweep for so long; whether every counter is exact now.
+        """Continue the sweep for so long; whether every counter is exact now.
 
         ``between`` is called during it, so that crossings do not wait. Raises MonitorError where sweeps no longer
         complete.
@@ -246,7 +246,7 @@ class Gauge:
             self._sweeper.reread()
             return
         runs = self.sweeping
-        with suppress(MonitorError):  # cgroups vanish too fast: the sweeps that are asked for report that
+        with suppress(MonitorError):  # cgroups vanish too fast: requested sweeps report that
             self._sweeper.run()
         if runs:
             self._sweeper.begin(self.unknown)  # the caller waits for the end of a sweep that begins after its request

@@ -57,7 +57,7 @@ class Service:
             self._next_ns = now_ns + self._every_ns
 
     def stopping(self) -> None:
-        """It ends because it was asked to; the last that is sent."""
+        """The daemon ends on request; the last message that is sent."""
         self._send("STOPPING=1")
         self.close()
 

@@ -80,7 +80,7 @@ class SideRestarts:
         self._outbox.resend()
 
     def _look(self, now_ns: int) -> None:
-        """A helper that hangs is killed, and one that does not even die is not waited for."""
+        """Kill a helper that hangs; do not wait for one that does not die."""
         if self._side.is_overdue(now_ns):
             self._complaint = f"the side process {self._hung}: it was killed, does not end, and another was started"
             self._side.leave()

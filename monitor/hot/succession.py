@@ -24,7 +24,7 @@ _MOST = 1000
 
 
 def succeed(parts: Parts) -> None:
-    """Go on with the eviction that the daemon before was at, if it was. Called once, when all pods are known."""
+    """Continue the eviction of the earlier daemon, if there was one. Called once, when all pods are known."""
     evictor, registry, trigger, patience = parts.evictor, parts.registry, parts.trigger, parts.patience
     send, pulled_ns = parts.outbox.send, parts.records.pulled_ns
     noted = evictor.note.read()

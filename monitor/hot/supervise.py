@@ -125,7 +125,7 @@ class Side:
         return bool(self.pid and self._killed_ns)
 
     def leave(self) -> None:
-        """Go on without the killed one: nothing of it will run again but its end."""
+        """Stop waiting for the killed helper: only its end is still to come."""
         self._leaving[self.pidfd] = self.pid
         self.pidfd, self.pid = -1, 0
         self._lost()

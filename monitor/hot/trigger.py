@@ -1,6 +1,6 @@
 """The next victim, ready before it is needed.
 
-Its processes' descriptors, and the trigger in the kernel where that was asked for.
+Its processes' descriptors, and the trigger in the kernel where that is configured.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class CertificateError(TransportError):
 
 
 class InvalidResponse(KubeError):
-    """An answer that is no JSON, or not of the shape that was asked for."""
+    """An answer that is no JSON, or not of the requested shape."""
 
 
 class ResponseTooLarge(KubeError):

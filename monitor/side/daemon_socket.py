@@ -47,7 +47,7 @@ class DaemonSocket:
         self._server: Server | None = None
 
     def open(self) -> None:
-        """Serve. Without a usable run directory the daemon logs a warning and goes on without a socket."""
+        """Serve. Without a usable run directory the daemon logs a warning and runs without a socket."""
         try:
             listener = self._bound()
         except OSError as error:

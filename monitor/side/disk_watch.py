@@ -86,13 +86,13 @@ class WatchedThread:
             self._thread.join(timeout_s)
 
 
-# Node-level clean-up in the daemon: asked for by the hot process, run by commands, counted.
+# Node-level clean-up in the daemon: the hot process requests it, commands do it, the helper counts it.
 #: Actions that a command can do here; the kubelet, or the same command, removes dead containers.
 ACTIONS = (DELETE_IMAGES,)
 
 
 class Cleanup:
-    """``done(actions)`` is called from a thread when a clean-up that was asked for has ended. ``paths`` are on the file
+    """``done(actions)`` is called from a thread when a requested clean-up has ended. ``paths`` are on the file
     systems that are measured before and after.
     """
 

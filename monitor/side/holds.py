@@ -122,11 +122,11 @@ class Holds:
 
     def held(self, message: Held) -> None:
         before = self.now.get(message.pod)
-        if self._evicted.get(message.pod, message.id) != message.id:  # asked to end before, it may use its grace
+        if self._evicted.get(message.pod, message.id) != message.id:  # SIGTERM came before this hold: its grace runs
             self._evicted[message.pod] = message.id
             self._view.send(KubeletEviction(message.pod, for_memory=False))
         if message.id in self._over or (message.resent and before is not None and before.id == message.id):
-            return  # an earlier helper got it, or this one has it already
+            return  # it is over, or it was sent again although this helper has it
         new = before is None or before.id != message.id
         if before is None or new:
             since_ns = message.since_ns or message.ts_ns

@@ -106,7 +106,7 @@ class Writer:
                 self._fd = -1
 
     def _begin(self, first: int) -> None:
-        """Begin a new file; the old ones move up, the oldest goes."""
+        """Begin a new file; the old ones move up, the oldest is deleted."""
         self._make_room()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o640)

@@ -1,7 +1,7 @@
 """`outrace reload` and SIGHUP: the configuration is read again here, in a thread, because a file may take for ever.
 
 All or nothing. What is read is checked whole; then the hot process takes it between two passes and says so by
-`config_number`; only then the helper goes by it. Anything that fails before that leaves the old one in force in both.
+`config_number`; only then the helper uses it. Anything that fails before that leaves the old one in force in both.
 Where pods change with it (the table of services) the hot process keeps both until the last of them is there.
 """
 

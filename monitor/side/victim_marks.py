@@ -111,7 +111,7 @@ class VictimMarks:
             self._wake.set()
 
     def restored(self) -> list[str]:
-        """The pods whose processes have their own values again since it was last asked."""
+        """The pods whose processes have their own values again since the last call."""
         found = []
         while self._restored:
             uid = self._restored.popleft()
@@ -208,7 +208,7 @@ class VictimMarks:
             step()
         except (OSError, MonitorError) as error:
             if isinstance(error, OSError) and error.errno in GONE:
-                return  # the pod is over: the loop will say so
+                return  # the pod is gone: the loop will remove it
             self._failed(uid, str(error))
 
     def _failed(self, uid: str, problem: str) -> None:

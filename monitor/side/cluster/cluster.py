@@ -171,7 +171,7 @@ def _age_s(since_ns: int) -> float:
 
 
 def open_cluster(view: View, files: Worker) -> Cluster | None:
-    """The cluster whose pods these are; None where its API server may not be asked."""
+    """The cluster that the pods come from; None where there is no access to its API server."""
     access = Access.found(view.config)
     try:
         server, whose = access.api_server()

@@ -125,7 +125,7 @@ class Reports:
         self._reports: dict[str, Report] = {}  # by the id of the record, oldest first
         self._retry = Retry(log, BackOff(first_s=0.5, jitter=jitter, clock=clock), clock)
         self._rights_back_off = BackOff(first_s=0.5, jitter=jitter, clock=clock)
-        self._held: set[str] = set()  # namespaces that are not asked until `_held_until`
+        self._held: set[str] = set()  # namespaces that get no event until `_held_until`
         self._held_until = 0.0
         self._denied: set[str] = set()  # those without the right, the last time
         self._refusing: set[str] = set()  # those whose refusal is in the log

@@ -31,7 +31,7 @@ _TRYING = "an earlier daemon left taints on its node; trying to remove them"
 
 @dataclass(frozen=True, slots=True)
 class TaintRecord:
-    """``kubeconfig``: of the API server that was asked; "" is the service account of the pod. ``given``: by
+    """``kubeconfig``: of the API server that has the node; "" is the service account of the pod. ``given``: by
     ``--kubeconfig``, so its exec plugin may run.
     """
 

@@ -135,7 +135,7 @@ class Journal:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def send(self, data: bytes) -> None:
-        """One entry. One too large for a datagram goes as a sealed file, as the protocol wants it."""
+        """Send one entry; one too large for a datagram in a sealed file, as the protocol requires."""
         try:
             self._socket.sendto(data, self._path)
         except OSError as error:

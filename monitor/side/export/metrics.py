@@ -307,7 +307,7 @@ def memory_signals(view: View, domains: Mapping[str, MemoryReading]) -> dict[str
     return seen
 
 
-# What came of `outrace reload` and SIGHUP, as metrics.
+# The results of `outrace reload` and SIGHUP, as metrics.
 def reload_metrics(state: Reloads) -> Iterator[Metric]:
     """A label value for each result from the start, at 0."""
     results = {"taken": state.taken, "refused": state.refused}
