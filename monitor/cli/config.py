@@ -176,7 +176,7 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
     from monitor.kernel import disks
 
     run_config, found = with_disks(resolved.config)
-    capacity = _memory(run_config)
+    capacity, huge_pages = _memory(run_config)
     capacity[PID] = disks.pid_counts()[0]
     # Only what was named is measured, and what is on the same file system.
     named = {os.stat(path).st_dev for path in (run_config.nodefs, run_config.imagefs) if path is not None}
@@ -193,22 +193,27 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
     layout = DiskLayout(run_config.layout_image_fs)
     reserved = resolved.reserved
     return resolved._replace(config=run_config), Node(
-        capacity, reserved["systemReserved"], reserved["kubeReserved"], layout
+        capacity, reserved["systemReserved"], reserved["kubeReserved"], layout, huge_pages
     )
 
 
-def _memory(run_config: RunConfig) -> dict[str, int]:
-    """Bytes of the node and of what its pods may use, as `outrace run` has them while kubepods has no own limit."""
+def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
+    """Bytes of the node and of what its pods may use, as `outrace run` has them while kubepods has no own limit; and
+    bytes of the machine in huge pages.
+    """
     from monitor.kernel import meminfo
 
-    total = meminfo.mem_total()
+    memory = meminfo.MemTotal()
+    total, huge_pages = memory.now(), memory.huge_pages()
     if run_config.node_cgroup is not None:
         from monitor.kernel import cgroupfs
 
         total = cgroupfs.limit(cgroupfs.resolve(cgroupfs.detect(), run_config.node_cgroup)) or total
+        huge_pages = 0
     kept = run_config.reserved if "pods" in run_config.enforce_node_allocatable else 0
-    capacity = {MEMORY: total, ALLOCATABLE_MEMORY: max(0, total - kept)}
-    return {signal: capacity[kubelets] for signal, kubelets in KUBELETS.items()}
+    apart = huge_pages if run_config.huge_pages_apart else 0
+    capacity = {MEMORY: total - apart, ALLOCATABLE_MEMORY: max(0, total - kept)}
+    return {signal: capacity[kubelets] for signal, kubelets in KUBELETS.items()}, huge_pages
 
 
 def _effective(resolved: Resolved, node: Node) -> Sequence[Effective]:

@@ -274,8 +274,8 @@ def _scores(seen: Situation, found: FoundPod) -> dict[str, Any]:
     def note(_level: str, _message: str, /, **fields: object) -> None:
         mismatches.append({key: fields[key] for key in ("container", "pid", "is_now", "should_be")})
 
-    wanted = pod_scores(found, seen.node.capacity, seen.era)
-    OomScores(seen.node.hierarchy, seen.node.capacity, None, note, seen.era).set_pod(found)
+    wanted = pod_scores(found, seen.node.whole, seen.era)
+    OomScores(seen.node.hierarchy, seen.node.whole, None, note, seen.era).set_pod(found)
     containers = [
         {
             "name": c.name,

@@ -121,7 +121,7 @@ def with_default_threshold(config: RunConfig) -> RunConfig:
 
     if config.node_cgroup is not None or as_settled(config).pods != SERVICES:
         return config
-    return over_the_kernels_share(config, meminfo.kernels_share())
+    return over_the_kernels_share(config, meminfo.kernels_share(huge_pages_apart=config.huge_pages_apart))
 
 
 def as_settled(config: RunConfig) -> RunConfig:

@@ -50,11 +50,11 @@ class Node:
         self.is_live = is_live
         self._era = era(config.policy)
         self.hierarchy = cgroupfs.detect()
-        self.mem_total = meminfo.mem_total()
+        self._memory = meminfo.MemTotal()
         self.path = self.hierarchy.root
         if config.node_cgroup is not None:
             self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
-        self.capacity = self._capacity_now()
+        self._look()
         #: What the daemon reported with the last frame (`monitor.side.endpoints`); None: no daemon answered.
         self.reported: dict[str, Any] | None = None
         mine = [t for t in config.thresholds() if t.signal in MEMORY_SIGNALS]
@@ -62,14 +62,16 @@ class Node:
         self.compared = [t for t in kubelets(mine) if t not in mine]
         self.thresholds = [*self.compared, *mine]
 
-    def _capacity_now(self) -> int:
+    def _look(self) -> None:
+        """`whole`: bytes of the machine or the cgroup; `capacity`: what is available of, without huge pages."""
         own = None if self.config.node_cgroup is None else cgroupfs.limit(self.path)
-        return own or meminfo.mem_total()
+        self.whole = own or self._memory.now()
+        self.capacity = self.whole - (self._memory.huge_pages() if self.config.huge_pages_apart else 0)
 
     def frame(self, source: PodSource) -> dict[str, Any]:
         """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
         source.poll()
-        self.capacity = self._capacity_now()  # plugged memory and a changed limit show in the next frame
+        self._look()  # plugged memory and a changed limit show in the next frame
         self.reported = None
         domains, pods, origin = self._read(source.pods)
         reported: dict[str, Any] = self.reported or {}
@@ -120,8 +122,7 @@ class Node:
         kubepods = self.kubepods(found)
         if kubepods is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.
-            capacity = self.capacity - self.config.reserved
-            domains["kubepods"] = cgroupfs.read_cgroup(self.hierarchy, kubepods, capacity)
+            domains["kubepods"] = cgroupfs.read_cgroup(self.hierarchy, kubepods, self.whole - self.config.reserved)
         pods = []
         for pod in found.values():
             try:
@@ -390,7 +391,7 @@ class Sampler:
 
     def _open(self, config: RunConfig, daemon: Daemon | None) -> None:
         self.node = Node(config, daemon, self._is_live)
-        self._source = open_for(config, self.node.hierarchy, self.node.mem_total, self.node.path)
+        self._source = open_for(config, self.node.hierarchy, meminfo.mem_total(), self.node.path)
 
     def close(self) -> None:
         self._source.close()

@@ -68,6 +68,8 @@ class Gauge:
         self.arming.rereads = self.arming.partial and self._node is None
         self._memory = meminfo.MemTotal()
         self._total = self._memory.now()
+        self._huge_pages = self._memory.huge_pages() if config.huge_pages_apart else 0
+        #: What kubepods without a limit of its own has, with what is reserved: of the machine with its huge pages.
         self._capacity = (cgroupfs.limit(self._node) if self._node else None) or self._total
         #: Whether a capacity is another one than the kernel's ceilings were made for (`arm_thresholds` does that).
         self.recapped = False
@@ -75,7 +77,8 @@ class Gauge:
         self._huge_page = meminfo.huge_page()
         version = self.hierarchy.version
         self._step = _STEPS * STEP
-        self.watches = make_watches(self.table, "node", self._node, self._capacity, thresholds, version, self._step)
+        capacity = self._capacity - self._huge_pages
+        self.watches = make_watches(self.table, "node", self._node, capacity, thresholds, version, self._step)
         self.find_kubepods()
         self.sweep_due_ns = 0
         #: Whether the sums are not to be relied on until the sweep is complete.
@@ -122,6 +125,9 @@ class Gauge:
         gone = [watch for watch in self.watches if not watch.is_there()]
         for watch in gone:
             self.lost(watch)
+        if self._config.huge_pages_apart:
+            with suppress(MonitorError):  # no descriptor left: they are what they were
+                self._huge_pages = self._memory.huge_pages()
         self.take_capacities()
         return bool(gone) or self.recapped
 
@@ -138,7 +144,8 @@ class Gauge:
                 continue  # ENODEV: removed; `limits_changed` finds out
             watch.limited = limit is not None
             if watch.name == "node":
-                capacity = self._capacity = limit or self._total
+                self._capacity = limit or self._total
+                capacity = self._capacity - self._huge_pages
             else:
                 capacity = limit or max(0, self._capacity - self._config.reserved)
             if capacity != watch.capacity:

@@ -52,7 +52,13 @@ def huge_pages(path: str | Path = MEMINFO) -> int:
     return read(path).get("Hugetlb", 0)
 
 
-def kernels_share(path: str | Path = MEMINFO, min_free: str | Path = MIN_FREE, zones: str | Path = ZONEINFO) -> int:
+def kernels_share(
+    path: str | Path = MEMINFO,
+    min_free: str | Path = MIN_FREE,
+    zones: str | Path = ZONEINFO,
+    *,
+    huge_pages_apart: bool = False,
+) -> int:
     """Bytes that no process can get although they are neither a process's nor page cache: huge pages set aside, what
     the kernel holds and cannot shrink (slab, page tables, stacks, BPF maps, pages of drivers and balloons), and what it
     keeps free for itself: it kills before it lets that be used (mm/page_alloc.c, ALLOC_WMARK_MIN). Raises CannotError
@@ -63,7 +69,7 @@ def kernels_share(path: str | Path = MEMINFO, min_free: str | Path = MIN_FREE, z
     XFS are in there, and shrink. So at most a sixteenth of the memory and 64 MiB are taken for it.
 
     Nothing in a container with a file of its own (lxcfs): huge pages and what is kept free are the machine's there, and
-    may be more than the container has.
+    may be more than the container has. ``huge_pages_apart``: without huge pages, which the capacity is without too.
     """
     before, found = _of_sysinfo(), read(path)
     if path == MEMINFO and found["MemTotal"] not in (before, _of_sysinfo()):  # it may change just now
@@ -75,7 +81,7 @@ def kernels_share(path: str | Path = MEMINFO, min_free: str | Path = MIN_FREE, z
         kept = int(Path(min_free).read_text()) * 1024
     except (OSError, ValueError):
         kept = 0
-    return huge + min(max(0, held), total // 16 + (64 << 20)) + kept
+    return (0 if huge_pages_apart else huge) + min(max(0, held), total // 16 + (64 << 20)) + kept
 
 
 def _on_cpus(zones: str | Path) -> int:
@@ -102,6 +108,12 @@ class MemTotal:
     def now(self) -> int:
         """Bytes."""
         return _of_sysinfo() if self._by_call else mem_total(self._path)
+
+    def huge_pages(self) -> int:
+        """Bytes of it in huge pages, read from the file; 0 in a container with a file of its own, for which those are
+        the machine's.
+        """
+        return huge_pages(self._path) if self._by_call else 0
 
 
 _PHYS_PAGES = os.sysconf_names["SC_PHYS_PAGES"]

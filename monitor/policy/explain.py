@@ -45,7 +45,7 @@ def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT
             found.append(_usage(one, signal, layout, era, compared=signal in MEMORY_SIGNALS))
     elif signal == PID:
         found = [priority]
-        if era is CURRENT:
+        if era.ranker is None:  # counts are compared since 1.19
             found.append(Comparison("processes", "no stats: goes first" if c.usage is None else str(c.usage)))
     else:
         found = [_usage(one, signal, layout, era, compared=True), priority]

@@ -43,13 +43,14 @@ _LEAST_BYTES = 1 << 20
 @dataclass(frozen=True)
 class Node:
     """What is known of the node: capacities by signal in bytes, inodes or pids (absent: not known), what is reserved
-    for the system and for Kubernetes itself by resource, and the layout of its disks.
+    for the system and for Kubernetes itself by resource, the layout of its disks, and bytes of memory in huge pages.
     """
 
     capacity: Mapping[str, int] = field(default_factory=dict)
     system_reserved: Mapping[str, Quantity] = field(default_factory=dict)
     kube_reserved: Mapping[str, Quantity] = field(default_factory=dict)
     layout: DiskLayout = SINGLE_DISK
+    huge_pages: int = 0
 
 
 def findings(
@@ -65,10 +66,11 @@ def findings(
         *_without_effect(settings, [e for e in thresholds if not e.copy]),
         *_by_definition(thresholds, node),
         *_units([e for e in thresholds if not e.copy], node),
+        *_below_huge_pages(thresholds, node, rules),
         *_soft_below_hard(thresholds, node),
         *_copies(thresholds, node),
         *_replaced(settings, rules, node.layout),
-        *_exceeded(thresholds, node),
+        *_exceeded(thresholds, node, rules),
         *_max_grace(settings, thresholds),
         *_plain(settings, compat),
     ]
@@ -148,6 +150,19 @@ def _max_grace(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[
         yield f"{grace.origin}: {grace.value} has no effect without a soft threshold; give one, or leave it out"
 
 
+def _below_huge_pages(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterator[str]:
+    if rules.huge_pages_apart:
+        return
+    for e in thresholds:
+        t, capacity = e.threshold, node.capacity.get(e.threshold.signal)
+        if t.signal in sig.OF_DOMAIN["node"] and capacity and 0 < t.quantity(capacity) <= node.huge_pages:
+            yield (
+                f"{e.origin}: {t.signal}: {e.text} is never met: under {rules.name} huge pages count as available, "
+                f"here {_shown(t.signal, node.huge_pages)}, and memory runs out before less is; raise it above that, "
+                f"or give --policy {CURRENT.name} if no older kubelet runs here"
+            )
+
+
 def _soft_below_hard(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
     for soft in thresholds:
         for hard in thresholds:
@@ -196,10 +211,11 @@ def _replaced(settings: Settings, rules: Era, layout: DiskLayout) -> Iterator[st
                 )
 
 
-def _exceeded(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+def _exceeded(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterator[str]:
     capacity = {}
     if sig.MEMORY in node.capacity:
-        capacity["memory"] = Quantity.of_bytes(node.capacity[sig.MEMORY])
+        apart = node.huge_pages if rules.huge_pages_apart else 0  # what is reserved is kept from the whole memory
+        capacity["memory"] = Quantity.of_bytes(node.capacity[sig.MEMORY] + apart)
     if sig.NODEFS in node.capacity:
         capacity["ephemeral-storage"] = Quantity.of_bytes(node.capacity[sig.NODEFS])
     hard = [e.threshold for e in thresholds if e.threshold.hard]

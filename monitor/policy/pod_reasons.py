@@ -35,7 +35,7 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
     if pod.qos_class_status:
         return "as its status says (status.qosClass)"
     quality = era.qos_class(pod)
-    whole = pod.resources if era is CURRENT else None
+    whole = pod.resources if era.qos_class is CURRENT.qos_class else None
     holders: list[tuple[str, Container | Resources]] = [("spec.resources", whole)] if whole is not None else []
     holders = holders or [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
     if quality == BEST_EFFORT:
@@ -62,7 +62,7 @@ def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
         return f"{total}: {pod.written['request'] if resource == 'memory' else 'services ask for memory alone'}"
     if not pod.spec_known:
         return f"{total}: its spec is not known, guessed from its cgroup and processes"
-    if era is not CURRENT:
+    if era.request is not CURRENT.request:
         regular = sum((c.requests.get(resource, ZERO) for c in pod.containers), ZERO)
         rule = "the containers' together" if total == regular else "the largest init container's"
         return f"{total}: {rule} ({era.name} knows no sidecars, overhead or pod-level requests)"

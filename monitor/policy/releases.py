@@ -1,13 +1,13 @@
 """The kubelet's policy through the years: what changed is here, what did not is the policy itself.
 
-`kubelet-1.36` is today's and the default. `kubelet-1.17` and `kubelet-1.8` are those of the releases that many guides,
+`kubelet-1.37` is today's and the default. `kubelet-1.17` and `kubelet-1.8` are those of the releases that many guides,
 and quite some running clusters, still describe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from monitor.policy.errors import PolicyError
@@ -30,7 +30,8 @@ class Era:
     """What a release decides in its own way.
 
     `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s` is the grace passed on for a
-    hard eviction; `containerfs`: the release knows a container file system. `request` and `qos_class` are what
+    hard eviction; `containerfs`: the release knows a container file system; `huge_pages_apart`: the capacity that
+    memory.available is of is without the machine's huge pages. `request` and `qos_class` are what
     `memory_key` is fed: it ranks a candidate for memory by its numbers and its class alone, so that no Pod is needed
     where every microsecond counts; its order is that of `ranker` (None: today's, of
     `monitor.policy.victims`, which the hot process does not need).
@@ -44,6 +45,7 @@ class Era:
     is_critical: Callable[[Pod], bool]
     hard_grace_s: int
     containerfs: bool
+    huge_pages_apart: bool = False
     request: Callable[[Pod, str], Quantity] = pod_request
     qos_class: Callable[[Pod], str] = qos_class
     memory_key: Callable[[Candidate], Key] = memory_key
@@ -70,7 +72,7 @@ class Era:
 
 
 CURRENT = Era(
-    name="kubelet-1.36",
+    name="kubelet-1.37",
     signals=SIGNALS,
     default_hard=DEFAULT_HARD,
     oom_score_adj=oom_score_adj,
@@ -78,15 +80,19 @@ CURRENT = Era(
     is_critical=is_critical,
     hard_grace_s=1,
     containerfs=True,
+    huge_pages_apart=True,
 )
+#: 1.37 with the feature gate HugepageAwareEviction off decides as 1.36 does.
+KUBELET_1_36 = replace(CURRENT, name="kubelet-1.36", huge_pages_apart=False)
 #: The names of all eras, newest first.
-ERAS = ("kubelet-1.36", "kubelet-1.17", "kubelet-1.8")
+ERAS = ("kubelet-1.37", "kubelet-1.36", "kubelet-1.17", "kubelet-1.8")
 
 
 def era(name: str) -> Era:
     """The era called ``name``; raises PolicyError."""
-    if name == CURRENT.name:
-        return CURRENT
+    for each in (CURRENT, KUBELET_1_36):
+        if name == each.name:
+            return each
     if name in ERAS:
         # The old ones are read only by those who ask for them.
         from monitor.policy.old_releases import KUBELET_1_8, KUBELET_1_17

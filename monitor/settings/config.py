@@ -33,7 +33,7 @@ LEFT_FDS = "OUTRACE_LEFT_FDS"
 SIDE = "OUTRACE_SIDE"
 
 #: `monitor.policy.releases.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
-CURRENT_POLICY = "kubelet-1.36"
+CURRENT_POLICY = "kubelet-1.37"
 #: Bytes that a pod moves before it is ranked again: small against any threshold, few records at full speed.
 STEP = 1 << 20
 #: What is done about a pod at a crossing: logged, braked, killed.
@@ -141,6 +141,15 @@ class RunConfig:
     def reserved(self) -> int:
         """Bytes reserved for the system and Kubernetes itself."""
         return self.system_reserved + self.kube_reserved
+
+    @property
+    def huge_pages_apart(self) -> bool:
+        """Whether the capacity that memory.available is of is without huge pages: the machine's, by its release. A
+        cgroup's limit is for memory without them.
+        """
+        from monitor.policy.releases import era
+
+        return self.node_cgroup is None and era(self.policy).huge_pages_apart
 
     @property
     def mode(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from monitor.actions.status import EvictedPod, StatusStore
 from monitor.errors import MonitorError
-from monitor.kernel import cgroup_procs, cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
@@ -201,7 +201,9 @@ class MessageHandler:
         node = message.observation.get("node")
         if node is not None and node["capacity"] != self.view.capacity:
             self.view.capacity = node["capacity"]
-            self._set_capacity(self.view.capacity)
+            # A kubelet makes oom_score_adj of the machine's whole memory, also where huge pages are apart.
+            apart = self.view.config.huge_pages_apart
+            self._set_capacity(meminfo.mem_total() if apart else self.view.capacity)
         if tuple(message.conditions) != tuple(before):  # a list as it comes over the socket
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 

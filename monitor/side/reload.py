@@ -110,7 +110,8 @@ class Reloader:
         """
         before = self._view.config
         try:
-            self._share, share = (seen := meminfo.kernels_share()), min(seen, self._share)
+            seen = meminfo.kernels_share(huge_pages_apart=before.huge_pages_apart)
+            self._share, share = seen, min(seen, self._share)
             if abs(share - before.kernels_share) < FOLLOW_STEP or before.record or is_replaced():
                 return
             from monitor.settings.read import over_the_kernels_share

@@ -151,7 +151,9 @@ def _settings(chance: random.Random, line: int) -> dict[str, Any]:
         lambda: {"hold": True, "two_steps": True, "hold_limit_ns": 3 * SECOND},
         lambda: {"hold": True, "never_kill": True},
     )
-    made = chance.choice(ways)() | {"policy": chance.choice(ERAS), "compat": chance.choice(("sane", "kubelet-1.36"))}
+    made = chance.choice(ways)()
+    made["policy"] = chance.choice(ERAS[1:])  # those of the kept answers: without huge pages 1.37 decides as 1.36
+    made["compat"] = chance.choice(("sane", "kubelet-1.36"))
     if chance.random() < 0.5:
         made["eviction_soft"] = {"memory.available": f"{2 * line}Mi"}
         made["eviction_soft_grace_period"] = {"memory.available": chance.choice(("0s", "500ms", "2s"))}

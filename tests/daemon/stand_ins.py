@@ -27,6 +27,7 @@ def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: A
     given: Any = SimpleNamespace(
         **{
             "node_cgroup": "",
+            "huge_pages_apart": False,
             "cgroup_root": "/no-kubepods",
             "step": 0,
             "enforce": False,

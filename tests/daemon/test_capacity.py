@@ -15,10 +15,15 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.node import LabNode
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.thresholds import parse_thresholds
+from monitor.settings.config import RunConfig
+from monitor.side.message_handler import MessageHandler
+from monitor.side.worker import Worker
 from monitor.sources.watch import make_watch
 from tests import live
 from tests.daemon import stand_ins
+from tests.daemon.harness import STATE
 from tests.daemon.hot_node import hard, hot_node
+from tests.side.views import view
 
 MIB, GIB = live.MIB, 1 << 30
 CHANGED = "the capacity has changed; thresholds follow it"
@@ -70,6 +75,45 @@ def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch)
         gauge.take_capacities()
         assert (node.capacity, pods.capacity) == (4 * GIB, 2 * GIB)
         pods.close()
+
+
+@pytest.mark.parametrize(("apart", "huge"), [(True, 2 * GIB), (False, 0)])
+def test_the_machines_capacity_is_without_huge_pages(monkeypatch: pytest.MonkeyPatch, apart: bool, huge: int) -> None:
+    """Since 1.37; what kubepods gets is of the whole memory. The file is read once a second, never at a look."""
+    pages, reads = [huge], []
+    memory = SimpleNamespace(now=lambda: 16 * GIB, huge_pages=lambda: reads.append(1) or pages[0])
+    monkeypatch.setattr(meminfo, "MemTotal", lambda: memory)
+    thresholds = parse_thresholds({MEMORY: "25%"})
+    gauge = stand_ins.gauge(thresholds, config={"reserved": GIB, "huge_pages_apart": apart})
+    (node,) = gauge.watches
+    pods: Any = SimpleNamespace(name="kubepods", capacity=15 * GIB, limit_now=lambda: None, is_there=lambda: True)
+    gauge.watches.append(pods)
+    assert (node.capacity, node.lines) == (16 * GIB - huge, ((16 * GIB - huge) // 4,))
+    assert not gauge.limits_changed()
+    assert len(reads) == 2 * apart
+    pages[0] = 3 * GIB
+    gauge.take_capacities()
+    assert node.capacity == 16 * GIB - huge
+    assert gauge.limits_changed() is apart
+    assert (node.capacity, pods.capacity) == (13 * GIB if apart else 16 * GIB, 15 * GIB)
+
+
+def test_only_the_machine_is_without_huge_pages(tmp_path: Path) -> None:
+    """A cgroup's limit is for other memory than that."""
+    for policy, node, apart in (("1.37", None, True), ("1.36", None, False), ("1.37", str(tmp_path), False)):
+        assert RunConfig(policy=f"kubelet-{policy}", node_cgroup=node).huge_pages_apart is apart
+
+
+@pytest.mark.parametrize("node", [None, "/sys/fs/cgroup/none"])
+def test_scores_are_of_the_whole_memory(node: str | None, tmp_path: Path) -> None:
+    """As a kubelet's oom_score_adj, huge pages or not; of a node that is a cgroup they are of its limit."""
+    total, scored = meminfo.mem_total(), list[int]()
+    known = view(RunConfig(state_dir=str(tmp_path), node_cgroup=node), cgroupfs.Hierarchy(2, tmp_path), total)
+    handler = MessageHandler(known, Worker("files"), lambda _: None, lambda _: None, scored.append)
+    for capacity in (total - GIB, total - GIB, total - 2 * GIB):
+        assert handler.handle(STATE._replace(observation={"node": {"capacity": capacity}}))
+        assert known.capacity == capacity
+    assert scored == [total if node is None else total - GIB, total if node is None else total - 2 * GIB]
 
 
 @pytest.mark.kernel

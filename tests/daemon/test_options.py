@@ -83,7 +83,7 @@ OPTIONS = {
     "trigger": Row("kernel", "kernel", (("nobody", "user, kernel"),)),
     "evict-by": Row("api", "api", (("hand", "kill, api"),)),
     "node-taints": Row("own", "own", (("all", "none, own"),)),
-    "policy": Row("kubelet-1.17", "kubelet-1.17", (("kubelet-1.20", "kubelet-1.36, kubelet-1.17, kubelet-1.8"),)),
+    "policy": Row("kubelet-1.17", "kubelet-1.17", (("kubelet-1.20", "kubelet-1.37, kubelet-1.36, kubelet-1.17"),)),
     "eviction-hard": Row(
         {"memory.available": "2Gi"},
         {"memory.available": "2Gi"},

@@ -115,7 +115,7 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     # Steps of less than 16 MiB are none, and what only one look shows is no rise.
     shares = [90 * MIB, 500 * MIB, 90 * MIB, 200 * MIB, 210 * MIB, 205 * MIB, 190 * MIB]
     monkeypatch.setattr(reload, "FOLLOW_S", 0.01)
-    monkeypatch.setattr(meminfo, "kernels_share", lambda: shares.pop(0) if len(shares) > 1 else shares[0])
+    monkeypatch.setattr(meminfo, "kernels_share", lambda **_: shares.pop(0) if len(shares) > 1 else shares[0])
     config = dataclasses.replace(started("{}\n", tmp_path), pods="services")
     stats, log = Counters(), Lines()
 
@@ -140,7 +140,7 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
 ) -> None:
     looks: list[int] = []
     monkeypatch.setattr(reload, "FOLLOW_S", 0.01)
-    monkeypatch.setattr(meminfo, "kernels_share", lambda: looks.append(1) or 900 * MIB)
+    monkeypatch.setattr(meminfo, "kernels_share", lambda **_: looks.append(1) or 900 * MIB)
     config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
     view: Any = SimpleNamespace(config=config, stats=Counters(), log=Lines())
     Reloader(view)

@@ -59,6 +59,21 @@ def test_what_the_kernel_keeps_no_process_can_get(tmp_path: Path, text: str, mor
     assert meminfo.kernels_share(*files) == kib << 10
 
 
+def test_huge_pages_are_counted_once(tmp_path: Path) -> None:
+    """Where the capacity is without them, the kernel's share is too."""
+    (tmp_path / "meminfo").write_text(f"{HELD}Hugetlb: 2097152 kB\n")
+    files = (tmp_path / name for name in ("meminfo", "min_free_kbytes", "zoneinfo"))
+    assert meminfo.kernels_share(*files, huge_pages_apart=True) == (512 + 64) << 20
+
+
+def test_huge_pages_of_another_machine_are_none_of_this_one(tmp_path: Path) -> None:
+    """As in a container with lxcfs."""
+    total = meminfo.mem_total()
+    for size, huge in ((total, 2 << 20), (total // 2, 0)):
+        (tmp_path / "meminfo").write_text(f"MemTotal: {size >> 10} kB\nHugetlb: 2048 kB\n")
+        assert meminfo.MemTotal(tmp_path / "meminfo").huge_pages() == huge
+
+
 def test_meminfo_is_bytes_and_skips_what_it_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemFree: 1 kB\n")
     with pytest.raises(CannotError, match="meminfo has no MemTotal"):

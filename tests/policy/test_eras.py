@@ -1,5 +1,6 @@
 """The policies of older releases, by the rules and examples of the guides that describe them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from monitor.policy.eviction_pass import PassConfig, PassState
 from monitor.policy.kubelet_pass import kubelet_pass
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.oom_score import oom_score_adj
+from monitor.policy.pod_reasons import why_class, why_critical, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era
@@ -43,11 +45,25 @@ def guaranteed(name: str, **spec: Any) -> Pod:
 
 def test_names() -> None:
     assert [era(name).name for name in ERAS] == list(ERAS)
-    assert era("kubelet-1.36") is CURRENT
+    assert era("kubelet-1.37") is CURRENT
     with pytest.raises(
-        PolicyError, match=r"'kubelet-1\.9' is not known: use kubelet-1\.36, kubelet-1\.17, kubelet-1\.8"
+        PolicyError, match=r"'kubelet-1\.9' is not known: use kubelet-1\.37, kubelet-1\.36, kubelet-1\.17, kubelet-1\.8"
     ):
         era("kubelet-1.9")
+
+
+def test_huge_pages_are_all_that_1_37_decides_otherwise() -> None:
+    assert [era(name).huge_pages_apart for name in ERAS] == [True, False, False, False]
+    assert replace(era("kubelet-1.36"), name=CURRENT.name, huge_pages_apart=True) == CURRENT
+
+
+@given(crowds())
+def test_1_36_is_explained_as_1_37(crowd: tuple[list[Pod], list[dict[str, Any]]]) -> None:
+    before = era("kubelet-1.36")
+    for one in crowd[0]:
+        assert why_class(one, before) == why_class(one)
+        assert why_request(one, "memory", before) == why_request(one, "memory")
+        assert why_critical(one, before) == why_critical(one)
 
 
 # ---- order of eviction

@@ -51,10 +51,10 @@ def test_the_grace_that_is_given(made: Outcome, seconds: int) -> None:
 
 
 def test_a_kubelet_passes_on_what_its_release_has() -> None:
-    assert [grace_s(PassConfig((), 0, era=era(name)), outcome(HARD, grace=1)) for name in ERAS] == [1, 0, 0]
+    assert [grace_s(PassConfig((), 0, era=era(name)), outcome(HARD, grace=1)) for name in ERAS] == [1, 1, 0, 0]
     assert grace_s(PassConfig((), 0), outcome(SOFT, HARD, grace=30)) == 30
-    assert [PassConfig((), 0, era=era(name)).limit_grace_s for name in ERAS] == [1, 0, 0]
-    assert [PassConfig((), 0, era=era(name), kill_at_once=True).limit_grace_s for name in ERAS] == [1, 1, 1]
+    assert [PassConfig((), 0, era=era(name)).limit_grace_s for name in ERAS] == [1, 1, 0, 0]
+    assert [PassConfig((), 0, era=era(name), kill_at_once=True).limit_grace_s for name in ERAS] == [1, 1, 1, 1]
 
 
 SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, "nodefs.available", "pid.available")

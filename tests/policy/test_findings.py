@@ -1,5 +1,6 @@
 """What is allowed in a configuration and bites: each finding where it belongs, and nowhere else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from monitor.policy.configuration import Given, Source, in_force
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
 from monitor.policy.quantity import Quantity
-from monitor.policy.releases import era
+from monitor.policy.releases import CURRENT, ERAS, era
 from monitor.policy.thresholds import DEFAULT_HARD
 
 GI = 1 << 30
@@ -25,8 +26,31 @@ def found(node: Node = MACHINE, drop_ins: tuple[Source, ...] = (), compat: str =
 def test_no_findings() -> None:
     assert (found(), found(evictionHard=ALL)) == ([], [])
     assert findings(in_force(), (), Node()) == []
-    for name in ("kubelet-1.17", "kubelet-1.8"):
+    for name in ERAS:
         assert findings(in_force(rules=era(name)), (), MACHINE, era(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "gib", "lines"),
+    [("1Gi", 1, 1), ("1Gi", 2, 1), ("1025Mi", 1, 0), ("9%", 1, 1), ("11%", 1, 0), ("1Gi", 0, 0), ("0%", 1, 0)],
+)
+def test_a_line_below_huge_pages_is_never_met_before_1_37(text: str, gib: int, lines: int) -> None:
+    """100Mi free and 1 GiB in huge pages are 1.1 GiB available there."""
+    node = replace(MACHINE, huge_pages=gib * GI)
+    settings = in_force(Source("file", {"evictionHard": {**ALL, "memory.available": text}}))
+    for name in ERAS:
+        found = [line for line in findings(settings, (), node, era(name)) if "huge pages" in line]
+        assert len(found) == (0 if name == CURRENT.name else lines)
+        for line in found:
+            assert line.startswith(f"file: evictionHard: memory.available: {text} is never met: under {name} huge")
+            assert f"here {gib}Gi," in line
+
+
+def test_what_is_reserved_is_of_the_whole_memory() -> None:
+    """9 GiB of 10, and 100Mi: with 2 GiB in huge pages, which leave a capacity of 8 GiB."""
+    node = Node({"memory.available": 8 * GI}, {"memory": Quantity.parse("9Gi")}, huge_pages=2 * GI)
+    assert not [line for line in found(node) if "would not start" in line]
+    assert [line for line in found(replace(node, huge_pages=GI)) if "would not start" in line]
 
 
 @pytest.mark.parametrize(
