@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.kube.client import ApiClient
 from monitor.kube.kubelet import KubeletClient
+from monitor.kube.resources import NODES
 from monitor.pods.access import Access
 from monitor.pods.node_kubelet import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, SOFT, TEXT_MAPS, Given, Source
 from monitor.policy.errors import PolicyError
-from monitor.policy.releases import CURRENT
+from monitor.policy.releases import CURRENT, KUBELET_1_36
 from monitor.policy.thresholds import parse_flag_map
 from monitor.policy.translate import BOOLEANS
 from monitor.settings import values
-from monitor.settings.options import KUBELET_KEYS, NUMBER, SETTINGS, Option
+from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, NUMBER, SETTINGS, Option
 
 #: Seconds that the kubelet may take to answer.
 _TIMEOUT_S = 3.0
+#: Seconds to connect to the API server: a start waits for it.
+_CONNECT_S = 1.0
 #: What /configz leaves out where it is empty (omitempty), though it has a default: then it is empty, not the default.
 _EMPTY: Mapping[str, Any] = {HARD: {}, ENFORCE: []}
 
@@ -48,6 +53,26 @@ def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda 
         # The first is the file, whose defaults count: a drop-in or flag alone is laid over an empty one.
         sources.insert(0, Source(f"the kubelet ({kubelet.installation}, without a file)", {}))
     return tuple(sources)
+
+
+def kubelet_release(access: Access) -> Given | None:
+    """The release of this node's kubelet by the version in its Node object; None where that cannot be had."""
+    if access.kubelet.refused:
+        return None
+    try:
+        cluster, _ = access.api_server()
+        client = ApiClient(cluster, timeout_s=_TIMEOUT_S, connect_s=_CONNECT_S)
+        try:
+            version = str(client.get(NODES, access.node)["status"]["nodeInfo"]["kubeletVersion"])
+        finally:
+            client.close()
+    except (MonitorError, KeyError, TypeError):
+        return None
+    found = re.fullmatch(r"v(\d{1,4})\.(\d{1,4})\.[\w.+-]{1,60}", version, re.ASCII)
+    if found is None:
+        return None
+    name = CURRENT.name if (int(found[1]), int(found[2])) >= (1, 37) else KUBELET_1_36.name
+    return Given(name, f"the kubelet's version {version} at {cluster.server}")
 
 
 def differences(options: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple[str, ...]:
@@ -85,7 +110,7 @@ def _configz(access: Access) -> Source:
 
 def _known(content: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that are ours."""
-    return {key: content[key] for key in KUBELET_KEYS if content.get(key) is not None}
+    return {key: content[key] for key in (*KUBELET_KEYS, FEATURE_GATES) if content.get(key) is not None}
 
 
 def _replacing(flags: Mapping[str, Any], before: Sequence[Source]) -> dict[str, Any]:
@@ -102,6 +127,9 @@ def _replacing(flags: Mapping[str, Any], before: Sequence[Source]) -> dict[str, 
 def _flags(kubelet: NodeKubelet) -> dict[str, Any]:
     """Flags of its installer that are keys of its configuration too, as the file would have them."""
     found: dict[str, Any] = {}
+    if gates := kubelet.flags.get("feature-gates"):
+        pairs = (pair.partition("=") for pair in gates.split(","))
+        found[FEATURE_GATES] = {name.strip(): BOOLEANS.get(text.strip()) for name, _, text in pairs}
     for setting in SETTINGS:
         text = kubelet.flags.get(setting.name)
         if text is None or not setting.kubelet_key:

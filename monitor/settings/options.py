@@ -368,3 +368,5 @@ GONE_OPTIONS = {
 SETTINGS = tuple(option for option in OPTIONS if option.field)
 OWN_KEYS = tuple(option.name for option in OPTIONS if option.own_file)
 KUBELET_KEYS = (*(option.kubelet_key for option in SETTINGS if option.kubelet_key), MERGE_DEFAULTS)
+#: Another key of its file, by which its release is known.
+FEATURE_GATES = "featureGates"

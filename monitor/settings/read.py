@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,17 +31,19 @@ from monitor.policy.configuration import (
 )
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.releases import CURRENT, Era, era
+from monitor.policy.releases import CURRENT, KUBELET_1_36, Era, era
 from monitor.policy.signals import GONE, MEMORY, OWN_SIGNALS
 from monitor.settings import files, values
 from monitor.settings.config import ENFORCE, HOLD, RunConfig
-from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
+from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
 
 if TYPE_CHECKING:
     from monitor.pods.spec import Choice
 
 _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
 _PATHS = frozenset(setting.name for setting in SETTINGS if setting.parse is values.absolute_path)
+#: Of 1.37, where it is on by default: memory.available is without huge pages. (A kubelet without it does not start.)
+HUGE_PAGES_GATE = "HugepageAwareEviction"
 #: Field, option, the value that needs an API server, the one that does not.
 _OF_A_CLUSTER = (("evict_by", "--evict-by", "api", "kill"), ("node_taints", "--node-taints", "own", "none"))
 
@@ -100,10 +102,13 @@ def _over_kubelet(options: Mapping[str, Given]) -> Resolved:
     if not (kubelet := find_kubelet()).is_there:
         return resolve(options)
     from monitor.pods.access import Access
-    from monitor.settings.kubelet_own import differences, kubelet_sources
+    from monitor.settings.kubelet_own import differences, kubelet_release, kubelet_sources
 
     unread: list[str] = []
-    found = kubelet_sources(Access.found(resolve(options).config, kubelet), unread.append)
+    access = Access.found(resolve(options).config, kubelet)
+    found = kubelet_sources(access, unread.append)
+    if "policy" not in options and not _by_gate(found) and (version := kubelet_release(access)) is not None:
+        options = {**options, "policy": version}
     resolved = resolve(options, found[0] if found else None, found[1:])
     own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     config = dataclasses.replace(
@@ -117,7 +122,8 @@ def _over_kubelet(options: Mapping[str, Given]) -> Resolved:
 
 def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:
     """The options of outrace itself (by option name, not parsed) over a kubelet's files. Raises ConfigError."""
-    own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
+    own = _by_gate(tuple(filter(None, (file, *drop_ins))))
+    own |= {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     rules = era(own["policy"].value if "policy" in own else CURRENT.name)
     for source in filter(None, (file, *drop_ins)):
         if not isinstance(source.content.get(MERGE_DEFAULTS), bool | None):
@@ -152,6 +158,18 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
     check_mode(config)
     _check_thresholds(config, settings, rules, {given.origin for given in own.values()})
     return Resolved(config, settings, reserved, drop_ins)
+
+
+def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
+    """The option `policy`, where a kubelet's feature gate of huge pages decides it: the last source that sets it."""
+    for gate in (HUGE_PAGES_GATE, "AllBeta"):
+        for source in reversed(sources):
+            gates = source.content.get(FEATURE_GATES)
+            on = gates.get(gate) if isinstance(gates, dict) else None
+            if on is False or (on is True and gate == HUGE_PAGES_GATE):
+                name = CURRENT.name if on else KUBELET_1_36.name
+                return {"policy": Given(name, f"{source.name}: {FEATURE_GATES}.{gate}")}
+    return {}
 
 
 def resolved_again(config: RunConfig) -> Resolved:

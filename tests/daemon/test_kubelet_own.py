@@ -22,6 +22,7 @@ from monitor.settings.read import Resolved, check_enforced, read
 from tests.daemon.config_files import KUBELET, build, kubeconfig, write
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
+from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
 from tests.kube.fake_tls import Pair
 
@@ -188,6 +189,81 @@ def test_whose_line_it_is_that_holds_stay_above(monkeypatch: pytest.MonkeyPatch,
         ({"mode": "enforce"}, False),
     ):
         assert _with_pods(build(given, None, str(file)))[0].two_steps == held_above
+
+
+# ---- its release
+
+GATE = "HugepageAwareEviction"
+
+
+@pytest.mark.parametrize(
+    ("gates", "expected"),
+    [
+        ({GATE: False}, "kubelet-1.36"),
+        ({GATE: True, "AllBeta": False}, "kubelet-1.37"),
+        ({"AllBeta": False}, "kubelet-1.36"),
+        ({"AllBeta": True}, "kubelet-1.37"),
+        ([GATE], "kubelet-1.37"),
+    ],
+)
+def test_its_gate_makes_the_release(
+    gates: Any, expected: str, server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.config = {"featureGates": gates}
+    config = resolved(monkeypatch, running(server, serving, tmp_path)).config
+    assert config.policy == expected
+    named = isinstance(gates, dict) and gates != {"AllBeta": True}
+    where = f"the kubelet's /configz at https://127.0.0.1:{server.port}: featureGates.{next(iter(gates))}"
+    assert config.origins["policy"] == (where if named else "default")
+    assert (
+        resolved(monkeypatch, running(server, serving, tmp_path), policy="kubelet-1.17").config.policy == "kubelet-1.17"
+    )
+
+
+def test_the_gate_of_files_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is given; the kubelet's own; a drop-in and a flag over that."""
+    given = write(tmp_path, "k.yaml", f"{KUBELET}featureGates: {{{GATE}: false}}\n")
+    config = build({}, None, given)
+    assert (config.policy, config.origins["policy"]) == ("kubelet-1.36", f"{given}: featureGates.{GATE}")
+    off, on = {"featureGates": {GATE: False}}, {"featureGates": {GATE: True}}
+    found = {"config_path": Path("/k.yaml"), "config": off}
+    for more, expected in (
+        ({}, "kubelet-1.36"),
+        ({"drop_ins": ((Path("/d/1.conf"), on),)}, "kubelet-1.37"),
+        ({"flags": {"feature-gates": f"A=true, {GATE}=true,B"}}, "kubelet-1.37"),
+    ):
+        kubelet = NodeKubelet("kubeadm", **{**found, **more})  # type: ignore[arg-type]
+        assert resolved(monkeypatch, kubelet).config.policy == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("v1.36.2", "kubelet-1.36"), ("v1.9.0", "kubelet-1.36"), ("v1.37.0-beta.0", "kubelet-1.37"),
+        ("v1.36.2+k3s1", "kubelet-1.36"), ("v2.0.0", "kubelet-1.37"), ("1.36", ""), (None, ""), ("v1.36.0 now", ""),
+    ],
+)  # fmt: skip
+def test_its_version_makes_the_release(
+    version: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeApiServer()
+    try:
+        status = {"nodeInfo": {"kubeletVersion": version}} if version else {}
+        api.store.create("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": status})
+        credentials = kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{api.port}", token="t")
+        flags = {"hostname-override": "n", "port": "1"}
+        kubelet = NodeKubelet("kubeadm", flags, Path("/k.yaml"), {}, credentials)
+        config = resolved(monkeypatch, kubelet).config
+        origin = f"the kubelet's version {version} at http://127.0.0.1:{api.port}" if expected else "default"
+        assert (config.policy, config.origins["policy"]) == (expected or "kubelet-1.37", origin)
+        # A gate and --policy say it better, and what others can write is not believed.
+        gated = dataclasses.replace(kubelet, config={"featureGates": {GATE: True}})
+        assert resolved(monkeypatch, gated).config.policy == "kubelet-1.37"
+        assert resolved(monkeypatch, kubelet, policy="kubelet-1.8").config.policy == "kubelet-1.8"
+        refused = dataclasses.replace(kubelet, refused="others can write it")
+        assert resolved(monkeypatch, refused).config.origins["policy"] == "default"
+    finally:
+        api.close()
 
 
 def test_without_credentials_nobody_is_asked() -> None:
