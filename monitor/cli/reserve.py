@@ -92,12 +92,14 @@ def reserve(model: str, output: str, **options: Any) -> None:
     node = _node(model, options)
     wanted = _amount("growth", options["growth"])
     try:
-        sizings, made, notes = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
+        sizings, made, notes, apart = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
     except PolicyError as error:
         raise ConfigError(f"--{error}") from None
     memory = next(sizing for sizing in sizings if sizing.resource == MEMORY_RESOURCE)
-    kernels = meminfo.kernels_share() if options["this_node"] and options["memory"] is None else 0
-    growth = _growth(memory, wanted, kernels)
+    here = options["this_node"] and options["memory"] is None
+    kernels = meminfo.kernels_share(huge_pages_apart=apart) if here else 0
+    beyond = kernels if apart else max(memory.of(HUGE), kernels)  # huge pages are in what the kernel keeps
+    growth = _growth(memory, wanted, kernels, beyond)
     if output == "json":
         print_json(_json(model, node, options, sizings, made, notes) | {"growth": growth})
         return
@@ -106,14 +108,15 @@ def reserve(model: str, output: str, **options: Any) -> None:
 
         click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
     else:
-        for line in (*_lines(sizings, node), "", *_growth_lines(memory, growth)):
+        for line in (*_lines(sizings, node), "", *_growth_lines(memory, growth, beyond)):
             click.echo(line)
     for note in notes:
         click.echo(f"note: {note}", err=True)
 
 
-#: The resources, a KubeletConfiguration that makes a node so, and what is to be known of it.
-_Sized = tuple[list[Sizing], dict[str, Any], list[str]]
+#: The resources, a KubeletConfiguration that makes a node so, what is to be known of it, and whether huge pages do not
+#: count as available.
+_Sized = tuple[list[Sizing], dict[str, Any], list[str], bool]
 
 
 def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
@@ -142,7 +145,8 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
             )
     texts = resolved.settings.texts
     reserved = {field: texts(field) for field in (SYSTEM, KUBE)}  # as they were written, and of all resources
-    return sizings, kubelet_configuration(reserved, texts(HARD), enforce, options["max_pods"]), notes
+    made = kubelet_configuration(reserved, texts(HARD), enforce, options["max_pods"])
+    return sizings, made, notes, resolved.config.huge_pages_apart
 
 
 def _kubelet_terms(resolved: Resolved, resource: str, capacity: int) -> list[Term]:
@@ -175,7 +179,8 @@ def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
         _size(node, resource, unit, capacity, memory if resource == MEMORY_RESOURCE else terms[resource](capacity))
         for resource, unit, capacity in _capacities(node)
     ]
-    return sizings, kubelet_configuration(reservations(sizings), DEFAULT_HARD, ["pods"], max_pods), []
+    # Whether its kubelet knows them apart is not known here: on the safe side they count as available.
+    return sizings, kubelet_configuration(reservations(sizings), DEFAULT_HARD, ["pods"], max_pods), [], False
 
 
 def _size(node: _Node, resource: str, unit: str, capacity: int, terms: Sequence[Term], enforced: bool = True) -> Sizing:
@@ -325,11 +330,12 @@ def _formula(sizing: Sizing) -> str:
     return "capacity - reserved - eviction threshold" + (" - huge pages" if sizing.of(HUGE) else "")
 
 
-def _growth(memory: Sizing, wanted: int | None, kernels: int) -> dict[str, Any]:
+def _growth(memory: Sizing, wanted: int | None, kernels: int, beyond: int) -> dict[str, Any]:
     """``wanted``: bytes a second that are to be survived; None: nobody asked. ``kernels``: bytes that the kernel keeps
-    (`monitor.kernel.meminfo.kernels_share`; 0: not known): they count as available, and no process gets them.
+    (`monitor.kernel.meminfo.kernels_share`; 0: not known). ``beyond``: bytes that count as available, and no process
+    can grow into them.
     """
-    threshold, beyond = memory.of(EVICTION), _beyond(memory, kernels)
+    threshold = memory.of(EVICTION)
     return {
         "threshold_bytes": threshold,
         # Pods that use all of Allocatable leave this much above the threshold: what is reserved.
@@ -360,13 +366,13 @@ def _need(memory: Sizing, wanted: int, beyond: int, reaction: Reaction) -> dict[
     }
 
 
-def _growth_lines(memory: Sizing, growth: Mapping[str, Any]) -> Iterator[str]:
+def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Iterator[str]:
     """What `_growth` has, as tables."""
     kernels = growth["kernel_keeps_bytes"]
     if threshold := growth["threshold_bytes"]:
         yield f"With {MEMORY}<{written(memory, threshold)}, eviction wins against this growth:"
-        if beyond := _beyond(memory, kernels):
-            what = "that the kernel keeps" if kernels > memory.of(HUGE) else "in huge pages"
+        if beyond:
+            what = "that the kernel keeps" if beyond == kernels else "in huge pages"
             yield f"({written(memory, beyond)} {what} count as available, and pods cannot grow into them.)"
         survived = [
             (
@@ -398,8 +404,3 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any]) -> Iterator[str]:
         for each in growth["needs"]
     ]
     yield from table_lines(["who reacts", "threshold", "allocatable then"], rows, prose=True)
-
-
-def _beyond(memory: Sizing, kernels: int) -> int:
-    """Bytes that count as available and that nobody can grow into. (Huge pages are in what the kernel keeps.)"""
-    return max(memory.of(HUGE), kernels)

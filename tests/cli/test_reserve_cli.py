@@ -39,7 +39,7 @@ def test_what_the_kernel_keeps_is_no_room_on_this_node(sized, reserve, monkeypat
     monkeypatch.setattr(meminfo, "huge_pages", lambda: 0)
     of_outrace = {}
     for kept in (0, 64 * MIB, 135 * MIB):
-        monkeypatch.setattr(meminfo, "kernels_share", lambda kept=kept: kept)
+        monkeypatch.setattr(meminfo, "kernels_share", lambda kept=kept, **_: kept)
         growth = sized("--this-node", "--eviction-hard", "memory.available<100Mi")["growth"]
         assert growth["kernel_keeps_bytes"] == kept
         of_outrace[kept] = next(r["always_bytes_per_s"] for r in growth["survives"] if r["reaction"] == "enforce")
@@ -136,11 +136,16 @@ def test_where_no_threshold_is_enough_or_there_is_none(reserve) -> None:
     assert "No hard threshold for memory.available" in reserve("--memory", "10Gi", "--eviction-hard", "")[1]
 
 
-def test_huge_pages(sized, reserve) -> None:
-    """memory.available counts them as available: a threshold of 100 MiB is never met before the OOM killer, one of
-    4096 + 500 MiB survives 500 / 12.03 = 41.6 MiB/s, and 10 MiB/s needs 4096 + 120.3 MiB.
+def test_huge_pages(sized, reserve, tmp_path: Path) -> None:
+    """Before 1.37 they are available: a threshold of 100 MiB is never met before the OOM killer, one of 4096 + 500 MiB
+    survives 500 / 12.03 = 41.6 MiB/s, and 10 MiB/s needs 4096 + 120.3 MiB. Since then 500 and 120.3 MiB do.
     """
-    node = ("--memory", "16Gi", "--huge-pages", "4Gi")
+    apart = ("--memory", "16Gi", "--huge-pages", "4Gi")
+    found = sized(*apart, "--eviction-hard", "memory.available<500Mi", "--growth", "10Mi")
+    assert survived(found)["kubelet"] == (41, 246)
+    assert found["growth"]["needs"][0]["threshold_bytes"] == 126_143_692 + 1
+    off = write(tmp_path, "off.yaml", f"{KUBELET}featureGates: {{HugepageAwareEviction: false}}\n")
+    node = (*apart, "--kubelet-config", off)
     found = sized(*node, "--growth", "10Mi")["growth"]
     assert [each["always_bytes_per_s"] for each in found["survives"]] == [None] * 5
     assert found["needs"][0]["threshold_bytes"] == 4096 * MIB + 126_143_692 + 1  # 10 MiB x 12.03, less a part
