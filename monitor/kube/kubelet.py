@@ -1,6 +1,6 @@
 """The kubelet's own endpoints: https on 10250 with a token, plain http on 10255 where `readOnlyPort` is set.
 
-A kubelet's serving certificate often has no CA: the kubelet makes its own. Ways to verify it, safest first:
+A kubelet's serving certificate often has no known CA: the kubelet makes its own. Ways to verify it, safest first:
 
 * `pinned`: it shows the very certificate that lies in its directory on this node (`PKI`), where only root can write.
   The default on the node; names and dates in the certificate do not matter.

@@ -262,7 +262,7 @@ def test_a_soft_brake_that_is_refused_is_not_asked_for_at_every_new_cap(world: W
 
 @pytest.mark.parametrize("soft", [False, True])
 def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool) -> None:
-    """The next helper undoes what the last one set, and does not know for which pod it was set."""
+    """The next helper undoes what the last one set, and does not know for which pod that was requested."""
     both_grow(world, 99)
     world.tell(KubeletEviction(HOG, for_memory=False))
     if soft:

@@ -47,7 +47,7 @@ def test_a_runaway_service_goes_and_what_the_machine_runs_on_stays(node: LabNode
             ("system.slice/named.service", 8),
         )
     ]
-    with contextlib.suppress(OSError):  # before 5.7: it is one of the least then, and is not evicted either
+    with contextlib.suppress(OSError):  # before 5.7: it is one of the least then, and stays too
         os.setxattr(node.cgroup / "system.slice/omitted.service", "user.oomd_omit", b"1")
     own = tmp_path / "outrace.yaml"
     own.write_text('services:\n  "system/named*": {never: true}\n')

@@ -180,7 +180,7 @@ def test_every_fact_of_a_report(tree: Hierarchy) -> None:
 
 
 def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) -> None:
-    """A process that may open /dev/kmsg reads the invoker, the limit, the end of a report, the rest of a group."""
+    """A process that may open /dev/kmsg can forge the invoker, the limit, the end of a report, the rest of a group."""
     log = OomLog(tree, lambda _: None)
     forged = (
         b"12,1,760410198,-;mallory invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0\n",

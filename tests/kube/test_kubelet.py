@@ -23,7 +23,7 @@ def name(found: dict[str, dict[str, str]]) -> str:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Pair:
-    """A certificate without a CA, as a kubelet makes for itself, for a name that we do not use."""
+    """A certificate of an unknown CA, as a kubelet makes for itself, for a name that we do not use."""
     return Authority(tmp_path, "node-1-ca@1700000000").issue("node-1")
 
 

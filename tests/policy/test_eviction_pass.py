@@ -39,7 +39,7 @@ def outcome(starved: Threshold, *met: Threshold, grace: int = 30, victim: Candid
 @pytest.mark.parametrize(
     ("made", "seconds"),
     [
-        (outcome(HARD, grace=1), 0),  # no pass waits for it
+        (outcome(HARD, grace=1), 0),  # a hard threshold gives no grace
         (outcome(SOFT, grace=30), 30),
         (outcome(SOFT, grace=0), 1),  # asked first, always
         (outcome(SOFT, HARD, grace=30), 0),  # whichever was picked to act

@@ -131,7 +131,7 @@ def test_the_end_of_a_held_pod_is_an_answer() -> None:
 
 @pytest.mark.parametrize("kills", [True, False])
 def test_a_second_line_on_the_way_stops_who_is_held(kills: bool) -> None:
-    """Running on, below a cap that was tightened to 1 MiB, cgroup v2 would kill it where outrace kills no pod."""
+    """If it ran on below a cap that was tightened to 1 MiB, cgroup v2 would kill it where outrace kills no pod."""
     rules = BESIDE._replace(kills=kills)
     state = let_across(node(LINE + 10 * MIB), 2)
     usages = dict.fromkeys(state.uids, 105 * MIB)

@@ -85,7 +85,7 @@ def test_what_was_held_before_the_threshold_was_met() -> None:
 
 
 def test_what_a_pod_did_with_its_grace() -> None:
-    """Processes whose parent asked how they ended, and that of one without such a parent."""
+    """Processes whose parent read how they ended, and one whose end no process read."""
     events = (crossing(), hold(0.5), decided(0.6, grace_s=10), signalled(0.7, signal=15))
     ended = gone(900, exits=((7, 3 << 8), (8, 15), (9, 9)))
     found = judged(*START, *GROWTH, *events, ended, clear(901), hold_end(902, "gone"), End(ms(9000)))

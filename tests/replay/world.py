@@ -180,7 +180,7 @@ class World:
         self.run(available, True)
 
     def leave(self, signals: int, *numbers: int) -> None:
-        """Another process died, or a pending release is over."""
+        """Another pod died, or a pending release is over."""
         names = ("memory.available", "allocatableMemory.available")
         self.coming = {name: Coming(*numbers) for i, name in enumerate(names) if signals >> i & 1}
 
