@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monitor.actions.brake_limit import ROOM
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.brake_figures import BrakeFigures
@@ -255,13 +256,28 @@ class HoldControl:
             self._put_in_force(held, held.pod)
 
     def _may_run(self, held: Hold, waits: str) -> bool:
-        """Whether it may run until the next check. Then it is stopped again, because it can cause runs all the time."""
+        """Whether it may run until the next check. Then it is stopped again, because it can cause runs all the time.
+        For a SIGKILL, lower its cap if it may not.
+        """
         figures, uid = self._figures, held.pod.uid
         is_next = uid == figures.first() and hold.awaits_kubelet(self.rules, self.state)
         if self._brakes.runs(uid) or (waits == START and not (is_next and figures.is_far_from_cap(held))):
             return False
         self._gauge.reread()
-        return may_run(self.rules, self.state, figures.domains(), figures.room(held, self._holds.values()))
+        if self._has_room(held):
+            return True
+        cap, least = held.cap, (figures.usage(uid) or 0) + ROOM
+        if waits != KILL or cap <= least:
+            return False
+        held.cap = least
+        if not self._has_room(held):
+            held.cap = cap
+            return False
+        return self._put_in_force(held, held.pod._replace(cap=least))  # until the policy sets another cap
+
+    def _has_room(self, held: Hold) -> bool:
+        room = self._figures.room(held, self._holds.values())
+        return may_run(self.rules, self.state, self._figures.domains(), room)
 
     def _advance(self, look: Look, crossed_ns: int) -> None:
         """Call the policy, and carry out its steps."""

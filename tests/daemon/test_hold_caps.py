@@ -93,11 +93,13 @@ def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, gib_
     assert all(thaws(world.brakes[uid]) > 15 for uid in uids)
 
 
-@pytest.mark.parametrize(("left_before", "some"), [(28, False), (41, False), (42, True)])
-def test_near_the_second_line_no_pod_runs_that_could_come_to_it(world: World, left_before: int, some: bool) -> None:
-    """Each of the three may take a third of half of the 99 MiB that were left."""
+@pytest.mark.parametrize(("left_before", "some"), [(25.5, False), (26, True), (28, True), (41, True), (42, True)])
+def test_near_the_second_line_no_pod_runs_that_could_come_to_it(world: World, left_before: float, some: bool) -> None:
+    """No cap is nearer than 1 MiB above a pod's usage. Each of the three may take a third of half of the 99 MiB that
+    were left, and less where that could come to the line.
+    """
     uids = held(world, 3)
-    world.working_set = CAPACITY - left_before * MIB
+    world.working_set = int(CAPACITY - left_before * MIB)
     world.wait(SECOND)
     world.look()
     are_killed(world, uids)

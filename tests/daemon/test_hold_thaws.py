@@ -109,6 +109,24 @@ def test_the_pod_that_a_kubelet_would_evict_runs_for_a_process_that_starts_in_it
     assert world.sent == []
 
 
+@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
+@pytest.mark.parametrize(("cache", "available", "cap"), [(0, 50, 350.5), (0, 40, 302), (10, 40, 302), (15, 40, 350.5)])
+def test_a_sigkill_needs_no_more_than_what_a_lower_cap_leaves(
+    world: World, cache: int, available: int, cap: float
+) -> None:
+    """Below 48.75 MiB a pod was not let die that had 49.5 below its cap, and another pod was killed for its memory."""
+    grown(world, 301, 99)
+    brake, usage = world.brakes[HOG], 301 * MIB
+    brake.usage = lambda: usage  # type: ignore[method-assign]
+    world.table.sets[world.registry.by_uid[HOG].index] -= cache * MIB
+    brake.waits = KILL
+    world.run(available, False)
+    world.wait(SECOND)
+    world.look()
+    assert bool(thaws(brake)) is (cache < 15)
+    assert [cap for how, cap in brake.log if how == "apply"][-1] == int(cap * MIB)
+
+
 def test_one_that_a_kubelet_would_not_evict_stays_frozen(world: World) -> None:
     grown(world, 301, 99)
     world.put(1, 1000, 300, "Burstable", False, 600)
