@@ -11,7 +11,7 @@ import pytest
 from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.hold_brakes import THAWED_NS
-from monitor.link.rare_messages import Held
+from monitor.link.rare_messages import Held, KubeletEviction
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
@@ -125,6 +125,15 @@ def test_a_sigkill_needs_no_more_than_what_a_lower_cap_leaves(
     world.look()
     assert bool(thaws(brake)) is (cache < 15)
     assert [cap for how, cap in brake.log if how == "apply"][-1] == int(cap * MIB)
+
+
+def test_a_thaw_that_the_kernel_refused_is_tried_again_for_a_pod_that_a_kubelet_evicts(world: World) -> None:
+    grown(world, 301, 99)
+    brake = world.brakes[HOG]
+    world.tell(KubeletEviction(HOG, for_memory=True))
+    brake.waits, before = KILL, thaws(brake)  # it is frozen still
+    follow(world, SECOND // 5)
+    assert thaws(brake) > before + 10
 
 
 def test_one_that_a_kubelet_would_not_evict_stays_frozen(world: World) -> None:
