@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from monitor.cli import top_frame
 from monitor.cli.config import _thresholds, check, show
 from monitor.cli.main import main
 from monitor.cli.run import run
 from monitor.kernel import disks, meminfo
 from monitor.policy.findings import Node
 from monitor.policy.layout import DiskLayout
+from monitor.settings.config import RunConfig
 from monitor.settings.options import KEY, SETTINGS, TABLE
 from monitor.settings.read import read
 from tests import live
@@ -82,6 +84,21 @@ def test_origins_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     *others, grace = [line.removeprefix("warning: ") for line in out.splitlines()]
     assert others == data["warnings"][:-1]
     assert grace.startswith(f"{main_file}: evictionSoft: the maximum pod grace is 0")
+
+
+def test_huge_pages_are_in_the_capacity_before_1_37_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total, huge = meminfo.mem_total(), 256 << 20
+    monkeypatch.setattr(meminfo, "huge_pages", lambda _: huge)
+    for policy, capacity, warned in (("kubelet-1.37", total - huge, False), ("kubelet-1.36", total, True)):
+        data = shown(capsys, "--policy", policy, "--pods", "cgroups")
+        rows = {row["signal"]: row["capacity"] for row in data["thresholds"]}
+        assert (rows["memory.available"], rows["allocatableMemory.available"]) == (capacity, total)
+        warnings = [w for w in data["warnings"] if f"under {policy} huge pages count as available, here 256Mi" in w]
+        assert len(warnings) == warned
+        node = top_frame.Node(RunConfig(policy=policy))
+        assert (node.capacity, node.whole) == (capacity, total)
 
 
 def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
