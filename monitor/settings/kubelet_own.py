@@ -19,7 +19,7 @@ from monitor.policy.releases import CURRENT, KUBELET_1_36
 from monitor.policy.thresholds import parse_flag_map
 from monitor.policy.translate import BOOLEANS
 from monitor.settings import values
-from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, NUMBER, SETTINGS, Option
+from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_VERSION, NUMBER, SETTINGS, Option
 
 #: Seconds that the kubelet may take to answer.
 _TIMEOUT_S = 3.0
@@ -72,7 +72,7 @@ def kubelet_release(access: Access) -> Given | None:
     if found is None:
         return None
     name = CURRENT.name if (int(found[1]), int(found[2])) >= (1, 37) else KUBELET_1_36.name
-    return Given(name, f"the kubelet's version {version} at {cluster.server}")
+    return Given(name, f"{KUBELETS_VERSION} {version} at {cluster.server}")
 
 
 def differences(options: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple[str, ...]:

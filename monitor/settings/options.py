@@ -368,5 +368,6 @@ GONE_OPTIONS = {
 SETTINGS = tuple(option for option in OPTIONS if option.field)
 OWN_KEYS = tuple(option.name for option in OPTIONS if option.own_file)
 KUBELET_KEYS = (*(option.kubelet_key for option in SETTINGS if option.kubelet_key), MERGE_DEFAULTS)
-#: Another key of its file, by which its release is known.
+#: What its release is known by: another key of its file, or its version, with which an origin begins then.
 FEATURE_GATES = "featureGates"
+KUBELETS_VERSION = "the kubelet's version"

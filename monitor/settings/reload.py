@@ -16,7 +16,7 @@ from monitor.kernel.domains import MAX_THRESHOLDS
 from monitor.policy.signals import OWN_SIGNALS
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
-from monitor.settings.options import SETTINGS
+from monitor.settings.options import KUBELETS_VERSION, SETTINGS
 from monitor.settings.read import check_enforced, over_the_kernels_share, read
 
 _LIVE = tuple(option for option in SETTINGS if option.live)
@@ -48,6 +48,7 @@ def merged(current: RunConfig, fresh: RunConfig) -> Reloaded:
             f"the kubelet's configuration cannot be read: {fresh.kubelet_unread}",
             "reload again when it can, or give --kubelet-config FILE",
         )
+    fresh = _with_release(current, fresh)
     if names := tuple(_fixed(current, fresh)):
         origins = "; ".join(f"{name} ({_origin(name, current, fresh)})" for name in names)
         raise ConfigError(f"cannot change while running: {origins}", _RESTART)
@@ -71,6 +72,16 @@ def merged(current: RunConfig, fresh: RunConfig) -> Reloaded:
 def _in_order(config: RunConfig, field: str) -> str:
     """Of the table of services the first pattern that fits counts, so its order does too."""
     return json.dumps(getattr(config, field))
+
+
+def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
+    """The release that is known by the kubelet's version stays where the API server does not answer now."""
+    was = current.origins.get("policy", "")
+    if fresh.origins.get("policy") != "default" or not was.startswith(KUBELETS_VERSION):
+        return fresh
+    fixed = {**fresh.given["fixed"], "policy": current.policy}
+    origins, given = {**fresh.origins, "policy": was}, {**fresh.given, "fixed": fixed}
+    return dataclasses.replace(fresh, policy=current.policy, origins=origins, given=given)
 
 
 def _fixed(current: RunConfig, fresh: RunConfig) -> Iterator[str]:

@@ -19,6 +19,7 @@ from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, check_enforced, read
+from monitor.settings.reload import merged
 from tests.daemon.config_files import KUBELET, build, kubeconfig, write
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
@@ -264,6 +265,12 @@ def test_its_version_makes_the_release(
         assert resolved(monkeypatch, refused).config.origins["policy"] == "default"
     finally:
         api.close()
+    # A reload while the API server does not answer.
+    away = resolved(monkeypatch, kubelet).config
+    assert away.origins["policy"] == "default"
+    reloaded = merged(config, away)
+    assert (reloaded.config.policy, reloaded.config.origins["policy"]) == (config.policy, origin)
+    assert merged(reloaded.config, config).changed == reloaded.changed == ()
 
 
 def test_without_credentials_nobody_is_asked() -> None:
