@@ -1,4 +1,4 @@
-"""Which pods are held, and that evictions are, and why, in words: for `outrace top` and `outrace explain`."""
+"""Which pods are held, whether evictions are suspended, and why, in words: for `outrace top` and `outrace explain`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monitor.policy.eviction_brake import NO_GAIN, NOT_COVERED, OUTGROWN
 
 
 def brake_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
-    """Nothing while they are not held. ``braked``: `View.braked`."""
+    """No line while evictions are not suspended. ``braked``: `View.braked`."""
     if braked is None:
         return
     pods, outside = format_bytes(braked["pods_bytes"]), format_bytes(braked["outside_bytes"])
@@ -30,7 +30,7 @@ def brake_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def held_lines(held: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One for each pod that is held. ``held``: `monitor.side.holds.Holds.shown`."""
+    """One line for each held pod. ``held``: `monitor.side.holds.Holds.shown`."""
     for one in held:
         why = "it is the next victim" if one["reason"] == "victim" else "it grows"
         cap = "" if one["cap"] is None else f", at most {format_bytes(one['cap'])}"

@@ -139,7 +139,7 @@ def _mounts() -> Iterator[Check]:
 
 
 def _pins() -> Iterator[Check]:
-    """Pins of state dirs that are gone stay attached until somebody removes them; a daemon that starts does."""
+    """Pins of state dirs that are gone stay attached until a daemon that starts, or the operator, removes them."""
     kept, strays = [], []
     for one in instances.survey():
         whose = "an unknown state dir" if one.owner is None else f"state dir {one.owner.state_dir}"

@@ -281,7 +281,7 @@ def _warnings(resolved: Resolved, node: Node) -> list[str]:
 
 
 def _without_effect(resolved: Resolved, node: Node) -> Iterator[str]:
-    """Thresholds that somebody gave and that nothing acts on: of disks, where services are pods."""
+    """Configured thresholds that outrace does not act on: those of disks, where services are pods."""
     if as_settled(resolved.config).pods != SERVICES:
         return
     acted_on = {each.threshold.signal for each in _effective(resolved, node)}

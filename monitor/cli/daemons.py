@@ -1,7 +1,7 @@
 """Whether a command asks the daemon that runs here.
 
 The rule for every command with these options: an option on the command line that describes a node or a daemon (its
-node, pods, thresholds, state directory...) is used as it is, and no daemon is asked. Without any such option the
+node, pods, thresholds, state directory...) is used as it is; the command asks no daemon. Without any such option the
 command asks the running daemon. A script that gives the options therefore works as it did before.
 """
 

@@ -88,7 +88,7 @@ def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
     held = instances.hold(instance)
     try:
         directory, loaded = loader.ensure_loaded(Path(config.state_dir), rung, config.formulas)
-        # Pins of an earlier start may be there for somebody who may not use them any more.
+        # Pins of an earlier start may exist although this process may no longer use them.
         pins = Pins.open(directory)
         os.close(pins.attach(pins.pressure[0]))
     except BaseException:

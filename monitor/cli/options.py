@@ -125,7 +125,7 @@ def with_default_threshold(config: RunConfig) -> RunConfig:
 
 
 def as_settled(config: RunConfig) -> RunConfig:
-    """With ``--pods services`` where `auto` comes to that on this machine: there nobody is evicted for a disk."""
+    """With ``--pods services`` where `auto` comes to that on this machine: there outrace evicts no pod for a disk."""
     from monitor.pods.source import is_services
 
     return dataclasses.replace(config, pods=SERVICES) if is_services(config) else config

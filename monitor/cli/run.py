@@ -316,7 +316,7 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
 
 
 def _announce_services(config: RunConfig, choice: Choice, log: Log) -> None:
-    """Say what a machine without Kubernetes has for pods, and which thresholds nobody is killed for there."""
+    """Say what a machine without Kubernetes has for pods, and for which thresholds outrace kills no pod there."""
     log.info(
         "pods are the services, sessions and containers of this machine",
         because=choice.why,

@@ -264,7 +264,7 @@ class Trends:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def note(self, at_s: float, sizes: Mapping[str, int]) -> None:
-        """What everybody has now; who is missing is forgotten."""
+        """Record the size of each key now; forget keys that are missing."""
         self._seen = {key: self._seen.get(key) or deque(maxlen=_KEPT) for key in sizes}
         for key, size in sizes.items():
             self._seen[key].append((at_s, size))
@@ -441,7 +441,7 @@ class Sampler:
         old.close()
 
     def _daemon(self) -> dict[str, Any] | None:
-        """Who answered, and how it works; None: nobody."""
+        """The daemon that answered, and how it works; None without a daemon."""
         if self.node.reported is None:
             return None
         status, daemon = self.node.reported["status"], self.node.daemon

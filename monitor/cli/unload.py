@@ -16,8 +16,9 @@ from monitor.kernel.instances import Instance
 from monitor.owner import ChangeableError, check_alone
 
 _STATE_DIR = "/var/lib/outrace"
-#: What systemd calls the end of a service that a signal ended (systemd.exec(5)): it is started again at once, and holds
-#: on whom memory is short for. What it will not start again ended by itself (`RestartPreventExitStatus=`).
+#: What systemd calls the end of a service that a signal ended (systemd.exec(5)): systemd starts it again at
+#: once, and the holds continue. A service that systemd will not start again ended by itself
+#: (`RestartPreventExitStatus=`).
 _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
 
 

@@ -1,1 +1,1 @@
-"""Evicted pods that nobody removes: found, chosen, deleted."""
+"""Evicted pods that no controller removes: found, chosen, deleted."""

@@ -70,7 +70,7 @@ class RunConfig:
     hold_limit_ns: int = 120_000_000_000  # a hold is over after this
     two_steps: bool = False  # in mode hold: a kubelet evicts at the same line; filled in at start
     hard_grace_ns: int = 0  # mode enforce: between SIGTERM and SIGKILL at a hard threshold; 0: SIGKILL at once
-    evict_by: str = "kill"  # or ``api``: under ``enforce`` by pods/eviction, and nobody is signalled
+    evict_by: str = "kill"  # or ``api``: under ``enforce`` by pods/eviction, without signals
     node_taints: str = "none"  # or ``own``: outrace.io/memory-pressure:NoSchedule and so on, while a condition holds
     trigger: str = "user"  # or ``kernel``: under ``enforce`` inside the victim's own charge where it can
     hooks: str = "auto"
@@ -89,7 +89,7 @@ class RunConfig:
     policy: str = CURRENT_POLICY
     compat: str = SANE
 
-    #: The maps as they were written, for who shows or records them.
+    #: The maps as they were written, for commands and recordings that show them.
     eviction_hard: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_HARD))
     eviction_soft: Mapping[str, str] = field(default_factory=dict)
     eviction_soft_grace_period: Mapping[str, str] = field(default_factory=dict)
@@ -158,17 +158,17 @@ class RunConfig:
 
     @property
     def kills(self) -> bool:
-        """Whether outrace itself signals pods; in mode hold at the second line."""
+        """Whether outrace itself signals pods; in mode hold at the kill threshold."""
         return self.enforce and self.evict_by == "kill"
 
     @property
     def holds(self) -> bool:
-        """Whether a pod is braked at a crossing before anybody is killed."""
+        """Whether outrace holds or slows a pod at a crossing before it kills one."""
         return self.hold or self.hard_grace_ns > 0
 
     @property
     def asks_api(self) -> bool:
-        """Whether the API server is asked to evict pods (``--evict-by api``)."""
+        """Whether outrace requests evictions from the API server (``--evict-by api``)."""
         return self.enforce and self.evict_by == "api"
 
     @property
@@ -205,7 +205,7 @@ class RunConfig:
         found = self.parse_thresholds()
         if era(self.policy).containerfs:
             found = overlay_containerfs(found, DiskLayout(self.layout_image_fs)).thresholds
-        # Services leave their files behind when they are killed: for a disk nobody is. And there is no kubepods.
+        # A killed service leaves its files behind, so outrace kills none for a disk. And there is no kubepods.
         kept = {*OF_DOMAIN["node"], PID} if self.pods == SERVICES else None
         # One without an operator had nothing to copy, and is never met.
         return tuple(t for t in found if t.operator == LESS_THAN and (kept is None or t.signal in kept))
