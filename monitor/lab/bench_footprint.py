@@ -42,7 +42,7 @@ def processes(pid: int) -> list[int]:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Bytes resident (Rss) and its fair share of them (Pss: what is shared counts once among those who share it).
+    """Bytes resident (Rss) and its fair share of them (Pss: what is shared counts once among its sharers).
 
     Not psutil's `memory_info`: statm lags behind by what each CPU has counted, up to 64 pages of each kind.
     """

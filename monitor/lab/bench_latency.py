@@ -105,7 +105,7 @@ class Samples:
     by_pass: list[int] = field(default_factory=list)
 
     def read(self, daemon: LabDaemon, victim: LabPod, since: int) -> None:
-        """The eviction logged from ``since`` on. MonitorError if there is none, or it is somebody else's."""
+        """The eviction logged from ``since`` on. MonitorError if there is none, or it is another pod's."""
         record = daemon.message("evicting", _PATIENCE_S, since)
         if record is None or daemon.message("evicted", _PATIENCE_S, since) is None:
             raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
@@ -192,7 +192,7 @@ def measure(state_dir: Path, crossings: int, kills: int) -> list[Row]:
 
 @contextlib.contextmanager
 def neighbours(node: LabNode, kind: str, pods: Sequence[LabPod]) -> Iterator[None]:
-    """``compile``, ``churn`` (in these pods) or nobody (``""``)."""
+    """``compile``, ``churn`` (in these pods) or no load (``""``)."""
     cgroups = {"compile": [node.hierarchy.root] * COMPILERS, "churn": [pod.containers["c0"] for pod in pods]}
     with contextlib.ExitStack() as stack:
         for cgroup in cgroups.get(kind, ()):

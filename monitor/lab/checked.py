@@ -233,7 +233,7 @@ class Fork:
 
 
 class Queues:
-    """Pipes or sockets full of what nobody has read yet."""
+    """Pipes or sockets full of unread data."""
 
     def __init__(self, mib: int, seed: int, sockets: bool) -> None:
         self._size, self._contents = mib * MIB, Contents(seed)

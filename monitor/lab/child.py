@@ -21,7 +21,7 @@ PYTHON = (sys.executable, "-S", "-E")
 
 
 def until(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S, pause: float = 0.002) -> None:
-    """Wait for what nobody announces. Raises MonitorError after ``timeout`` seconds."""
+    """Poll for a state that no event announces. Raises MonitorError after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

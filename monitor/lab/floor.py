@@ -1,7 +1,7 @@
 """The floor under every latency of the monitor: the least that Python does between a crossing and a SIGKILL.
 
 Keys: pins=DIR cgroup=DIR available_below=BYTES. One process that reads the ring of
-the same BPF programs, knows one cgroup with one threshold, and has the pidfds of who is to be killed in its hands: no
+the same BPF programs, knows one cgroup with one threshold, and has the pidfds of the processes to kill open: no
 pods, no policy, no ranking, nothing to report. It has what the monitor has: real-time priority, locked memory, no
 garbage collection.
 
@@ -29,7 +29,7 @@ from monitor.lab.worker import Options, read_order, write_line
 
 
 class Floor:
-    """The ring, one ceiling, and whom to kill."""
+    """The ring, one ceiling, and the processes to kill."""
 
     def __init__(self, pins: Pins, cgroup: Path, available_below: int) -> None:
         self._table = DomainTable(pins)

@@ -66,7 +66,7 @@ class Sizes:
 
 @dataclass
 class HoldResult:
-    """What came of one race. Bytes and microseconds; None where nobody knows."""
+    """What came of one race. Bytes and microseconds; None: not known."""
 
     outcome: str = "nothing"  # `held`, `killed` (by outrace) or `oom`: what came first
     brake: str | None = None
@@ -84,7 +84,7 @@ class HoldResult:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its processes live, with what they wrote, and outrace evicted nobody."""
+        """Whether its processes live, with what they wrote, and outrace evicted no pod."""
         return self.right and not self.killed and not self.evictions
 
     def trouble(self) -> str:
@@ -135,7 +135,7 @@ class HoldStage:
             daemon.wait_for_pod(self.victim.namespace, made["metadata"]["name"])
 
     def load(self) -> None:
-        """Fill the node up again, long enough before a race: who grew just before the crossing is held too."""
+        """Fill the node up again, long enough before a race: a pod that grew just before the crossing is held too."""
         self._ballast.go()
         self._ballast.expect("grown")
         time.sleep(_SETTLE_S)
@@ -206,7 +206,7 @@ class HoldStage:
 def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s: float) -> HoldResult:
     """``count`` processes of load ``kind`` against the limit, held for ``watch_s`` seconds, and let go on.
 
-    Raises MonitorError where nobody is held and nothing ends either.
+    Raises MonitorError where outrace holds no pod and no process ends either.
     """
     node, out = stage.node, HoldResult()
     stage.name_anew(daemon)

@@ -117,7 +117,7 @@ class LabNode:
         self._janitor.add(what)
 
     def thaw(self) -> None:
-        """Whoever is frozen in the node (by a monitor that was killed) can end."""
+        """Thaw the node, so that processes that a killed monitor froze can end."""
         if self.freezer is not None:
             thaw(str(self.freezer))
 

@@ -26,7 +26,7 @@ class RaceResult:
     """`detection_us`: crossing to decision.
 
     `kill_us`: crossing to SIGKILL sent. `headroom_bytes`: between the highest usage and the limit, what was left when
-    it was over. Times are None where nobody decided or nobody could say.
+    it was over. Times are None where there was no decision or no record of it.
     """
 
     winner: str
