@@ -171,7 +171,7 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
     """Runs under one daemon."""
     stages: list[Stage] = []
     options = (*scenario.thresholds, *(("--enforce",) if scenario.enforce else ()))
-    scored = scenario.enforce and bool(scenario.killed)  # whom the kernel takes depends on it
+    scored = scenario.enforce and bool(scenario.killed)  # the kernel's choice depends on it
     with LabNode(f"scenario-{scenario.name}", scenario.node_mib * MIB) as node:
         if scenario.prepare is not None:
             scenario.prepare(node)

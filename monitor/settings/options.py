@@ -120,7 +120,7 @@ OPTIONS: tuple[Option, ...] = (
         field="",
         own_file=False,
     ),
-    # Nothing has to be written twice: where a kubelet runs it is asked, for its drop-ins too.
+    # A node with a kubelet does not need it: outrace reads the kubelet's own settings, drop-ins included.
     _setting(
         "kubelet-config",
         values.text,

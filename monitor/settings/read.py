@@ -396,11 +396,11 @@ def _source(source: Source) -> list[Any]:
     return [source.name, {key: value for key, value in source.content.items() if key in KUBELET_KEYS}]
 
 
-# The default threshold of a machine for which nobody has reserved memory (``--pods services``). The kubelet's formula
-# takes for available whatever is neither a process's nor page cache: also what the kernel holds for itself and the
-# pages that it keeps free (vm.min_free_kbytes). On a node, systemReserved and a threshold that somebody chose make up
-# for that. On a VM of 1 GiB these are some 100 MiB, so that at the kubelet's default the OOM killer comes first, and
-# unseen. There it means 100 MiB that processes can still get.
+# The default threshold of a machine without reserved memory (``--pods services``). By the kubelet's formula all memory
+# is available that neither processes nor page cache have: also what the kernel holds for itself and the pages that it
+# keeps free (vm.min_free_kbytes). A node makes up for that by systemReserved and a chosen threshold. On a VM of 1 GiB
+# it is some 100 MiB, so that at the kubelet's default the OOM killer comes first, and unseen. There the default means
+# 100 MiB that processes can still get.
 
 
 _MI = 1 << 20
