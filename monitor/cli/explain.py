@@ -295,14 +295,16 @@ def _storage(seen: Situation, one: Ranked) -> dict[str, Any]:
         for v in pod.volumes
         if v.source == "emptyDir" and v.size_limit is not None and not v.size_limit.is_zero
     ]
-    limits += [
-        {"of": f"container {c.name}", "limit": str(c.limits[STORAGE])} for c in pod.containers if STORAGE in c.limits
-    ]
+    sidecars = seen.era.sidecar_storage
+    own = (*pod.containers, *(c for c in pod.init_containers if sidecars and c.sidecar))
+    limits += [{"of": f"container {c.name}", "limit": str(c.limits[STORAGE])} for c in own if STORAGE in c.limits]
     whole = pod_limit(pod, STORAGE)
     if whole is not None:
         limits.append({"of": "the pod", "limit": str(whole)})
     checked = seen.config.local_storage and one.stats is not None
-    over = storage_violation(pod, one.stats, seen.layout) if checked and one.stats is not None else None
+    over = None
+    if checked and one.stats is not None:
+        over = storage_violation(pod, one.stats, seen.layout, sidecars=sidecars)
     return {"limits": limits, "enforced": seen.config.local_storage, "over": over}
 
 

@@ -92,10 +92,13 @@ def kubelet_pass(
 def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> list[Eviction]:
     """All pods over a limit of their own; critical ones are spared."""
     found = []
+    era = config.era
     for pod in pods:
         own = stats.get(pod.uid)
-        message = None if own is None else storage_violation(pod, own, config.layout, config.pod_level)
-        if message is not None and not config.era.is_critical(pod):
+        if own is None or era.is_critical(pod):
+            continue
+        message = storage_violation(pod, own, config.layout, config.pod_level, era.sidecar_storage)
+        if message is not None:
             found.append(Eviction(pod, config.limit_grace_s, message, {}, False))
     return found
 

@@ -12,9 +12,13 @@ from monitor.policy.stats import PodStats
 _RESOURCE = "ephemeral-storage"
 
 
-def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True) -> str | None:
-    """Why ``pod`` is to be evicted for its local storage, as the kubelet says it; None if it keeps its limits."""
-    sizes, whole, limits = _limits(pod, pod_level)
+def storage_violation(
+    pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True, sidecars: bool = True
+) -> str | None:
+    """Why ``pod`` is to be evicted for its local storage, as the kubelet says it; None if it keeps its limits.
+    ``sidecars``: the limit of a sidecar counts as that of a container does (`Era.sidecar_storage`).
+    """
+    sizes, whole, limits = _limits(pod, pod_level, sidecars)
     if sizes:
         used = stats.volumes_used()
         for name, limit in sizes.items():
@@ -33,15 +37,18 @@ def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: 
 
 def is_limited(pod: Pod) -> bool:
     """Whether the pod has a limit, so that it must be measured also while the disks are fine."""
-    sizes, whole, _ = _limits(pod, True)
+    sizes, whole, _ = _limits(pod, True, True)
     return bool(sizes) or whole is not None
 
 
 @per_pod
-def _limits(pod: Pod, pod_level: bool) -> tuple[dict[str, Quantity], Quantity | None, dict[str, Quantity]]:
+def _limits(
+    pod: Pod, pod_level: bool, sidecars: bool
+) -> tuple[dict[str, Quantity], Quantity | None, dict[str, Quantity]]:
     """What the pod is allowed: by volume, in all, by container."""
     sizes = {v.name: v.size_limit for v in pod.volumes if v.source == "emptyDir" and v.size_limit is not None}
-    limits = {c.name: c.limits[_RESOURCE] for c in pod.containers if _RESOURCE in c.limits}
+    running = (*pod.containers, *(c for c in pod.init_containers if sidecars and c.sidecar))
+    limits = {c.name: c.limits[_RESOURCE] for c in running if _RESOURCE in c.limits}
     return (
         {name: limit for name, limit in sizes.items() if limit.nanos > 0},
         pod_limit(pod, _RESOURCE, pod_level),

@@ -31,10 +31,10 @@ class Era:
 
     `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s` is the grace passed on for a
     hard eviction; `containerfs`: the release knows a container file system; `huge_pages_apart`: the capacity that
-    memory.available is of is without the machine's huge pages. `request` and `qos_class` are what
-    `memory_key` is fed: it ranks a candidate for memory by its numbers and its class alone, so that no Pod is needed
-    where every microsecond counts; its order is that of `ranker` (None: today's, of
-    `monitor.policy.victims`, which the hot process does not need).
+    memory.available is of is without the machine's huge pages; `sidecar_storage`: a sidecar's own limit of local
+    storage is enforced (Kubernetes issue 138371). `request` and `qos_class` are what `memory_key` is fed: it ranks a
+    candidate for memory by its numbers and its class alone, so that no Pod is needed where every microsecond counts;
+    its order is that of `ranker` (None: today's, of `monitor.policy.victims`, which the hot process does not need).
     """
 
     name: str
@@ -46,6 +46,7 @@ class Era:
     hard_grace_s: int
     containerfs: bool
     huge_pages_apart: bool = False
+    sidecar_storage: bool = False
     request: Callable[[Pod, str], Quantity] = pod_request
     qos_class: Callable[[Pod], str] = qos_class
     memory_key: Callable[[Candidate], Key] = memory_key
@@ -81,9 +82,10 @@ CURRENT = Era(
     hard_grace_s=1,
     containerfs=True,
     huge_pages_apart=True,
+    sidecar_storage=True,
 )
-#: 1.37 with the feature gate HugepageAwareEviction off decides as 1.36 does.
-KUBELET_1_36 = replace(CURRENT, name="kubelet-1.36", huge_pages_apart=False)
+#: Also for 1.37 with the feature gate HugepageAwareEviction off, whose kubelet evicts for a sidecar's storage itself.
+KUBELET_1_36 = replace(CURRENT, name="kubelet-1.36", huge_pages_apart=False, sidecar_storage=False)
 #: The names of all eras, newest first.
 ERAS = ("kubelet-1.37", "kubelet-1.36", "kubelet-1.17", "kubelet-1.8")
 

@@ -414,7 +414,7 @@ class DiskWatch:
     def _judge(self, pod: Pod, stats: PodStats) -> None:
         if not self._config.local_storage:
             return
-        message = storage_violation(pod, stats, self._layout)
+        message = storage_violation(pod, stats, self._layout, sidecars=self._era.sidecar_storage)
         if message is not None:
             with self._lock:
                 self._violations[pod.uid] = message

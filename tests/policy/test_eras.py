@@ -52,9 +52,28 @@ def test_names() -> None:
         era("kubelet-1.9")
 
 
-def test_huge_pages_are_all_that_1_37_decides_otherwise() -> None:
-    assert [era(name).huge_pages_apart for name in ERAS] == [True, False, False, False]
-    assert replace(era("kubelet-1.36"), name=CURRENT.name, huge_pages_apart=True) == CURRENT
+def test_huge_pages_and_sidecars_storage_are_all_that_1_37_decides_otherwise() -> None:
+    news = [(era(name).huge_pages_apart, era(name).sidecar_storage) for name in ERAS]
+    assert news == [(True, True), (False, False), (False, False), (False, False)]
+    before = era("kubelet-1.36")
+    assert replace(before, name=CURRENT.name, huge_pages_apart=True, sidecar_storage=True) == CURRENT
+
+
+@pytest.mark.parametrize(("restart", "evicted"), [("Always", ["kubelet-1.37"]), ("Never", [])])
+def test_a_sidecar_over_its_own_limit_of_local_storage(restart: str, evicted: list[str]) -> None:
+    """Kubernetes issue 138371. The pod's own limit counts too, so the other container has the rest of it."""
+    names = {"side": ("1Mi", 2 << 20), "c": ("9Mi", 0)}
+    side, other = (container(name, limits={"ephemeral-storage": names[name][0]}) for name in names)
+    one = pod("a", other, initContainers=[{**side, "restartPolicy": restart}])
+    figures = stats("a")
+    figures["containers"] = [{"name": name, "rootfs": {"usedBytes": used}} for name, (_, used) in names.items()]
+
+    def over(name: str) -> bool:
+        config = PassConfig(era(name).parse_thresholds(None), 300 * S, local_storage=True, era=era(name))
+        observed = Summary({"node": {}, "pods": [figures]})
+        return bool(kubelet_pass(config, PassState(), [one], lambda: observed, 0, lambda _: None).evictions)
+
+    assert [name for name in ERAS if over(name)] == evicted
 
 
 @given(crowds())

@@ -15,6 +15,7 @@ from monitor.policy.kubelet_pass import Eviction, KubeletResult, kubelet_pass
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.policy.messages import NODE_REASON, REASON
 from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import Summary
 from monitor.policy.synchronize import condition_times
 from monitor.policy.thresholds import parse_thresholds
@@ -40,6 +41,7 @@ def play(given: Case, compat: str = KUBELET) -> list[dict[str, Any]]:
         local_storage=given["localStorageCapacityIsolation"],
         pod_level=given.get("podLevelResources", True),
         compat=compat,
+        era=KUBELET_1_36,
     )
     state, now = PassState(), 0
     gone: set[str] = set()
