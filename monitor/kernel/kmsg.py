@@ -20,6 +20,8 @@ _CONSTRAINT = re.compile(
     # To the very end, because a task is called as it likes: "x,pid=1,uid=0" is a name.
     r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*,pid=(\d+),uid=\d+$"
 )
+#: The order of the allocation that called the OOM killer; -1 where SysRq f did (is_sysrq_oom, mm/oom_kill.c).
+_INVOKED = re.compile(r".* invoked oom-killer: gfp_mask=.*, order=(-?\d+), oom_score_adj=-?\d+$")
 #: What /dev/kmsg writes for each byte that is no printable ASCII, and for a backslash (msg_add_ext_text, printk.c).
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 #: A record of /dev/kmsg is at most this long (CONSOLE_EXT_LOG_MAX).
@@ -49,6 +51,13 @@ class Constraint(NamedTuple):
     text: str
 
 
+class Invoked(NamedTuple):
+    """The first line of the report of a kill, before its `Constraint`. ``by_hand``: SysRq f asked for a kill."""
+
+    ts_ns: int
+    by_hand: bool
+
+
 def is_kernels(record: bytes) -> bool:
     """Whether the kernel wrote it: the low bits of the first field are the level, the rest the facility, of which 0 is
     the kernel's alone. Anybody may write lines of another one into /dev/kmsg, and must not be believed.
@@ -57,7 +66,7 @@ def is_kernels(record: bytes) -> bool:
     return first.isdigit() and not int(first) >> 3
 
 
-def parse(record: bytes) -> Killed | Constraint | None:
+def parse(record: bytes) -> Killed | Constraint | Invoked | None:
     """One record of /dev/kmsg; None if it is not about an OOM kill."""
     head, semicolon, rest = record.decode(errors="replace").partition(";")
     fields = head.split(",")
@@ -72,6 +81,8 @@ def parse(record: bytes) -> Killed | Constraint | None:
     if found := _CONSTRAINT.match(text):
         oom_memcg = None if found[2] is None else path_of(found[2])
         return Constraint(ts_ns, found[1], oom_memcg, path_of(found[3]), int(found[4]), text)
+    if found := _INVOKED.match(text):
+        return Invoked(ts_ns, int(found[1]) == -1)
     return None
 
 
@@ -126,7 +137,7 @@ class Kmsg:
                 return
             yield record
 
-    def read(self) -> list[Killed | Constraint]:
+    def read(self) -> list[Killed | Constraint | Invoked]:
         """What was written since the last time about OOM kills. Raises MonitorError."""
         return [line for record in self.records() if record is not None and (line := parse(record))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
-from monitor.race.events import KUBELET, KUBEPODS, PODS, Held, Refused, Sample
+from monitor.race.events import BY_HAND, KUBELET, KUBEPODS, PODS, Held, Refused, Sample
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, last_sample
 from monitor.race.flags import over_eviction, wrong_victim
@@ -187,6 +187,8 @@ def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -
 
 def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     mark = f.kills[0]
+    if mark.scope == BY_HAND:
+        return []
     limit = f"above {size(mark.oom_limit)}" if mark.oom_limit is not None else "higher"
     held = f"{mark.victim_comm} held {size(mark.rss)}"
     if mark.oom_limit is not None and mark.rss * 2 < mark.oom_limit:

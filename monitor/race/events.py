@@ -270,13 +270,16 @@ RUNTIMES = frozenset(
 #: systemd kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
 INIT = ("systemd", 1)
 
-#: Confirmations of a kill: the kernel's log of it, and of its cgroup; any other is the counter of the victim's cgroup.
-KMSG, KMSG_PLACE = "kmsg", "kmsg oom-kill"
+#: Confirmations of a kill: the kernel's log of it, of its cgroup, and that SysRq f asked for it; any other is the
+#: counter of the victim's cgroup.
+KMSG, KMSG_PLACE, KMSG_BY_HAND = "kmsg", "kmsg oom-kill", "kmsg sysrq"
 
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
 #: "pods": one that holds pods and is neither of these: of a QoS class, or between the node and kubepods. "outside": a
 #: limited cgroup that is neither the node, nor kubepods, nor holds or is part of a pod.
 SCOPES = ("global", "node", "kubepods", "pods", "pod", "container", "outside")
+#: What the scope of a kill becomes once the kernel's log says that SysRq f asked for it.
+BY_HAND = "by_hand"
 #: Those in which an eviction races with the OOM killer; in the others a pod or service hit its own limit.
 RACE_SCOPES = frozenset({"global", "node", "kubepods", "pods"})
 #: Those that belong to kubepods' part of the node.
@@ -364,7 +367,7 @@ class Exit(Timed):
 class Checked(Timed):
     """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not.
 
-    "kmsg oom-kill" is about where it was: whose limit, and in which cgroup its victim.
+    "kmsg oom-kill" is about where it was: whose limit, and in which cgroup its victim. "kmsg sysrq": SysRq f asked.
     """
 
     source: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, working_set
@@ -125,10 +125,11 @@ class Facts:
 def facts(episode: Episode) -> Facts:
     """Take an episode apart."""
     events = episode.events
-    marks = [e for e in events if isinstance(e, ev.Mark)]
+    marks = _marks(events)
     unproven = _denied(events)
-    kills = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
-    killed = {m.victim_pid for m in kills}
+    every = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
+    kills = [m for m in every if m.scope != ev.BY_HAND] or every  # one by hand is no part of a race beside it
+    killed = {m.victim_pid for m in every}
     exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
     evictions = sorted((*recorded_evictions(events), *by_kubelet(events)), key=lambda e: e.decision.ts_ns)
     at = kills[0].ts_ns if kills else None
@@ -170,6 +171,13 @@ def facts(episode: Episode) -> Facts:
     )
 
 
+def _marks(events: Iterable[ev.Event]) -> list[ev.Mark]:
+    """All marks, with the scope of those that SysRq f asked for."""
+    by_hand = {e.victim_pid for e in events if isinstance(e, ev.Checked) and e.source == ev.KMSG_BY_HAND}
+    marks = [e for e in events if isinstance(e, ev.Mark)]
+    return [replace(m, scope=ev.BY_HAND) if m.victim_pid in by_hand else m for m in marks]
+
+
 def _first_of_each(marks: Iterable[ev.Mark]) -> list[ev.Mark]:
     """One mark for each process: a victim is marked again while the kernel waits for it."""
     found: dict[int, ev.Mark] = {}
@@ -182,7 +190,8 @@ def _denied(events: Iterable[ev.Event]) -> frozenset[int]:
     """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nothing confirms."""
     checks: dict[int, set[tuple[bool, bool]]] = {}
     for event in events:
-        if isinstance(event, ev.Checked) and event.victim_pid is not None and event.source != ev.KMSG_PLACE:
+        about_place = isinstance(event, ev.Checked) and event.source in (ev.KMSG_PLACE, ev.KMSG_BY_HAND)
+        if isinstance(event, ev.Checked) and event.victim_pid is not None and not about_place:
             checks.setdefault(event.victim_pid, set()).add((event.source == ev.KMSG, event.agrees))
     return frozenset([pid for pid, answers in checks.items() if answers == {(True, False), (False, False)}])
 
@@ -276,7 +285,7 @@ def _order(events: Sequence[ev.Event], at_ns: int | None) -> tuple[Candidate, ..
 def domain_of(mark: ev.Mark) -> str:
     if mark.scope in ev.KUBEPODS_SCOPES:
         return ev.KUBEPODS
-    return ev.NODE if mark.scope in ("global", ev.NODE) else mark.oom_path or mark.memcg
+    return ev.NODE if mark.scope in ("global", ev.NODE, ev.BY_HAND) else mark.oom_path or mark.memcg
 
 
 def last_sample(episode: Episode, domain: str, at_ns: int) -> ev.Sample | None:

@@ -28,6 +28,7 @@ def flags(f: Facts) -> tuple[str, ...]:
         i.HELD: bool(holds) or any(m.held for m in f.kills),
         i.HELD_THEN_EVICTED: any(one.by_kubelet for one in holds),
         i.HOLD_UNANSWERED: any(one.why in UNANSWERED for one in holds),
+        i.BY_HAND: i.BY_HAND in scopes,
         i.LOST_EVENTS: any(lost.what not in ("sample", "reclaim") for lost in f.lost),
     }
     return tuple([flag for flag in i.FLAGS if found[flag]])

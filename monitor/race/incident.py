@@ -46,6 +46,7 @@ KUBELET_ONLY = "kubelet_only"
 HELD = "held"
 HELD_THEN_EVICTED = "held_then_evicted"
 HOLD_UNANSWERED = "hold_unanswered"
+BY_HAND = "by_hand"
 FLAGS = (
     GLOBAL,
     KUBEPODS_LIMIT,
@@ -61,6 +62,7 @@ FLAGS = (
     HELD,
     HELD_THEN_EVICTED,
     HOLD_UNANSWERED,
+    BY_HAND,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from monitor.policy.signals import KUBELETS
 from monitor.race import incident as i
 from monitor.race.events import (
+    BY_HAND,
     KMSG_PLACE,
     KUBELET,
     KUBEPODS,
@@ -131,6 +132,8 @@ def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, m
 
 def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     mark = f.kills[0]
+    if mark.scope == BY_HAND:
+        return f"No race: a manual OOM kill (SysRq f) took {killed(f)}"
     what = {"pod": "pod", "container": "container"}.get(mark.scope, "cgroup")
     if mark.held:
         return f"No race: {killed(f)} was OOM-killed at the cap{_of(mark)} that outrace held the pod with"

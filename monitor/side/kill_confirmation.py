@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Killed
-from monitor.race.events import KMSG, KMSG_PLACE, Checked
+from monitor.kernel.kmsg import Constraint, Invoked, Killed
+from monitor.race.events import KMSG, KMSG_BY_HAND, KMSG_PLACE, Checked
 
 #: How long a kill's lines are expected in the kernel's log.
 LOGGED_NS = 1_000_000_000
@@ -43,8 +43,9 @@ class KillConfirmation:
         self._feed = feed
         self._awaited: dict[int, RecordedKill] = {}  # by pid of a victim; not in the log yet
         self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log had its end; no mark yet
-        # pid -> when the log had its constraint, which precedes its end
-        self._placed: dict[int, tuple[int, Constraint]] = {}
+        # pid -> when the log had its constraint, which precedes its end, and whether SysRq f asked for the kill
+        self._placed: dict[int, tuple[int, Constraint, bool]] = {}
+        self._by_hand = False  # the report that the log is in; the kernel writes one after the other (oom_lock)
         self._uncounted: dict[int, RecordedKill] = {}  # by pid
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
         self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
@@ -71,12 +72,14 @@ class KillConfirmation:
         self._kills[kill.cgroup_id] += 1
         self._uncounted[pid] = kill
 
-    def read(self, lines: list[Killed | Constraint]) -> None:
+    def read(self, lines: list[Killed | Constraint | Invoked]) -> None:
         """Lines of the kernel's log about kills. They may come before or after the mark they are about."""
         now = time.monotonic_ns()
         for line in lines:
-            if isinstance(line, Constraint):
-                self._placed[line.pid] = (now, line)
+            if isinstance(line, Invoked):
+                self._by_hand = line.by_hand
+            elif isinstance(line, Constraint):
+                self._placed[line.pid] = (now, line, self._by_hand)
             else:
                 self._logged[line.pid] = (now, line.text[:200])
                 self._match(line.pid)
@@ -101,9 +104,11 @@ class KillConfirmation:
         kill = self._awaited.pop(pid)
         at, text = self._logged.pop(pid)
         self._feed(Checked(at, KMSG, pid, True, text))
-        _, placed = self._placed.pop(pid, (0, None))
+        _, placed, by_hand = self._placed.pop(pid, (0, None, False))
         if placed is not None:  # the kernel writes at most 10 of these in 5 s
             self._feed(Checked(at, KMSG_PLACE, pid, *_agrees(placed, kill)))
+        if by_hand:
+            self._feed(Checked(at, KMSG_BY_HAND, pid, True, "SysRq f asked for this kill (order=-1)"))
 
     def _count(self, pid: int, kill: RecordedKill, now_ns: int) -> None:
         counted = self._ask(kill.cgroup_id, kill.path)

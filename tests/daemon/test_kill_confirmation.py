@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
-from monitor.kernel.kmsg import Constraint, Killed
+from monitor.kernel.kmsg import Constraint, Invoked, Killed
 from monitor.kernel.wire import OomEvent
 from monitor.link.messages import Oom
-from monitor.race.events import KMSG_PLACE, Checked
+from monitor.race.events import KMSG_BY_HAND, KMSG_PLACE, Checked
 from monitor.side import oom_events
 from monitor.side.kill_confirmation import COUNTED_NS, UNSURE_NS, KillConfirmation, RecordedKill
 from monitor.side.oom_events import LOG_INTERVAL_NS, MachineKills, is_outside_node
@@ -103,6 +103,14 @@ def test_the_logs_place_is_compared(
     for found in (asked, late):
         assert [(c.source, c.agrees) for c in found.checked] == [("kmsg", True), (KMSG_PLACE, agrees)]
         assert ("; the record: " in found.checked[1].detail) is not agrees
+
+
+def test_the_log_says_which_kill_sysrq_asked_for(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, has_log=True)
+    for pid, by_hand in ((5, True), (6, False)):
+        asked.confirmation.read([Invoked(1, by_hand), *lines(pid, None, "/n/a")])
+        asked.confirmation.marked(pid, RecordedKill(time.monotonic_ns(), 7, "/n/a", None))
+    assert [c.victim_pid for c in asked.checked if c.source == KMSG_BY_HAND] == [5]
 
 
 def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom:

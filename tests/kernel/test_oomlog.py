@@ -10,7 +10,7 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Killed, Kmsg, parse
+from monitor.kernel.kmsg import Constraint, Invoked, Killed, Kmsg, parse
 from monitor.sources.oomlog import LoggedKill, OomLog
 from tests import live
 
@@ -34,6 +34,21 @@ def test_the_lines_of_a_kill_of_the_machine() -> None:
     killed = parse(b"3,2,100,-;Out of memory: Killed process 12 (x) total-vm:1kB, anon-rss:1kB\n")
     assert isinstance(killed, Killed)
     assert (killed.ts_ns, killed.in_memcg) == (100_000, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "by_hand"),
+    [
+        (b"kworker/0:1", b"-1", True),
+        (b"python", b"0", False),
+        (b"order=-1", b"3", False),
+        (b"a, order=-1,", b"0", False),
+    ],
+)
+def test_which_kills_were_asked_for_by_hand(name: bytes, order: bytes, by_hand: bool) -> None:
+    line = b" invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL|__GFP_ZERO), order=" + order + b", oom_score_adj=-999\n"
+    assert parse(b"4,1,7,-;" + name + line) == Invoked(7000, by_hand)
+    assert parse(b"12,1,7,-;" + name + line) is None  # a program wrote it
 
 
 @pytest.mark.parametrize("name", [b"x,pid=1,uid=0", b"pid=1,uid=0", b",task=x,pid=1,", b") total-vm:1kB", b"a) b (c"])

@@ -123,6 +123,20 @@ def test_without_a_threshold_nobody_saw_it_come(node: LabNode) -> None:
     assert (found["verdict"], found["flags"]) == ("oom_unseen", ["global"])
 
 
+def test_a_kill_that_sysrq_asked_for_is_no_race(node: LabNode) -> None:
+    """`echo f > /proc/sysrq-trigger` with plenty of memory: the kernel takes the largest process."""
+    began, pod = stored(), node.add_pod("asked")
+    with watching(node, below_now(130)) as daemon:
+        victim = node.fill(pod, 8, rate=RATE)
+        Path(f"/proc/{victim.pid}/oom_score_adj").write_text("1000")
+        Path("/proc/sysrq-trigger").write_text("f")
+        assert victim.wait(PATIENCE_S) == -signal.SIGKILL
+        found = incident(daemon, began)
+    assert (found["verdict"], found["flags"], found["evicted"]) == ("own_limit", ["by_hand"], [])
+    assert [(v["pid"], v["pod"]) for v in found["oom_victims"]] == [(victim.pid, "lab/asked")]
+    assert "a manual OOM kill (SysRq f) took lab/asked" in found["summary"]
+
+
 @pytest.mark.parametrize("trigger", ["user", "kernel"])
 def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
     began, before, pod = stored(), oom_kills(), node.add_pod("hog")

@@ -21,7 +21,7 @@ from tests import live
 JOBS = 1 if live.emulated() else 3
 #: What cannot be made in a memory cgroup: tests/lab/test_global_oom.py makes it in a guest. What needs mode hold, and a
 #: kubelet beside it: tests/daemon/test_hold_live.py and tests/race/test_holds.py.
-NOT_HERE = {"global", "held", "held_then_evicted", "hold_unanswered"}
+NOT_HERE = {"global", "by_hand", "held", "held_then_evicted", "hold_unanswered"}
 
 #: Played on every kernel: one for each verdict (`group-kill`: own_limit, `user-kill`: relieved). In an emulated guest
 #: beside two others a scenario takes 20 to 90 s.

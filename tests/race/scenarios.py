@@ -1,6 +1,6 @@
 """One episode per verdict and flag, with the truth known."""
 
-from monitor.race.events import End, Event, Lost
+from monitor.race.events import KMSG_BY_HAND, Checked, End, Event, Lost
 from monitor.race.incident import Incident
 from tests.race.builders import (
     MI,
@@ -28,6 +28,7 @@ from tests.race.builders import (
 GROWTH = tuple(growing(-1000, -100, 800, 100))
 MARKED = (kill(3, pid=4242), mark(3.002), died(10))
 UNSEEN = (kill(3), mark(3.002, oom_inactive_file=400 * MI), died(10))
+BY_HAND = Checked(ms(4), KMSG_BY_HAND, 4242, True, "SysRq f asked for this kill (order=-1)")
 EVICTED = (decided(0.1), signalled(0.15), gone(8))
 CLEAR = (clear(12), End(ms(5000)))
 OVER = (End(ms(9000)),)
@@ -102,6 +103,9 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
         ),
     },
     ("oom_before_decision",): {
+        "a kill by SysRq f is no part of the race beside it": (
+            *GROWTH, crossing(), mark(3, "db", pid=9), Checked(ms(4), KMSG_BY_HAND, 9, True, ""), *MARKED, *OVER,
+        ),
         "crossed in one leap": (sample(-10, 400), *MARKED, End(ms(5000))),
         "before anybody decided": (*GROWTH, crossing(), *MARKED, *CLEAR),
         "decided too late": (crossing(), *MARKED, decided(3.5), gone(11), *CLEAR),
@@ -185,6 +189,12 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
         ),
         "what the runtime kills after an OOM is no user kill": (
             mark(3, **OWN), died(9), kill(20, pid=5, code=0), End(ms(5000)),
+        ),
+    },
+    ("own_limit", "by_hand"): {
+        "SysRq f, with plenty of memory": (kill(3), mark(3.002), died(9), BY_HAND, End(ms(5000))),
+        "SysRq f under pressure, before outrace decided": (
+            *GROWTH, crossing(), kill(3), mark(3.002), died(9), BY_HAND, clear(12), End(ms(5000)),
         ),
     },
     ("own_limit", "group_kill"): {
