@@ -126,17 +126,24 @@ class Gauge:
         for watch in gone:
             self.lost(watch)
         if self._config.huge_pages_apart:
-            with suppress(MonitorError):  # no descriptor left: they are what they were
-                self._huge_pages = self._memory.huge_pages()
+            self._count_huge_pages()
         self.take_capacities()
         return bool(gone) or self.recapped
+
+    def _count_huge_pages(self) -> None:
+        with suppress(MonitorError):  # no descriptor left: they are what they were
+            self._huge_pages = self._memory.huge_pages()
 
     def take_capacities(self) -> None:
         """Take every capacity as it is now: memory is plugged and ballooned, limits are set. 2 us for each domain.
 
-        What is observed follows at once; `recapped` asks for new ceilings in the kernel.
+        What is observed follows at once; `recapped` asks for new ceilings in the kernel. Huge pages are counted once a
+        second (20 us), and where a line of the machine is met that they raise: a program may have freed them since.
         """
         self._total = self._memory.now()
+        mine = (w for w in self.watches if w.machine and self._huge_pages)
+        if any(w.capacity - self.reading(w).used < w.floor for w in mine):
+            self._count_huge_pages()
         for watch in self.watches:
             try:
                 limit = watch.limit_now()

@@ -79,14 +79,17 @@ def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("apart", "huge"), [(True, 2 * GIB), (False, 0)])
 def test_the_machines_capacity_is_without_huge_pages(monkeypatch: pytest.MonkeyPatch, apart: bool, huge: int) -> None:
-    """Since 1.37; what kubepods gets is of the whole memory. The file is read once a second, never at a look."""
+    """Since 1.37; what kubepods gets is of the whole memory. The file is read once a second, and if a line is met."""
     pages, reads = [huge], []
     memory = SimpleNamespace(now=lambda: 16 * GIB, huge_pages=lambda: reads.append(1) or pages[0])
     monkeypatch.setattr(meminfo, "MemTotal", lambda: memory)
     thresholds = parse_thresholds({MEMORY: "25%"})
     gauge = stand_ins.gauge(thresholds, config={"reserved": GIB, "huge_pages_apart": apart})
+    now = gauge.table.reading.return_value = SimpleNamespace(used=0)  # type: ignore[attr-defined]  # a stand-in
     (node,) = gauge.watches
-    pods: Any = SimpleNamespace(name="kubepods", capacity=15 * GIB, limit_now=lambda: None, is_there=lambda: True)
+    pods: Any = SimpleNamespace(
+        name="kubepods", machine=False, capacity=15 * GIB, limit_now=lambda: None, is_there=lambda: True
+    )
     gauge.watches.append(pods)
     assert (node.capacity, node.lines) == (16 * GIB - huge, ((16 * GIB - huge) // 4,))
     assert not gauge.limits_changed()
@@ -96,6 +99,10 @@ def test_the_machines_capacity_is_without_huge_pages(monkeypatch: pytest.MonkeyP
     assert node.capacity == 16 * GIB - huge
     assert gauge.limits_changed() is apart
     assert (node.capacity, pods.capacity) == (13 * GIB if apart else 16 * GIB, 15 * GIB)
+    # Pages that were freed, and memory that was used since: no pod dies for a capacity of a second ago.
+    pages[0], now.used, reads[:] = 0, 10 * GIB, []
+    gauge.take_capacities()
+    assert (node.capacity, len(reads)) == (16 * GIB, apart)
 
 
 def test_only_the_machine_is_without_huge_pages(tmp_path: Path) -> None:
