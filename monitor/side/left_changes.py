@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from monitor.actions.ledger import MARKS, SCORES, SIDE
@@ -21,6 +22,8 @@ _HOT_ENDS_S = 1.0
 #: The helper waits so long for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On a
 #: slow machine (emulated, starved) it is a multiple of what this helper needed to get here, at most half a minute.
 _NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
+#: A daemon has the lock among its first descriptors, before pods and clients; a user opens millions, and locks as many.
+_FIRST = 256
 
 
 def wait_for_next_s(clock: Callable[[], int] = time.monotonic_ns) -> float:
@@ -61,12 +64,12 @@ class LeftChanges:
         """
         deadline = time.monotonic() + self._next_s
         while True:
-            with suppress(OSError):
+            with suppress(OSError), open("/proc/locks") as lines:
                 lock = os.stat(f"{self._config.state_dir}/lock")
-                for line in Path("/proc/locks").read_text().splitlines():
-                    fields = line.split()
-                    if fields[1] == "FLOCK" and f":{lock.st_ino} " in line and _has_open(fields[4], lock):
-                        return True
+                locks = (line.split() for line in lines if f":{lock.st_ino} " in line)
+                pids = {fields[4] for fields in locks if fields[1] == "FLOCK"}
+                if any(_has_open(pid, lock) for pid in pids):
+                    return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -75,7 +78,7 @@ class LeftChanges:
 def _has_open(pid: str, file: os.stat_result) -> bool:
     """Whether this process has this very file: a pod's tmpfs has files of the same inode number, and may lock them."""
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-        for descriptor in descriptors:
+        for descriptor in islice(descriptors, _FIRST):
             with suppress(OSError):
                 if os.path.samestat(os.stat(descriptor.path), file):
                     return True

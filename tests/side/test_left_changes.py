@@ -142,3 +142,16 @@ def tmpfs(path: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", path], check=True)
+
+
+def test_of_millions_of_descriptors_the_first_are_read(tmp_path: Path) -> None:
+    """Each look read all of a pod's that had locked a file with the inode number of the state dir's lock."""
+    (tmp_path / "lock").touch()
+    first = os.open(tmp_path / "lock", os.O_RDONLY)
+    late = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 900)
+    seen, others = os.fstat(first), [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]
+    assert left_changes._has_open(str(os.getpid()), seen)
+    os.close(first)
+    assert not left_changes._has_open(str(os.getpid()), seen)
+    for descriptor in (late, *others):
+        os.close(descriptor)
