@@ -122,12 +122,14 @@ def containers_in(pod_dir: Path) -> dict[str, Path]:
 
 def outside(node: Path) -> dict[str, Path]:
     """Directories in no kubepods, by what may be the id of a container, and by the slice that one was to be in: runc,
-    without systemd, makes ``SLICE:PREFIX:ID`` in the cgroup of the runtime (``system.slice/containerd.service``).
+    without systemd, makes ``SLICE:PREFIX:ID`` in the cgroup of the runtime (``system.slice/containerd.service``). None
+    that a user made: in a unit that is delegated to it, any number of any name.
     """
     found: dict[str, Path] = {}
     level = [node]
     for _ in range(_OUTSIDE_DEPTH):
-        level = [path for above in level for path in children(above) if not is_kubepods(path.name)][:_MOST_OUTSIDE]
+        roots = (above for above in level if not distrust(above, above))
+        level = [path for above in roots for path in children(above) if not is_kubepods(path.name)][:_MOST_OUTSIDE]
         for path in level:
             of_slice, _, own = path.name.rpartition(":")
             found |= {key: path for key in (of_slice.partition(":")[0], container_id(own)) if key}

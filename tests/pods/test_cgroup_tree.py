@@ -1,5 +1,6 @@
 """The kubepods tree: the path parser, both drivers on v1 and v2 layouts, and pods made of cgroups alone."""
 
+import os
 import re
 from pathlib import Path
 
@@ -193,6 +194,18 @@ def test_pods_made_of_cgroups(root: Path) -> None:
     assert sorted(found.containers) == ["aaa", "bbb", "ccc"]
     assert pod_message(found).request == 128 << 20
     source.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make directories of another user")
+def test_a_users_directory_is_no_container_outside_kubepods(root: Path) -> None:
+    """In a unit that is delegated to it a user makes any number of directories, of any name."""
+    runtime, delegated = (root / "system.slice" / name for name in ("containerd.service", "runner.service"))
+    name = f"kubepods-pod{SLICE}.slice:cri-containerd:{CID}"
+    for unit in (runtime, delegated):
+        (unit / name).mkdir(parents=True)
+    os.chown(delegated, 65534, 65534)
+    found = cgroup_tree.outside(root)
+    assert (found[CID], found[f"kubepods-pod{SLICE}.slice"]) == (runtime / name, runtime / name)
 
 
 @given(st.integers(3, 999), st.integers(1 << 28, 1 << 45))
