@@ -38,10 +38,10 @@ class Watch:
     cgroup_id: int
     index: int
     capacity: int
-    thresholds: tuple[Threshold, ...]  # in the order of the ceilings in the table
-    lines: tuple[int, ...]  # available bytes below which each of them is met
-    hard_line: int  # the highest of the hard ones; 0 without any
     path: Path | None  # None: the whole machine
+    thresholds: tuple[Threshold, ...] = ()  # in the order of the ceilings in the table
+    lines: tuple[int, ...] = ()  # available bytes below which each of them is met
+    hard_line: int = 0  # the highest of the hard ones; 0 without any
     usage_fd: int = -1
     limit_fd: int = -1
     formula: int = 0
@@ -79,8 +79,9 @@ class Watch:
     def set_capacity(self, capacity: int) -> None:
         """Take a changed limit; the caller has to give the ceilings to the kernel anew."""
         self.capacity = capacity
-        self.lines = _lines(self.thresholds, capacity)
-        self.hard_line = 0 if self.compared else _hard_line(self.thresholds, self.lines)
+        self.lines = tuple(t.quantity(capacity) for t in self.thresholds)
+        hard = [line for t, line in zip(self.thresholds, self.lines, strict=True) if t.hard and not self.compared]
+        self.hard_line = max(hard, default=0)
 
     @property
     def floor(self) -> int:
@@ -105,15 +106,12 @@ def make_watch(
     version: int,
     step: int = 0,
     first: Watch | None = None,
-    compared: bool = False,
 ) -> Watch:
     """Watch the machine (``cgroup`` None) or a cgroup.
 
     Its thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
     ``first``: the same domain by the kubelet's signal, which has to be there for every other.
     """
-    mine = tuple(t for t in thresholds if t.signal == signal)
-    lines = _lines(mine, capacity)
     usage_fd = limit_fd = -1
     if cgroup is None:
         cgroup_id, flags = 1, MACHINE  # the root of the memory hierarchy has inode 1 on v1 and v2
@@ -121,7 +119,7 @@ def make_watch(
         cgroup_id, flags = cgroup.stat().st_ino, 0
         usage_fd = os.open(cgroup / ("memory.current" if version == 2 else "memory.usage_in_bytes"), os.O_RDONLY)
         limit_fd = os.open(cgroup / ("memory.max" if version == 2 else "memory.limit_in_bytes"), os.O_RDONLY)
-    return Watch(
+    watch = Watch(
         name=name,
         signal=signal,
         cgroup_id=cgroup_id,
@@ -131,15 +129,13 @@ def make_watch(
             else table.add_formula(first.index, FORMULA[signal], path=cgroup)
         ),
         capacity=capacity,
-        thresholds=mine,
-        lines=lines,
-        hard_line=0 if compared else _hard_line(mine, lines),
         path=cgroup,
         usage_fd=usage_fd,
         limit_fd=limit_fd,
         formula=FORMULA.get(signal, 0),
-        compared=compared,
     )
+    change_thresholds([watch], thresholds)
+    return watch
 
 
 def make_watches(
@@ -151,23 +147,19 @@ def make_watches(
     version: int,
     step: int = 0,
 ) -> list[Watch]:
-    """A domain by the kubelet's signal, and by each other signal that has thresholds.
-
-    Where only others have, the kubelet's lines are compared as well.
-    """
+    """A domain by the kubelet's signal, and by each other signal that has thresholds."""
     kubelets, *others = signals.OF_DOMAIN[name]
+    first = make_watch(table, name, kubelets, cgroup, capacity, thresholds, version, step)
     wanted = [signal for signal in others if any(t.signal == signal for t in thresholds)]
-    compared = bool(wanted) and not any(t.signal == kubelets for t in thresholds)
-    lines = kubelets_lines(thresholds) if compared else thresholds
-    first = make_watch(table, name, kubelets, cgroup, capacity, lines, version, step, compared=compared)
     rest = [make_watch(table, name, s, cgroup, capacity, thresholds, version, first=first) for s in wanted]
     return [first, *rest]
 
 
 def change_thresholds(watches: Sequence[Watch], thresholds: Sequence[Threshold]) -> None:
-    """Have the domains of these watches compared with other thresholds. None may be of a signal that outrace has a
-    watch of its own for (`make_watches`) and that had none before: that takes an entry of the table, and programs that
-    compare by its formula.
+    """Have the domains of these watches compared with other thresholds; where only signals of outrace's own have some,
+    the kubelet's lines are compared as well. None may be of a signal that outrace has a watch of its own for
+    (`make_watches`) and that had none before: that takes an entry of the table, and programs that compare by its
+    formula.
     """
     for watch in watches:
         kubelets, *others = signals.OF_DOMAIN[watch.name]
@@ -176,14 +168,6 @@ def change_thresholds(watches: Sequence[Watch], thresholds: Sequence[Threshold])
         if compared:
             mine = tuple(t for t in kubelets_lines(thresholds) if t.signal == watch.signal)
         watch.set_thresholds(mine, compared)
-
-
-def _lines(thresholds: Sequence[Threshold], capacity: int) -> tuple[int, ...]:
-    return tuple(t.quantity(capacity) for t in thresholds)
-
-
-def _hard_line(thresholds: Sequence[Threshold], lines: Sequence[int]) -> int:
-    return max((line for t, line in zip(thresholds, lines, strict=True) if t.hard), default=0)
 
 
 def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool, above: int = 0) -> None:
