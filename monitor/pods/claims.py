@@ -1,23 +1,34 @@
-"""What no annotation may name as a pod's cgroup: what the machine itself runs on, by path and by who is there now.
+"""What the machine itself runs on, by the path of a cgroup and by the processes that are there now.
 
-A process of a pod may call itself sshd and bring a program of that path along: what counts is that it is root's, in the
-machine's own pid namespace, and runs the machine's own file.
+No annotation may name such a cgroup as a pod's, and such a service is never evicted. A process of a pod may call itself
+sshd and bring a program of that path along: what counts is that it is root's, in the machine's own pid namespace, and
+runs the machine's own file. A name in a user's own manager protects nothing, because users name their units; and a
+process there protects only as root's (`holds`), or as the session manager that the machine has (`by_session`).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import Process, directories, is_kernel_thread
 from monitor.owner import others
 from monitor.pods import machine
+from monitor.pods.units import CONTAINER, MONITOR, PLAIN, Place
 
 #: Slices that hold others' units, and the cgroup of process 1.
 _OF_THE_SYSTEM = ("init.scope", "system.slice", "user.slice", "machine.slice")
 _DELETED = " (deleted)"  # the file was replaced, as an upgrade does, and the process runs on
+#: A user's service manager with all that is below it: `classify` goes into it, so that it is seldom a pod itself.
+_MANAGER = re.compile(r"user@[^/]*\.service")
+_SESSION = re.compile(r"session-[^/]*\.scope")
+#: Names of processes that are about to become a service or a container: systemd's child before it executes, its
+#: helper, the runtimes' own; podman, until it has made the container's cgroup. They have the runtime's oom_score_adj.
+_STARTING = ("(", "systemd-executo", "runc", "crun", "youki", "podman")
 
 
 def refused(root: Path, path: Path) -> str:
@@ -29,6 +40,26 @@ def refused(root: Path, path: Path) -> str:
     if unit == "init.scope" or machine.lost_with(unit):
         return f"is of {unit}, which the machine runs on"
     return ""
+
+
+def by_place(root: Path, path: Path, place: Place) -> str:
+    """Why a pod is never evicted unless `services:` says so; "" if its place does not protect it."""
+    if place.kind == MONITOR:
+        return "it watches a container of a runtime"
+    if place.parts[-1] == "init.scope" and (place.user is None or _MANAGER.fullmatch(place.parts[-2])):
+        return "the service manager itself"
+    if place.in_session_slice:
+        return "in session.slice: a desktop session cannot be without it"
+    if place.user is not None or place.kind == CONTAINER:
+        return ""
+    if place.namespace.startswith("user") and _SESSION.fullmatch(place.name):
+        return "a login session: its leader is in it"
+    if place.kind != PLAIN and (lost := machine.lost_with(place.name)):
+        return f"the machine runs on {place.name} ({lost})"
+    if _MANAGER.fullmatch(place.name):
+        return f"the machine runs on {place.name} (a user's services)"
+    why = refused(root, path)
+    return f"it {why}" if why else ""
 
 
 def holds(path: Path) -> str:
@@ -56,9 +87,10 @@ def daemon(pid: int) -> str:
         return name if _runs_the_machines(process, exe) else ""
 
 
-def session_manager(path: Path) -> str:
-    """The session manager of a user's desktop that a cgroup was made for: its first process runs the machine's own file
-    of that name. "" if it does not. (What a user starts beside it, or under its name, makes it nothing.)
+def by_session(path: Path) -> str:
+    """Why a user's unit is never evicted unless `services:` says so; "" if it was not made for a session manager: its
+    first process runs the machine's own file of that name. (What a user starts beside it, or under its name, makes it
+    nothing.)
     """
     first, since = 0, 1 << 64
     for pid in cgroup_procs.processes(path):
@@ -69,7 +101,8 @@ def session_manager(path: Path) -> str:
         exe = process.exe()
         if exe is None or _name(exe) not in machine.SESSION_PROGRAMS or not process.shares_pids():
             return ""
-        return _name(exe) if _runs_the_machines(process, exe, shared=False) else ""
+        its_own = _runs_the_machines(process, exe, shared=False)
+        return f"{_name(exe)}: the desktop session ends with it" if its_own else ""
 
 
 def _name(exe: str) -> str:
@@ -134,6 +167,22 @@ def _is_same_file(pid: int, program: Path) -> bool:
         same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
         return same and not others(program, ours)
     return False
+
+
+def lowest_score(paths: Iterable[Path]) -> tuple[int | None, bool]:
+    """The lowest oom_score_adj of the processes in cgroups and below them (a process without privileges may raise its
+    own, not lower it), None without processes; and whether one is about to become another program.
+    """
+    lowest: int | None = None
+    starting = False
+    for pid in (pid for path in paths for pid in cgroup_procs.processes(path)):
+        with Process(pid) as process:
+            score = process.oom_score_adj()
+            if score is None:
+                continue
+            lowest = score if lowest is None else min(lowest, score)
+            starting = starting or (process.comm() or "").startswith(_STARTING)
+    return lowest, starting
 
 
 class Owners:

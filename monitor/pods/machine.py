@@ -1,8 +1,8 @@
 """What a machine is started, reached and run by: by the names of root's units, and by root's programs.
 
-One table, with what is lost in each row. A name counts only where root gave it (`monitor.pods.protected`), a program
-only as root's own file (`monitor.pods.claims`). Whole names, or patterns for the instances of a unit and its helpers:
-what merely begins alike (``dropbear-exporter.service``) is anybody's.
+One table, with what is lost in each row. A name counts only where root gave it, a program only as root's own file
+(`monitor.pods.claims`). Whole names, or patterns for the instances of a unit and its helpers: what merely begins alike
+(``dropbear-exporter.service``) is anybody's.
 """
 
 from __future__ import annotations

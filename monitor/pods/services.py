@@ -17,7 +17,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.wire import printable
-from monitor.pods import machine, protected
+from monitor.pods import claims, machine
 from monitor.pods.cgroup_tree import children, is_kubepods
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
 from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within
@@ -215,15 +215,16 @@ class ServiceSource(PodSource):
             return old
         first = now if old is None else old.first_s
         # Without the conmon that is beside a container: it gives itself -1000, and its container what was there before.
-        score, starting = protected.lowest_score(inside.values() or (path,))
+        score, starting = claims.lowest_score(inside.values() or (path,))
         if score is None and inside:
-            score, starting = protected.lowest_score((path,))[0], True
+            score, starting = claims.lowest_score((path,))[0], True
         if score == _MARKED_SCORE and old is not None and old.score is not None:
             score = old.score
         # Below a user's manager no process has a runtime's score, and any may call itself runc.
         starting = starting and place.user is None and now - first < _STARTING_S
-        session = protected.by_session(path) if place.user is not None else ""
-        return _Look(now, first, score, starting, protected.by_processes(path), session, containers)
+        session = claims.by_session(path) if place.user is not None else ""
+        who = claims.holds(path)
+        return _Look(now, first, score, starting, f"it holds {who}" if who else "", session, containers)
 
     def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, who: str) -> Facts:
         name, aliases = printable(os.fsencode(place.name)), [place.name, unescaped(place.name).replace("/", "-")]
@@ -253,7 +254,7 @@ class ServiceSource(PodSource):
             labels=labels,
             aliases=tuple(dict.fromkeys(alias for alias in aliases if alias != name)),
             user=place.user is not None,
-            protected=protected.by_place(self.node, path, place) or look.session,
+            protected=claims.by_place(self.node, path, place) or look.session,
             vital=vital,
         )
 

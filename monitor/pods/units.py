@@ -5,7 +5,7 @@ systemd's tree has slices within slices (``system.slice/system-getty.slice/getty
 into a scope (``docker-ID.scope``, ``libpod-ID.scope``) or, with the cgroupfs driver, below ``/docker`` and
 ``/libpod_parent``; for Quadlet podman puts it into the unit itself (``web.service/libpod-payload-ID``). Other managers
 have a directory for each container too: `_LAYOUTS`. All by name, and pure: what a name is worth says
-`monitor.pods.protected`.
+`monitor.pods.claims`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ not.
 
 from pathlib import Path
 
-from monitor.pods import protected
+from monitor.pods import claims
 from monitor.pods.units import Place, classify
 
 ROOT = Path("/sys/fs/cgroup")
@@ -15,7 +15,7 @@ def why(unit: str, above: str = "system.slice") -> str:
     path = f"{above}/{unit}"
     place = classify(path.split("/"))
     assert isinstance(place, Place)
-    return protected.by_place(ROOT, ROOT / path, place)
+    return claims.by_place(ROOT, ROOT / path, place)
 
 
 #: One of each kind and form of a name: plain, a template, an instance, a snap's, with a dash or a dot in it.
