@@ -50,7 +50,7 @@ def open_source(
     except ValueError as error:
         raise ConfigError(f"--pods: {error}") from None
     if kind == AUTO:
-        raise ConfigError("--pods auto: is found out when the configuration is read")  # discover.choose
+        raise ConfigError("--pods auto: is found out when the configuration is read")  # access.choose
     within = Within(hierarchy, node, tuple(spared), cgroup_root)
     if kind in CLUSTER:
         from monitor.pods.access import Access
@@ -110,8 +110,7 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
         kubelet, here = _signs(config)
         if not here:
             return without_cluster(kubepods=_kubepods(config.cgroup_root)), None
-        from monitor.pods.access import Access
-        from monitor.pods.discover import choose
+        from monitor.pods.access import Access, choose
 
         access = Access.found(config, kubelet)
         choice = choose(access)

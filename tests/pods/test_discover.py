@@ -12,9 +12,8 @@ import pytest
 
 from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
-from monitor.pods import discover, installations
-from monitor.pods.access import Access
-from monitor.pods.discover import choose
+from monitor.pods import installations
+from monitor.pods.access import Access, choose
 from monitor.pods.node_kubelet import NodeKubelet
 from monitor.pods.source import settle
 from monitor.pods.spec import Choice, without_cluster
@@ -29,7 +28,7 @@ from tests.kube.fake_kubelet import FakeKubelet
 @pytest.fixture(autouse=True)
 def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr(discover, "_TIMEOUT_S", 60.0)  # (what is away refuses at once)
+    monkeypatch.setattr("monitor.pods.access._TIMEOUT_S", 60.0)  # (what is away refuses at once)
 
 
 @pytest.fixture

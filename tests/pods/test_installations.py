@@ -12,9 +12,8 @@ import pytest
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.owner import read_alone
-from monitor.pods import discover, installations
-from monitor.pods.access import Access
-from monitor.pods.discover import choose
+from monitor.pods import installations
+from monitor.pods.access import Access, choose
 from monitor.pods.installations import TABLE, find_kubelet, flags_of
 from monitor.pods.node_kubelet import NodeKubelet
 from monitor.settings.config import RunConfig
@@ -82,7 +81,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files of the table are."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(installations, "ROOT", tmp_path / "node")
-    monkeypatch.setattr(discover, "_TIMEOUT_S", 60.0)  # (what is away refuses at once)
+    monkeypatch.setattr("monitor.pods.access._TIMEOUT_S", 60.0)  # (what is away refuses at once)
     return tmp_path / "node"
 
 
