@@ -26,8 +26,7 @@ from monitor.owner import alone
 from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.cache import PodCache
 from monitor.pods.feed import KubeletFeed, PodFeed
-from monitor.pods.installations import find_kubelet
-from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.installations import NodeKubelet, find_kubelet
 from monitor.pods.spec import APISERVER, KUBELET, MANIFEST_DIR, Choice, without_cluster
 
 #: Seconds that one server may take to answer, at the start.

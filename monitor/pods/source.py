@@ -19,7 +19,7 @@ from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, Choic
 
 if TYPE_CHECKING:
     from monitor.pods.access import Access
-    from monitor.pods.node_kubelet import NodeKubelet
+    from monitor.pods.installations import NodeKubelet
 
 __all__ = ["Change", "FoundPod", "PodSource", "open_for", "open_source", "settle"]
 

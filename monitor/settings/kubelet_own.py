@@ -12,7 +12,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.resources import NODES
 from monitor.pods.access import Access
-from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.installations import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, SOFT, TEXT_MAPS, Given, Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.releases import CURRENT, KUBELET_1_36

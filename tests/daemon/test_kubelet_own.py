@@ -14,7 +14,7 @@ from monitor.cli.run import _announce, _with_pods
 from monitor.errors import ConfigError, MonitorError
 from monitor.pods import installations
 from monitor.pods.access import Access
-from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.installations import NodeKubelet
 from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig

@@ -12,7 +12,7 @@ import pytest
 from monitor.errors import ConfigError, MonitorError
 from monitor.owner import search_path
 from monitor.pods.access import Access
-from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import read
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, remove_left

@@ -14,7 +14,7 @@ from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
 from monitor.pods import installations
 from monitor.pods.access import Access, choose
-from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.installations import NodeKubelet
 from monitor.pods.source import settle
 from monitor.pods.spec import Choice, without_cluster
 from monitor.settings.config import RunConfig

@@ -14,8 +14,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.owner import read_alone
 from monitor.pods import installations
 from monitor.pods.access import Access, choose
-from monitor.pods.installations import TABLE, find_kubelet, flags_of
-from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.installations import TABLE, NodeKubelet, find_kubelet, flags_of
 from monitor.settings.config import RunConfig
 from monitor.settings.kubelet_own import kubelet_sources
 from monitor.settings.read import check_enforced, read

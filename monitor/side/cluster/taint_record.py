@@ -18,7 +18,7 @@ from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ApiError, Conflict, TooManyRequests
 from monitor.pods.access import Access
-from monitor.pods.node_kubelet import NodeKubelet
+from monitor.pods.installations import NodeKubelet
 from monitor.side.cluster.node import NodeReport
 from monitor.side.export.log import Log
 
