@@ -93,8 +93,7 @@ class ClusterSource(SpecSource):
         """Cgroups of pods that are not in the list."""
         listed = {uid for one in self._listed for uid in tree_uids(one.pod)}
         now = time.monotonic()
-        pods = () if self._kubepods is None else cgroup_tree.pods_in(self._kubepods)
-        there = {one.uid: one.path for one in pods}
+        there = {} if self._kubepods is None else self._dirs_in(self._kubepods)
         self._unlisted = {uid: self._unlisted.get(uid, now) for uid in there if uid not in listed}
         self.unlisted = tuple(self._unlisted)
         if not self._unlisted:
