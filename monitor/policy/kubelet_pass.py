@@ -7,7 +7,7 @@ after it, are a function the caller passes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass
@@ -75,9 +75,9 @@ def kubelet_pass(
         after = reclaim(actions) if actions else None
         return after is not None and _all_clear(config.later.thresholds, after.observations)
 
-    def rank(signal: str) -> Sequence[Candidate]:
-        ranked = rank_pods(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
-        return [one.candidate for one in ranked]
+    def rank(signal: str) -> Iterator[Candidate]:
+        for one in rank_pods(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker):
+            yield one.candidate
 
     over_limit = bool(evictions)
     result = run_pass(config, state, summary.observations, now_ns, rank, clean=clean, over_limit=over_limit)

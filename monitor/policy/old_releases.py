@@ -16,10 +16,10 @@ from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout, 
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, qos_class
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.ranking import Candidate, Key, candidate, rank_priority
+from monitor.policy.ranking import Candidate, Key, candidate
 from monitor.policy.releases import Era
 from monitor.policy.stats import PodStats
-from monitor.policy.victims import disk_usage, rank_by_excess
+from monitor.policy.victims import Ranked, disk_usage, rank_by_excess, rank_one
 
 GUARANTEED_ADJ = -998
 #: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
@@ -28,7 +28,7 @@ BURSTABLE_MAX = 999
 BEST_EFFORT_ADJ = 1000
 
 
-def plain_request(pod: Pod, resource: str) -> Quantity:
+def plain_request(pod: Pod, resource: str, _pod_level: bool = False) -> Quantity:
     """The containers' requests together, or the largest init container's. Without overhead, which came later."""
     total = ZERO
     for container in pod.containers:
@@ -46,14 +46,12 @@ def one_disk_for_containers(layout: DiskLayout) -> DiskLayout:
     return layout._replace(container_fs=False)
 
 
-def rank_1_17(
-    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool
-) -> tuple[Key, Candidate]:
+def rank_1_17(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, pod_level: bool) -> Ranked:
     """Memory and disk as today. For process ids priority alone: counts came with 1.19."""
     if signal == sig.PID:
-        victim = candidate(pod, ZERO, None if stats is None else stats.processes())
-        return (rank_priority(victim.priority), 0, 0, 0, pod.namespace, pod.name, pod.uid), victim
-    return rank_by_excess(pod, stats, signal, one_disk_for_containers(layout), partial(plain_request, pod))
+        today = rank_one(pod, stats, signal, layout, pod_level)
+        return today._replace(key=(today.key[0], 0, 0, 0, pod.namespace, pod.name, pod.uid))
+    return rank_by_excess(pod, stats, signal, one_disk_for_containers(layout), plain_request, pod_level)
 
 
 def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, memory_capacity: int) -> int:
@@ -111,9 +109,7 @@ def is_critical_1_8(pod: Pod) -> bool:
     )
 
 
-def rank_1_8(
-    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool
-) -> tuple[Key, Candidate]:
+def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool) -> Ranked:
     """Class by class. Within one: for memory the most above the request first, then, of those within it, the largest
     consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
     """
@@ -124,8 +120,9 @@ def rank_1_8(
             used = stats.memory() or 0
         else:
             used = disk_usage(pod, stats, signal, one_disk_for_containers(layout))
-    victim = replace(candidate(pod, request, used), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
-    return key_1_8(replace(victim, usage=None) if sig.RESOURCE[signal] == "inodes" else victim), victim
+    idle = replace(candidate(pod, request, None), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
+    key = key_1_8(idle if sig.RESOURCE[signal] == "inodes" else replace(idle, usage=used))
+    return Ranked(key, pod, stats, used, idle)
 
 
 def key_1_8(victim: Candidate) -> Key:

@@ -15,7 +15,7 @@ met, the last that is for memory, else the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -37,7 +37,7 @@ _ALLOCATABLE = frozenset(ALLOCATABLE_OF.values())
 #: A value that nothing observed is below: what is available has 64 bits.
 _NEVER = -(2**63)
 
-Rank = Callable[[str], Sequence[Candidate]]
+Rank = Callable[[str], Iterable[Candidate]]
 
 
 class _Rule(NamedTuple):
@@ -291,12 +291,14 @@ def _fresh(
     return found
 
 
-def _pick(order: Sequence[Candidate]) -> tuple[Candidate | None, tuple[Candidate, ...]]:
+def _pick(order: Iterable[Candidate]) -> tuple[Candidate | None, tuple[Candidate, ...]]:
     """The first pod that may be evicted, and the critical ones before it."""
-    for i, candidate in enumerate(order):
+    refused: list[Candidate] = []
+    for candidate in order:
         if not candidate.critical:
-            return candidate, tuple(order[:i])
-    return None, tuple(order)
+            return candidate, tuple(refused)
+        refused.append(candidate)
+    return None, tuple(refused)
 
 
 def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int:

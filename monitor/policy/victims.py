@@ -8,6 +8,8 @@ processes. Where the kubelet's order is left to chance, ours is namespace, name,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -22,18 +24,29 @@ from monitor.policy.stats import PodStats
 
 
 class Ranked(NamedTuple):
-    """A pod in its place. The first `DECIDING` parts of `key` are the kubelet's comparisons, the rest breaks ties."""
+    """A pod in its place. The first `DECIDING` parts of `key` are the kubelet's comparisons, the rest breaks ties.
+
+    `idle` is its candidate without the usage: all of a candidate that stays from pass to pass.
+    """
 
     key: Key
     pod: Pod
     stats: PodStats | None
-    candidate: Candidate
+    usage: int | None
+    idle: Candidate
+
+    @property
+    def candidate(self) -> Candidate:
+        """Built on access: a pass needs the candidates of one or two pods of hundreds."""
+        return replace(self.idle, usage=self.usage)
 
 
 DECIDING = 4
 
-#: Makes the candidate and its key for (pod, stats, signal, layout, pod-level resources on).
-Ranker = Callable[[Pod, PodStats | None, str, DiskLayout, bool], tuple[Key, Candidate]]
+#: Ranks (pod, stats, signal, layout, pod-level resources on).
+Ranker = Callable[[Pod, PodStats | None, str, DiskLayout, bool], Ranked]
+#: What a pod requests of a resource: (pod, resource, pod-level resources on).
+Request = Callable[[Pod, str, bool], Quantity]
 
 
 def rank_pods(
@@ -46,51 +59,60 @@ def rank_pods(
 ) -> list[Ranked]:
     """All pods in the order in which they would be evicted for ``signal``; ``stats`` by uid."""
     ranker = ranker or rank_one
-    found = []
-    for pod in pods:
-        own = stats.get(pod.uid)
-        key, candidate = ranker(pod, own, signal, layout, pod_level)
-        found.append(Ranked(key, pod, own, candidate))
-    found.sort(key=itemgetter(0))
-    return found
+    return sorted([ranker(pod, stats.get(pod.uid), signal, layout, pod_level) for pod in pods], key=itemgetter(0))
 
 
-def rank_one(
-    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, pod_level: bool
-) -> tuple[Key, Candidate]:
-    """Key and candidate of one pod, as Kubernetes 1.36 ranks it."""
+def rank_one(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, pod_level: bool) -> Ranked:
+    """One pod, as Kubernetes 1.36 ranks it."""
     if signal == PID:
-        victim = candidate(pod, ZERO, None if stats is None else stats.processes())
-        order = (0, 0, 0) if victim.usage is None else (1, -victim.usage, 0)
-        return (rank_priority(pod.known_priority), *order, pod.namespace, pod.name, pod.uid), victim
-    return rank_by_excess(pod, stats, signal, layout, lambda resource: pod_request(pod, resource, pod_level))
+        used = None if stats is None else stats.processes()
+        order = (0, 0, 0) if used is None else (1, -used, 0)
+        idle = idle_candidate(pod, no_request, "pids", pod_level)
+        return Ranked((rank_priority(idle.priority), *order, pod.namespace, pod.name, pod.uid), pod, stats, used, idle)
+    return rank_by_excess(pod, stats, signal, layout, pod_request, pod_level)
 
 
 def rank_by_excess(
-    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, request: Callable[[str], Quantity]
-) -> tuple[Key, Candidate]:
-    """Key and candidate for memory or a disk; ``request`` gives what the pod requests of a resource."""
+    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, request: Request, pod_level: bool
+) -> Ranked:
+    """One pod for memory or a disk."""
     used = None
     if stats is not None:
         used = stats.memory() or 0 if signal in MEMORY_SIGNALS else disk_usage(pod, stats, signal, layout)
     resource = RESOURCE[signal]
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
-    victim = candidate(pod, request(resource if resource == "memory" else "ephemeral-storage"), used)
-    allowed = request(resource).nanos // 10**9
-    names = (pod.namespace, pod.name, pod.uid)
-    return usage_key(
-        used, allowed, victim.request, victim.request_nanos, rank_priority(victim.priority), *names
-    ), victim
+    idle = idle_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage", pod_level)
+    allowed = request(pod, resource, pod_level).nanos // 10**9 if resource == "inodes" else idle.request
+    priority = rank_priority(idle.priority)
+    key = usage_key(used, allowed, idle.request, idle.request_nanos, priority, pod.namespace, pod.name, pod.uid)
+    return Ranked(key, pod, stats, used, idle)
+
+
+@per_pod
+def idle_candidate(pod: Pod, request: Request, resource: str, pod_level: bool) -> Candidate:
+    """The candidate for a resource, without its usage."""
+    return candidate(pod, request(pod, resource, pod_level), None)
+
+
+def no_request(_pod: Pod, _resource: str, _pod_level: bool) -> Quantity:
+    """For process ids: a pod requests none."""
+    return ZERO
 
 
 def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> int:
     """What ``pod`` uses of the file system behind ``signal``: bytes or inodes."""
+    files, volumes, key = _parts(signal, layout)
+    total = stats.files(files, key) if files else 0
+    names = _local_volumes(pod) if volumes else ()
+    return total + stats.volumes(names, key) if names else total
+
+
+@cache
+def _parts(signal: str, layout: DiskLayout) -> tuple[tuple[str, ...], bool, str]:
+    """What disk usage is made of: the kinds of files, whether volumes count, and which figure of each."""
     kinds = measured(signal, layout)
     key = "usedBytes" if RESOURCE[signal] == "ephemeral-storage" else "inodesUsed"
-    files = [kind for kind in kinds if kind != VOLUMES]
-    total = stats.files(files, key) if files else 0
-    volumes = _local_volumes(pod) if VOLUMES in kinds else []
-    return total + stats.volumes(volumes, key) if volumes else total
+    return tuple([kind for kind in kinds if kind != VOLUMES]), VOLUMES in kinds, key
 
 
 @per_pod
