@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import click
@@ -226,18 +227,12 @@ def _available(step: Json) -> str:
 
 def _fold(steps: Sequence[Json]) -> Iterator[tuple[Json, int]]:
     """Each step with 0; of a long row of one kind the ends, and between them one step and how many it stands for."""
-    start = 0
-    for i in range(1, len(steps) + 1):
-        if i < len(steps) and steps[i]["what"] == steps[start]["what"]:
-            continue
-        row = steps[start:i]
+    for row in (list(alike) for _, alike in groupby(steps, lambda step: step["what"])):
         hidden = row[_ENDS:-_ENDS] if len(row) > _FOLD else []
-        shown = row if not hidden else row[:_ENDS]
-        yield from ((step, 0) for step in shown)
+        yield from ((step, 0) for step in (row[:_ENDS] if hidden else row))
         if hidden:
             yield hidden[0], len(hidden)
             yield from ((step, 0) for step in row[-_ENDS:])
-        start = i
 
 
 def _counterfactual(what_if: Json, needless: bool = False) -> str:

@@ -17,7 +17,7 @@ from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, qos_class
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate
-from monitor.policy.releases import Era
+from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import Ranked, disk_usage, rank_by_excess, rank_one
 
@@ -74,7 +74,8 @@ def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, m
     return min(max(BURSTABLE_MIN, 1000 - 1000 * request // memory_capacity), BURSTABLE_MAX)
 
 
-KUBELET_1_17 = Era(
+KUBELET_1_17 = replace(
+    KUBELET_1_36,
     name="kubelet-1.17",
     signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES)),
     default_hard={
@@ -86,7 +87,6 @@ KUBELET_1_17 = Era(
     ranker=rank_1_17,
     oom_score_adj=partial(adj_by_class, is_critical),
     reclaim_actions=lambda signal, layout: reclaim_actions(signal, one_disk_for_containers(layout)),
-    is_critical=is_critical,
     hard_grace_s=0,
     containerfs=False,
     request=plain_request,
@@ -146,17 +146,14 @@ def reclaim_1_8(signal: str, layout: DiskLayout) -> tuple[str, ...]:
     return (DELETE_IMAGES,) if signal in (sig.IMAGEFS, sig.IMAGEFS_INODES) else (DELETE_CONTAINERS,)
 
 
-KUBELET_1_8 = Era(
+KUBELET_1_8 = replace(
+    KUBELET_1_17,
     name="kubelet-1.8",
-    signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES, sig.PID)),
+    signals=tuple(s for s in KUBELET_1_17.signals if s != sig.PID),
     default_hard={"memory.available": "100Mi"},
     ranker=rank_1_8,
     oom_score_adj=partial(adj_by_class, is_critical_1_8),
     reclaim_actions=reclaim_1_8,
     is_critical=is_critical_1_8,
-    hard_grace_s=0,
-    containerfs=False,
-    request=plain_request,
-    qos_class=class_by_containers,
     memory_key=key_1_8,
 )

@@ -118,14 +118,3 @@ def _parts(signal: str, layout: DiskLayout) -> tuple[tuple[str, ...], bool, str]
 @per_pod
 def _local_volumes(pod: Pod) -> list[str]:
     return [volume.name for volume in pod.volumes if volume.local]
-
-
-def tie_groups(ranked: Iterable[Ranked]) -> list[list[Ranked]]:
-    """The pods in order, those the kubelet holds for equal together."""
-    groups: list[list[Ranked]] = []
-    for one in ranked:
-        if groups and groups[-1][0].key[:DECIDING] == one.key[:DECIDING]:
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return groups

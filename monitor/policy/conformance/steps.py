@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from monitor.policy.compat import KUBELET, int64
@@ -27,7 +28,7 @@ from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, Observation
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import State
 from monitor.policy.thresholds import Threshold, ThresholdValue
-from monitor.policy.victims import rank_pods, tie_groups
+from monitor.policy.victims import DECIDING, rank_pods
 
 Pair = tuple[Any, Any]
 _NOW = 10**9 * SECOND
@@ -70,7 +71,9 @@ def rank(given: Case, answer: Any) -> Pair:
             stats[pod.uid] = PodStats(entry["stats"], f"stats of {pod.name}")
     ranked = rank_pods(given["signal"], pods, stats, layout(given), gate)
     got = {
-        "tieGroups": [sorted(one.pod.name for one in group) for group in tie_groups(ranked)],
+        "tieGroups": [
+            sorted(one.pod.name for one in group) for _, group in groupby(ranked, lambda one: one.key[:DECIDING])
+        ],
         "requests": {
             pod.name: {
                 resource: str(pod_request(pod, resource, gate).int64())
