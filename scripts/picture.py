@@ -1,4 +1,4 @@
-"""The picture of README.md: one race twice, first with nobody who acts in time, then under --enforce.
+"""The picture of README.md: one race twice, first only observed, then under --enforce.
 
     .venv/bin/python scripts/picture.py            draws docs/pictures/race.svg from docs/pictures/race.json
     .venv/bin/python scripts/picture.py --record   runs both races first, as root, and writes the JSON (20 s)

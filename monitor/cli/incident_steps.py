@@ -60,9 +60,9 @@ def _fill(text: str, step: Json) -> str:
     return _Formatter().vformat(text, (), step)
 
 
-def process(who: Json) -> str:
+def process(found: Json) -> str:
     """A process as `name (pid 12)`."""
-    return _fill("{comm} (pid {pid})", who)
+    return _fill("{comm} (pid {pid})", found)
 
 
 def _reclaim(step: Json) -> str:
@@ -77,9 +77,9 @@ def _decided(step: Json) -> str:
 
 
 def _refused(step: Json) -> str:
-    who = "a PodDisruptionBudget keeps" if step["budget"] else "the API server does not evict"
+    refuses = "a PodDisruptionBudget keeps" if step["budget"] else "the API server does not evict"
     then = "[; {instead} is evicted instead]" if step["instead"] else "; nobody is evicted"
-    return _fill(f"{who} {{names}}: {{problem}}{then}", {**step, "names": ", ".join(step["pods"])})
+    return _fill(f"{refuses} {{names}}: {{problem}}{then}", {**step, "names": ", ".join(step["pods"])})
 
 
 #: Of holds that are begun and ended too often (`monitor.side.holds`).

@@ -1,4 +1,4 @@
-"""An incident as text: the verdict, who, when and where, the timeline, what a kubelet would have done, the advice.
+"""An incident as text: verdict, pods and processes, time and place, timeline, what a kubelet would have done, advice.
 
 Only the layout is made here; summary and advice come with the incident.
 """
@@ -29,7 +29,7 @@ _NAMED = 3
 _PAUSE_MS = 1000.0
 #: Narrower than this, nothing is wrapped any more.
 _MIN_WIDTH = 40
-#: Verdicts in which somebody was killed who need not have been, and those in which all went well.
+#: Verdicts with a kill that was not necessary, and those in which all went well.
 _BAD, _GOOD = "oom_", ("eviction_won", "relieved")
 
 
@@ -75,8 +75,8 @@ def list_lines(incidents: Sequence[Json], width: int | None) -> list[str]:
 
 def _whom(incident: Json) -> str:
     """The evicted pods and the OOM killer's victims, the first of each."""
-    evicted = [clean(who["pod"]) for who in incident.get("evicted", ())]
-    killed = [clean(who.get("pod") or who.get("comm")) for who in incident.get("oom_victims", ())]
+    evicted = [clean(pod["pod"]) for pod in incident.get("evicted", ())]
+    killed = [clean(victim.get("pod") or victim.get("comm")) for victim in incident.get("oom_victims", ())]
     parts = [f"evicted {_first(evicted)}"] if evicted else []
     parts += [f"OOM {_first(list(dict.fromkeys(killed)))}"] if killed else []
     return "; ".join(parts) or "nobody"
@@ -116,7 +116,7 @@ def show_lines(incident: Json, width: int) -> Iterator[str]:
 
 def tone(incident: Json) -> str:
     """How it ended, which is how it is coloured: "bad", "good" or "neither". A race that outrace would have won is lost
-    all the same where it only observed and the OOM killer killed.
+    where outrace only observed and the OOM killer killed.
     """
     verdict, killed = str(incident["verdict"]), incident.get("observed") and incident.get("oom_victims")
     if verdict.startswith(_BAD) or (killed and verdict in _GOOD):
@@ -125,7 +125,7 @@ def tone(incident: Json) -> str:
 
 
 def facts(incident: Json) -> list[tuple[str, str]]:
-    """Who, when, what, what is not known: each a name and a sentence."""
+    """Pods and processes, time, verdict, and what is not known: each a name and a sentence."""
     found = [("who", _who(incident)), ("when", _when(incident)), ("what", _verdict(incident))]
     if incident.get("missing"):
         found.append(("missing", clean(", ".join(incident["missing"]))))
@@ -142,8 +142,8 @@ def _who(incident: Json) -> str:
     would = "would be evicted" if incident.get("observed") else "evicted"
     by = f" by the {clean(incident['by'])}" if incident.get("by") == "kubelet" else ""
     parts = [
-        f"{clean(who['pod'])} {would}{by} (rank {who['rank']}, grace {who['grace_s']:g} s)"
-        for who in incident.get("evicted", ())
+        f"{clean(pod['pod'])} {would}{by} (rank {pod['rank']}, grace {pod['grace_s']:g} s)"
+        for pod in incident.get("evicted", ())
     ]
     victims = incident.get("oom_victims", ())
     for name in incident.get("reported_evicted", ()):
@@ -236,7 +236,7 @@ def _fold(steps: Sequence[Json]) -> Iterator[tuple[Json, int]]:
 
 
 def _counterfactual(what_if: Json, needless: bool = False) -> str:
-    """One sentence: would a kubelet have decided in time, when, and on whom. ``needless``: only its own formula was
+    """One sentence: would a kubelet have decided in time, and when. ``needless``: only its own formula was
     crossed.
     """
     polls = what_if["mode"] == "poll"  # else an earlier release stored it

@@ -40,9 +40,9 @@ def in_turn(
 ) -> T:
     """What ``take`` takes, when the other process has let go of it. Raises InUseError where it does not in time.
 
-    Whoever types a command is told at once. A service that ends is started again after 1 s, for ever: after a crash
-    nobody watches meanwhile, so `RestartSec=` cannot be longer, and a journal full of starts helps nobody. So it waits
-    here, with one line, and starts as soon as it can.
+    On a terminal the command fails at once. systemd starts a service that ends again after 1 s, for ever: after a crash
+    the node is not watched meanwhile, so `RestartSec=` cannot be longer, and a start a second fills the journal. So a
+    service waits here, with one line, and starts as soon as it can.
     """
     service = Service()
     try:
@@ -78,10 +78,10 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        who = _listener(port) if error.errno == errno.EADDRINUSE else "what has it"
+        holder = _listener(port) if error.errno == errno.EADDRINUSE else "what has it"
         raised = InUseError if error.errno == errno.EADDRINUSE else MonitorError
         raise raised(
-            f"--listen {host}:{port}: {error.strerror}", f"stop {who}, or name another with --listen HOST:PORT"
+            f"--listen {host}:{port}: {error.strerror}", f"stop {holder}, or name another with --listen HOST:PORT"
         ) from None
     return listener
 

@@ -14,7 +14,7 @@ from monitor.cli.output import emit, output_option
 from monitor.errors import MonitorError
 from monitor.link.daemon_socket import INFO_PATH, DaemonInfo, run_dir
 
-#: A kubelet that is asked for its configuration may take 10 s to be given up.
+#: The daemon waits up to 10 s for a kubelet that does not answer with its configuration.
 _TIMEOUT_S = 30.0
 _POLL_S = 0.05
 _AS_ROOT = "it is another user's, and there is no CAP_KILL; use sudo"

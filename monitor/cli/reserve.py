@@ -331,7 +331,7 @@ def _formula(sizing: Sizing) -> str:
 
 
 def _growth(memory: Sizing, wanted: int | None, kernels: int, beyond: int) -> dict[str, Any]:
-    """``wanted``: bytes a second that are to be survived; None: nobody asked. ``kernels``: bytes that the kernel keeps
+    """``wanted``: bytes a second that are to be survived; None: not given. ``kernels``: bytes that the kernel keeps
     (`monitor.kernel.meminfo.kernels_share`; 0: not known). ``beyond``: bytes that count as available, and no process
     can grow into them.
     """

@@ -155,9 +155,9 @@ def from_summary(
     for entry in summary["pods"]:
         if "memory" not in entry:
             continue
-        who = {key: entry["podRef"][key] for key in _NAMES}
-        known = _identity(found[who["uid"]], rules) if who["uid"] in found else _UNKNOWN
-        pods.append({**who, **known, **asdict(_reading(entry["memory"]))})
+        names = {key: entry["podRef"][key] for key in _NAMES}
+        known = _identity(found[names["uid"]], rules) if names["uid"] in found else _UNKNOWN
+        pods.append({**names, **known, **asdict(_reading(entry["memory"]))})
     return domains, pods
 
 
@@ -356,15 +356,15 @@ def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | No
             values.setdefault(process.pod, []).append(process.oom_score_adj)
     victim = None
     if taken is not None:
-        who = taken.process
+        process = taken.process
         victim = {
-            "pid": who.pid,
-            "comm": who.comm,
-            "pod": who.pod_name,
-            "uid": who.pod,
+            "pid": process.pid,
+            "comm": process.comm,
+            "pod": process.pod_name,
+            "uid": process.pod,
             "points": taken.points,
-            "rss": who.rss,
-            "oom_score_adj": who.oom_score_adj,
+            "rss": process.rss,
+            "oom_score_adj": process.oom_score_adj,
         }
     return Looked(victim, {uid: (min(each), max(each)) for uid, each in values.items()})
 
@@ -379,8 +379,8 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Looks at the node of ``config``, or of ``daemon``, which is followed: started again, or with another
-    configuration, it is asked again. ``is_live`` as for `Node`. Raises MonitorError as `open_for` and `Node` do.
+    """Looks at the node of ``config``, or of ``daemon``. It follows a daemon that is started again, or has another
+    configuration. ``is_live`` as for `Node`. Raises MonitorError as `open_for` and `Node` do.
     """
 
     def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
@@ -446,5 +446,5 @@ class Sampler:
             return None
         status, daemon = self.node.reported["status"], self.node.daemon
         info = None if daemon is None else daemon.info
-        who = {"name": daemon and daemon.name, "pid": info and info.hot_pid, "version": info and info.version}
-        return who | {key: status.get(key) for key in _STATUS}
+        known = {"name": daemon and daemon.name, "pid": info and info.hot_pid, "version": info and info.version}
+        return known | {key: status.get(key) for key in _STATUS}

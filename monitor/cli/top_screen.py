@@ -110,11 +110,11 @@ def _title(sample: Sample, width: int) -> Line:
     frame = sample.frame
     daemon = frame.get("daemon")
     if daemon is None:
-        who = f"{plain(sample.asked)} does not answer" if sample.asked else "no daemon"
+        source = f"{plain(sample.asked)} does not answer" if sample.asked else "no daemon"
     else:
         facts = (daemon["name"], daemon["mode"], daemon["rung"], "armed" if daemon["armed"] else "")
-        who = " ".join(plain(fact) for fact in facts if fact)
-    left = line(Span("outrace top", "title"), "  ", Span(who, "" if daemon else "warn"))
+        source = " ".join(plain(fact) for fact in facts if fact)
+    left = line(Span("outrace top", "title"), "  ", Span(source, "" if daemon else "warn"))
     clock = frame["time"][11:]
     room = width - width_of(left) - len(clock)
     return [*left, Span(" " * room + clock)] if room > 0 else left
@@ -170,10 +170,11 @@ def _below(sample: Sample, width: int) -> Iterator[_Block]:
 
 def _victim(victim: Json, room: int) -> str:
     """In ``room`` columns if that is possible: the pod's name is shortened for it."""
-    who = f"{shorten(plain(victim['comm']), 24)} ({victim['pid']})"
+    process = f"{shorten(plain(victim['comm']), 24)} ({victim['pid']})"
     what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
     name = plain(victim["pod"]) if victim["pod"] else ""
-    return who + (f" of {shorten(name, max(8, room - len(who) - len(what) - 4))}" if name else ", in no pod") + what
+    pod = f" of {shorten(name, max(8, room - len(process) - len(what) - 4))}" if name else ", in no pod"
+    return process + pod + what
 
 
 def _losses(daemon: Json) -> Line:

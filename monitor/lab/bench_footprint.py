@@ -89,8 +89,8 @@ def _memory_rows(daemon: LabDaemon, after: str) -> list[Row]:
 
 
 def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
-    """CPU of both processes while nothing happens and nobody asks, in windows of 5 s, each scaled to a minute; ``mean``
-    is over all of them.
+    """CPU of both processes while nothing happens and no client asks, in windows of 5 s, each scaled to a minute;
+    ``mean`` is over all of them.
 
     CannotError if the machine is too close to its threshold to be disarmed.
     """

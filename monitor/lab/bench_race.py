@@ -87,9 +87,9 @@ class Bench:
             before = cpu_ns(daemon.pid)
             time.sleep(1.0)
             quiet = (cpu_ns(daemon.pid) - before) / 1e9
-            who = trigger if hooks == AUTO else hooks
+            name = trigger if hooks == AUTO else hooks
             for hogs in hog_counts:
-                self._both_pages(who, margin, hogs, Monitor(daemon), quiet)
+                self._both_pages(name, margin, hogs, Monitor(daemon), quiet)
 
     def polled(self, name: str, interval_us: int, margin: int) -> None:
         quiet = Poller(self.node, 0, interval_us)  # what it costs while nothing happens
@@ -98,10 +98,10 @@ class Bench:
         quiet.finish(evicted=False)
         self._both_pages(name, margin, 1, Poller(self.node, margin, interval_us), quiet.cpu)
 
-    def _both_pages(self, who: str, margin: int, hogs: int, watcher: Monitor | Poller, cpu: float) -> None:
+    def _both_pages(self, name: str, margin: int, hogs: int, watcher: Monitor | Poller, cpu: float) -> None:
         for thp in (False, True):
             results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
-            self.add(f"{who} {_where(hogs, thp, margin)}", results, cpu)
+            self.add(f"{name} {_where(hogs, thp, margin)}", results, cpu)
 
 
 def from_detached(rows: Bench) -> None:

@@ -5,12 +5,12 @@ CLOCK_MONOTONIC nanoseconds.
 
 Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unlinked file in dir=DIR, written, then
 read once, which makes it active; reread=N: N times; sync=1: written back at once, because dirty pages that reclaim
-comes upon become active; pin=1: kept in pipes nobody reads, as by a server whose clients do not read, so that it stays
-inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process),
-tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which maps the zero page) or
-dentries (of names in dir=DIR that do not exist; they outlive the process); mib=N; pages=4k|thp; rate=MiB per second (0:
-full speed); cycles=N times grow and free per `go` (the last one holds); forks=N: N children take `mib` each, one after
-the other, at most 200; ignore_term=1; nice=N.
+comes upon become active; pin=1: kept in pipes that no process reads, as by a server whose clients do not read: it
+stays inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if given, which outlives the
+process), tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which maps the zero page)
+or dentries (of names in dir=DIR that do not exist; they outlive the process); mib=N; pages=4k|thp; rate=MiB per second
+(0: full speed); cycles=N times grow and free per `go` (the last one holds); forks=N: N children take `mib` each, one
+after the other, at most 200; ignore_term=1; nice=N.
 """
 
 from __future__ import annotations

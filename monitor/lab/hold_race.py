@@ -28,7 +28,7 @@ _RESIDENT = 50 * MIB
 _COSTS = {"sockets": 1.25}
 #: What has to be free beside a load when all is over, at the least: 4 interpreters have 20 MiB.
 _ROOM = 32 * MIB
-#: Between two looks at what nobody announces, and at what rarely happens: on an emulated CPU a look takes 1 ms.
+#: Between two looks at what no event announces, and at what rarely happens: on an emulated CPU a look takes 1 ms.
 _LOOK_S, _SELDOM_S = 0.002, 0.05
 #: In which the daemon counts the pods again, also on an emulated CPU.
 _SETTLE_S = 0.3
@@ -88,7 +88,7 @@ class HoldResult:
         return self.right and not self.killed and not self.evictions
 
     def trouble(self) -> str:
-        """What came of a race that was not held, or damaged somebody; "" of one that is as it has to be."""
+        """What came of a race without a hold, or with damage to a pod; "" of one that is as it has to be."""
         if self.outcome == "held" and self.is_whole and not self.oom_kills and not self.changed:
             return ""
         words = [f"{self.outcome}, right {self.right}, OOM kills {self.oom_kills}, processes that ended {self.killed}"]

@@ -1,7 +1,7 @@
 """One race on the real kernel: hogs in a pod of a lab node against its limit, with or without a monitor.
 
-The winner is who killed: the OOM killer (the kernel's own counter moved) or the one who watches (the hogs are dead
-and the counter did not move).
+The winner is what killed: the OOM killer (the kernel's own counter moved) or the watcher (the hogs are dead and the
+counter did not move).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Poller:
 def run_race(
     node: LabNode, pod: LabPod, watcher: Monitor | Poller | None, hogs: int = 1, thp: bool = False
 ) -> RaceResult:
-    """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see who kills them. ``watcher``
+    """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see what kills them. ``watcher``
     None: the race is left to the kernel.
 
     Raises MonitorError when the race does not end.

@@ -1,4 +1,4 @@
-"""Scripted situations on the real kernel, each with its known truth: who won the race, and why.
+"""Scripted situations on the real kernel, each with its known truth: what won the race, and why.
 
 All are played in a memory cgroup that stands for the node, so none can cost the machine a process. What they cannot
 show there: `global` (the machine itself runs out).
@@ -43,9 +43,9 @@ def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
     return tuple(known[name] for name in names or known)
 
 
-# -- a race is lost, and whom it costs (`monitor.side.victim_marks`) ---------------------------------------------------
+# -- a race is lost, and which pod it costs (`monitor.side.victim_marks`) ----------------------------------------------
 
-#: The OOM killer comes before anybody is evicted, however fast the monitor is.
+#: The OOM killer comes before any eviction, however fast the monitor is.
 _LOST = soft("10m")
 
 

@@ -49,7 +49,7 @@ class Given(NamedTuple):
 class Effective(NamedTuple):
     """A threshold in force, its value and min reclaim (or None) as they were written, and where it came from.
 
-    `copy`: for allocatable memory; `overlay`: for the container file system. Nobody wrote those.
+    `copy`: for allocatable memory; `overlay`: for the container file system. Neither is in a configuration.
     """
 
     threshold: Threshold

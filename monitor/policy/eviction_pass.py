@@ -2,7 +2,7 @@
 
 Only this module calls `synchronize`, which decides about thresholds. What differs where a pass is run is a parameter:
 
-* `PassConfig.kill_at_once`: with the daemon a hard threshold for memory waits for nobody (docs/differences.md).
+* `PassConfig.kill_at_once`: with the daemon a hard threshold for memory waits for no pod (docs/differences.md).
 * ``rank``: a kubelet ranks its pods within the pass; the daemon keeps them in order and gives that.
 * ``over_limit``: a kubelet evicts pods over a limit of local storage first, and then none for a threshold. In the
   daemon the side process finds them, and they are evicted one by one between passes.
@@ -46,7 +46,7 @@ class PassConfig:
     #: A victim for memory gets no grace (SIGKILL) while a hard threshold for memory is met, any other `LEAST_GRACE_S`
     #: at least. False: the graces a kubelet passes on.
     kill_at_once: bool = False
-    #: With that: seconds between SIGTERM and SIGKILL at a hard threshold all the same, under a brake (`--hard-grace`).
+    #: With that: seconds between SIGTERM and SIGKILL at a hard threshold too, while the pod is held (`--hard-grace`).
     hard_grace_s: int = 0
     #: What a kubelet's first pass looks at, which learns the layout only while it runs, and what all later ones do.
     first: EvictionConfig = field(init=False, repr=False, compare=False)
@@ -99,8 +99,8 @@ def run_pass(
     """One pass at ``now_ns`` (nanoseconds). ``rank(signal)`` gives the candidates, first victim first, at least as far
     as the first that is not critical; asked only when one is to be picked.
 
-    ``clean(signal)`` cleans up the node before a pod is evicted; True: that is enough, or not done yet, and nobody is.
-    ``over_limit``: pods are evicted in this pass for their own use of local storage, so nobody is for a threshold.
+    ``clean(signal)`` cleans up the node before a pod is evicted; True: that is enough, or not done yet, and this pass
+    evicts no pod. ``over_limit``: this pass evicts pods for their own use of local storage, so none for a threshold.
     Raises ValueError for the state of another configuration.
     """
     rules = config.later if state.laid_out else config.first
@@ -116,7 +116,7 @@ def reconfigured(old: PassConfig, state: PassState, new: PassConfig) -> PassStat
     """The state for the next pass where another configuration has come into force between two passes.
 
     A threshold that is in both (signal, kind and value) stays met since when it was, so that a changed grace period
-    counts from there, and is held by min reclaim as before. One that is gone holds nobody's end any more, and one that
+    counts from there, and is held by min reclaim as before. One that is gone has no effect any more, and one that
     is new begins. A condition stays for the transition period, unless no threshold speaks of it any more.
     """
     if not state.laid_out:
@@ -176,7 +176,7 @@ def takes_first_at_once(available: int, hard_line: int) -> bool:
     """Whether a pass of the daemon on these numbers (bytes) is sure to evict the first of the order, without a grace.
 
     ``hard_line``: the highest hard threshold for memory of this domain, 0 without any. It is met in the first pass that
-    sees it, preferred to every other signal, and waits for nobody: so a prepared victim may be signalled before that
+    sees it, preferred to every other signal, and waits for no pod: so a prepared victim may be signalled before that
     pass is made.
     """
     return hard_line > 0 and available < hard_line

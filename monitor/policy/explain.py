@@ -25,7 +25,7 @@ class Comparison(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """One comparison of two pods: the verdict on each, and whether it is the one that decides who goes first."""
+    """One comparison of two pods: the verdict on each, and whether it decides which is evicted first."""
 
     name: str
     one: str
@@ -92,7 +92,7 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: boo
     text = f"{_shown(signal, c.usage)} ({what})"
     if not compared:
         return Comparison("usage", f"{text}: more goes first")
-    # Nobody requests inodes, so any use of them is above the request.
+    # No pod requests inodes, so any use of them is above the request.
     request = c.request if RESOURCE[signal] in IN_BYTES else 0
     place = "above" if c.usage > request else "within"
     return Comparison("usage", f"{text}, requested {_shown(signal, request)}: {place} its request")

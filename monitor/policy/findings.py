@@ -1,4 +1,4 @@
-"""What is allowed in a configuration and surprises its user all the same.
+"""What is allowed in a configuration and yet surprises its user.
 
 Each finding is one line: where it was written, what it does, and what to write instead.
 """

@@ -1,4 +1,4 @@
-"""The oom_score_adj the kubelet gives a container: whom the kernel's OOM killer spares and whom it prefers."""
+"""The oom_score_adj the kubelet gives a container: which ones the kernel's OOM killer spares, and which it prefers."""
 
 from __future__ import annotations
 

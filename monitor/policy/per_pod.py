@@ -1,4 +1,4 @@
-"""What follows from a pod alone is worked out once: a pod is asked for it in every pass, and never changes."""
+"""What follows from a pod alone is worked out once: every pass needs it, and a pod never changes."""
 
 from __future__ import annotations
 

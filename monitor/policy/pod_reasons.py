@@ -39,8 +39,8 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
     holders: list[tuple[str, Container | Resources]] = [("spec.resources", whole)] if whole is not None else []
     holders = holders or [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
     if quality == BEST_EFFORT:
-        nobody = "no container names a" if whole is None else "spec.resources names no"
-        return f"{nobody} request or limit of cpu or memory"
+        none = "no container names a" if whole is None else "spec.resources names no"
+        return f"{none} request or limit of cpu or memory"
     asked = {name: sum((holder.requests.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
     limit = {name: sum((holder.limits.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
     if quality == GUARANTEED:

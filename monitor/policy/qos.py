@@ -15,7 +15,7 @@ BEST_EFFORT = "BestEffort"
 CRITICAL_PRIORITY = 2_000_000_000
 #: The highest priority that a user may give (HighestUserDefinablePriority of Kubernetes), and the least of 32 bits.
 MOST_PRIORITY, LEAST_PRIORITY = 10**9, -(2**31)
-#: Who gave the kubelet the pod: `api`, `file` or `http`.
+#: Where the kubelet has the pod from: `api`, `file` or `http`.
 SOURCE = "kubernetes.io/config.source"
 _MIRROR = "kubernetes.io/config.mirror"
 _CLASS_RESOURCES = ("cpu", "memory")

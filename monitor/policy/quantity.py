@@ -270,7 +270,7 @@ def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_di
             return Quantity(sign * number * _pow10(9 + scale), fmt, scale, False, text if keep else "")
     if not has_digits:
         raise PolicyError(_WRONG_NUMBER)
-    # Amounts too fine for nano units round away from zero: whoever asks for something gets something.
+    # Amounts too fine for nano units round away from zero: a request of something is never a request of nothing.
     power = 9 - len(fraction) + (exponent if fmt != BINARY_SI else 0)
     if fmt == BINARY_SI:
         number <<= exponent

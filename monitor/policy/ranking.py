@@ -1,4 +1,4 @@
-"""Who is evicted first for memory. (`victims` ranks for every signal; this part alone is all the hot process loads.)
+"""The eviction order for memory. (`victims` ranks for every signal; this part alone is all the hot process loads.)
 
 1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority, an unknown one behind
 every known one that may be evicted; 3. more usage above (or less below) the request. Where the kubelet's order is left

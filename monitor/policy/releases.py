@@ -96,7 +96,7 @@ def era(name: str) -> Era:
         if name == each.name:
             return each
     if name in ERAS:
-        # The old ones are read only by those who ask for them.
+        # The old ones are imported only where a configuration names one.
         from monitor.policy.old_releases import KUBELET_1_8, KUBELET_1_17
 
         return KUBELET_1_17 if name == KUBELET_1_17.name else KUBELET_1_8

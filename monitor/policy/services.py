@@ -29,10 +29,10 @@ PRIORITY, REQUEST, GRACE, NEVER = LABELS = (
 MOST_GRACE_S = 24 * 60 * 60
 #: OOMScoreAdjust= of "never": the kernel spares it (OOM_SCORE_ADJ_MIN).
 SPARED_SCORE = -1000
-#: What nobody wrote: systemd starts a user's manager with 100, and that its units with 100 more (systemd.exec(5),
+#: What no operator wrote: systemd starts a user's manager with 100, and that its units with 100 more (systemd.exec(5),
 #: systemd-system.conf(5)). Taken for a wish, each small service of a user's would go before a large one of the machine.
 USER_DEFAULT_SCORE = 200
-#: Characters. Durations are parsed in quadratic time (800 kB took 4.3 s), and whoever makes an image writes its labels.
+#: Characters. Durations are parsed in quadratic time (800 kB took 4.3 s), and the author of an image writes its labels.
 _LONGEST_DURATION = 64
 _WHOLE = re.compile(r"[+-]?\d{1,12}")
 
@@ -90,7 +90,7 @@ def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
 def _rule(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
     own = (facts.name, *facts.aliases)
     names = [name if "/" in name else f"{facts.namespace}/{name}" for name in own]
-    if not facts.user:  # a user names his units as he likes: `nginx.service` is the machine's
+    if not facts.user:  # users choose the names of their units: `nginx.service` is the machine's
         names += own
     found = ((pattern, rule) for pattern, rule in rules.items() if any(fnmatchcase(name, pattern) for name in names))
     return next(found, ("", {}))
@@ -135,7 +135,7 @@ def _grace(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, st
 
 
 def _quality(request: int, limit: int | None) -> tuple[str, str]:
-    """Guaranteed: as much is kept for it as it may have. Of memory alone, for nobody writes a limit of CPU for that."""
+    """Guaranteed: as much is kept for it as it may have. Of memory alone: operators set no limit of CPU for that."""
     if request and request == limit:
         return GUARANTEED, "its memory request is its limit"
     if request:
@@ -168,7 +168,7 @@ def _never(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> str:
 
 
 def label_problem(name: str, value: str) -> str:
-    """What is wrong with a label of outrace's; "" if nothing is. Whoever wrote it meant something that is not known."""
+    """What is wrong with a label of outrace's; "" if nothing is. Its author meant something that is not known."""
     if name == PRIORITY and not _is_priority(value):
         return f"its label {name}={value[:40]!r} is no whole number up to {MOST_PRIORITY}"
     if name == REQUEST and _bytes(value) is None:

@@ -113,7 +113,7 @@ def kubelet_terms(
 
 
 def huge_pages(amount: int, origin: str) -> Term:
-    """Memory in huge pages (hugetlb), which is in MemTotal: only who asks for huge pages can use it. The kubelet takes
+    """Memory in huge pages (hugetlb), which is in MemTotal: only pods that request huge pages use it. The kubelet takes
     it off what the node publishes and, since 1.37, off `memory.available`; never off the limit of kubepods.
     """
     return Term(HUGE, "huge pages", amount, f"set aside for pods that ask for them ({origin})")

@@ -1,4 +1,4 @@
-"""Who is evicted first, for every signal and every layout of disks.
+"""The eviction order, for every signal and every layout of disks.
 
 Memory and disk: 1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority;
 3. more usage above (or less below) the request. Process ids: lower priority, then pods without stats, then more

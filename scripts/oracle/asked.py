@@ -1,4 +1,4 @@
-"""What is asked of a tree: commands on fixed state, and command lines that it refuses."""
+"""The questions to a tree: commands on fixed state, and command lines that it refuses."""
 
 from __future__ import annotations
 

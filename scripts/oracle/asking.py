@@ -31,7 +31,7 @@ def python_of(tree: Path) -> str:
 
 
 class Tree:
-    """A tree that is asked. ``hidden``: text of this machine -> what stands for it."""
+    """A tree that answers. ``hidden``: text of this machine -> what stands for it."""
 
     def __init__(self, tree: Path, place: Path) -> None:
         self.tree, self.place = tree, place
@@ -40,7 +40,7 @@ class Tree:
         self.environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "120", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
         for name in [name for name in self.environment if name.startswith(("OUTRACE_", "KUBE"))]:
             del self.environment[name]
-        self.environment["OUTRACE_RUN_DIR"] = str(place / "files/run")  # no daemon of this machine is asked
+        self.environment["OUTRACE_RUN_DIR"] = str(place / "files/run")  # no daemon of this machine answers
 
     def ask(self, questions: Sequence[Question]) -> Answers:
         """Their answers; half of them in each of two processes."""

@@ -132,9 +132,9 @@ def _lived(chance: random.Random, directory: Path) -> tuple[list[dict[str, Any]]
 
 
 def _takings(chance: random.Random, node: Node, size: int) -> list[Taking]:
-    who = [*node._pods, OUTSIDE] if chance.random() < 0.2 else [*node._pods]
+    takers = [*node._pods, OUTSIDE] if chance.random() < 0.2 else [*node._pods]
     taken = []
-    for name in chance.sample(who, min(len(who), chance.randint(1, 3))):
+    for name in chance.sample(takers, min(len(takers), chance.randint(1, 3))):
         most = chance.uniform(0.1, 1.1) * size
         mib = -node.usage(name) / MIB if chance.random() < 0.2 else most
         taken.append(Taking(name, mib, chance.choice((20, 200, 800, 3000))))

@@ -20,7 +20,7 @@ import click
 
 from monitor.cli.main import cli, main
 
-#: No command that is asked takes a tenth of this.
+#: No question takes a tenth of this.
 MOST_S = 120
 
 

@@ -257,7 +257,7 @@ def watch(command: list[str], deadline_s: float, line: Callable[[str], None]) ->
 
 def expected(family: Family, append: str = "") -> str:
     """The word for the kernel that says which rungs its tests must find. None with other words (``append``): what they
-    take away, as lockdown=confidentiality does, they may take away; who knows better appends outrace.rungs=NAME,...
+    take away, as lockdown=confidentiality does, they may take away; to require some, append outrace.rungs=NAME,...
     """
     return f"outrace.rungs={'' if append.strip() else ','.join(RUNGS[family.kernel])}"
 

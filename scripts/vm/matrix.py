@@ -253,7 +253,7 @@ def matrix(options: argparse.Namespace) -> int:
 
 
 def others_files(error: Exception) -> str:
-    """The error in one line. Root makes the images; whoever boots them later has to be allowed to write beside them."""
+    """The error in one line. Root makes the images; the user that boots them has to be allowed to write beside them."""
     if not isinstance(error, PermissionError):
         return str(error)
     remedy = f"chown -R {CACHE} to yourself, or name another place with OUTRACE_VM_CACHE=DIR"
