@@ -12,7 +12,6 @@ import guest
 import images
 import matrix
 import pytest
-import report
 import suites
 
 from tests.commands import run as run_command
@@ -25,19 +24,6 @@ JUNIT = """<?xml version="1.0"?><testsuites>
 
 def options(*arguments: str) -> argparse.Namespace:
     return matrix.parser().parse_args(arguments)
-
-
-def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing_is_left(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert [family.kernel for family in matrix.possible(options("--cgroup", "v1"))] == ["6.1"]
-    output = capsys.readouterr().err
-    for kernel in ("6.12", "7.2"):
-        assert f"{kernel} is left out: Debian's Linux {kernel} has no memory controller for cgroup v1" in output
-    with pytest.raises(
-        commands.VmError, match=r"Linux 7\.2 has no memory controller for cgroup v1: --cgroup v1 is for"
-    ):
-        matrix.possible(options("--cgroup", "v1", "--kernel", "7.2"))
 
 
 def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memory() -> None:
@@ -67,15 +53,6 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     assert "--require-kernel -k oom\n" in suites.guest_command(options("--", "-k", "oom"), asked)
     (shell,) = suites.suites(options("--command", "true"))
     assert suites.guest_command(options("--command", "true"), shell) == "true\n"
-
-
-def test_no_guest_is_begun_that_could_not_end_in_time(tmp_path: Path) -> None:
-    image = images.Image(images.choose(["7.2"])[0], tmp_path, tmp_path, "7.2.1")
-    row = matrix.one(image, suites.SUITES[0], options(), tmp_path, time.monotonic() + matrix.LEAST_S / 2)
-    assert not row.good
-    assert row.why.startswith("not begun: only ")
-    assert row.name in report.lines([row])
-    assert row.why in report.lines([row])
 
 
 @pytest.mark.parametrize("broken", [("sid",), ("bookworm", "trixie", "sid")])
@@ -147,36 +124,3 @@ def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("outrace: error: test-vm: no guest '4.4': there are ")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_cache_of_somebody_else_is_one_line_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(_: argparse.Namespace) -> int:
-        raise PermissionError(13, "Permission denied", str(tmp_path / "bookworm.lock"))
-
-    monkeypatch.setattr(matrix, "matrix", refused)
-    assert matrix.main([]) == 3
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"outrace: error: test-vm: {tmp_path}/bookworm.lock: Permission denied; chown -R ")
-    assert line.endswith("OUTRACE_VM_CACHE=DIR")
-
-
-# What is made of a guest's junit.xml.
-REPORT = '<testsuites><testsuite tests="2" {}>{}</testsuite></testsuites>'
-FAILURE = '<failure message="assert 1 == 2&#10;more">x</failure>'
-BAD = f'<testcase classname="tests.b" name="test_bad[a: 1]">{FAILURE}</testcase>'
-
-
-def test_failed_tests_are_named_with_their_first_line(tmp_path: Path) -> None:
-    good = '<testcase classname="tests.a" name="test_good"/>'
-    (tmp_path / "junit.xml").write_text(REPORT.format('failures="1"', good + BAD))
-    assert report.failures(tmp_path) == [("tests/b.py::test_bad[a: 1]", "assert 1 == 2")]
-    assert (report.counts(tmp_path), report.unproven(tmp_path)) == ((1, 1, 0), "1 failed")
-    assert report.failures(tmp_path / "nothing") == []
-
-
-def test_a_file_that_could_not_be_collected_is_named(tmp_path: Path) -> None:
-    case = '<testcase classname="" name="tests.vm.test_x"><error message="collection failure"/></testcase>'
-    (tmp_path / "junit.xml").write_text(REPORT.format('errors="1"', case))
-    assert report.failures(tmp_path) == [("tests/vm/test_x.py", "collection failure")]
