@@ -17,8 +17,7 @@ from monitor.actions.oomadj import OomScores
 from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
-from tests.actions.test_oomadj import found, read
-from tests.daemon.test_scores import capable
+from tests.actions.test_oomadj import capable, found, read, write
 from tests.puppet import Puppet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -46,16 +45,8 @@ def processes(pod: Path) -> Iterator[list[Puppet]]:
         yield found
 
 
-def value(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
-
-
-def write(pid: int, adj: int) -> None:
-    Path(f"/proc/{pid}/oom_score_adj").write_text(str(adj))
-
-
 def values(processes: list[Puppet]) -> list[int]:
-    return [value(one.pid) for one in processes]
+    return [read(one.pid) for one in processes]
 
 
 def forked(parent: Puppet, path: Path) -> int:
@@ -76,12 +67,12 @@ def test_forked_processes_get_what_their_parent_had(
     mark = journal.mark(pod, "uid")
     assert (mark.raised, values(processes), len(left(pod))) == (2, [1000, 1000], 1)
     children = [forked(one, tmp_path / str(one.pid)) for one in processes]
-    assert [value(pid) for pid in children] == [1000, 1000]
+    assert [read(pid) for pid in children] == [1000, 1000]
     assert journal.look_again(mark) == 0  # they are raised, and no values of their own are known
     processes[0].process.kill()
     processes[0].wait()
     assert journal.restore(mark) == Restored(restored=3, inherited=2)
-    assert [value(pid) for pid in (*children, processes[1].pid)] == [100, 200, 200]
+    assert [read(pid) for pid in (*children, processes[1].pid)] == [100, 200, 200]
     assert left(pod) == []
 
 
@@ -90,9 +81,9 @@ def test_a_process_that_appears_is_raised_too(journal: MarkJournal, pod: Path, p
     with Puppet(pod / "c0") as late:
         write(late.pid, 300)
         assert journal.look_again(mark) == 1
-        assert value(late.pid) == 1000
+        assert read(late.pid) == 1000
         assert journal.restore(mark).restored == 3
-        assert value(late.pid) == 300
+        assert read(late.pid) == 300
 
 
 def test_a_process_that_left_the_pod_is_set_back(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
@@ -124,7 +115,7 @@ def test_marked_again_before_it_was_set_back(
     child = forked(processes[0], tmp_path / "child")
     again = MarkJournal(tmp_path).mark(pod, "uid")
     assert journal.restore(again).restored == 3
-    assert [*values(processes), value(child)] == [100, 200, 100]
+    assert [*values(processes), read(child)] == [100, 200, 100]
 
 
 def test_a_side_that_ends_late_leaves_the_note_of_the_next_one(
@@ -147,7 +138,7 @@ def test_a_cgroup_made_anew_is_not_noted_at(journal: MarkJournal, pod: Path) -> 
         write(late.pid, 100)
         with pytest.raises(FileNotFoundError):
             journal.look_again(mark)
-        assert value(late.pid) == 100
+        assert read(late.pid) == 100
         assert left(pod) == []
 
 
@@ -160,9 +151,9 @@ def test_the_floor_is_where_it_was(journal: MarkJournal, pod: Path, processes: l
     processes[0].do(_DROP)
     processes[0].do("open('/proc/self/oom_score_adj', 'w').write('100')")
     journal.restore(journal.mark(pod, "uid"))
-    assert value(processes[0].pid) == 100
+    assert read(processes[0].pid) == 100
     processes[0].do("open('/proc/self/oom_score_adj', 'w').write('-500')")
-    assert value(processes[0].pid) == -500
+    assert read(processes[0].pid) == -500
 
 
 #: The process does without capabilities from then on: capset(2) of three words of zeros.
@@ -199,13 +190,13 @@ def test_a_container_that_ranks_its_processes_keeps_its_order(
     with Puppet(below) as worker:
         write(worker.pid, 300)
         mark = journal.mark(pod, "uid")
-        assert [*values(processes), value(worker.pid)] == [100, 1000, 300]
+        assert [*values(processes), read(worker.pid)] == [100, 1000, 300]
         assert journal.look_again(mark) == 0
         with Puppet(pod / "c1") as protected:
             write(protected.pid, 0)
             assert journal.look_again(mark) == 0, "it would die for those that it is protected from"
         assert journal.restore(mark) == Restored(restored=1)
-        assert [*values(processes), value(worker.pid)] == [100, 200, 300]
+        assert [*values(processes), read(worker.pid)] == [100, 200, 300]
 
 
 def test_who_has_1000_and_is_gone_is_forgotten(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
@@ -219,7 +210,7 @@ def test_who_has_1000_and_is_gone_is_forgotten(journal: MarkJournal, pod: Path, 
     journal.look_again(mark)
     assert list(mark.processes) == [processes[1].pid]
     assert journal.restore(mark) == Restored()
-    assert value(processes[1].pid) == 1000
+    assert read(processes[1].pid) == 1000
 
 
 def test_each_process_gets_its_own_value_back(pod: Path, tmp_path: Path) -> None:
@@ -228,7 +219,7 @@ def test_each_process_gets_its_own_value_back(pod: Path, tmp_path: Path) -> None
     scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
     with Puppet(pod) as first, Puppet(pod) as second, Puppet(pod) as right:
         for one, value in ((first, 100), (second, 200), (right, 1000)):
-            Path(f"/proc/{one.pid}/oom_score_adj").write_text(str(value))
+            write(one.pid, value)
         right.do("child = os.fork() or time.sleep(600)")
         before = cgroup_procs.pids_below(pod)
         scores.set_pod(found(pod, {"main": pod}))
@@ -245,7 +236,7 @@ def test_each_process_gets_its_own_value_back(pod: Path, tmp_path: Path) -> None
 def test_of_two_values_by_class_the_own_one_comes_back(pod: Path, tmp_path: Path) -> None:
     """The pod's request changed, or another helper goes on."""
     with Puppet(pod) as one:
-        Path(f"/proc/{one.pid}/oom_score_adj").write_text("100")
+        write(one.pid, 100)
         for request, value in (("8Gi", 500), ("4Gi", 750)):
             notes = ScoreNotes(tmp_path)
             scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
@@ -260,7 +251,7 @@ def test_processes_that_ended_do_not_fill_the_note(pod: Path, tmp_path: Path, mo
     monkeypatch.setattr(qos_notes, "_ROOM", 4)
     notes = ScoreNotes(tmp_path)
     with Puppet(pod) as one:
-        Path(f"/proc/{one.pid}/oom_score_adj").write_text("100")
+        write(one.pid, 100)
         scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
         scores.set_pod(found(pod, {"main": pod}))
         for pid in range(1 << 22, (1 << 22) + 40):  # none has these

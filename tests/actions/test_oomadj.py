@@ -21,7 +21,6 @@ from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from tests import live
-from tests.daemon.test_scores import capable
 
 pytestmark = pytest.mark.kernel
 GIB = 1 << 30
@@ -35,6 +34,15 @@ def found(
     metadata = {"name": "p", "namespace": "ns", "uid": "u", **metadata}
     pod = pod_from_object({"kind": "Pod", "metadata": metadata, "spec": {"containers": spec}})
     return FoundPod(pod, cgroup, containers)
+
+
+_SYS_RESOURCE = 24  # capability(7)
+
+
+def capable() -> bool:
+    """Whether a value may be lowered here."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
+    return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
 
 
 def read(pid: int) -> int:
@@ -101,6 +109,14 @@ def test_values_by_container() -> None:
     )
     anonymous = FoundPod(dataclasses.replace(pod, namespace="", spec_known=False), Path("/x"), {})
     assert pod_scores(anonymous, 16 * GIB) == {}
+
+
+def test_values_follow_the_capacity(cgroup: Path, log: Recorder) -> None:
+    scores = make_scores(False, log)
+    scores.set_pod(found(cgroup, {"main": cgroup}, {"main": "8Gi"}))
+    assert scores._pods["u"].scores == {"main": 500}
+    scores.set_capacity(32 * GIB)
+    assert scores._pods["u"].scores == {"main": 750}
 
 
 def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:

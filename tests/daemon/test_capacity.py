@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.node import LabNode
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
@@ -144,24 +143,6 @@ def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> No
             assert len(live.messages(daemon, CHANGED)) == 1
             assert hog.process.poll() is None
             assert more.process.poll() is None
-
-
-@pytest.mark.kernel
-def test_oom_scores_follow_the_capacity(tmp_path: Path) -> None:
-    """A Burstable container's value is a share of the node's memory."""
-    sent: list[dict[str, Any]] = []
-    with hot_node() as node:
-        pod = node.add_pod("pod", "Burstable", request=64 * MIB)
-        from monitor.pods.source import open_source
-
-        source = open_source(f"manifests:{node.manifests}", cgroupfs.detect(), 1 * GIB)
-        source.poll()
-        (found,) = source.pods.values()
-        scores = OomScores(cgroupfs.detect(), 1 * GIB, None, lambda *_, **fields: sent.append(fields))
-        scores.set_pod(found)
-        before = scores._pods[pod.uid].scores["c0"]
-        scores.set_capacity(2 * GIB)
-        assert (before, scores._pods[pod.uid].scores["c0"]) == (1000 - 62, 1000 - 31)
 
 
 def online_blocks() -> set[Path]:
