@@ -200,21 +200,6 @@ def test_one_that_was_away_itself_gathers_its_evidence_first(
         assert watch.look(60_250_000_000, 1) == ""
 
 
-def test_what_a_dead_side_did_not_read_is_there_for_the_next() -> None:
-    hot, side = channel.pair()
-    with side:
-        for i in range(5):
-            assert channel.send(hot, LogLine("info", str(i)))
-        assert channel.receive(side) == LogLine("info", "0")
-        side.send(b"{}")  # the hot end has something unread when it is closed
-        assert not channel.is_read(side)
-        hot.close()
-        assert not channel.is_read(side)
-        assert list(channel.leftover(side)) == [LogLine("info", str(i)) for i in (1, 2, 3, 4)]
-        assert channel.is_read(side)
-        assert list(channel.leftover(side)) == []
-
-
 def test_what_nobody_reads_fills_a_channel_and_blocks_nobody() -> None:
     hot, side = channel.pair()
     with hot, side:

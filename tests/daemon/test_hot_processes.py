@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,24 +33,6 @@ def test_it_ends_although_it_was_started_with_signals_blocked(node: LabNode) -> 
             (mask,) = [x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("SigBlk")]
             assert int(mask.split()[1], 16) & (1 << 1 | 1 << 14) == 0
         assert daemon.stop() == 0
-
-
-@pytest.mark.once
-def test_a_stopped_side_delays_nothing(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with live.daemon(node, "--enforce", *hard(64)) as daemon:
-        hog = node.start_hog(pod, mib=CROSSES)
-        side = side_of(daemon)
-        os.kill(side, signal.SIGSTOP)
-        try:
-            hog.go()
-            assert hog.wait() == -signal.SIGKILL
-            assert node.oom_kills() == 0
-        finally:
-            with suppress(ProcessLookupError):  # replaced already: `test_a_side_that_hangs_is_replaced`
-                os.kill(side, signal.SIGCONT)
-        evicted(daemon, pod)
-        live.ended(daemon)
 
 
 @pytest.mark.once

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import bounds, charging, loader, meminfo
+from monitor.kernel import bounds, meminfo
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import BPF_RUNGS, POLL, Facts, promise
 from monitor.kernel.wire import PAGE
@@ -104,30 +104,3 @@ def test_the_metric_of_the_poller_is_the_promise(machine: bool) -> None:
     row = promise(seen, POLL, machine=machine)
     soft._bound(row.unseen_ns)
     assert (stats["bound_bytes"], stats["bound_ns"]) == row
-
-
-@pytest.mark.once  # in the guests: tests/lab/test_lockdown.py
-def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) -> None:
-    """Pinned and used; then refused by the kernel, as a start writes it down, and not tried again."""
-    if charging.missing_tracepoints():
-        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
-    used, bare = tmp_path / "used", tmp_path / "bare"
-    live.lend_pins(used)
-    with LabDaemon(node, state_dir=used) as daemon:
-        found = plan(used)
-        assert found["rung"] == live.rung(daemon)
-        assert found["rung"] in BPF_RUNGS
-        (row,) = [one for one in found["rungs"] if one["name"] == found["rung"]]
-        assert "pinned already" in row["detail"]
-    bare.mkdir(mode=0o750)
-    for hook, mark in loader.stamps().items():
-        charging.remember_refused(bare, mark, f"the verifier refused {hook}")
-    with LabDaemon(node, state_dir=bare) as daemon:
-        found = plan(bare)
-        assert found["rung"] == live.rung(daemon) == POLL
-        logged = live.message(daemon, "better hooks cannot be used here")
-        for one in found["rungs"][: len(BPF_RUNGS)]:
-            assert not one["ok"]
-            assert f"{one['name']}: {one['detail']}" in logged["problem"]
-            assert one["remedy"] in logged["remedy"]
-        assert any("tries it again" in one["remedy"] for one in found["rungs"])

@@ -11,7 +11,7 @@ from monitor.hot.housekeeping import Housekeeping
 from monitor.kernel import bounds, cgroupfs
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
+from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.watch import arm_thresholds, make_watch
 from tests import live
@@ -57,23 +57,6 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
             arm_thresholds(watch.table, made, kernel_trigger=False)
             assert words[made.index * WORDS + _PULL] == NO_CEILING
         finally:
-            os.close(made.usage_fd)
-
-
-@pytest.mark.kernel
-def test_the_machine_has_no_usage_file() -> None:
-    hierarchy = cgroupfs.detect()
-    with live.Watching(attach=False) as watch:
-        made = make_watch(watch.table, "node", MEMORY, None, 1 << 34, THRESHOLDS, hierarchy.version)
-        assert (made.machine, made.usage_fd) == (True, -1)
-        assert made.cgroup_id == os.stat(hierarchy.root).st_ino == 1
-        watch.sweeper.run()
-        assert watch.table.reading(made.index).usage > 0
-        with live.cgroup("watch") as kubepods:
-            made = make_watch(
-                watch.table, "kubepods", ALLOCATABLE_MEMORY, kubepods, 64 * MIB, THRESHOLDS, hierarchy.version
-            )
-            assert {t.signal for t in made.thresholds} == {ALLOCATABLE_MEMORY}
             os.close(made.usage_fd)
 
 

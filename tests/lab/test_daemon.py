@@ -20,17 +20,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 node = live.fixture(LabNode, "test-labd", 64 * MIB)
 
 
-def test_why_it_does_not_start(node: LabNode) -> None:
-    for option, expected in (
-        (("--eviction-hard", "memory.free<1Mi"), "unsupported eviction signal memory.free"),
-        (("--listen", "192.0.2.1:9469"), "Cannot assign requested address"),
-    ):
-        daemon = LabDaemon(node, *option, state_dir=live.state_dir(), keep_pins=True)
-        with pytest.raises(MonitorError, match=expected):
-            daemon.start()
-        assert daemon.process.wait(live.TIMEOUT_S) > 0
-
-
 def test_who_takes_its_port_does_not_keep_it_from_watching(node: LabNode) -> None:
     """Any user may listen on 9469 before it does; it did not start then, for as long as that one listened."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -118,14 +118,6 @@ def test_a_mark_that_would_cost_a_pod_for_nothing_does_not_wait_for_the_rest_aft
     bench.marks.close()
 
 
-def test_everything_is_set_back_at_the_end(bench: Bench) -> None:
-    bench.marks.start()
-    bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
-    live.until(lambda: bench.values[0] == 1000, "the mark")
-    bench.marks.close()
-    assert bench.values == [100, 200, 300]
-
-
 def test_a_critical_pod_and_one_of_unknown_spec_are_never_marked(bench: Bench) -> None:
     assert bench.marks.take(STATE._replace(victim="a", armed=True, ready=False)) == frozenset()  # not all are known
     assert bench.state("critical") == frozenset()
