@@ -269,25 +269,10 @@ def enable_controllers(path: Path, names: Iterable[str] = ("memory",)) -> None:
             _write(cgroup, "cgroup.subtree_control", " ".join(f"+{n}" for n in missing))
 
 
-def set_limit(path: Path, limit_bytes: int | None) -> None:
-    """Limit the cgroup to ``limit_bytes`` of memory; None takes the limit away."""
+def set_limit(path: Path, limit_bytes: int) -> None:
+    """Limit the cgroup to ``limit_bytes`` of memory."""
     v2 = os.path.exists(path / "memory.max")
-    name, unlimited = ("memory.max", "max") if v2 else ("memory.limit_in_bytes", "-1")
-    _write(path, name, unlimited if limit_bytes is None else str(limit_bytes))
-
-
-def remove(path: Path) -> None:
-    """Remove the cgroup and those below it, children first. MonitorError if one still holds processes."""
-    for cgroup in (*reversed(descendants(path)), path):
-        try:
-            cgroup.rmdir()
-        except OSError as e:
-            if e.errno in GONE:
-                continue
-            if e.errno == errno.EBUSY:
-                held = len(_read(cgroup, "cgroup.procs").split())
-                raise MonitorError(f"cgroup {cgroup} is not empty ({held} processes)", "end them first") from e
-            raise failure(cgroup, "remove", e) from e
+    _write(path, "memory.max" if v2 else "memory.limit_in_bytes", str(limit_bytes))
 
 
 def _read(path: Path, name: str) -> str:

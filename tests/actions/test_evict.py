@@ -241,7 +241,7 @@ def test_a_pod_that_waits_for_a_cpu_is_waited_for(pod: Path, monkeypatch: pytest
 def test_a_pod_whose_cgroup_vanished(pod: Path) -> None:
     inner = cgroupfs.make(pod / "pod")
     victim = prepared(inner, VERSION)
-    cgroupfs.remove(inner)
+    inner.rmdir()
     eviction = Eviction(victim, 0, 0)
     assert eviction.step(0)
     victim.close()

@@ -116,7 +116,7 @@ def test_a_pod_made_again_in_its_place_is_counted_anew(watch: live.Watching) -> 
         old = registry.put(seen("a", pod))
         registry.move(old, 7 * MIB)
         registry.set_evicted(old, True)
-        cgroupfs.remove(pod)
+        pod.rmdir()
         cgroupfs.make(pod)
         new = registry.put(seen("a", pod))
         assert new.cgroup_id != old.cgroup_id

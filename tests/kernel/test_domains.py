@@ -55,10 +55,10 @@ def test_page_cache_of_a_pod_its_parent_and_of_dead_children(files: Path) -> Non
 
         # The container is removed while its page cache stays: charged to its ancestors only.
         watch.table.remove(cgroupfs.cgroup_id(inner))
-        cgroupfs.remove(inner)
+        inner.rmdir()
         at = watch.agree(node, pod, other)
         assert at[1].inactive_file + at[1].active_file >= 14 * MIB
-        cgroupfs.remove(pod)
+        pod.rmdir()
         watch.table.remove(watch.table.cgroup_id(1))
         at = watch.agree(node, other)
         assert at[0].inactive_file + at[0].active_file >= 14 * MIB

@@ -121,7 +121,7 @@ def test_page_cache_is_that_of_memory_stat(
                 )
             watch.agree(node, pod)  # the kernel may age it meanwhile: it was active
         watch.table.remove(cgroupfs.cgroup_id(pod))
-        cgroupfs.remove(pod)
+        pod.rmdir()
         at = watch.agree(node)
         assert at[0].inactive_file + at[0].active_file >= 4 * MIB
 

@@ -87,7 +87,7 @@ def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
     wanted = limit(inner, 64)
     assert wanted.max == 64 * MIB
     assert without_swap(read(hierarchy, inner)) == wanted
-    cgroupfs.remove(inner)
+    inner.rmdir()
     assert read(hierarchy, inner) is None
 
 
@@ -103,7 +103,7 @@ def test_a_real_cgroup_that_is_removed_while_it_is_read(
     def number(*arguments: object) -> int | None:
         nonlocal calls
         if calls == before:
-            cgroupfs.remove(inner)
+            inner.rmdir()
         calls += 1
         return real(*arguments)  # type: ignore[arg-type]
 

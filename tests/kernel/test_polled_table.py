@@ -130,7 +130,7 @@ def test_what_a_cgroup_had_that_is_gone_is_not_its_parents(tmp_path: Path) -> No
             )
             assert table.reading(at).inactive_file >= 15 * MIB
             (tmp_path / "cache").unlink()
-        cgroupfs.remove(child)
+        child.rmdir()
         live.until(lambda: PolledSweeper(table).run() and table.reading(at).inactive_file < 4 * MIB, "it to be gone")
         assert table.reading(left).inactive_file >= 15 * MIB, "what was read last"
     table.reset()

@@ -13,6 +13,7 @@ import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.lab.janitor import remove_tree
 from monitor.pods import claims, manifest_files
 from monitor.pods.source import Change
 from monitor.side.pod_watch import pod_message
@@ -273,7 +274,7 @@ def monitored() -> Iterator[tuple[Path, int]]:
         assert process.stdout.readline() == b"ready\n"
         yield base, process.pid
         process.kill()
-    cgroupfs.remove(base)
+    assert remove_tree(str(base))
 
 
 @pytest.mark.live

@@ -148,13 +148,15 @@ def test_pods_come_change_and_go_on_the_kernel(tree: Tree, start: Start, kubepod
         assert source.poll().updated == []
         os.kill(pid, 9)
         os.waitpid(pid, 0)
-        cgroupfs.remove(pod)
+        for gone in (container, pod):
+            gone.rmdir()
         change = source.poll()
         assert (change.updated, change.removed) == ([], [UID])
         cgroupfs.make(pod)
         [again] = source.poll().updated
         assert again.cgroup_ids != found.cgroup_ids
-        cgroupfs.remove(path / kubepods)
+        for gone in (pod, pod.parent, path / kubepods):
+            gone.rmdir()
         change = source.poll()
         assert (change.removed, len(change.problems)) == ([UID], 1)
 
