@@ -133,6 +133,14 @@ def test_the_table_is_shared_and_finite() -> None:
         assert reader.index(1 << 41) == 77
         watch.table.reset()
         assert reader.index(1 << 41) is None
+        stays = watch.table.add(1 << 41)
+        for number in range(3 * MAX_DOMAINS):  # the reader hears nothing of what is removed, and forgets it
+            at = watch.table.add(1 << 42 | number)
+            assert reader.index(1 << 42 | number) == at
+            watch.table.remove(1 << 42 | number)
+            assert reader.index(1 << 42 | number) is None
+        assert reader.index(1 << 41) == stays
+        assert len(reader._known) <= 2 * MAX_DOMAINS
         reader.close()
 
 

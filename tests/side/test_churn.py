@@ -1,6 +1,5 @@
 """Where pods come and go for ever, what is kept of those that went has an end: entries are counted, not bytes."""
 
-import mmap
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 
 from monitor.actions.oomadj import OomScores
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
-from monitor.kernel.domains import MAX_DOMAINS, WORDS, DomainTable, Reading
+from monitor.kernel.domains import Reading
 from monitor.pods import cluster_source
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import LINGER_S, PodFeed, known
@@ -239,38 +238,3 @@ def test_forecasts_need_no_step_of_every_mebibyte_and_none_that_comes_late(tmp_p
         sampler.take(ms * S // 1000, node, 1, 0, 0)
     assert len(fed) == 8
     assert [one.ts_ns * 1000 // S for one in sampler.samples] == [101_000, 101_100, 101_200]
-
-
-class Pins:
-    """The maps of the programs as plain memory, shared by writer and reader."""
-
-    class Map(dict[bytes, bytes]):
-        lookup = dict.get
-        update = dict.__setitem__  # type: ignore[assignment]
-
-        def delete(self, key: bytes) -> None:
-            self.pop(key, None)
-
-    def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, MAX_DOMAINS * WORDS * 8)
-        self.maps: dict[str, Pins.Map] = {}
-
-    def mmap(self, name: str, size: int) -> mmap.mmap:
-        return self.memory
-
-    def map(self, name: str, value_size: int = 8) -> Map:
-        return self.maps.setdefault(name, Pins.Map())
-
-
-def test_a_reader_of_the_table_forgets_cgroups_that_went() -> None:
-    pins: Any = Pins()
-    writer, reader = DomainTable(pins), DomainTable(pins)
-    stays = writer.add(1)
-    assert reader.index(1) == stays
-    for cgroup in range(2, 5 * MAX_DOMAINS):
-        at = writer.add(cgroup)
-        assert reader.index(cgroup) == at
-        writer.remove(cgroup)
-        assert reader.index(cgroup) is None
-    assert reader.index(1) == stays
-    assert len(reader._known) <= 2 * MAX_DOMAINS
