@@ -12,14 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from monitor.actions.changes import VANISHED, Change, identity_of, put_back, source_of, value_of
-from monitor.kernel import cgroupfs
+from monitor.actions.changes import VANISHED, Change, enable_below, identity_of, put_back, source_of, value_of
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
 
 #: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
 _NO_RECLAIM = (6, 16)
-_OOM_CONTROL = "memory.oom_control"
 
 
 class Braked(NamedTuple):
@@ -123,49 +121,9 @@ def _linux() -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 
 
-# cgroup v1: a cgroup that is made below one with memory.oom_control 1 has 1 itself, and keeps it for ever
-# (mm/memcontrol-v1.c; tried on Linux 6.18). A container that starts in a held pod would hang at its own limit long
-# after the release, where the kernel kills it otherwise. So the release enables the OOM killer below too. Only pods are
-# capped that have no such cgroup before (`any_disabled`): no program's own choice is overwritten.
-
-
-def any_disabled(pod: Path) -> bool:
-    """Whether a cgroup below has no OOM killer, or too many are below to read: the hot thread calls. Raises OSError."""
-    return any(number >= CGROUPS or _is_disabled(path) for number, path in enumerate(cgroupfs.below(pod)))
-
-
 def counts_below(path: Path) -> bool:
     """Whether a limit counts the cgroups below: before Linux 5.11 one may account for itself alone. Raises OSError."""
     try:
         return (path / "memory.use_hierarchy").read_text().strip() != "0"
     except FileNotFoundError:
         return True
-
-
-def enable_below(change: Change) -> Iterator[None]:
-    """``change`` of a pod's OOM killer is undone: enable that of cgroups made meanwhile, one in each step (20 us). A
-    cgroup made between two steps is below one that is enabled already, or is found. Raises OSError.
-    """
-    if change.file != _OOM_CONTROL or change.old != "0":
-        return
-    for path in cgroupfs.below(Path(change.path)):
-        try:
-            if _is_disabled(path):
-                fd = os.open(path / _OOM_CONTROL, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    os.write(fd, b"0")
-                finally:
-                    os.close(fd)
-        except OSError as error:
-            if error.errno not in cgroupfs.GONE:
-                raise
-        yield
-
-
-def _is_disabled(path: Path) -> bool:
-    try:
-        return (path / _OOM_CONTROL).read_bytes().split()[1:2] == [b"1"]
-    except OSError as error:
-        if error.errno not in cgroupfs.GONE:
-            raise
-        return False

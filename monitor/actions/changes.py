@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import GONE
 
 #: What became of a change: the old value is there again; it was before (the change was never made); another program has
@@ -46,6 +48,7 @@ FILES = frozenset(
         *("memory.limit_in_bytes", "memory.oom_control", "freezer.state"),
     }
 )
+_OOM_CONTROL = "memory.oom_control"
 _VALUE = re.compile(r"-?\d{1,20}|max|FROZEN|THAWED", re.ASCII)
 #: For `dataclasses.asdict`, which copies deeply: it took 120 of the 220 us of a brake.
 FIELDS = tuple(field.name for field in fields(Change))
@@ -62,7 +65,7 @@ def _identity(status: os.stat_result) -> str:
 
 def value_of(file: str, text: str) -> str:
     """The value of ``file`` as it would be written, by the ``text`` of `source_of` it."""
-    if file == "memory.oom_control":  # three lines; the first is "oom_kill_disable 0"
+    if file == _OOM_CONTROL:  # three lines; the first is "oom_kill_disable 0"
         return text.split()[1]
     if file == "freezer.state":
         return "THAWED" if text.strip() == "0" else "FROZEN"
@@ -115,6 +118,46 @@ def is_seen(path: Path) -> bool:
     if (top / "cgroup.controllers").exists():
         return not (top / "cgroup.events").exists()  # v2: every cgroup but the root has it
     return (top / "release_agent").exists()  # v1: the root alone has it
+
+
+# cgroup v1: a cgroup that is made below one with memory.oom_control 1 has 1 itself, and keeps it for ever
+# (mm/memcontrol-v1.c; tried on Linux 6.18). A container that starts in a held pod would hang at its own limit long
+# after the release, where the kernel kills it otherwise. So the release enables the OOM killer below too. Only pods are
+# capped that have no such cgroup before (`any_disabled`): no program's own choice is overwritten.
+
+
+def any_disabled(pod: Path) -> bool:
+    """Whether a cgroup below has no OOM killer, or too many are below to read: the hot thread calls. Raises OSError."""
+    return any(number >= CGROUPS or _is_disabled(path) for number, path in enumerate(cgroupfs.below(pod)))
+
+
+def enable_below(change: Change) -> Iterator[None]:
+    """``change`` of a pod's OOM killer is undone: enable that of cgroups made meanwhile, one in each step (20 us). A
+    cgroup made between two steps is below one that is enabled already, or is found. Raises OSError.
+    """
+    if change.file != _OOM_CONTROL or change.old != "0":
+        return
+    for path in cgroupfs.below(Path(change.path)):
+        try:
+            if _is_disabled(path):
+                fd = os.open(path / _OOM_CONTROL, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    os.write(fd, b"0")
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            if error.errno not in cgroupfs.GONE:
+                raise
+        yield
+
+
+def _is_disabled(path: Path) -> bool:
+    try:
+        return (path / _OOM_CONTROL).read_bytes().split()[1:2] == [b"1"]
+    except OSError as error:
+        if error.errno not in cgroupfs.GONE:
+            raise
+        return False
 
 
 @contextmanager

@@ -26,9 +26,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.actions.brake_file import Braked, BrakeFile, Planned, any_disabled, counts_below, joined, slow_at
+from monitor.actions.brake_file import Braked, BrakeFile, Planned, counts_below, joined, slow_at
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, plan_limit, write_limit
+from monitor.actions.changes import any_disabled
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import ThawReasons
 from monitor.actions.victim import has_spared

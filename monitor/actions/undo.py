@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.actions.brake_file import enable_below
-from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, undone
+from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, enable_below, undone
 from monitor.actions.daemons import is_dead, lives
 from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
 from monitor.errors import MonitorError

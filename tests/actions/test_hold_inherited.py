@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions import brake_file, ledger, thaw_reasons
+from monitor.actions import changes, ledger, thaw_reasons
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import HELD
@@ -67,8 +67,8 @@ def test_a_pod_whose_container_has_no_oom_killer_is_frozen_alone(held: Stand) ->
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Cgroups whose OOM killer was looked at since this was cleared."""
-    found, real = list[Path](), brake_file._is_disabled
-    monkeypatch.setattr(brake_file, "_is_disabled", lambda path: found.append(path) or real(path))
+    found, real = list[Path](), changes._is_disabled
+    monkeypatch.setattr(changes, "_is_disabled", lambda path: found.append(path) or real(path))
     return found
 
 
@@ -81,7 +81,7 @@ def test_a_pod_with_many_cgroups_is_looked_through_no_further_than_a_look_may(
         cgroupfs.make(held.pod / f"c{number}")
     listed, real = list[str](), os.scandir
     monkeypatch.setattr(cgroupfs.os, "scandir", lambda path: listed.append(str(path)) or real(path))
-    assert brake_file.any_disabled(held.pod)
+    assert changes.any_disabled(held.pod)
     assert 0 < len(reads) <= CGROUPS
     assert listed == [str(held.pod)]
 
