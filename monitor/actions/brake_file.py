@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from monitor.actions.changes import VANISHED, Change, enable_below, identity_of, put_back, source_of, value_of
-from monitor.kernel.cgroup_procs import CGROUPS
+from monitor.actions.changes import VANISHED, Change, identity_of, put_back, source_of, value_of
 from monitor.kernel.wire import PAGE
 
 #: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
@@ -33,7 +30,6 @@ class BrakeFile:
     def __init__(self, path: Path, file: str) -> None:
         self.path, self.file = path, file
         self.identity = identity_of(path)
-        self._below: Iterator[None] | None = None  # what a restored change has left in cgroups below
         # Before `_NO_RECLAIM` it is ignored.
         self._write = os.open(path / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._read = self._write
@@ -49,7 +45,6 @@ class BrakeFile:
         return value_of(self.file, os.pread(self._read, 4096, 0).decode(errors="replace"))
 
     def write(self, value: str) -> None:
-        self._below = None
         os.pwrite(self._write, value.encode(), 0)
 
     def change(self, now: str, value: str, before: Change | None, uid: str, why: str) -> Change | None:
@@ -70,25 +65,13 @@ class BrakeFile:
         return change.identity == self.identity and self.read() in change.written
 
     def put_back(self, change: Change) -> str:
-        """Write the old value where one of ours is there; what became of it. It is not over before `finish` is true.
-        Raises OSError.
-        """
+        """The first step of `way_back`: write the old value where one of ours is there. Raises OSError."""
         try:
             return put_back(change, self.read, self.write)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
             return VANISHED
-
-    def finish(self, change: Change) -> bool:
-        """After `put_back`: undo what cgroups below have inherited of the change, `CGROUPS` of them in a call, because
-        the hot thread calls; whether that is all. Raises OSError; the next call begins anew.
-        """
-        below, self._below = self._below or enable_below(change), None
-        if sum(1 for _ in islice(below, CGROUPS)) < CGROUPS:
-            return True
-        self._below = below
-        return False
 
     def close(self) -> None:
         for fd in {self._read, self._write}:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 from monitor.actions.brake_file import BrakeFile
-from monitor.actions.changes import RESTORED, UNCHANGED, Change
+from monitor.actions.changes import Change, enable_below, way_back
 from monitor.actions.ledger import HELD, OVER, Ledger
+from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.troubles import TROUBLES
 
 #: Times that a file is read anew because another process of outrace has written it meanwhile.
@@ -28,6 +30,7 @@ class BrakeLedger:
         self.changes: dict[str, Change] = {}
         #: Restored, but not over: cgroups below have it still.
         self.rest: dict[str, Change] = {}
+        self._steps: dict[str, Iterator[object]] = {}  # of those that are under way
         self.since_ns = 0
 
     @property
@@ -94,27 +97,30 @@ class BrakeLedger:
         for name in names:
             change = self.changes.get(name)
             if change is not None:
+                steps = way_back(change, self.files[name].put_back)
                 try:
-                    fates.append((name, self.files[name].put_back(change)))
+                    fates.append((name, next(steps)))
                 except OSError as error:
                     TROUBLES.note("cgroup", error, self._uid)
                 else:
                     del self.changes[name]
-                    if fates[-1][1] in (RESTORED, UNCHANGED):
-                        self.rest[name] = replace(change, why=OVER)
+                    self.rest[name], self._steps[name] = replace(change, why=OVER), steps
         if fates:
             self.finish()
         return fates
 
     def finish(self) -> bool:
-        """Continue with what is not over, a part in each call; whether there is more to do at once."""
+        """Continue with what is not over, `CGROUPS` of those below in each call, because the hot thread calls; whether
+        there is more to do at once. What the kernel refuses begins anew with the next call.
+        """
         more = False
         for name, change in list(self.rest.items()):
+            steps = self._steps.pop(name, None) or enable_below(change)
             try:
-                if self.files[name].finish(change):
+                if sum(1 for _ in islice(steps, CGROUPS)) < CGROUPS:
                     del self.rest[name]
                 else:
-                    more = True
+                    self._steps[name], more = steps, True
             except OSError as error:
                 TROUBLES.note("cgroup", error, self._uid)
         try:
@@ -137,5 +143,5 @@ class BrakeLedger:
             file.close()
         with suppress(OSError):
             os.close(self.directory)
-        self.files, self.changes, self.rest = {}, {}, {}
+        self.files, self.changes, self.rest, self._steps = {}, {}, {}, {}
         self.directory, self.since_ns = -1, 0

@@ -79,6 +79,19 @@ def source_of(file: str) -> str:
     return "freezer.self_freezing" if file == "freezer.state" else file
 
 
+def way_back(change: Change, put_back: Callable[[Change], str]) -> Iterator[str]:
+    """The one way back of a change, in steps: the first writes the old value with ``put_back``, and gives what became
+    of it. Where a value of ours may have been in force, each further step restores a cgroup below that may have
+    inherited it (20 us). When the steps end, the change is over; until then, and where it is `UNSEEN`, it stays noted.
+    Raises OSError where the kernel refuses.
+    """
+    fate = put_back(change)
+    yield fate
+    if fate in (RESTORED, UNCHANGED):
+        for _ in enable_below(change):
+            yield fate
+
+
 def put_back(change: Change, read: Callable[[], str], write: Callable[[str], object]) -> str:
     """Write the old value where one of ours is there; what became of the change. Raises OSError."""
     now = read()

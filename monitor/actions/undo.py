@@ -2,7 +2,7 @@
 
 The next start calls it, a start that fails, the helper process when its hot process is gone, `outrace unload`, and with
 `--holds` the service manager (ExecStopPost=). A daemon that runs puts its own changes back the same way
-(`monitor.actions.changes.put_back`).
+(`monitor.actions.changes.way_back`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, Change, enable_below, undone
+from monitor.actions.changes import UNSEEN, Change, undone, way_back
 from monitor.actions.daemons import is_dead, lives
 from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
 from monitor.errors import MonitorError
@@ -95,21 +95,23 @@ def problem_logged(log: Logger) -> OnProblem:
 
 def _undo(one: Noted, on_problem: OnProblem) -> Iterator[Undone | None]:
     """The values first, then what cgroups below have inherited; when all is back nothing is written down any more."""
-    is_over, fates = True, list[tuple[Change, str]]()
-    for change in one.changes():
+    is_over, begun = True, list[tuple[Change, str, Iterator[str]]]()
+    for noted in one.changes():
+        change = _at(noted, one.path)
+        steps = way_back(change, undone)
         try:
-            fates.append(_undone(change, one.path))
+            begun.append((change, next(steps), steps))
         except OSError as error:
-            on_problem(_refused(change, error))
+            on_problem(_refused(noted, error))
             is_over = False
-    for change, fate in fates:
+    for change, fate, _ in begun:
         yield Undone(change.path, change.file, change.old, change.uid, change.why, fate)
         if fate == UNSEEN:
             on_problem(f"{change.path} is in no hierarchy that is mounted here")
-    for change, fate in fates:
-        is_over = is_over and fate != UNSEEN
+            is_over = False
+    for change, _, steps in begun:
         try:
-            for _ in enable_below(change) if fate in (RESTORED, UNCHANGED) else ():
+            for _ in steps:
                 yield None
         except OSError as error:
             on_problem(_refused(change, error))
@@ -118,12 +120,11 @@ def _undo(one: Noted, on_problem: OnProblem) -> Iterator[Undone | None]:
         _forget(one)
 
 
-def _undone(change: Change, path: Path) -> tuple[Change, str]:
-    """What became of a change that is written down at the cgroup ``path``. Raises OSError where the kernel refuses."""
-    # It may be mounted elsewhere than the daemon had it. (v1's freezer is another hierarchy.)
-    if change.file != "freezer.state":
-        change = replace(change, path=str(path))
-    return change, undone(change)
+def _at(change: Change, path: Path) -> Change:
+    """A change that is noted at the cgroup ``path``, which may be mounted elsewhere than the daemon had it. (v1's
+    freezer is another hierarchy.)
+    """
+    return change if change.file == "freezer.state" else replace(change, path=str(path))
 
 
 def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:

@@ -7,7 +7,6 @@ from typing import Any, cast
 from monitor.actions.brake_file import Braked, BrakeFile
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
-from monitor.actions.changes import Change
 from monitor.actions.ledger import Ledger
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
@@ -20,17 +19,13 @@ class StringFile(BrakeFile):
     """A file of a cgroup that takes everything."""
 
     def __init__(self, file: str, value: str) -> None:
-        self.path, self.file, self.identity, self.value, self._below = Path("/x"), file, "inode 1", value, None
+        self.path, self.file, self.identity, self.value = Path("/x"), file, "inode 1", value
 
     def read(self) -> str:
         return self.value
 
     def write(self, value: str) -> None:
         self.value = value
-
-    def finish(self, change: Change) -> bool:
-        assert change
-        return True
 
 
 def ledger(own: int = UNLIMITED, version: int = 1) -> BrakeLedger:
