@@ -8,7 +8,7 @@ The next start calls it, a start that fails, the helper process when its hot pro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,11 @@ def undoing(
         for one in noted_at(path, on_problem):
             has_ended = one.role in roles and (is_dead(one.owner) or (one.attribute in ended and not lives(one.owner)))
             if has_ended and not keep(path):
-                yield from _undo_values(one, on_problem) if one.role in OF_PROCESSES else _undo(one, on_problem)
+                way = _undo_values if one.role in OF_PROCESSES else _undo
+                is_over = yield from way(one, on_problem)
+                if is_over:
+                    with suppress(OSError):
+                        os.removexattr(path, one.attribute)
         yield None
 
 
@@ -93,8 +97,12 @@ def problem_logged(log: Logger) -> OnProblem:
     return lambda problem: log("error", "a change of an earlier daemon is not undone", problem=problem)
 
 
-def _undo(one: Noted, on_problem: OnProblem) -> Iterator[Undone | None]:
-    """The values first, then what cgroups below have inherited; when all is back nothing is written down any more."""
+#: Whether all that is noted is over: then the note goes.
+_Way = Generator[Undone | None, None, bool]
+
+
+def _undo(one: Noted, on_problem: OnProblem) -> _Way:
+    """The values first, then what cgroups below have inherited."""
     is_over, begun = True, list[tuple[Change, str, Iterator[str]]]()
     for noted in one.changes():
         change = _at(noted, one.path)
@@ -116,8 +124,7 @@ def _undo(one: Noted, on_problem: OnProblem) -> Iterator[Undone | None]:
         except OSError as error:
             on_problem(_refused(change, error))
             is_over = False
-    if is_over:
-        _forget(one)
+    return is_over
 
 
 def _at(change: Change, path: Path) -> Change:
@@ -127,33 +134,26 @@ def _at(change: Change, path: Path) -> Change:
     return change if change.file == "freezer.state" else replace(change, path=str(path))
 
 
-def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
+def _undo_values(one: Noted, on_problem: OnProblem) -> _Way:
     from monitor.actions import oom_values  # the hot process never comes here
 
     try:
         mark = oom_values.parsed(one)
     except OSError:
-        return  # the cgroup is gone
+        return False  # the cgroup is gone
     except WRONG as error:
         on_problem(wrong(one.path, one.attribute, error))
-        return
+        return False
     try:
         what = oom_values.set_back(mark)
     except (OSError, MonitorError) as error:
         on_problem(f"oom_score_adj of the processes in {one.path} is not set back: {error}")
-        return
+        return False
     outcome = f"{what.restored} processes set back, {what.inherited} of them forked since"
     yield Undone(str(one.path), "oom_score_adj", "", mark.uid, "victim" if one.role == MARKS else "QoS", outcome)
-    if what.complete:
-        _forget(one)
-    else:
-        problem = f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back"
-        on_problem(problem)
-
-
-def _forget(one: Noted) -> None:
-    with suppress(OSError):
-        os.removexattr(one.path, one.attribute)
+    if not what.complete:
+        on_problem(f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back")
+    return what.complete
 
 
 def _refused(change: Change, error: OSError) -> str:
