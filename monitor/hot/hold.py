@@ -53,8 +53,9 @@ class HoldControl:
         self._recorder = core.recorder
         self._stats = core.stats
         self._send, self._log = core.outbox.send, core.outbox.log
-        self._brakes = HoldBrakes(core.gauge.hierarchy, Ledger(Path(config.state_dir)), self._send)
-        self._figures = HoldFigures(core, self.rules, figures, self._brakes)
+        state_dir, hierarchy = Path(config.state_dir), core.gauge.hierarchy
+        self._brakes = HoldBrakes(hierarchy, Ledger(state_dir), self._send)
+        self._figures = HoldFigures(core.gauge, core.registry, self.rules, figures, self._brakes, self._log)
         self._holds: dict[str, Hold] = {}
         self._last_id = self._next_ns = self._changed_ns = 0
         self._moved: dict[str, PodEntry] = {}  # pods that moved last
@@ -63,7 +64,7 @@ class HoldControl:
         self._gone: list[str] = []  # held pods that have no process left
         #: Of unfinished releases: when to continue, and to do so.
         self.released_due_ns, self.go_on_released = self._brakes.due_ns, self._brakes.go_on
-        self.left = LeftHolds(core, self._brakes.have_changed)
+        self.left = LeftHolds(state_dir, config.hold_limit_ns, hierarchy, self._log, self._brakes.have_changed)
 
     # before a crossing
 

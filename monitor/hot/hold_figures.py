@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from monitor.hot.brake_figures import BrakeFigures
+from monitor.hot.gauge import Gauge
 from monitor.hot.hold_brakes import UNTIL_NEXT_LOOK, HoldBrakes
 from monitor.hot.hold_report import Hold
-from monitor.hot.registry import PodEntry
+from monitor.hot.registry import PodEntry, Registry
 from monitor.policy import hold
 from monitor.policy.eviction_brake import who_grew, who_grows_on
 from monitor.policy.hold import Domain, Look, Rules, State
 from monitor.sources.watch import Watch
-
-if TYPE_CHECKING:
-    from monitor.hot.parts import Core
 
 #: Growth under a hold is measured over the last so long, and over no less than that.
 WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
@@ -65,10 +62,18 @@ class KubeletAnswers:
 class HoldFigures:
     """Read at crossings and at every sample."""
 
-    def __init__(self, core: Core, rules: Rules, figures: BrakeFigures, brakes: HoldBrakes) -> None:
-        self._gauge = core.gauge
-        self._registry = core.registry
-        self._log = core.outbox.log
+    def __init__(
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        rules: Rules,
+        figures: BrakeFigures,
+        brakes: HoldBrakes,
+        log: Callable[..., None],
+    ) -> None:
+        self._gauge = gauge
+        self._registry = registry
+        self._log = log
         self._rules = rules
         self._figures = figures
         self._brakes = brakes

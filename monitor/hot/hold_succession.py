@@ -10,34 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from monitor.actions.ledger import HOT, attribute_of, is_noted
 from monitor.actions.undo import Undone, logged, problem_logged, undoing
 from monitor.errors import MonitorError
+from monitor.hot.registry import PodEntry
 from monitor.kernel.cgroup_procs import CGROUPS
-
-if TYPE_CHECKING:
-    from monitor.hot.parts import Core, Parts
+from monitor.kernel.cgroupfs import Hierarchy
 
 _REST = 4  # the pause after a part is so many times its cost
-
-
-def take_over(parts: Parts) -> None:
-    """Once, when all pods are known and counted: continue the holds that memory is short for, and release the other
-    known pods. `LeftHolds` releases what else is held (unknown pods, holds of other daemons that are dead).
-    """
-    holds = parts.decider.holds
-    assert holds is not None
-    mine = attribute_of(Path(parts.config.state_dir))
-    held = [entry for entry in parts.registry if is_noted(entry.cgroup, mine)]
-    kept = holds.go_on(held)
-    for entry in kept:
-        parts.outbox.log("warning", "a hold of an earlier daemon goes on", pod=entry.title)
-    for entry in held:  # what this daemon cannot continue
-        for _ in islice(holds.left.steps([entry.cgroup]), CGROUPS):
-            pass
-    holds.left.begin()
 
 
 class LeftHolds:
@@ -46,15 +27,34 @@ class LeftHolds:
     sample decides on these holds. ``keep``: whether a cgroup has a brake of this daemon.
     """
 
-    def __init__(self, core: Core, keep: Callable[[Path], bool]) -> None:
-        self._state_dir, self._hierarchy = Path(core.config.state_dir), core.gauge.hierarchy
-        self._log, self._keep = core.outbox.log, keep
-        self._due_ns: int | None = time.monotonic_ns() + core.config.hold_limit_ns
+    def __init__(
+        self,
+        state_dir: Path,
+        limit_ns: int,
+        hierarchy: Hierarchy,
+        log: Callable[..., None],
+        keep: Callable[[Path], bool],
+    ) -> None:
+        self._mine, self._hierarchy = attribute_of(state_dir), hierarchy
+        self._log, self._keep = log, keep
+        self._due_ns: int | None = time.monotonic_ns() + limit_ns
         self._steps = self.steps()
+
+    def take_over(self, pods: Iterable[PodEntry], go_on: Callable[[Iterable[PodEntry]], Iterable[PodEntry]]) -> None:
+        """Once, when all pods are known and counted: ``go_on`` continues the holds that memory is short for, and the
+        other known pods are released. What else is held (unknown pods, holds of other daemons that are dead) follows.
+        """
+        held = [entry for entry in pods if is_noted(entry.cgroup, self._mine)]
+        for entry in go_on(held):
+            self._log("warning", "a hold of an earlier daemon goes on", pod=entry.title)
+        for entry in held:  # what this daemon cannot continue
+            for _ in islice(self.steps([entry.cgroup]), CGROUPS):
+                pass
+        self.begin()
 
     def steps(self, paths: Iterable[Path] | None = None) -> Iterator[Undone | None]:
         """Each step checks one cgroup, and releases it if it is held. ``paths``: only these cgroups."""
-        ended, on_problem = {attribute_of(self._state_dir)}, problem_logged(self._log)
+        ended, on_problem = {self._mine}, problem_logged(self._log)
         try:
             for one in undoing(self._hierarchy, on_problem, ended, roles=(HOT,), keep=self._keep, paths=paths):
                 if one is not None:

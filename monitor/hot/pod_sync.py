@@ -136,10 +136,9 @@ class PodSync:
                 from monitor.hot.succession import succeed  # once, before the first decision
 
                 succeed(self._parts)
-            if self._decider.holds is not None:
-                from monitor.hot.hold_succession import take_over
-
-                take_over(self._parts)  # before the first pass: it would kill a pod that is not known to be held
+            holds = self._decider.holds
+            if holds is not None:  # before the first pass, which would kill a pod that is not known to be held
+                holds.left.take_over(self._registry, holds.go_on)
             self._decider.begin()
             self._decider.evict_over_limit()
         self._decider.prepare()

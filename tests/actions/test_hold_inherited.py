@@ -23,7 +23,7 @@ from monitor.actions.pod_brake import FREEZE, LIMIT
 from monitor.actions.thaw_reasons import CGROUPS, ThawReasons
 from monitor.cli.run import lock
 from monitor.hot.hold_brakes import HoldBrakes
-from monitor.hot.hold_succession import LeftHolds, take_over
+from monitor.hot.hold_succession import LeftHolds
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
@@ -213,12 +213,7 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
 
 
 def left_holds(held: Stand, root: Path, keep: Callable[[Path], bool] = lambda _: False) -> LeftHolds:
-    core: Any = SimpleNamespace(
-        config=SimpleNamespace(hold_limit_ns=0, state_dir=str(held.state)),
-        outbox=SimpleNamespace(log=lambda *_, **__: None),
-        gauge=SimpleNamespace(hierarchy=cgroupfs.Hierarchy(HIERARCHY.version, root)),
-    )
-    return LeftHolds(core, keep)
+    return LeftHolds(held.state, 0, cgroupfs.Hierarchy(HIERARCHY.version, root), lambda *_, **__: None, keep)
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -267,14 +262,11 @@ def test_pods_that_are_held_are_taken_over_without_a_look_at_all_cgroups(
     monkeypatch.setattr(cgroupfs, "below", lambda path: pytest.fail(f"{path} is listed") if path != held.pod else [])
     entries: list[Any] = [SimpleNamespace(uid=path.name, cgroup=path, title=path.name) for path in (other, held.pod)]
     asked = list[Any]()
-    holds = SimpleNamespace(go_on=lambda held_on: asked.extend(held_on) or [], left=left_holds(held, held.node))
-    parts: Any = SimpleNamespace(
-        config=SimpleNamespace(state_dir=str(held.state)), registry=entries, decider=SimpleNamespace(holds=holds)
-    )
-    take_over(parts)
+    left = left_holds(held, held.node)
+    left.take_over(entries, lambda held_on: asked.extend(held_on) or [])
     assert asked == entries[1:]
     assert not held.noted()
-    assert holds.left.due_ns() == 0
+    assert left.due_ns() == 0
 
 
 @pytest.mark.parametrize("running", [False, True])

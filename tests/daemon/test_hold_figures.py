@@ -18,8 +18,8 @@ HELD: State = FREE._replace(left={"memory.available": 8 * MIB}, met_ns=1)
 
 def figures(usages: dict[str, int]) -> HoldFigures:
     brakes = SimpleNamespace(get=lambda uid: SimpleNamespace(usage=lambda: usages[uid]) if uid in usages else None)
-    core: Any = SimpleNamespace(gauge=None, registry=None, outbox=SimpleNamespace(log=None))
-    return HoldFigures(core, RULES, None, brakes)  # type: ignore[arg-type]
+    nothing: Any = None
+    return HoldFigures(nothing, nothing, RULES, nothing, brakes, nothing)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
