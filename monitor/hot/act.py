@@ -8,13 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from monitor.hot.brake import UNASKED, Asked, Brake
-from monitor.hot.evictor import SentKill
-from monitor.hot.registry import PodEntry
+from monitor.hot.brake_figures import BrakeFigures
+from monitor.hot.disk_signals import DiskSignals
+from monitor.hot.evictor import Evictor, SentKill
+from monitor.hot.gauge import Gauge
+from monitor.hot.patience import Patience
+from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.messages import Decision
+from monitor.link.counters import SharedStats
+from monitor.link.messages import Decision, Send
 from monitor.policy import patience
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
@@ -22,9 +28,6 @@ from monitor.policy.gate import NO_VICTIM
 from monitor.policy.patience import Coming
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.sources.watch import Watch
-
-if TYPE_CHECKING:
-    from monitor.hot.parts import Core
 
 
 class Acted(NamedTuple):
@@ -67,20 +70,35 @@ _NOTHING = None, UNASKED
 
 
 class Actor:
-    """Acts on one pod at a time; the `Decider` chooses it."""
+    """Acts on one pod at a time; the `Decider` chooses it. ``enforces``: whether it signals pods."""
 
-    def __init__(self, core: Core, decisions: Decisions, brake: Brake) -> None:
-        self._enforce = core.config.kills
-        self._decisions = decisions
-        self._gauge = core.gauge
-        self._registry = core.registry
-        self._trigger = core.trigger
-        self._disks = core.disks
-        self._evictor = core.evictor
-        self._patience = core.patience
+    def __init__(
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        evictor: Evictor,
+        patience: Patience,
+        disks: DiskSignals,
+        figures: BrakeFigures,
+        brake: Brake,
+        stats: SharedStats,
+        send: Send,
+        *,
+        enforces: bool,
+    ) -> None:
+        self.enforces = enforces
+        self.decisions = Decisions(enforces)
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._disks = disks
+        self._evictor = evictor
+        self._patience = patience
+        self._figures = figures
         self._brake = brake
-        self._stats = core.stats
-        self.send = core.outbox.send
+        self._stats = stats
+        self.send = send
 
     def kill_early(
         self, watch: Watch, moved: Mapping[int, int], coming: Mapping[str, Coming]
@@ -123,7 +141,7 @@ class Actor:
             return self.act(entry, about, figures, one.crossed_ns, one.sent)
         if self._trigger.is_pulled:
             return None  # the kernel has signalled a pod already: its record comes next
-        if self._enforce:
+        if self.enforces:
             self._disks.evicted(signal, time.monotonic_ns())
         usage = about["capacity"] - about["available"]
         # The crossing was of memory, and over by the time of the pass.
@@ -143,18 +161,18 @@ class Actor:
         if crossed_ns:
             self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
         signalled_ns, fired = None, None
-        if self._enforce:
+        if self.enforces:
             fired = self._trigger.disarm()
             if fired is not None:
                 entry = fired
             eviction = self._evictor.begin(entry, about["given_s"], sent)
-            self._brake.began(entry)
+            self._figures.began(entry)
             # The kernel's trigger signals at the crossing.
             signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
             if crossed_ns and eviction.killed_ns is not None:
                 self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
         taken = None if fired is None else (fired.uid, fired.title)
-        made = self._decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=taken)
+        made = self.decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=taken)
         if made is None:
             return Acted(decided_ns, None, None)
         self._stats.add("decisions")
@@ -171,9 +189,9 @@ class Actor:
             order=self._registry.leaders(),
             realtime=time.time(),
         )
-        if self._enforce:
+        if self.enforces:
             eviction.decision_id, eviction.name = message.id, message.name
         self.send(message)
-        if self._enforce:
+        if self.enforces:
             self._evictor.note.reported()
         return Acted(decided_ns, taken, made)

@@ -7,22 +7,21 @@ when evictions are suspended and when they are resumed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from monitor.hot.brake_figures import BrakeFigures, Measured
-from monitor.hot.registry import PodEntry
+from monitor.hot.gauge import Gauge
+from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.messages import Braked, Released
-from monitor.policy.compat import SANE
+from monitor.link.counters import SharedStats
+from monitor.link.messages import Braked, Released, Send
 from monitor.policy.eviction_brake import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.patience import Coming
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation, Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.watch import Watch
-
-if TYPE_CHECKING:
-    from monitor.hot.parts import Core
 
 #: Suspended evictions are reported at most so often; the counter and the state have every time.
 QUIET_NS = 1_000_000_000
@@ -41,17 +40,24 @@ UNASKED = Asked(GO, {})
 class Brake:
     """``state`` is the report to the helper of suspended evictions; None while they are not suspended."""
 
-    def __init__(self, core: Core) -> None:
-        self._gauge = core.gauge
-        self._registry = core.registry
-        self._trigger = core.trigger
-        self._stats = core.stats
-        self._send = core.outbox.send
-        self._active = core.config.compat == SANE
-        sampling = self._active or core.config.holds  # holds need it, whatever the policy's release
-        self.figures = self._figures = figures = BrakeFigures(core.gauge, core.registry, active=sampling)
-        self.begin, self.note, self.began = figures.begin, figures.note, figures.began
-        self.note_due_ns = figures.due_ns
+    def __init__(
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        figures: BrakeFigures,
+        stats: SharedStats,
+        send: Send,
+        *,
+        active: bool,
+    ) -> None:
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._figures = figures
+        self._stats = stats
+        self._send = send
+        self._active = active
         self.state: dict[str, Any] | None = None
         self._changed = False
         self._reported_reason = ""  # the last one; "" once it is reported that evictions are resumed

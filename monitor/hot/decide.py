@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor, OnePass
 from monitor.hot.brake import UNASKED, Brake
+from monitor.hot.brake_figures import BrakeFigures
+from monitor.hot.disk_signals import DiskSignals
+from monitor.hot.evictor import Evictor
+from monitor.hot.gauge import Gauge
 from monitor.hot.moved_pods import MovedPods
+from monitor.hot.outbox import Outbox
 from monitor.hot.pass_timer import PassTimer
-from monitor.hot.registry import PodEntry
+from monitor.hot.patience import Patience
+from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
+from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, patience
-from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Answer
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
 from monitor.policy.gate import BUSY, EVICT, gate
@@ -30,25 +37,45 @@ from monitor.sources.watch import Compared, Watch
 
 if TYPE_CHECKING:
     from monitor.hot.hold import HoldControl
-    from monitor.hot.parts import Core
+    from monitor.hot.pass_record import PassRecorder
 
 
 class Decider:
     """State of the policy and the eviction under way. Every pass is recorded where there is a recorder."""
 
-    def __init__(self, core: Core, config: PassConfig) -> None:
-        self._recorder = core.recorder
-        self._enforce = core.config.kills
+    def __init__(
+        self,
+        config: PassConfig,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        evictor: Evictor,
+        patience: Patience,
+        disks: DiskSignals,
+        figures: BrakeFigures,
+        brake: Brake,
+        holds: HoldControl | None,
+        actor: Actor,
+        recorder: PassRecorder | None,
+        stats: SharedStats,
+        outbox: Outbox,
+    ) -> None:
         self.config = config
-        self._gauge = core.gauge
-        self._registry = core.registry
-        self._trigger = core.trigger
-        self._disks = core.disks
-        self._evictor = core.evictor
-        self._patience = core.patience
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._evictor = evictor
+        self._patience = patience
+        self._disks = disks
+        self.figures = figures
+        self._brake = brake
+        self.holds = holds
+        self._actor = actor
+        self._enforce, self._decisions = actor.enforces, actor.decisions
+        self._recorder = recorder
+        self._stats = stats
+        self._send, self._log = outbox.send, outbox.log
         self._waiting = False  # a pod was chosen and not evicted yet, because a release is pending
-        self._stats = core.stats
-        self._send, self._log = core.outbox.send, core.outbox.log
         self.state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
@@ -58,16 +85,7 @@ class Decider:
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
         self.compared = Compared()
-        self.pods = MovedPods(core.gauge, core.registry, core.evictor, core.outbox.send)
-        self._decisions = Decisions(core.config.kills)
-        self._brake = Brake(core)
-        self.note, self.note_due_ns = self._brake.note, self._brake.note_due_ns
-        self.holds: HoldControl | None = None
-        if core.config.holds:
-            from monitor.hot.hold import HoldControl  # 1.3 MB, of no use in other modes
-
-            self.holds = HoldControl(core, self._brake.figures)
-        self._actor = Actor(core, self._decisions, self._brake)
+        self.pods = MovedPods(gauge, registry, evictor, outbox.send)
 
     def pass_due_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
@@ -86,7 +104,7 @@ class Decider:
     def begin(self) -> None:
         """All pods are known and counted: act from now on."""
         self.may_act = True
-        self._brake.begin(time.monotonic_ns())
+        self.figures.begin(time.monotonic_ns())
         self.run_pass()
 
     def step(self, index: int, working_set: int) -> None:
@@ -108,7 +126,7 @@ class Decider:
     def prepare(self) -> None:
         """Prepare the next victim, where something may be killed at all; note what grew."""
         self.stirred = False
-        self._brake.note(time.monotonic_ns())
+        self.figures.note(time.monotonic_ns())
         if self.holds is not None and self.may_act and self._gauge.arming.armed:
             self.holds.prepare()
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:

@@ -49,9 +49,12 @@ class Evictor:
         epoll: Epoll,
         send: Send,
         note: EvictionNote,
+        *,
+        asks_exits: bool = False,
     ) -> None:
+        """``asks_exits``: whether it is reported how the processes of a pod with a grace have ended."""
         self.note = note
-        self.asks_exits = False  # whether it is reported how the processes of a pod with a grace have ended
+        self._asks_exits = asks_exits
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
@@ -124,7 +127,7 @@ class Evictor:
         entry = self._registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)
         eviction.saw(usage)
-        if gone and self.asks_exits and eviction.awaits_exits(now_ns):
+        if gone and self._asks_exits and eviction.awaits_exits(now_ns):
             return False
         refused, helper = eviction.victim.refused, self._helper if self._helper == side else 0
         stuck = "" if gone or refused else eviction.stuck(usage, now_ns, helper)

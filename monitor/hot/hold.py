@@ -13,22 +13,27 @@ from typing import TYPE_CHECKING
 from monitor.actions.brake_limit import ROOM
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import KILL, START
+from monitor.hot.act import Acted
 from monitor.hot.brake_figures import BrakeFigures
+from monitor.hot.evictor import Evictor
+from monitor.hot.gauge import Gauge
 from monitor.hot.hold_brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
-from monitor.hot.registry import PodEntry
+from monitor.hot.outbox import Outbox
+from monitor.hot.registry import PodEntry, Registry
+from monitor.link.counters import SharedStats
 from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
 from monitor.policy.hold import FREE, Look, Pod, State, may_run
 from monitor.policy.synchronize import Outcome
+from monitor.settings.config import RunConfig
 from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:
-    from monitor.hot.act import Acted
-    from monitor.hot.parts import Core
+    from monitor.hot.pass_record import PassRecorder
 
 #: (Until so long after the last change of a brake, time between samples.) A sample costs 60 us with 110 pods.
 PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
@@ -40,22 +45,30 @@ _END_NS = 2_000_000_000
 class HoldControl:
     """Exists where `RunConfig.holds`. ``state`` is the policy's."""
 
-    def __init__(self, core: Core, figures: BrakeFigures) -> None:
-        config = core.config
+    def __init__(
+        self,
+        config: RunConfig,
+        gauge: Gauge,
+        registry: Registry,
+        evictor: Evictor,
+        figures: BrakeFigures,
+        recorder: PassRecorder | None,
+        stats: SharedStats,
+        outbox: Outbox,
+    ) -> None:
         #: The victim gets SIGTERM at once, and SIGKILL when its grace is over (`--hard-grace`).
         self.graceful = config.hard_grace_ns > 0
-        self._evictor = core.evictor
-        self._evictor.asks_exits = self.graceful
         self.rules = hold.Rules(config.hold_limit_ns + config.hard_grace_ns, config.kills, config.two_steps)
         self.state: State = FREE
-        self._gauge = core.gauge
-        self._registry = core.registry
-        self._recorder = core.recorder
-        self._stats = core.stats
-        self._send, self._log = core.outbox.send, core.outbox.log
-        state_dir, hierarchy = Path(config.state_dir), core.gauge.hierarchy
+        self._gauge = gauge
+        self._registry = registry
+        self._evictor = evictor
+        self._recorder = recorder
+        self._stats = stats
+        self._send, self._log = outbox.send, outbox.log
+        state_dir, hierarchy = Path(config.state_dir), gauge.hierarchy
         self._brakes = HoldBrakes(hierarchy, Ledger(state_dir), self._send)
-        self._figures = HoldFigures(core.gauge, core.registry, self.rules, figures, self._brakes, self._log)
+        self._figures = HoldFigures(gauge, registry, self.rules, figures, self._brakes, self._log)
         self._holds: dict[str, Hold] = {}
         self._last_id = self._next_ns = self._changed_ns = 0
         self._moved: dict[str, PodEntry] = {}  # pods that moved last

@@ -90,7 +90,7 @@ class Housekeeping:
         if gauge.arming.armed:
             self._sweeps.ask(self._armed_counted)
         else:
-            decider.note(now_ns)  # what it has sampled is of the past from now on
+            decider.figures.note(now_ns)  # what it has sampled is of the past from now on
 
     def _armed_counted(self) -> None:
         """A sweep has been over everything since the programs were attached."""

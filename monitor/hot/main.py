@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import EXIT_FAILURE, EXIT_HOOK, MonitorError, remedy_of
+from monitor.hot.act import Actor
+from monitor.hot.brake import Brake
+from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.busy_poll import BusyPoll
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
@@ -45,12 +48,15 @@ from monitor.kernel.pins import HOOKS
 from monitor.kernel.sched import may_kill, protect
 from monitor.link.counters import SharedStats
 from monitor.link.upgrade import is_replaced
+from monitor.policy.compat import SANE
+from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import Era, era
 from monitor.settings.config import CONFIG_FD, STATS_FD, STEP, RunConfig
 from monitor.sources.source import MemorySource, open_memory_source
 
 if TYPE_CHECKING:
+    from monitor.hot.hold import HoldControl
     from monitor.hot.pass_record import PassRecorder
     from monitor.hot.records import Records
 
@@ -76,7 +82,9 @@ class Hot:
         patience = Patience(gauge, registry, stats, outbox.send)
         self._ends = loop.listener(self._process_ended)
         note = EvictionNote(source.eviction)
-        evictor = Evictor(gauge, registry, trigger, patience, stats, self._ends, outbox.send, note)
+        graceful = config.holds and config.hard_grace_ns > 0
+        evictor = Evictor(gauge, registry, trigger, patience, stats, self._ends, outbox.send, note, asks_exits=graceful)
+        disks = DiskSignals(config, policy, outbox.send)
         core = Core(
             config,
             stats,
@@ -89,10 +97,12 @@ class Hot:
             trigger,
             patience,
             evictor,
-            DiskSignals(config, policy, outbox.send),
+            disks,
             recorder,
         )
-        decider = Decider(core, pass_config)
+        decider = decider_of(
+            config, pass_config, gauge, registry, trigger, evictor, patience, disks, recorder, stats, outbox
+        )
         records = _records(source, core, decider)
         sweeps = Sweeps(gauge, registry, stats, records.read_events, outbox.log)
         self.life = LifeCycle()
@@ -183,6 +193,49 @@ class Hot:
         self.parts.side.stop()
 
 
+def decider_of(
+    config: RunConfig,
+    pass_config: PassConfig,
+    gauge: Gauge,
+    registry: Registry,
+    trigger: Trigger,
+    evictor: Evictor,
+    patience: Patience,
+    disks: DiskSignals,
+    recorder: PassRecorder | None,
+    stats: SharedStats,
+    outbox: Outbox,
+) -> Decider:
+    """The decider, and what it alone is made of."""
+    sane, send = config.compat == SANE, outbox.send
+    figures = BrakeFigures(gauge, registry, active=sane or config.holds)  # holds need it, whatever the policy's release
+    brake = Brake(gauge, registry, trigger, figures, stats, send, active=sane)
+    holds: HoldControl | None = None
+    if config.holds:
+        from monitor.hot.hold import HoldControl  # 1.3 MB, of no use in other modes
+
+        holds = HoldControl(config, gauge, registry, evictor, figures, recorder, stats, outbox)
+    actor = Actor(
+        gauge, registry, trigger, evictor, patience, disks, figures, brake, stats, send, enforces=config.kills
+    )
+    return Decider(
+        pass_config,
+        gauge,
+        registry,
+        trigger,
+        evictor,
+        patience,
+        disks,
+        figures,
+        brake,
+        holds,
+        actor,
+        recorder,
+        stats,
+        outbox,
+    )
+
+
 def timer_table(
     parts: Parts,
     housekeeping: Housekeeping,
@@ -226,7 +279,7 @@ def timer_table(
             Timer("rings", records.due_ns, records.go_on),
             *_of_holds(parts),
             Timer("rank", rank_due_ns, rank),
-            Timer("sample", decider.note_due_ns, decider.note),
+            Timer("sample", decider.figures.due_ns, decider.figures.note),
             Timer("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
             Timer("eviction", evictor.due_ns, follow_eviction),
             Timer("return", patience.due_ns, lambda _: decider.follow_return()),

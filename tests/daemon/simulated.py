@@ -166,8 +166,8 @@ class Node:
         if moved:
             decider.rank_moved()
             decider.prepare()
-        elif self._is_due(decider.note_due_ns()):
-            decider.note(world.now_ns)
+        elif self._is_due(decider.figures.due_ns()):
+            decider.figures.note(world.now_ns)
         if any(self.left < line <= before for line in world.watches[0].lines):
             decider.run_pass(world.now_ns, world.watches[0])
         if self._is_due(decider.pass_due_ns()):

@@ -44,9 +44,9 @@ def test_what_was_not_due_as_growth_ended_is_sampled_afterwards(tmp_path: Path) 
     """
     with made(tmp_path, 60 + 33) as node:
         node.play(Taking(DB, 60, 3000))
-        assert node.world.decider.note_due_ns() is not None
+        assert node.world.decider.figures.due_ns() is not None
         node.stand(120 * MS)
-        assert node.world.decider.note_due_ns() is None, "nothing moves any more"
+        assert node.world.decider.figures.due_ns() is None, "nothing moves any more"
         node.world.now_ns += int(10 * MS * SECOND)
         node.play(Taking(HOG, 34, 34_000))
         assert node.held() == [HOG]
@@ -80,6 +80,6 @@ def test_what_was_sampled_before_the_counters_stood_still_is_forgotten(tmp_path:
         node.play(Taking(DB, 200, 10_000))
         node.world.now_ns += 3600 * SECOND
         arming.armed = True
-        assert node.world.decider.note_due_ns() is None
+        assert node.world.decider.figures.due_ns() is None
         node.play(Taking(OUTSIDE, 101, 1_000_000))
         assert node.held() == [HOG], "the first of the order, as where nothing was measured"

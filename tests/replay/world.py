@@ -21,9 +21,9 @@ from monitor.hot import (
     moved_pods,
     pass_timer,
 )
-from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.hold import HoldControl
+from monitor.hot.main import decider_of
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
@@ -79,7 +79,7 @@ class World:
             )
             for name, signal in (("node", "memory.available"), ("kubepods", "allocatableMemory.available"))
         ]
-        gauge = types.SimpleNamespace(
+        gauge: Any = types.SimpleNamespace(
             watches=self.watches,
             table=self.table,
             reading=lambda watch: Reading(self.working_set, 0, 0),
@@ -94,34 +94,35 @@ class World:
         self.hierarchy = hierarchy
         self.fired: Any = None
         self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
-        self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
+        self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
         self.evictor.holds = lambda uid: False
         self.evictor.grace_ends_ns = lambda uid: 0
         disks = DiskSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
-        self.trigger = types.SimpleNamespace(
+        self.trigger: Any = types.SimpleNamespace(
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, stand_down=lambda: None
         )
         self.coming: dict[str, Coming] = {}
-        patience = types.SimpleNamespace(
+        patience: Any = types.SimpleNamespace(
             active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming, dropped=lambda *_: False
         )
-        core = types.SimpleNamespace(
-            config=config,
-            stats=STATS,
-            outbox=types.SimpleNamespace(send=self.take, log=lambda _, msg, **__: self.logged.append(msg)),
-            gauge=gauge,
-            registry=self.registry,
-            trigger=self.trigger,
-            patience=patience,
-            evictor=self.evictor,
-            disks=disks,
-            recorder=self.recorder,
-        )
+        outbox: Any = types.SimpleNamespace(send=self.take, log=lambda _, msg, **__: self.logged.append(msg))
         self.brakes: dict[str, StandInBrake] = {}
         self.logged: list[str] = []
         self.told: list[HotMessage] = []  # of holds
-        self.decider = Decider(cast(Any, core), rules)
+        self.decider = decider_of(
+            config,
+            rules,
+            gauge,
+            self.registry,
+            self.trigger,
+            self.evictor,
+            patience,
+            disks,
+            self.recorder,
+            STATS,
+            outbox,
+        )
         self.decider.may_act = True
 
     def send(self, message: HotMessage) -> bool:
