@@ -56,7 +56,9 @@ _LAYOUTS = tuple(
     )
 )
 #: A container that runc was to hand to systemd (SLICE:PREFIX:ID) and made a directory of, in the cgroup of its starter.
+#: The prefixes of runtimes that know labels.
 _UNSPLIT = re.compile(r"[^:]*\.slice:([^:]+):([^:]+)")
+_LABELLED = {"docker": DOCKER, "libpod": PODMAN}
 #: Units that run nothing of their own: systemd has cgroups for some of them all the same.
 _IDLE = (".mount", ".automount", ".socket", ".swap", ".device", ".target", ".timer", ".path")
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
@@ -132,9 +134,11 @@ def _of_layout(parts: tuple[str, ...]) -> Place | str | None:
 def unsplit(parts: tuple[str, ...]) -> Place | None:
     """The container that a directory in a unit of a runtime's is (`_UNSPLIT`); None if it is none."""
     found = _UNSPLIT.fullmatch(parts[-1])
-    return (
-        Place(CONTAINER, found[1], found[2][:12] if re.fullmatch(_ID, found[2]) else found[2], parts) if found else None
-    )
+    if found is None:
+        return None
+    prefix, ident = found.groups()
+    name, runtime = ident[:12] if re.fullmatch(_ID, ident) else ident, _LABELLED.get(prefix, "")
+    return Place(CONTAINER, runtime or prefix, name, parts, ident if runtime else "", runtime)
 
 
 def _place(parts: tuple[str, ...], name: str, slices: Sequence[str], user: int | None, runtime: str) -> Place | str:

@@ -15,6 +15,7 @@ from monitor.pods.units import (
     Place,
     classify,
     unescaped,
+    unsplit,
 )
 
 ID = "46b4aeed" * 8
@@ -86,6 +87,22 @@ def test_a_directory_for_each_container(path: str, kind: str, name: str) -> None
     assert classify([*parts, "ns"]) == SKIP
     in_users = classify([*MANAGER.split("/"), *parts[:1]])
     assert in_users == DESCEND or (isinstance(in_users, Place) and in_users.user == 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (f"kubepods-burstable.slice:cri-containerd:{ID}", ("cri-containerd", ID[:12], "", "")),
+        # Its labels may forbid an eviction: outrace asks its runtime for them.
+        (f"system.slice:docker:{ID}", ("docker", ID[:12], ID, "docker")),
+        (f"machine.slice:libpod:{ID}", ("podman", ID[:12], ID, "podman")),
+        ("system.slice:nerdctl:odd", ("nerdctl", "odd", "", "")),
+        ("system.slice:odd", None),
+    ],
+)
+def test_a_container_in_the_unit_of_its_runtime(name: str, expected: tuple[str, ...] | None) -> None:
+    found = unsplit(("system.slice", "docker.service", name))
+    assert expected == (None if found is None else (found.namespace, found.name, found.ident, found.runtime))
 
 
 @pytest.mark.parametrize(
