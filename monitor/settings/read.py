@@ -166,7 +166,9 @@ def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
         for source in reversed(sources):
             gates = source.content.get(FEATURE_GATES)
             on = gates.get(gate) if isinstance(gates, dict) else None
-            if on is False or (on is True and gate == HUGE_PAGES_GATE):
+            if on is True and gate != HUGE_PAGES_GATE:
+                return {}  # as by default: the version says it
+            if isinstance(on, bool):
                 name = CURRENT.name if on else KUBELET_1_36.name
                 return {"policy": Given(name, f"{source.name}: {FEATURE_GATES}.{gate}")}
     return {}

@@ -226,12 +226,13 @@ def test_the_gate_of_files_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyP
     given = write(tmp_path, "k.yaml", f"{KUBELET}featureGates: {{{GATE}: false}}\n")
     config = build({}, None, given)
     assert (config.policy, config.origins["policy"]) == ("kubelet-1.36", f"{given}: featureGates.{GATE}")
-    off, on = {"featureGates": {GATE: False}}, {"featureGates": {GATE: True}}
+    off, on, beta = ({"featureGates": gates} for gates in ({GATE: False}, {GATE: True}, {"AllBeta": False}))
     found = {"config_path": Path("/k.yaml"), "config": off}
     for more, expected in (
         ({}, "kubelet-1.36"),
         ({"drop_ins": ((Path("/d/1.conf"), on),)}, "kubelet-1.37"),
         ({"flags": {"feature-gates": f"A=true, {GATE}=true,B"}}, "kubelet-1.37"),
+        ({"config": beta, "drop_ins": ((Path("/d/1.conf"), {"featureGates": {"AllBeta": True}}),)}, "kubelet-1.37"),
     ):
         kubelet = NodeKubelet("kubeadm", **{**found, **more})  # type: ignore[arg-type]
         assert resolved(monkeypatch, kubelet).config.policy == expected
