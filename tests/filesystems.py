@@ -36,6 +36,23 @@ def swap(mib: int = 96) -> Iterator[None]:
             subprocess.run(["swapoff", file], check=True)
 
 
+@contextmanager
+def nested(path: Path, levels: int = 30) -> Iterator[None]:
+    """Directories one in another below ``path``, of 200 bytes each: 30 have a path that the kernel refuses."""
+    name = "d" * 200
+    inner = [os.open(path, os.O_RDONLY)]
+    try:
+        for _ in range(levels):
+            os.mkdir(name, dir_fd=inner[-1])
+            inner.append(os.open(name, os.O_RDONLY, dir_fd=inner[-1]))
+        yield
+    finally:
+        os.close(inner.pop())
+        for outer in reversed(inner):
+            os.rmdir(name, dir_fd=outer)
+            os.close(outer)
+
+
 class Mounts:
     """Context manager: file systems mounted below ``directory`` (None: a temporary one, removed at the end)."""
 

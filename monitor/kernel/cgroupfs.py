@@ -22,6 +22,8 @@ MOUNTS = "/proc/self/mounts"
 MAX_LIMIT = 1 << 62
 #: A cgroup removed under us: the directory is gone (ENOENT), or an open file of it is (ENODEV).
 GONE = (errno.ENOENT, errno.ENODEV)
+#: Bytes of the path of a cgroup whose files have paths that the kernel takes: 4,095 bytes.
+_LONGEST = 4000
 
 
 class CgroupGone(MonitorError):
@@ -186,18 +188,19 @@ def descendants(path: Path) -> list[Path]:
 
 
 def below(path: Path) -> Iterator[Path]:
-    """Every cgroup below, each before it is looked into. Left out is what vanishes meanwhile, and what is below a path
-    of more than 4,095 bytes, which the kernel refuses: a user that may nest cgroups can make those. Raises OSError.
+    """Every cgroup below, each before it is looked into. Left out is what vanishes meanwhile, and what has a path of
+    more than `_LONGEST` bytes: a user that may nest cgroups can make those. Raises OSError.
     """
     pending = [os.fspath(path)]
     while pending:
         try:
             with os.scandir(pending.pop()) as entries:
                 for found in (e.path for e in entries if e.is_dir(follow_symlinks=False)):
-                    pending.append(found)
-                    yield Path(found)
+                    if len(os.fsencode(found)) <= _LONGEST:
+                        pending.append(found)
+                        yield Path(found)
         except OSError as e:
-            if e.errno not in (*GONE, errno.ENAMETOOLONG):
+            if e.errno not in GONE:
                 raise
 
 

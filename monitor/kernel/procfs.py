@@ -128,9 +128,17 @@ class Process:
         return self._link(f"ns/{kind}")
 
     def memory_cgroup(self, hierarchy: Hierarchy) -> Path | None:
-        """Its directory in the memory hierarchy, now."""
+        """Its directory in the memory hierarchy, now; None where it has a path that the kernel does not write: a user
+        nests cgroups deeper than that.
+        """
+        try:
+            text = self._read("cgroup") or ""
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            return None
         # A newline is all that the kernel refuses in the name of a cgroup: splitlines() knows other ends of a line.
-        for line in (self._read("cgroup") or "").rstrip("\n").split("\n"):
+        for line in text.rstrip("\n").split("\n"):
             if not line:
                 break
             _, controllers, path = line.split(":", 2)

@@ -101,7 +101,7 @@ class Races:
         self._received += isinstance(message, OF_RACES)
         try:
             self.event_builder.handle(message)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
             self._view.bad_messages += 1
             self._log.error(
                 "a message cannot be made an event",

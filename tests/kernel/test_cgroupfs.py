@@ -1,5 +1,6 @@
 """Cgroup files: a literal tree where the layout of v2 matters, real child cgroups where the kernel does."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import CannotError, ConfigError, MonitorError
-from monitor.kernel import cgroup_procs, cgroupfs, meminfo
+from monitor.kernel import cgroup_procs, cgroupfs, meminfo, oom_candidates, procfs
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.procfs import Process
 from monitor.kernel.wire import PAGE
 from tests import live
+from tests.filesystems import nested
 from tests.puppet import cgroup
 
 MI = 1 << 20
@@ -166,6 +169,25 @@ def test_a_vanished_cgroup_is_reported_gone(v2: Hierarchy) -> None:
             read(gone)
     assert cgroup_procs.processes(gone) == []
     assert cgroupfs.descendants(gone) == []
+
+
+def test_cgroups_nested_beyond_the_length_of_a_path_are_left_out(
+    v2: Hierarchy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nested(v2.root):
+        found = cgroupfs.descendants(v2.root)
+        assert len(found) > 10
+        for path in found:
+            with pytest.raises(FileNotFoundError):
+                (path / "memory.limit_in_bytes").read_text()
+        assert oom_candidates.candidates(v2, v2.root, lambda _: None) == []
+
+    def refused(*_: object) -> bytes:
+        raise OSError(errno.ENAMETOOLONG, "File name too long")
+
+    with Process(os.getpid()) as process, monkeypatch.context() as patched:
+        patched.setattr(procfs.os, "read", refused)
+        assert process.memory_cgroup(v2) is None
 
 
 def test_a_file_that_is_no_number_is_named(v2: Hierarchy) -> None:

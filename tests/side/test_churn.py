@@ -10,19 +10,24 @@ from typing import Any
 import pytest
 
 from monitor.actions.oomadj import OomScores
+from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.domains import Reading
+from monitor.link.messages import Stored
 from monitor.pods import cluster_source
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import LINGER_S, PodFeed, known
 from monitor.pods.model import Change, Within
 from monitor.settings.config import RunConfig
+from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
 from monitor.side.pod_sync import PodSync
+from monitor.side.races import Races
 from monitor.side.sampler import Sampler
 from monitor.side.view import View
+from tests.filesystems import nested
 from tests.pods.cluster import a_pod, uid_of
 from tests.side import views
 
@@ -199,6 +204,36 @@ def test_one_that_went_between_two_turns_is_forgotten(side: Node, known: bool) -
     side.turn()
     assert not side.view.pods
     assert not side.scores._pods
+
+
+def test_a_user_with_cgroups_without_end_does_not_hold_up_the_helper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nested beyond the length of a path, and more than are looked at: the units that root made are found."""
+    user, service = tmp_path / "a-user" / "manager", tmp_path / "system" / "service"
+    for path in (user, service, *(user / str(i) for i in range(100))):
+        path.mkdir(parents=True)
+    names = CgroupNames(Hierarchy(2, tmp_path), tmp_path)
+    with nested(user):
+        assert not names.locate(1)
+        monkeypatch.setattr(CgroupNames, "SEARCHED", 10)
+        looked = []
+        monkeypatch.setattr(cgroup_names, "_id", lambda path: looked.append(path) or cgroup_id(path))
+        assert not names.locate(2)
+        assert len(looked) == 10
+        assert names.locate(cgroup_id(service))
+
+
+def test_a_message_about_what_cannot_be_read_is_counted(side: Node) -> None:
+    """The helper does not end by what a user makes."""
+
+    def refused(_: object) -> None:
+        raise MonitorError("the id cannot be read: File name too long")
+
+    races: Any = SimpleNamespace(recorder=None, _received=0, _view=side.view, _log=side.view.log)
+    races.event_builder = SimpleNamespace(handle=refused)
+    Races.handle(races, Stored(1))
+    assert side.view.bad_messages == 1
 
 
 def sampled(directory: Path) -> tuple[Sampler, dict[str, int], list[Any]]:
