@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from monitor.errors import ConfigError, MonitorError
@@ -49,9 +49,9 @@ def merged(current: RunConfig, fresh: RunConfig) -> Reloaded:
             "reload again when it can, or give --kubelet-config FILE",
         )
     fresh = _with_release(current, fresh)
-    if names := tuple(_fixed(current, fresh)):
-        origins = "; ".join(f"{name} ({_origin(name, current, fresh)})" for name in names)
-        raise ConfigError(f"cannot change while running: {origins}", _RESTART)
+    if changes := _fixed(current, fresh):
+        shown = "; ".join(f"{name} ({change})" for name, change in changes.items())
+        raise ConfigError(f"cannot change while running: {shown}", _RESTART)
     taken = {option.field: getattr(fresh, option.field) for option in _LIVE}
     config = dataclasses.replace(
         current,
@@ -84,22 +84,20 @@ def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
     return dataclasses.replace(fresh, policy=current.policy, origins=origins, given=given)
 
 
-def _fixed(current: RunConfig, fresh: RunConfig) -> Iterator[str]:
-    """The options that cannot change while running and did. A default may be another one by itself: CPUs come."""
-    before, now = current.given["fixed"], fresh.given["fixed"]
-    names = [
-        option.name
-        for option in _FIXED
-        if before[option.name] != now[option.name]
-        and not current.origins.get(option.field) == fresh.origins.get(option.field) == "default"
-    ]
-    yield from (name for name in names if name != "enforce" or "mode" not in names)
-
-
-def _origin(name: str, current: RunConfig, fresh: RunConfig) -> str:
-    field = next(option.field for option in _FIXED if option.name == name)
-    before, now = (json.dumps(config.given["fixed"][name], ensure_ascii=False) for config in (current, fresh))
-    return f"{before} -> {now}, {fresh.origins.get(field, name)}"
+def _fixed(current: RunConfig, fresh: RunConfig) -> dict[str, str]:
+    """The options that cannot change while running and did, with both values and the origin of the new one. A default
+    may be another one by itself: CPUs come.
+    """
+    changes: dict[str, str] = {}
+    for option in _FIXED:
+        name, origin = option.name, fresh.origins.get(option.field)
+        values = [config.given["fixed"][name] for config in (current, fresh)]
+        if values[0] != values[1] and not current.origins.get(option.field) == origin == "default":
+            before, now = (json.dumps(value, ensure_ascii=False) for value in values)
+            changes[name] = f"{before} -> {now}, {fresh.origins.get(option.field, name)}"
+    if "mode" in changes:
+        changes.pop("enforce", None)
+    return changes
 
 
 def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[str]) -> None:
