@@ -14,7 +14,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,9 @@ class NodeKubelet:
         """Where it serves https, from this node."""
         address = self.setting("address")
         host = "127.0.0.1" if address in ("", "0.0.0.0", "::") else address
-        return f"https://{f'[{host}]' if ':' in host else host}:{_port(self.setting('port')) or 10250}"
+        port = self.setting("port")
+        is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+        return f"https://{f'[{host}]' if ':' in host else host}:{int(port) if is_port else 10250}"
 
     @property
     def trust(self) -> KubeletTrust:
@@ -175,8 +177,7 @@ def _kubelet(name: str, flags: dict[str, str]) -> NodeKubelet:
     for path in (kubeconfig, _absolute(flags.get("config-dir", "")), *found.trust.paths()):
         if path is not None:
             check_alone(path, mounted=False)
-    there = kubeconfig if kubeconfig is not None and os.path.isfile(kubeconfig) else None
-    return NodeKubelet(name, flags, config_path, config, there, found.drop_ins, unread)
+    return replace(found, kubeconfig=kubeconfig) if kubeconfig and os.path.isfile(kubeconfig) else found
 
 
 def _drop_ins(directory: str) -> tuple[tuple[Path, dict[str, Any]], ...]:
@@ -276,8 +277,3 @@ def _at(path: str) -> Path:
 
 def _absolute(path: str) -> Path | None:
     return Path(path) if path.startswith("/") else None
-
-
-def _port(value: object) -> int:
-    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    return int(text) if text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536 else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -61,11 +62,8 @@ def kubelet_release(access: Access) -> Given | None:
         return None
     try:
         cluster, _ = access.api_server()
-        client = ApiClient(cluster, timeout_s=_TIMEOUT_S, connect_s=_CONNECT_S)
-        try:
+        with closing(ApiClient(cluster, timeout_s=_TIMEOUT_S, connect_s=_CONNECT_S)) as client:
             version = str(client.get(NODES, access.node)["status"]["nodeInfo"]["kubeletVersion"])
-        finally:
-            client.close()
     except (MonitorError, KeyError, TypeError):
         return None
     found = re.fullmatch(r"v(\d{1,4})\.(\d{1,4})\.[\w.+-]{1,60}", version, re.ASCII)
@@ -101,11 +99,9 @@ def _configz(access: Access) -> Source:
     cluster, whose = access.api_server()
     if not cluster.credentials.current().token:
         raise MonitorError(f"{whose}: no token, and a kubelet lets nobody in with its own certificate")
-    client = KubeletClient(access.kubelet_server(credentials=cluster.credentials), timeout_s=_TIMEOUT_S)
-    try:
+    server = access.kubelet_server(credentials=cluster.credentials)
+    with closing(KubeletClient(server, timeout_s=_TIMEOUT_S)) as client:
         return Source(f"the kubelet's /configz at {access.kubelet.url}", {**_EMPTY, **_known(client.configz())})
-    finally:
-        client.close()
 
 
 def _known(content: Mapping[str, Any]) -> dict[str, Any]:

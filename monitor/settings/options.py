@@ -23,10 +23,6 @@ TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch
 TABLE, KEY = "table", "key"
 
 HOOKS = (AUTO, *NAMES)
-LOG_FORMATS = ("logfmt", "json")
-TRIGGERS = ("user", "kernel")
-EVICT_BY = ("kill", "api")
-NODE_TAINTS = ("none", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +196,17 @@ OPTIONS: tuple[Option, ...] = (
         field="hard_grace_ns",
     ),
     # User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.
-    _choice("trigger", TRIGGERS, "Who kills under --enforce: user space, or the BPF program too."),
+    _choice("trigger", ("user", "kernel"), "Who kills under --enforce: user space, or the BPF program too."),
     # An eviction by the API takes seconds, and the OOM killer does not wait.
     _choice(
         "evict-by",
-        EVICT_BY,
+        ("kill", "api"),
         "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
     ),
     # None: the kubelet's own conditions taint the node too, and taints take rights in the cluster.
     _choice(
         "node-taints",
-        NODE_TAINTS,
+        ("none", "own"),
         "Taint the node while a condition holds: own is outrace.io/memory-pressure:NoSchedule and so on.",
     ),
     # Policy and thresholds
@@ -335,7 +331,7 @@ OPTIONS: tuple[Option, ...] = (
         "Where statuses of evicted pods and the lock live.",
         default="/var/lib/outrace",
     ),
-    _choice("log-format", LOG_FORMATS, "How log lines look."),
+    _choice("log-format", ("logfmt", "json"), "How log lines look."),
 )
 #: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.
 GONE_OPTIONS = {
