@@ -18,7 +18,7 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
-from monitor.pods.kubepods import of_pods
+from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.source import open_for
 from monitor.policy.ranking import Candidate, memory_order

@@ -17,7 +17,7 @@ from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Send
-from monitor.pods.kubepods import kubepods_of, of_pod
+from monitor.pods.cgroup_tree import kubepods_of, of_pod
 from monitor.policy.hold import MARGIN
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import STEP, RunConfig

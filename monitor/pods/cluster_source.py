@@ -6,10 +6,9 @@ import select
 import time
 from collections.abc import Iterable
 
-from monitor.pods import cgroup_tree
+from monitor.pods.cgroup_tree import class_dirs, search_dirs, tree_uids
 from monitor.pods.feed import PodFeed
 from monitor.pods.inotify import CHILDREN, Event
-from monitor.pods.kubepods import search_dirs, tree_uids
 from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import Change, Scan, Within
 from monitor.pods.spec_source import SpecSource
@@ -72,7 +71,7 @@ class ClusterSource(SpecSource):
         self._match(scan)
         if any(self._has_ended(uid, scan) for uid in self._known):
             self.feed.follow()
-        above = search_dirs(self.node) if self._kubepods is None else cgroup_tree.class_dirs(self._kubepods)
+        above = search_dirs(self.node) if self._kubepods is None else class_dirs(self._kubepods)
         scan.watch.update(dict.fromkeys(above, CHILDREN))
         self._find_unlisted(scan)
         running = sum(one.pod.phase == "Running" for one in self._listed)

@@ -142,8 +142,7 @@ def _signs(config: Configured) -> tuple[NodeKubelet, bool]:
 def _kubepods(cgroup_root: str) -> Path | None:
     """A kubepods of this machine, with pods in it: of a kubelet that is not to be seen from here."""
     from monitor.kernel.cgroupfs import detect
-    from monitor.pods.cgroup_tree import pods_in
-    from monitor.pods.kubepods import kubepods_of
+    from monitor.pods.cgroup_tree import kubepods_of, pods_in
 
     try:
         hierarchy = detect()

@@ -11,8 +11,8 @@ from pathlib import Path
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.pods import cgroup_tree, claims
+from monitor.pods.cgroup_tree import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.inotify import CHILDREN
-from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.manifest_files import POD_CGROUP, Manifest
 from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan, Within
 

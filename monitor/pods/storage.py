@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.disks import DEADLINE_S, NOTHING, Disks, Usage, tree_usage
-from monitor.pods.cgroup_tree import parse
+from monitor.pods.cgroup_tree import parse, tree_uids
 from monitor.pods.containers import upper_directory
-from monitor.pods.kubepods import tree_uids
 from monitor.pods.model import FoundPod
 from monitor.policy.stats import PodStats
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, pods_in
+from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, kubepods_of, not_believed, pods_in, search_dirs
 from monitor.pods.containers import burstable_request
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
-from monitor.pods.kubepods import kubepods_of, not_believed, search_dirs
 from monitor.pods.model import FoundPod, PodSource, Scan, Within
 from monitor.policy.pods import Pod, pod_from_object
 

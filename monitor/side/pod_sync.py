@@ -11,7 +11,7 @@ from monitor.actions.oomadj import OomScores
 from monitor.errors import MonitorError
 from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Synced
-from monitor.pods.kubepods import of_pods
+from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.source import Change, FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.releases import era

@@ -10,7 +10,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
-from monitor.pods.kubepods import candidate_paths, holds_pods, kubepods_of, of_pods, whose
+from monitor.pods.cgroup_tree import candidate_paths, holds_pods, kubepods_of, of_pods, whose
 from monitor.pods.source import Change, FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
