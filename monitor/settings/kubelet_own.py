@@ -14,13 +14,10 @@ from monitor.kube.kubelet import KubeletClient
 from monitor.kube.resources import NODES
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
-from monitor.policy.configuration import ENFORCE, HARD, SOFT, TEXT_MAPS, Given, Source
-from monitor.policy.errors import PolicyError
+from monitor.policy.configuration import ENFORCE, HARD, TEXT_MAPS, Given, Source
 from monitor.policy.releases import CURRENT, KUBELET_1_36
-from monitor.policy.thresholds import parse_flag_map
-from monitor.policy.translate import BOOLEANS
-from monitor.settings import values
-from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_VERSION, NUMBER, SETTINGS, Option
+from monitor.policy.translate import BOOLEANS, FIELDS
+from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_VERSION, SETTINGS
 
 #: Seconds that the kubelet may take to answer.
 _TIMEOUT_S = 3.0
@@ -130,22 +127,14 @@ def _flags(kubelet: NodeKubelet) -> dict[str, Any]:
         text = kubelet.flags.get(setting.name)
         if text is None or not setting.kubelet_key:
             continue
+        _, read = FIELDS.get(setting.name, (setting.kubelet_key, str))
         try:
-            found[setting.kubelet_key] = _value(setting, text)
-        except (PolicyError, ValueError):
+            value = read(text)
+            setting.parse(value)
+        except ValueError:  # PolicyError is one
             continue  # the kubelet itself refuses it
+        found[setting.kubelet_key] = value
     return found
-
-
-def _value(setting: Option, text: str) -> Any:
-    """A flag's text as the value of its key; lists (`--enforce-node-allocatable`) are read by the option itself."""
-    if setting.kubelet_key in TEXT_MAPS:
-        return parse_flag_map(text, "<" if setting.kubelet_key in (HARD, SOFT) else "=")
-    value: Any = int(text) if setting.kind == NUMBER else text
-    if setting.parse is values.boolean:
-        value = BOOLEANS.get(text, text)
-    parsed = setting.parse(value)
-    return list(parsed) if setting.kubelet_key == ENFORCE else value
 
 
 def _shown(value: Any) -> str:
