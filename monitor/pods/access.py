@@ -161,8 +161,8 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
     """The first of: the kubelet's pods, the API server's for this node, manifests, cgroups. (The kubelet's read-only
     port is without authentication: `--pods kubelet:http://...` takes it.)
 
-    On a node of a cluster whose servers do not answer yet (it is booting, say) it is the cluster all the same: what was
-    known before the restart is stored, and a guess would rank wrongly.
+    On a node of a cluster whose servers do not answer yet (it is booting, say) the choice is still the cluster: what
+    was known before the restart is stored, and a guess would rank wrongly.
     """
     tried = [access.kubelet.refused] if access.kubelet.refused else []
     waiting = ""

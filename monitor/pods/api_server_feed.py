@@ -22,8 +22,8 @@ class ApiServerFeed(PodFeed):
     """A change is here some milliseconds after the API server has it. Whatever a server says is tried again.
 
     The first list takes what the API server has in its cache (resourceVersion "0"), a later one nothing older than what
-    was seen already. A watch is asked for ``watch_s`` to twice as long by chance, as client-go does: those of 5,000
-    nodes would stay in step for ever after the API server was restarted.
+    was seen already. A watch has a timeout from ``watch_s`` to twice as long by chance, as in client-go: the watches of
+    5,000 nodes would stay in step for ever after the API server was restarted.
     """
 
     def __init__(

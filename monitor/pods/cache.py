@@ -39,7 +39,7 @@ class PodCache:
         return pods if isinstance(pods, list) else []
 
     def store(self, objects: list[Any]) -> bool:
-        """Raises nothing: what is not stored is asked for after the next start. Whether the file is written.
+        """Whether the file is written. Raises nothing: after the next start the feed gets what is not stored.
 
         It is no more than `load` reads: without the largest pods, where all are more than that.
         """

@@ -228,8 +228,8 @@ def tree_uids(pod: Pod) -> tuple[str, ...]:
     """The uids that a pod's directory in the kubepods tree may carry: its own, a static pod's the hash of its
     configuration.
 
-    Whoever may write a pod's annotations may write these. So they are believed of pods alone that are never evicted
-    because of them, and only what is a hash and no other pod's uid.
+    A user that may write a pod's annotations may write these. So they are believed only of pods that are never evicted
+    because of them, and only if the text is a hash and no other pod's uid.
     """
     if not (is_static(pod) or is_mirror(pod)):
         return (pod.uid,)

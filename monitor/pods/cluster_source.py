@@ -107,4 +107,4 @@ class ClusterSource(SpecSource):
                 )
 
     def _is_awaited(self, manifest: Manifest) -> bool:
-        return False  # its cgroup is made when its volumes are there and somebody pulls its images: minutes, at times
+        return False  # the kubelet makes its cgroup when its volumes are there: minutes, at times

@@ -77,9 +77,9 @@ _MOST_MOUNTS = 1 << 20
 def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
     """The upper directory of the overlay that the processes of a container have as their root; None without one.
 
-    The path is the container runtime's, valid where outrace sees the same files: on the node itself. In a user
-    namespace of his own anybody mounts an overlay and names any path: that one counts only if it is mounted here too,
-    as the runtime's is. Raises MonitorError.
+    The path is the container runtime's, valid where outrace sees the same files: on the node itself. Any user mounts an
+    overlay in a user namespace of its own and names any path: such an overlay counts only if it is mounted here too, as
+    the runtime's is. Raises MonitorError.
     """
     own = _root_mount(proc / "self" / "mountinfo")
     for pid in cgroup_procs.processes(cgroup)[:_TRIES]:
@@ -101,11 +101,11 @@ def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
 
 
 def _is_the_runtimes(device: str, proc: Path, pid: int) -> bool:
-    """Whether who mounted this device was in no user namespace of his own."""
+    """Whether an overlay is the runtime's: a process with it is in our user namespace, or it is mounted here too."""
 
-    def users(who: str) -> str:
+    def users(process: str) -> str:
         try:
-            return os.readlink(proc / who / "ns" / "user")
+            return os.readlink(proc / process / "ns" / "user")
         except OSError:
             return ""
 

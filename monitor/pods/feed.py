@@ -1,9 +1,9 @@
 """Pods as a cluster reports them, kept up to date by a thread.
 
 What is known outlives its source: it is stored (`monitor.pods.cache`) and used until the first answer after a restart,
-and while nobody answers. A pod that is deleted stays for `LINGER_S`, and as long as its cgroup is there: its processes,
-and its name in an incident, do. (A kubelet that was restarted answers with its static pods alone until it has reached
-the API server.)
+and while no server answers. A pod that is deleted stays for `LINGER_S`, and as long as its cgroup is there: its
+processes, and its name in an incident, do. (A kubelet that was restarted answers with its static pods alone until it
+has reached the API server.)
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class PodFeed(ABC):
         """Containers have ended: their pods' status changes in a moment."""
 
     def soon(self) -> None:  # noqa: B027 - what is watched comes by itself
-        """Somebody has seen a pod that is not known here yet."""
+        """The source of pods has found a cgroup whose pod is not known here yet."""
 
     def manifests(self, present: Collection[str] = ()) -> list[Manifest]:
         """Every pod, those that were deleted a moment ago too, and those of ``present`` (uids): their cgroup is there.
@@ -227,7 +227,7 @@ class PodFeed(ABC):
             self._changed(before != self._cache.problem)
 
     def _changed(self, really: bool = True) -> None:
-        """Wake who reads `fileno`. Under the lock."""
+        """Wake the reader of `fileno`. Under the lock."""
         if really and self._event >= 0:
             os.eventfd_write(self._event, 1)
 
@@ -282,7 +282,7 @@ class KubeletFeed(PodFeed):
     ) -> None:
         super().__init__(where, cache, stop)
         self._client = client
-        self._back_off = back_off or BackOff(cap_s=POLL_S)  # it is on this node: nobody else is in the way
+        self._back_off = back_off or BackOff(cap_s=POLL_S)  # it is on this node, for few clients
         self._soon = threading.Event()
         self._starting: dict[str, float] = {}  # uid -> since when not all of its containers are known
         self._followed_until = 0.0
@@ -326,7 +326,7 @@ class KubeletFeed(PodFeed):
         self._client.close()
 
     def _pause_s(self, found: Sequence[Known]) -> float:
-        """Until the next look that nobody asks for: sooner where a pod starts or ends, whose status has more to say."""
+        """Until the next poll where `soon` is not called: sooner while a pod starts or ends and its status changes."""
         now = self._clock()
         self._starting = {
             one.uid: self._starting.get(one.uid, now)

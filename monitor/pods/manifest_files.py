@@ -32,7 +32,7 @@ class Manifest:
     where: str
     pod: Pod
     container_ids: Mapping[str, str] = field(default_factory=dict)
-    #: What is wrong with it and of no consequence: nobody may take his pod out of the ranking by an annotation.
+    #: Faults that the ranking ignores: the author of a pod may not take it out of the ranking by an annotation.
     problems: tuple[str, ...] = ()
 
     @property

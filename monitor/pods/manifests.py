@@ -66,8 +66,8 @@ class ManifestSource(SpecSource):
         kept = "its last manifests stay in use"
         try:
             if problem := changed_by(self.directory):
-                who = f"{problem}, who could have any pod killed"
-                scan.problems.append(f"{self.directory}: {who}: {kept}; {mend(problem)}")
+                danger = f"{problem}, who could have any pod killed"
+                scan.problems.append(f"{self.directory}: {danger}: {kept}; {mend(problem)}")
                 scan.unsettled = True
             else:
                 self._read_files()

@@ -173,13 +173,13 @@ class PodSource(ABC):
         return True
 
     def _spared_cgroups(self) -> dict[Path, str]:
-        """Where the spared processes, those they come from and process 1 are now -> who that is."""
-        who = {1: "process 1"}
+        """The cgroups of the spared processes, of their ancestors and of process 1 -> the process, in words."""
+        names = {1: "process 1"}
         for pid in self._spared:
-            who |= {above: f"what outrace was started from (process {above})" for above in ancestors(pid)}
-        who |= {pid: f"outrace itself (process {pid})" for pid in self._spared}
+            names |= {above: f"what outrace was started from (process {above})" for above in ancestors(pid)}
+        names |= {pid: f"outrace itself (process {pid})" for pid in self._spared}
         found: dict[Path, str] = {}
-        for pid, name in who.items():
+        for pid, name in names.items():
             with Process(pid) as process:
                 if path := process.memory_cgroup(self.hierarchy):
                     found[path] = name

@@ -23,8 +23,8 @@ _SPEC = (
 )
 _CONTAINER = ("name", "restartPolicy")
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
-#: Whoever makes a pod decides how much is in it, up to 1.5 MB: this much of labels, tolerations and volumes is kept,
-#: and of a text. (Kubernetes' own volumes of a pod are a few; a label's value has 63 characters at most.)
+#: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, tolerations and volumes are kept, and
+#: this many characters of a text. (Kubernetes adds a few volumes; a label's value has at most 63 characters.)
 _MOST, _LONGEST = 100, 1024
 _STATUS = ("phase", "qosClass", "reason", "message")
 _CONTAINER_STATUS = ("name", "containerID")
@@ -43,7 +43,8 @@ Object = dict[str, Any]
 def kept(obj: Any) -> Object:
     """What is needed of a Pod, and is stored: no environment, no command, no secret; about 1 KB of 10.
 
-    Annotations ``outrace/...`` are left out: who may create pods in some namespace may not say which cgroup is killed.
+    Annotations ``outrace/...`` are left out: a user that may create pods in some namespace may not name the cgroup that
+    is killed.
     """
     meta, spec, status = (_map(obj, key) for key in ("metadata", "spec", "status"))
     owners = meta.get("ownerReferences")
@@ -90,7 +91,7 @@ def manifest(where: str, obj: Mapping[str, Any]) -> Manifest | str:
 
 
 def owner(obj: Mapping[str, Any]) -> str:
-    """``KIND/NAME`` of what made it, as ``ReplicaSet/web-5d4f``; "" for a pod of nobody."""
+    """``KIND/NAME`` of what made it, as ``ReplicaSet/web-5d4f``; "" for a pod without an owner."""
     owners = _list(_map(obj, "metadata").get("ownerReferences"))
     first: Mapping[str, Any] = next((one for one in owners if one.get("controller")), next(iter(owners), {}))
     return f"{first.get('kind')}/{first.get('name')}" if first.get("kind") else ""
@@ -147,8 +148,8 @@ def _granted(status: Mapping[str, Any]) -> Object:
 
 
 def _resources(found: Any) -> Any:
-    """Requests and limits of what a policy asks for: a tenant names 100,000 resources of a domain of his own. What is
-    no map stays, to be reported.
+    """Requests and limits of the resources that a policy reads: a tenant may name 100,000 others. A value that is no
+    map stays, to be reported.
     """
     if not isinstance(found, Mapping):
         return found

@@ -4,7 +4,7 @@ Both answer docker's API (``GET /containers/json``); pods of podman are in its o
 A container's labels there include those of its image, whose author is not the operator: outrace's labels that the
 image has too (``GET /images/json``) do not count. Asked from the thread that looks for pods, never from the hot
 process: one question for all containers and one for all images, when a container has come that is not known. A runtime
-that hangs costs a second, and is asked again ever more seldom.
+that hangs costs a second, and the pause before the next question doubles.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def common_labels(containers: Iterable[Known]) -> dict[str, str]:
 def ask(path: str, question: str) -> Any:
     """The parsed answer to a GET of a server at a unix socket. Raises OSError, ValueError or ChangeableError.
 
-    Only root's server is asked: a label keeps a container, or moves it in the order. By HTTP 1.0, whose answer ends
-    with the connection: so its whole time and size have a bound.
+    Refuses a server that is not root's: a label keeps a container, or moves it in the order. By HTTP 1.0, whose answer
+    ends with the connection: so its whole time and size have a bound.
     """
     deadline = time.monotonic() + TIMEOUT_S
     data = b""

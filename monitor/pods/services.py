@@ -49,7 +49,7 @@ _UNIT_FILES = IN_MODIFY | IN_DELETE_SELF | IN_ONLYDIR
 #: Services, scopes and slices of one user's manager: users make as many as they like, and may neither fill the tables
 #: of watched cgroups nor make every look at them longer.
 _MOST_OF_USER = 200
-#: The least time between two scans: whoever makes cgroups in a loop costs a tenth of one CPU.
+#: The least time between two scans: a user that makes cgroups in a loop costs a tenth of one CPU.
 _PAUSE_S = 0.1
 #: How long a unit may take to be started.
 _STARTING_S = 10.0
@@ -107,7 +107,7 @@ class ServiceSource(PodSource):
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
-        ours = {above: who for path, who in self._spared_cgroups().items() for above in (path, *path.parents)}
+        ours = {above: name for path, name in self._spared_cgroups().items() for above in (path, *path.parents)}
         places = list(self._places(scan))
         self._splitting = {path for path, place in places if _may_split(path, place)}
         inside = {path: self._containers(path, place) for path, place in places}
@@ -127,7 +127,7 @@ class ServiceSource(PodSource):
                 looks[key] = look = self._look(path, place, inside[path], key)
                 if look.score is None:
                     scan.unsettled |= look.looked_s - look.first_s < _STARTING_S
-                    continue  # nobody runs in it: there is nothing to evict
+                    continue  # without a process there is nothing to evict
                 if not os.path.exists(path / self._usage_file):  # one that is being removed has no processes either
                     unaccounted.append(f"{place.namespace}/{place.name}")
                     continue
@@ -223,10 +223,10 @@ class ServiceSource(PodSource):
         # Below a user's manager no process has a runtime's score, and any may call itself runc.
         starting = starting and place.user is None and now - first < _STARTING_S
         session = claims.by_session(path) if place.user is not None else ""
-        who = claims.holds(path)
-        return _Look(now, first, score, starting, f"it holds {who}" if who else "", session, containers)
+        vital = claims.holds(path)
+        return _Look(now, first, score, starting, f"it holds {vital}" if vital else "", session, containers)
 
-    def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, who: str) -> Facts:
+    def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, ours: str) -> Facts:
         name, aliases = printable(os.fsencode(place.name)), [place.name, unescaped(place.name).replace("/", "-")]
         labels: Mapping[str, str] | None = {}
         if place.ident:
@@ -242,7 +242,7 @@ class ServiceSource(PodSource):
         request, limit = self._kept(path), cgroupfs.limit(path)
         if inside:
             request, limit = self._sums(place, inside, request, limit)
-        vital = f"it holds {who}, which would be killed with it" if who else "" if look.starting else look.vital
+        vital = f"it holds {ours}, which would be killed with it" if ours else "" if look.starting else look.vital
         return Facts(
             uid=place.ident or stable_uid(place.namespace, "/".join(place.parts)),  # bytes: a name is for people only
             namespace=printable(os.fsencode(place.namespace)),
@@ -287,9 +287,9 @@ class ServiceSource(PodSource):
 
 
 def _may_split(path: Path, place: Place) -> bool:
-    """Whether podman may have split a unit's cgroup into a container's and conmon's: root's podman, which is the one
-    that is asked. A user who owns the cgroup (of his manager, by Delegate= and User=) could make a directory of that
-    name, and stay for labels that nobody ever knows.
+    """Whether podman may have split a unit's cgroup into a container's and conmon's: root's podman, whose containers
+    outrace reads. A user that owns the cgroup (of its manager, by Delegate= and User=) could make a directory of that
+    name, and would be kept for labels that root's podman never knows.
     """
     if place.kind != UNIT or not place.name.endswith(".service"):
         return False
@@ -300,9 +300,9 @@ def _may_split(path: Path, place: Place) -> bool:
 
 
 def _protection(path: Path, version: int) -> tuple[int, int]:
-    """Bytes that the files of one cgroup keep for it, and the user id of who may write them."""
+    """Bytes that the files of one cgroup keep for it, and the user id of their owner."""
     names = ("memory.min", "memory.low") if version == 2 else ("memory.soft_limit_in_bytes",)
-    everything = cgroupfs.MAX_LIMIT if version == 2 else 0  # v1's soft limit is at "max" where nobody wrote one
+    everything = cgroupfs.MAX_LIMIT if version == 2 else 0  # v1's soft limit is at "max" until it is written
     found = []
     for name in names:
         if (path / name).exists():

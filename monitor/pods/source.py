@@ -123,7 +123,7 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
 
 
 def is_services(config: Configured) -> bool:
-    """Whether `settle` chooses the services of this machine; nobody is asked for that."""
+    """Whether `settle` chooses the services of this machine, found out without a request to a server."""
     kind, _ = check_spec(config.pods)
     if kind != AUTO or config.node_cgroup is not None:
         return kind == SERVICES
@@ -147,7 +147,7 @@ def _kubepods(cgroup_root: str) -> Path | None:
     try:
         hierarchy = detect()
     except MonitorError:
-        return None  # reported by whoever needs it
+        return None  # the caller that needs it reports it
     found = kubepods_of(hierarchy, hierarchy.root, cgroup_root)
     return found if found is not None and any(pods_in(found)) else None
 

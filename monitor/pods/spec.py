@@ -38,7 +38,7 @@ MANIFEST_DIR = Path("/etc/outrace/pods")
 class Choice:
     """``spec`` is what ``--pods`` would say. ``why`` is one line for the log; ``tried``: what did not do, and why.
 
-    ``kubelet``: whether there is one here. Where it is cgroups all the same, that may change by itself.
+    ``kubelet``: whether there is one here. If the choice is cgroups although there is one, that may change by itself.
     """
 
     spec: str

@@ -55,7 +55,8 @@ class SpecSource(PodSource):
     def _match(self, scan: Scan) -> None:
         """Find the cgroup of every pod, and put it into ``scan``."""
         self._searched, self._dirs, self._outside = False, None, None
-        self._ours = {above: who for path, who in self._spared_cgroups().items() for above in (path, *path.parents)}
+        spared = self._spared_cgroups()
+        self._ours = {above: name for path, name in spared.items() for above in (path, *path.parents)}
         if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
             self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
         owners = claims.Owners()
@@ -95,11 +96,11 @@ class SpecSource(PodSource):
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
         key, cgroup = self._pod_cgroup(manifest, scan)
-        who = self._ours.get(cgroup)
-        if who is None and key == _KEY:
-            who = self._machines_own(cgroup) or None
-        if who is not None:
-            problem = f"{key}: cgroup {cgroup} holds {who}, which would be killed with the pod"
+        vital = self._ours.get(cgroup, "")
+        if not vital and key == _KEY:
+            vital = self._machines_own(cgroup)
+        if vital:
+            problem = f"{key}: cgroup {cgroup} holds {vital}, which would be killed with the pod"
             raise ConfigError(problem, self.HOLDS_US)
         scan.watch[cgroup.parent] = CHILDREN
         if key != _KEY and (where := self._runs_outside(manifest, cgroup)):
@@ -187,10 +188,10 @@ class SpecSource(PodSource):
         ident, now = cgroupfs.cgroup_id(path), time.monotonic()
         if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S:
             return ""
-        who = claims.holds(path)
-        if not who:
+        vital = claims.holds(path)
+        if not vital:
             self._cleared[ident] = now
-        return who
+        return vital
 
     def _annotated(self, key: str, text: str, inside: Path) -> Path:
         """The cgroup an annotation names, which must lie below ``inside``: the node, for a container the pod's."""

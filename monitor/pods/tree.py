@@ -49,10 +49,10 @@ class TreeSource(PodSource):
         spared = self._spared_cgroups()
         for pod_dir in pods_in(kubepods):
             scan.watch[pod_dir.path] = CGROUP_FILES
-            who = next((who for path, who in spared.items() if path.is_relative_to(pod_dir.path)), None)
-            if who is not None:
+            vital = next((name for path, name in spared.items() if path.is_relative_to(pod_dir.path)), None)
+            if vital is not None:
                 scan.problems.append(
-                    f"pod {pod_dir.uid}: {pod_dir.path} holds {who}: the pod is not watched, and never evicted by "
+                    f"pod {pod_dir.uid}: {pod_dir.path} holds {vital}: the pod is not watched, and never evicted by "
                     "outrace"
                 )
                 continue

@@ -56,10 +56,10 @@ _LAYOUTS = tuple(
     )
 )
 #: A container that runc was to hand to systemd (SLICE:PREFIX:ID) and made a directory of, in the cgroup of its starter.
-#: The prefixes of runtimes that know labels.
 _UNSPLIT = re.compile(r"[^:]*\.slice:([^:]+):([^:]+)")
+#: The prefixes of runtimes that know labels.
 _LABELLED = {"docker": DOCKER, "libpod": PODMAN}
-#: Units that run nothing of their own: systemd has cgroups for some of them all the same.
+#: Units that run nothing of their own, although systemd has cgroups for some of them.
 _IDLE = (".mount", ".automount", ".socket", ".swap", ".device", ".target", ".timer", ".path")
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 
@@ -87,7 +87,7 @@ class Place:
 def classify(parts: Sequence[str]) -> Place | str:
     """What the cgroup of this path below the node is: a `Place`, DESCEND or SKIP. Its parents were all DESCEND.
 
-    Nothing of a user's is passed over by its name, or because it lies deep: that would hide whatever he puts there.
+    No cgroup of a user is passed over by its name, or because it lies deep: that would hide what the user puts there.
     """
     user: int | None = None
     slices: list[str] = []
@@ -195,8 +195,8 @@ def whole(parts: tuple[str, ...], user: int | None) -> Place | None:
 
 
 def managed_by(parts: Sequence[str]) -> int | None:
-    """The user whose service manager this cgroup is (below it he makes what he likes); None if it is none. Its parents
-    were all DESCEND.
+    """The user whose service manager this cgroup is (below it the user makes any cgroup); None if it is none. Its
+    parents were all DESCEND.
     """
     found = _MANAGER.fullmatch(unit_name(parts[-1])) if unit_name(parts[0]) == "user.slice" else None
     return int(found[1]) if found else None
