@@ -9,9 +9,10 @@ unit is never evicted. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from monitor.policy.errors import PolicyError
@@ -60,13 +61,15 @@ def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
     grace (seconds) and never; the first pattern that has the pod's namespace/name counts.
     """
     pattern, rule = _rule(facts, rules)
-    priority, why_priority = _priority(facts, pattern, rule)
-    request, why_request = _request(facts, pattern, rule)
+    given = partial(_given, facts, pattern, rule)
+    priority, why_priority = given("priority", PRIORITY) or _priority(facts)
+    request, why_request = given("request", REQUEST) or _request(facts)
+    # TimeoutStopSec= is in no file that the machine keeps of a unit.
+    grace_s, why_grace = given("grace", GRACE) or (DEFAULT_POD_GRACE_S, "as for a pod that names none")
     quality, why_class = _quality(request, facts.limit)
     amounts = {"memory": Quantity.of_bytes(request)} if request else {}
     limits = {} if facts.limit is None else {"memory": Quantity.of_bytes(facts.limit)}
     never = _never(facts, pattern, rule)
-    grace_s, why_grace = _grace(facts, pattern, rule)
     return Pod(
         uid=facts.uid,
         namespace=facts.namespace,
@@ -96,11 +99,16 @@ def _rule(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> tuple[str, Ma
     return next(found, ("", {}))
 
 
-def _priority(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, str]:
-    if "priority" in rule:
-        return int(rule["priority"]), f"services: {pattern}"
-    if (label := (facts.labels or {}).get(PRIORITY)) is not None and _is_priority(label):
-        return int(label), f"label {PRIORITY}"
+def _given(facts: Facts, pattern: str, rule: Mapping[str, Any], key: str, label: str) -> tuple[int, str] | None:
+    """A number by the table or by a label, and by which; None where neither has one."""
+    if key in rule:
+        return int(rule[key]), f"services: {pattern}"
+    text = (facts.labels or {}).get(label)
+    number = None if text is None else _READ[label][0](text)
+    return None if number is None else (number, f"label {label}")
+
+
+def _priority(facts: Facts) -> tuple[int, str]:
     if facts.preference == "avoid":
         return MOST_PRIORITY, "ManagedOOMPreference=avoid: behind all others"
     score = facts.score or 0
@@ -111,27 +119,10 @@ def _priority(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int,
     return 0, "nothing that its operator wrote says otherwise"
 
 
-def _request(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, str]:
-    if "request" in rule:
-        return int(rule["request"]), f"services: {pattern}"
-    label = (facts.labels or {}).get(REQUEST)
-    if label is not None and (asked := _bytes(label)) is not None:
-        return asked, f"label {REQUEST}"
+def _request(facts: Facts) -> tuple[int, str]:
     if facts.request:
         return facts.request, "MemoryMin=, MemoryLow= or the container's reservation"
     return 0, "no MemoryMin=, MemoryLow=, reservation or label"
-
-
-def _grace(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, str]:
-    """Seconds between SIGTERM and SIGKILL where a soft threshold evicts it. TimeoutStopSec= is in no file that the
-    machine keeps of a unit.
-    """
-    if "grace" in rule:
-        return int(rule["grace"]), f"services: {pattern}"
-    label = (facts.labels or {}).get(GRACE)
-    if label is not None and (asked := _seconds(label)) is not None:
-        return asked, f"label {GRACE}"
-    return DEFAULT_POD_GRACE_S, "as for a pod that names none"
 
 
 def _quality(request: int, limit: int | None) -> tuple[str, str]:
@@ -169,19 +160,12 @@ def _never(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> str:
 
 def label_problem(name: str, value: str) -> str:
     """What is wrong with a label of outrace's; "" if nothing is. Its author meant something that is not known."""
-    if name == PRIORITY and not _is_priority(value):
-        return f"its label {name}={value[:40]!r} is no whole number up to {MOST_PRIORITY}"
-    if name == REQUEST and _bytes(value) is None:
-        return f"its label {name}={value[:40]!r} is no quantity such as 200Mi"
-    if name == GRACE and _seconds(value) is None:
-        return f"its label {name}={value[:40]!r} is no duration of whole seconds up to 24h such as 90s"
-    if name == NEVER and value not in ("true", "false"):
-        return f"its label {name}={value[:40]!r} is not true or false"
-    return ""
+    read, problem = _READ[name]
+    return f"its label {name}={value[:40]!r} {problem}" if read(value) is None else ""
 
 
-def _is_priority(value: str) -> bool:
-    return bool(_WHOLE.fullmatch(value)) and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY
+def _whole(value: str) -> int | None:
+    return int(value) if _WHOLE.fullmatch(value) and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY else None
 
 
 def _bytes(value: str) -> int | None:
@@ -200,3 +184,12 @@ def _seconds(value: str) -> int | None:
     except PolicyError:
         return None
     return seconds if not rest and 0 < seconds <= MOST_GRACE_S else None
+
+
+#: Label -> how its value is read (None: it cannot be), and what is wrong then.
+_READ: dict[str, tuple[Callable[[str], int | None], str]] = {
+    PRIORITY: (_whole, f"is no whole number up to {MOST_PRIORITY}"),
+    REQUEST: (_bytes, "is no quantity such as 200Mi"),
+    GRACE: (_seconds, "is no duration of whole seconds up to 24h such as 90s"),
+    NEVER: ({"true": True, "false": False}.get, "is not true or false"),
+}
