@@ -7,13 +7,12 @@ command asks the running daemon. A script that gives the options therefore works
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,16 @@ import click
 from click.core import ParameterSource
 
 from monitor.errors import MonitorError
-from monitor.link.daemon_socket import INFO_PATH, MAX_ANSWER, SOCKET, DaemonInfo, address, check_directory, run_dir
+from monitor.link.daemon_socket import (
+    INFO_PATH,
+    MAX_ANSWER,
+    SOCKET,
+    DaemonInfo,
+    address,
+    check_directory,
+    opened,
+    run_dir,
+)
 from monitor.owner import check_peer
 from monitor.settings.config import RunConfig
 
@@ -125,7 +133,7 @@ def running() -> Daemon | None:
     directory = Path(run_dir())
     path = directory / SOCKET
     try:
-        with _opened(directory) as fd:
+        with opened(directory) as fd:
             check_directory(fd)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -144,18 +152,9 @@ def running() -> Daemon | None:
         return None
 
 
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _connected(path: Path) -> socket.socket:
     """A connection to the socket. Raises OSError."""
-    with _opened(path.parent) as directory:
+    with opened(path.parent) as directory:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             connection.settimeout(_TIMEOUT_S)

@@ -30,7 +30,7 @@ from monitor.kernel.mounts import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats
-from monitor.link.daemon_socket import run_dir
+from monitor.link.daemon_socket import opened, run_dir
 from monitor.owner import ChangeableError, alone, check_alone, mend
 from monitor.pods.spec import SERVICES
 from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
@@ -197,12 +197,9 @@ def _lock(path: Path, name: str, what: str, mode: int, remedy: str) -> int:
     try:
         check_alone(path)
         path.mkdir(mode=mode, parents=True, exist_ok=True)
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with opened(path) as directory:
             fd = os.open(name, flags, 0o640, dir_fd=directory)
-        finally:
-            os.close(directory)
     except ChangeableError as error:
         raise MonitorError(f"{what} {error.problem}", f"{mend(error.problem)}, or {remedy}") from None
     except OSError as error:

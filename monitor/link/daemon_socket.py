@@ -7,9 +7,10 @@ one before. The protocol is HTTP/1.1, GET alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,16 @@ class DaemonInfo(NamedTuple):
 def run_dir() -> str:
     """Where the socket is. Another one is for daemons in a lab, which run beside that of the machine."""
     return os.environ.get("OUTRACE_RUN_DIR") or "/run/outrace"
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """A directory, open. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def address(directory: int, name: str = SOCKET) -> str:

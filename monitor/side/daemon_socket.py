@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 from monitor import __version__
@@ -23,6 +22,7 @@ from monitor.link.daemon_socket import (
     DaemonInfo,
     address,
     check_directory,
+    opened,
 )
 from monitor.side.endpoints import live_response, summary_response
 from monitor.side.export.http import Server
@@ -74,7 +74,7 @@ class DaemonSocket:
         """Remove the socket, unless the next helper has replaced it already."""
         if self._server is None:
             return
-        with contextlib.suppress(OSError), _directory(self.path.parent) as directory:
+        with contextlib.suppress(OSError), opened(self.path.parent) as directory:
             if os.stat(self.path.name, dir_fd=directory, follow_symlinks=False).st_ino == self._inode:
                 os.unlink(self.path.name, dir_fd=directory)
         self._server.close()
@@ -88,7 +88,7 @@ class DaemonSocket:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            with _directory(self.path.parent) as directory:
+            with opened(self.path.parent) as directory:
                 check_directory(directory)
                 coming = f".{SOCKET}"
                 with contextlib.suppress(FileNotFoundError):
@@ -121,13 +121,3 @@ class DaemonSocket:
             reload={} if view.reloader is None else view.reloader.state._asdict(),
         )
         return Response(200, "application/json", info.to_json())
-
-
-@contextlib.contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    """The run directory, open. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
