@@ -217,13 +217,12 @@ class Races:
         self._found = found
         self._state = episode.State()
         self._known = head["part"] == 0  # the reducer began here, or its state was read
+        self._resume = False
         self._last_ns = self._number = 0  # of the last event
 
     def lose(self) -> None:
         """Something is missing: go on, until a state says how it really is."""
         self._resume = True
-
-    _resume = False
 
     def take(self, value: Mapping[str, Any], number: int) -> None:
         """One event. Raises RecordError (a ValueError) if it is none."""

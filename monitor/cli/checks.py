@@ -14,7 +14,7 @@ from pathlib import Path
 from monitor.actions.daemons import is_dead
 from monitor.actions.ledger import HOT, noted
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, charging, instances, meminfo, mounts
+from monitor.kernel import cgroupfs, charging, instances, meminfo, mounts, sched
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.offsets import defines
 
@@ -45,12 +45,6 @@ class Check:
     remedy: str = ""
     required: bool = False
     bpf: bool = False
-
-
-def effective_capabilities(status: Path = Path("/proc/self/status")) -> int:
-    """The process's effective capability set as a bit mask."""
-    found = re.search(r"^CapEff:\s*(\S+)", status.read_text(), re.MULTILINE)
-    return int(found[1], 16) if found else 0
 
 
 def bcc_version() -> str | None:
@@ -89,11 +83,10 @@ def _root() -> Iterator[Check]:
 
 
 def _capabilities() -> Iterator[Check]:
-    have = effective_capabilities()
     for name, (bit, purpose) in CAPABILITIES.items():
         # Before Linux 5.8 CAP_SYS_ADMIN was what CAP_BPF and CAP_PERFMON are now, and it still implies them.
         bpf = name in ("CAP_BPF", "CAP_PERFMON")
-        ok = bool(have >> bit & 1) or (bpf and bool(have >> _CAP_SYS_ADMIN & 1))
+        ok = sched.has(bit) or (bpf and sched.has(_CAP_SYS_ADMIN))
         remedy = "" if ok else f"add {name} (systemd: CapabilityBoundingSet=, containers: capabilities.add)"
         yield Check(name, ok, purpose if ok else f"missing: needed to {purpose}", remedy, bpf=bpf)
 

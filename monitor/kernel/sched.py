@@ -48,7 +48,7 @@ def set_realtime() -> tuple[str, str]:
         return "SCHED_FIFO 1", ""
     except OSError as error:
         remedy = "give it CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE, LimitRTPRIO=1)"
-        if _has(_CAP_SYS_NICE):  # a container on such a kernel: none of the cgroups above has real-time runtime
+        if has(_CAP_SYS_NICE):  # a container on such a kernel: none of the cgroups above has real-time runtime
             remedy = "this kernel wants cpu.rt_runtime_us in its cpu cgroup and all above (CONFIG_RT_GROUP_SCHED)"
         late = "detection may be late by milliseconds on busy CPUs"
         note = f"SCHED_FIFO refused ({error.strerror}): {late}; {remedy}"
@@ -164,9 +164,10 @@ def protect() -> Protection:
 
 def may_kill() -> bool:
     """Whether this process may signal processes of other users (CAP_KILL)."""
-    return _has(_CAP_KILL)
+    return has(_CAP_KILL)
 
 
-def _has(capability: int) -> bool:
+def has(capability: int) -> bool:
+    """Whether this process has a capability (its number in linux/capability.h)."""
     effective = Path("/proc/self/status").read_text().partition("\nCapEff:")[2].split()[0]
     return bool(int(effective, 16) >> capability & 1)

@@ -62,9 +62,9 @@ def end_processes(pidfds: list[int]) -> None:
             ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
-def remove_tree(cgroup: str, patience: float = PATIENCE_S) -> bool:
+def remove_tree(cgroup: str) -> bool:
     """Kill what is in the tree and remove it, children first; False if something would not go."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + PATIENCE_S
     while os.path.isdir(cgroup):
         kill_all(cgroup)
         for directory, _, _ in os.walk(cgroup, topdown=False):

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from monitor.policy.configuration import HARD, MERGE_DEFAULTS, MIN_RECLAIM, SOFT, SOFT_GRACE
@@ -35,7 +34,7 @@ class Translation(NamedTuple):
 
     configuration: dict[str, Any]
     notes: list[str]
-    origins: Mapping[str, str] = MappingProxyType({})
+    origins: Mapping[str, str]
 
 
 def _list(text: str) -> list[str]:
