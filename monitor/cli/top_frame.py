@@ -21,6 +21,7 @@ from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.source import open_for
+from monitor.policy.compat import quotient
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.releases import CURRENT, Era, era
 from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, used
@@ -228,11 +229,8 @@ def _distances(
 
 
 def script_figures(node: MemoryReading) -> dict[str, int | None]:
-    """What the Kubernetes documentation's memory-available scripts print, under their variables' names.
-
-    The shell's division truncates toward zero, also below it.
-    """
-    in_kb = None if node.available is None else _truncated(node.available)
+    """What the Kubernetes documentation's memory-available scripts print, under their variables' names."""
+    in_kb = None if node.available is None else quotient(node.available, 1024)
     return {
         "memory_capacity_in_bytes": node.capacity,
         "memory_usage_in_bytes": node.usage,
@@ -240,12 +238,8 @@ def script_figures(node: MemoryReading) -> dict[str, int | None]:
         "memory_working_set": node.working_set,
         "memory_available_in_bytes": node.available,
         "memory_available_in_kb": in_kb,
-        "memory_available_in_mb": None if in_kb is None else _truncated(in_kb),
+        "memory_available_in_mb": None if in_kb is None else quotient(in_kb, 1024),
     }
-
-
-def _truncated(value: int) -> int:
-    return value // 1024 if value >= 0 else -(-value // 1024)
 
 
 #: Growth is over this long: the daemon's own rate (`monitor.race.forecast`) is of the last seconds too, and shorter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitor.policy.compat import KUBELET, SANE, int64
+from monitor.policy.compat import KUBELET, SANE, int64, quotient
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Container, Pod
 from monitor.policy.qos import BEST_EFFORT, GUARANTEED, is_node_critical, qos_class
@@ -45,7 +45,7 @@ def oom_score_adj(
 
     def by_request(request: int) -> int:
         product = 1000 * (request + share)
-        return 1000 - _truncated(product if wide else int64(product), memory_capacity)
+        return 1000 - quotient(product if wide else int64(product), memory_capacity)
 
     adj = by_request(_memory_request(container, wide))
     if is_init and container.sidecar and pod.containers:
@@ -85,10 +85,4 @@ def _spare_share(pod: Pod, wide: bool) -> int:
     spare = _bytes(asked, wide) - _bytes(containers_request(pod, "memory"), wide)
     if not wide:
         spare = int64(spare)
-    return _truncated(spare, len(pod.containers) + len(pod.init_containers))
-
-
-def _truncated(a: int, b: int) -> int:
-    """a / b rounded toward zero, as integer division is on the kubelet's side."""
-    quotient = abs(a) // abs(b)
-    return quotient if (a < 0) == (b < 0) else -quotient
+    return quotient(spare, len(pod.containers) + len(pod.init_containers))
