@@ -317,17 +317,14 @@ def _lines(sizings: Sequence[Sizing], node: _Node) -> list[str]:
         for term in sizing.terms:
             rounding = f" (rounded {term.rounding})" if term.rounding in ("up", "down") else ""
             row(f"- {term.name}", term.amount, f"{term.rule}{rounding}")
-        row("= allocatable", sizing.allocatable, f"{_formula(sizing)}: what the node publishes")
+        formula = "capacity - reserved - eviction threshold" + (" - huge pages" if sizing.of(HUGE) else "")
+        row("= allocatable", sizing.allocatable, f"{formula}: what the node publishes")
         if resource != DISK:
             rule = "capacity - reserved: pods are evicted before they use all of it"
             if resource == CPU:
                 rule = "capacity - reserved, as a weight"
             row("limit of kubepods", sizing.pods_limit, rule if sizing.enforced else "not enforced")
     return table_lines(["resource", "term", "about", "exact", "rule"], rows)
-
-
-def _formula(sizing: Sizing) -> str:
-    return "capacity - reserved - eviction threshold" + (" - huge pages" if sizing.of(HUGE) else "")
 
 
 def _growth(memory: Sizing, wanted: int | None, kernels: int, beyond: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Container, Pod
 from monitor.policy.qos import BEST_EFFORT, GUARANTEED, is_node_critical, qos_class
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.resources import containers_request, pod_level_requests_set
+from monitor.policy.resources import containers_request, is_pod_level
 
 GUARANTEED_ADJ = -997
 BEST_EFFORT_ADJ = 1000
@@ -77,7 +77,7 @@ def _memory_request(container: Container, wide: bool) -> int:
 
 def _spare_share(pod: Pod, wide: bool) -> int:
     """What the pod asked for beyond its containers' requests, divided among them; negative if it asked for less."""
-    if pod.resources is None or not pod_level_requests_set(pod):
+    if pod.resources is None or not is_pod_level(pod.resources.requests):
         return 0
     asked = pod.resources.requests.get("memory", ZERO)
     if asked.is_zero:

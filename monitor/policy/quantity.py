@@ -14,8 +14,6 @@ from monitor.policy.compat import int64
 from monitor.policy.errors import PolicyError
 from monitor.policy.signals import IN_BYTES
 
-__all__ = ["BINARY_SI", "DECIMAL_EXPONENT", "DECIMAL_SI", "ZERO", "PolicyError", "Quantity"]
-
 DECIMAL_SI = "DecimalSI"
 BINARY_SI = "BinarySI"
 DECIMAL_EXPONENT = "DecimalExponent"

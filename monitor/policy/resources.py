@@ -11,19 +11,14 @@ from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
 _IN_BYTES = frozenset({"memory", "storage", "ephemeral-storage"})
 
 
-def _pod_level(resources: Iterable[str]) -> bool:
-    """One of these can be set for a whole pod (others in `spec.resources` are ignored)."""
+def is_pod_level(resources: Iterable[str]) -> bool:
+    """One of these can be set for a whole pod: cpu, memory, huge pages (others in `spec.resources` are ignored)."""
     return any(name in ("cpu", "memory") or name.startswith("hugepages-") for name in resources)
 
 
-def pod_level_requests_set(pod: Pod) -> bool:
-    """`spec.resources.requests` names a resource that may be set for a whole pod: cpu, memory, huge pages."""
-    return pod.resources is not None and _pod_level(pod.resources.requests)
-
-
 def pod_level_resources_set(pod: Pod) -> bool:
-    """The same for requests or limits; a limit alone counts too."""
-    return pod.resources is not None and (_pod_level(pod.resources.requests) or _pod_level(pod.resources.limits))
+    """`spec.resources` names such a resource; a limit alone counts too."""
+    return pod.resources is not None and (is_pod_level(pod.resources.requests) or is_pod_level(pod.resources.limits))
 
 
 @per_pod
@@ -34,7 +29,7 @@ def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
     ``pod_level`` False is the kubelet with the feature gate PodLevelResources off: a pod-level request then still
     replaces the containers' for the resource it names, and hides nothing else.
     """
-    asked = pod.resources.requests.get(resource) if pod.resources is not None and _pod_level((resource,)) else None
+    asked = pod.resources.requests.get(resource) if pod.resources is not None and is_pod_level((resource,)) else None
     if asked is not None:
         total = _zero(resource) + asked
     elif pod_level and pod_level_resources_set(pod):
@@ -87,7 +82,7 @@ def pod_limit(pod: Pod, resource: str, pod_level: bool = True) -> Quantity | Non
             moment = _plus(own, sidecars)
         most = _larger(most, moment)
     limit = _larger(running, most)
-    if pod_level and pod.resources is not None and _pod_level((resource,)) and resource in pod.resources.limits:
+    if pod_level and pod.resources is not None and is_pod_level((resource,)) and resource in pod.resources.limits:
         limit = pod.resources.limits[resource]
     if limit is not None and not limit.is_zero and resource in pod.overhead:
         limit = limit + pod.overhead[resource]

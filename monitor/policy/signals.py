@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from monitor.policy.compat import int64
-
 MEMORY = "memory.available"
 ALLOCATABLE_MEMORY = "allocatableMemory.available"
 NODEFS = "nodefs.available"
@@ -109,8 +107,3 @@ def used(signal: str, usage: int, inactive_file: int, active_file: int) -> int:
     if signal in (MEMORY, ALLOCATABLE_MEMORY):
         return working_set(usage, inactive_file)
     return max(0, usage - inactive_file - active_file)
-
-
-def observe_available(available: int, working_set_bytes: int, stamp_ns: int) -> Observation:
-    """The memory signal from a Summary API pair; the capacity is their sum. Both are cast to 64 bits with a sign."""
-    return Observation(int64(available), int64(available + working_set_bytes), stamp_ns)

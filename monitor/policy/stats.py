@@ -139,7 +139,8 @@ class Summary:
 def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, sig.Observation]]:
     for signal, memory in ((sig.MEMORY, _memory(node)), (sig.ALLOCATABLE_MEMORY, _memory(_pods_container(node)))):
         if memory is not None and memory.available is not None and memory.working_set is not None:
-            yield signal, sig.observe_available(memory.available, memory.working_set, memory.stamp_ns)
+            whole = int64(memory.available + memory.working_set)
+            yield signal, sig.Observation(int64(memory.available), whole, memory.stamp_ns)
     runtime = _map(node, "runtime", "summary.node")
     for parent, key, space, inodes in (
         (node, "fs", sig.NODEFS, sig.NODEFS_INODES),

@@ -25,7 +25,7 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, CONDITION, MEMORY_SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
-__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "synchronize"]
+__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "synchronize"]
 
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
@@ -188,12 +188,6 @@ def synchronize(
         tuple([rules[i].threshold for i in merged]),
         deadline,
     )
-
-
-def condition_times(config: EvictionConfig, state: State) -> dict[str, int]:
-    """When each condition was last observed, in force or not, for reports."""
-    pairs = zip(config.conditions, state.last, strict=False)
-    return {condition: when for condition, when in pairs if when is not None}
 
 
 def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:

@@ -17,7 +17,6 @@ from monitor.policy.messages import NODE_REASON, REASON
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import condition_times
 from monitor.policy.thresholds import parse_thresholds
 
 
@@ -83,7 +82,9 @@ def _answer(config: PassConfig, result: KubeletResult, step: Case, now: int) -> 
         "gcCalls": list(result.reclaimed),
         "kills": [_kill(e) for e in result.evictions],
         "nodeConditions": sorted(pressed),
-        "nodeConditionsLastObservedAt": {c: when / SECOND for c, when in condition_times(rules, core).items()},
+        "nodeConditionsLastObservedAt": {
+            c: when / SECOND for c, when in zip(rules.conditions, core.last, strict=False) if when is not None
+        },
         "secondsSinceStart": now / SECOND,
         "summaryGetCalls": result.summary_reads,
         "thresholdsFirstObservedAt": by_text(
