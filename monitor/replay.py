@@ -29,8 +29,7 @@ from monitor.policy.gate import BUSY, EVICT, HELD, gate
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
-from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.policy.synchronize import Observation
+from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.race import episode
 from monitor.race.events import Clock, End, event_from_json
 from monitor.settings.config import RunConfig

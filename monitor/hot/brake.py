@@ -18,8 +18,8 @@ from monitor.link.counters import SharedStats
 from monitor.link.messages import Braked, Released, Send
 from monitor.policy.eviction_brake import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.patience import Coming
-from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
-from monitor.policy.synchronize import Observation, Outcome
+from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
+from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.watch import Watch
 

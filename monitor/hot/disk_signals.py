@@ -12,8 +12,7 @@ from typing import NamedTuple
 from monitor.link.messages import DiskFigures, Reclaim, Send
 from monitor.policy.layout import DiskLayout, disk
 from monitor.policy.releases import Era
-from monitor.policy.signals import PID
-from monitor.policy.synchronize import Observation
+from monitor.policy.signals import PID, Observation
 from monitor.settings.config import RunConfig
 
 #: After an eviction for a disk the hot process waits this long for space: the runtime or the kubelet removes the pod's

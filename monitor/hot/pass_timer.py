@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from monitor.hot.gauge import Gauge
-from monitor.policy.synchronize import Observation
+from monitor.policy.signals import Observation
 
 #: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
 TICK_NS = 25_000_000

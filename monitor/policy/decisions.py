@@ -11,8 +11,8 @@ from typing import Any
 from monitor.policy import patience
 from monitor.policy.eviction_pass import PassConfig, PassResult, is_of_memory
 from monitor.policy.patience import Coming
-from monitor.policy.signals import DOMAIN_OF, RESOURCE
-from monitor.policy.synchronize import Observation, Outcome
+from monitor.policy.signals import DOMAIN_OF, RESOURCE, Observation
+from monitor.policy.synchronize import Outcome
 
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
 REPEAT_NS = 10_000_000_000

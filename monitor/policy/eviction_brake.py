@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
-from monitor.policy.synchronize import Observation
+from monitor.policy.signals import Observation
 from monitor.policy.thresholds import Threshold
 
 NOT_COVERED = "not_covered"

@@ -25,8 +25,6 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, CONDITION, MEMORY_SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
-__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "synchronize"]
-
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
 #: terminationGracePeriodSeconds of a pod that names none.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MACHINE, NO_CEILING, RECLAIMABLE, Reading, ceiling_pages
 from monitor.policy import signals
-from monitor.policy.synchronize import Observation
+from monitor.policy.signals import Observation
 from monitor.policy.thresholds import Threshold
 from monitor.policy.thresholds import kubelets as kubelets_lines
 

@@ -8,9 +8,8 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import NO_CEILING, RECLAIMABLE, Reading
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
 from monitor.policy.signals import RECLAIMABLE as SIGNAL
-from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.polled_table import PolledTable
 from monitor.sources.watch import Compared, Watch, arm_thresholds, make_watches

@@ -17,7 +17,7 @@ from monitor.kernel import meminfo
 from monitor.link import upgrade
 from monitor.link.rare_messages import Reconfigure
 from monitor.policy.eviction_pass import KNOWN_LAYOUT
-from monitor.policy.synchronize import Observation
+from monitor.policy.signals import Observation
 from monitor.policy.thresholds import kubelets as kubelets_lines
 from monitor.settings.config import RunConfig
 from monitor.settings.read import over_the_kernels_share

@@ -26,8 +26,7 @@ from monitor.policy.eviction_brake import (
     missing,
     was_in_vain,
 )
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
-from monitor.policy.synchronize import Observation
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
 from monitor.policy.thresholds import parse_thresholds
 
 MIB = 1 << 20

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.ranking import Candidate, memory_order
-from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
-from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY, Observation
+from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
 from monitor.policy.thresholds import PolicyError, Threshold, parse_thresholds
 
 S = 10**9
