@@ -1,13 +1,10 @@
 """What clients of the HTTP server and of the socket may cost, by clocks of the tests; which of them are answered."""
 
 import http.client
-import os
 import socket
-from pathlib import Path
 
 import pytest
 
-from monitor.link.daemon_socket import check_directory
 from monitor.side.daemon_socket import CPU_SHARE
 from monitor.side.export.http import Connection, Server
 from monitor.side.export.route import (
@@ -162,29 +159,3 @@ def test_a_client_of_another_host_is_told_the_option(monkeypatch: pytest.MonkeyP
     else:
         assert (status, body.count("\n")) == (403, 1)
         assert "--expose-metrics" in body
-
-
-@pytest.mark.kernel  # chown needs root
-@pytest.mark.parametrize(
-    ("mode", "owner", "problem"),
-    [
-        (0o700, 0, ""),
-        (0o755, 0, ""),
-        (0o775, 0, "mode 775"),
-        (0o702, 0, "mode 702"),
-        (0o1777, 0, "mode 1777"),
-        (0o700, 65534, "belongs to user 65534"),
-    ],
-)
-def test_only_root_may_be_able_to_put_a_socket_there(tmp_path: Path, mode: int, owner: int, problem: str) -> None:
-    os.chown(tmp_path, owner, owner)
-    tmp_path.chmod(mode)
-    directory = os.open(tmp_path, os.O_RDONLY)
-    try:
-        if problem:
-            with pytest.raises(OSError, match=problem):
-                check_directory(directory)
-        else:
-            check_directory(directory)
-    finally:
-        os.close(directory)
