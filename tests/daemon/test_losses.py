@@ -16,13 +16,11 @@ from monitor.link.messages import TYPES, Oom
 from monitor.link.rare_messages import Snapshot
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
-from monitor.race.events import End, Lost
-from monitor.race.verdict import verdict
+from monitor.race.events import Lost
 from monitor.side.export.log import LogBudget
 from monitor.side.holds import Holds
 from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from monitor.side.sampler import Losses
-from tests.race.builders import crossing, died, mark, ms, one, ranked, watched
 
 
 def message(name: str) -> Any:
@@ -67,15 +65,6 @@ def test_each_kind_is_counted_by_itself_and_only_what_a_verdict_goes_by_is_lost_
     what = VERDICT_GOES_BY.get(name)
     assert losses.poll(20) == ([Lost(20, 10, what, 2)] if what else [])
     assert losses.poll(30) == []
-
-
-@pytest.mark.parametrize(
-    ("what", "flagged"), [("oom", True), ("decision", True), ("sample", False), ("reclaim", False)]
-)
-def test_the_flag_is_for_what_matters(what: str, flagged: bool) -> None:
-    lost = Lost(ms(2), ms(-5), what, 3)
-    found = verdict(one(watched(), ranked(), crossing(), lost, mark(3), died(9), End(ms(5000))))
-    assert ("lost_events" in found.flags) is flagged
 
 
 def found(name: str, *ids: int) -> FoundPod:

@@ -206,6 +206,7 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
     ("relieved",): {
         "relieved": (crossing(), *CLEAR),
         "lost samples do not matter": (Lost(ms(1), ms(-1), "sample", 5), crossing(), *CLEAR),
+        "nor do lost reports of reclaim": (Lost(ms(1), ms(-1), "reclaim", 5), crossing(), *CLEAR),
         "observed, and nobody died": (crossing(), decided(1, observed=True), *CLEAR),
     },
     ("relieved", "already_exiting"): {

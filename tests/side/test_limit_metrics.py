@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import limits, meminfo
+from monitor.kernel import meminfo
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.limits import LimitCache
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
@@ -80,25 +81,10 @@ def test_of_two_pods_with_one_name_the_older_is_shown_with_its_uid(tmp_path: Pat
     assert shown["pod_memory_limit", ("ns", "a~old", "max")] == 1, "never one lost"
 
 
-def test_scrapes_within_a_second_read_once(
-    tmp_path: Path, swap: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, paths = limits.read, []
-
-    def counted(hierarchy: Hierarchy, path: Path, swap: bool = True) -> limits.Limits | None:
-        paths.append(path)
-        return read(hierarchy, path, swap)
-
-    monkeypatch.setattr(limits, "read", counted)
-    now = 0.0
+def test_scrapes_within_a_second_read_once(tmp_path: Path, swap: dict[str, int]) -> None:
     view = view_of(tmp_path)
-    view.limits = limits.LimitCache(view.hierarchy, lambda: now)
-    pod = write(tmp_path / "a", {"memory.max": 1})
-    view.pods = {"a": found("a", pod)}
+    view.limits = LimitCache(view.hierarchy, lambda: 0.0)
+    view.pods = {"a": found("a", write(tmp_path / "a", {"memory.max": 1}))}
     first = samples(view)
-    now = 0.9
+    write(tmp_path / "a", {"memory.max": 2})
     assert samples(view) == first
-    assert paths == [pod]
-    now = 1.0
-    samples(view)
-    assert paths == [pod, pod]
