@@ -50,10 +50,8 @@ def test_a_hog_is_evicted_in_the_midst_of_it(kind: str) -> None:
         with storm(node, kind):
             for _ in range(2):
                 since = len(daemon.log)
-                hog = node.start_hog(pod, mib=108, rate=400)
-                hog.go()
+                live.killed_hog(node, pod, 108, rate=400)
                 evicted(daemon, pod, since)
-                assert hog.wait() == -signal.SIGKILL
             assert daemon.get("/healthz")[0] == 200
         assert daemon.metrics()['outrace_events_lost_total{where="ring_cross"}'] == 0
         live.ended(daemon)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,7 @@ FIRST, SECOND = 750, 875
 OWN = (100, 200)
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-marks", 256 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-marks", 256 * MIB)
 
 
 @pytest.fixture

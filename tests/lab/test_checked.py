@@ -4,7 +4,6 @@ import ctypes
 import errno
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,13 +12,9 @@ from monitor.lab import checked
 from monitor.lab.checked import KINDS, Anonymous, Patience, Tmpfs
 from monitor.lab.hold_race import CHECKED, Sizes
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-checked", 128 * MIB) as made:
-        yield made
-    assert not made.cgroup.exists()
+node = live.fixture(LabNode, "test-checked", 128 * MIB)
 
 
 @pytest.mark.kernel

@@ -33,11 +33,8 @@ def machine() -> Iterator[None]:
     OVERCOMMIT.write_text("0")
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    """The pods of the machine; their common cgroup has more than the machine, so it is never the limit."""
-    with LabNode("test-global", 1 << 40) as made:
-        yield made
+#: The pods of the machine; their common cgroup has more than the machine, so it is never the limit.
+node = live.fixture(LabNode, "test-global", 1 << 40)
 
 
 def below_now(mib: int) -> str:
@@ -111,16 +108,6 @@ def test_observing_it_lives_through_it_and_reports_who_won(node: LabNode) -> Non
     assert found["domain"] == "node"
     assert [(v["pid"], v["pod"]) for v in found["oom_victims"]] == [(victim.pid, "lab/hog")]
     assert found["margin_ms"] > 0
-
-
-def test_without_a_threshold_nobody_saw_it_come(node: LabNode) -> None:
-    began, pod = stored(), node.add_pod("hog")
-    with watching(node, "nodefs.available<1%") as daemon:
-        victim = hog(node, pod)
-        victim.go()
-        assert victim.wait(PATIENCE_S) == -signal.SIGKILL
-        found = incident(daemon, began)
-    assert (found["verdict"], found["flags"]) == ("oom_unseen", ["global"])
 
 
 def test_a_kill_that_sysrq_asked_for_is_no_race(node: LabNode) -> None:

@@ -3,7 +3,6 @@
 Lockdown cannot be taken back, so these are the last tests of their guest, in this order.
 """
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +21,9 @@ node = live.fixture(LabNode, "test-lockdown", 160 * MIB)
 
 
 def wins(node: LabNode, daemon: LabDaemon, name: str) -> None:
-    hog = node.start_hog(node.add_pod(name), mib=400, rate=50)
+    pod = node.add_pod(name)
     live.message(daemon, "pod found", pod=f"lab/{name}")
-    hog.go()
-    assert hog.wait() == -signal.SIGKILL
+    live.killed_hog(node, pod, 400, rate=50)
     live.message(daemon, "evicted", pod=f"lab/{name}")
     assert node.oom_kills() == 0
 

@@ -118,17 +118,6 @@ def test_an_owner_that_is_killed_leaves_nothing() -> None:
     assert [path for path in paths if path.exists()] == []
 
 
-def test_a_process_outside_the_node_is_left_alone() -> None:
-    bystander = subprocess.Popen(["sleep", "1000"])
-    try:
-        with LabNode("test-lab", 64 * MIB) as node:
-            node.start_hog(node.add_pod("hog"), mib=4)
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
 def test_the_end_of_a_hog_is_waited_for_without_looking(node: LabNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at every 50 ms, as `Popen.wait` does, its status was fetched later than the hot process waits for it."""
     hog = node.start_hog(node.add_pod("hog"), mib=8)
