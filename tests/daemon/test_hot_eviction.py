@@ -9,23 +9,13 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.node import MIB, LabNode
 from tests import live
-from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node, losing_node
+from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node
 
 pytestmark = pytest.mark.kernel
 
-losing = live.fixture(losing_node)
 node = live.fixture(hot_node)
 
 MET = 'threshold_met{kind="hard",signal="memory.available"}'
-
-
-def soft(mib: int, grace: str) -> tuple[str, ...]:
-    """A soft threshold, and a hard one far below it."""
-    return (
-        *hard(1),
-        *("--eviction-soft", f"memory.available<{mib}Mi"),
-        *("--eviction-soft-grace-period", f"memory.available={grace}"),
-    )
 
 
 @pytest.mark.once
@@ -171,44 +161,6 @@ def test_a_pod_without_a_manifest_is_never_chosen(node: LabNode) -> None:
         evicted(daemon, pod)
         assert decided(daemon) == ["known"]
     assert unknown.process.poll() is None
-
-
-def test_the_kernel_wins_are_reported_too(losing: LabNode) -> None:
-    """A process deep inside a container, at its pod's own limit: the node is never short."""
-    node = losing
-    pod = node.add_pod("limited", "Burstable", request=8 * MIB, limit=32 * MIB)
-    with live.daemon(node, "--enforce", *hard(10)) as daemon:
-        hog = Hog(cgroupfs.make(cgroupfs.make(pod.containers["c0"] / "a") / "b"), mib=64)
-        node.children.append(hog)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        # By pid, because the ring reports every OOM kill on the machine.
-        logged = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
-        assert (logged["pod"], logged["while_away"]) == ("lab/limited", False)
-        assert logged["oom_cgroup"] == cgroupfs.cgroup_id(pod.cgroup)
-        assert decided(daemon) == []
-        assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') >= 1
-        assert node.oom_kills() == 1
-
-
-@pytest.mark.once
-def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) -> None:
-    pod = node.add_pod("stubborn")
-    options = (*soft(80, "50ms"), "--eviction-max-pod-grace-period", "1")
-    with live.daemon(node, "--enforce", *options) as daemon:
-        container = pod.containers["c0"]
-        with live.Puppet(container) as deaf, live.Puppet(container) as obedient:
-            deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))")
-            deaf.tell("anon(56)")
-            decision = live.message(daemon, "evicting")
-            # On a slow CPU the signal comes before it is through with its memory.
-            assert sorted((deaf.answer(), deaf.answer())) == ["asked", "done"]
-            assert obedient.wait() == -signal.SIGTERM
-            assert deaf.wait() == -signal.SIGKILL
-            assert deaf.answer() == "", "asked once"
-            end = live.message(daemon, "evicted")
-    assert (decision["kind"], decision["grace_s"]) == ("soft", 1)
-    assert end["gone_ns"] - decision["signalled_ns"] >= 1_000_000_000, "killed before the grace was over"
 
 
 # The trigger in the kernel on a lab node: which process it signals in its own charge, and which never.

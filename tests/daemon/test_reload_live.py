@@ -95,11 +95,6 @@ def test_a_bad_file_changes_nothing_and_its_reason_is_logged_exported_and_printe
         assert live.metric(daemon, "config_last_reload_successful") == 1
 
 
-def test_without_a_daemon_there_is_nothing_to_reload(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reload"]) == 1
-    assert capsys.readouterr().err.endswith("; start one: outrace run\n")
-
-
 def test_sighup_is_enough_and_a_side_that_starts_again_has_the_new_one(node: LabNode, own: Path) -> None:
     own.write_text("eviction-hard: {memory.available: 16Mi}\n")
     with live.daemon(node, "--config", str(own)) as daemon:
