@@ -8,12 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
-
-if TYPE_CHECKING:
-    from monitor.side.view import View
+from monitor.side.export.log import Log
 
 # Which holds are reported one by one: one of each pod in a minute, and the first changes of its brake. A pod that
 # frees memory and takes it again is held and released twice a second, and on cgroup v2 its brake changes 200 times a
@@ -103,11 +101,22 @@ FOR_MEMORY = "The node was low on resource: memory."
 
 
 class Holds:
-    """``now`` is replaced as a whole, and read by other threads: uid -> the newest `held` of it."""
+    """``now`` is replaced as a whole, and read by other threads: uid -> the newest `held` of it.
 
-    def __init__(self, view: View, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    ``send`` reaches the hot process, which gets the evictions by others where it holds pods (``tells``).
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        send: Callable[[KubeletEviction], bool],
+        tells: bool,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._clock = clock
-        self._view = view
+        self._log = log
+        self._send = send
+        self._tells = tells
         self.now: Mapping[str, Held] = {}
         self.begun: Counter[str] = Counter()  # by reason
         self.ended: Counter[str] = Counter()  # by why
@@ -120,13 +129,14 @@ class Holds:
         self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
         self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that this was sent for
 
-    def held(self, message: Held) -> None:
+    def held(self, message: Held) -> str:
+        """What the pod's event is to say; "" without an event."""
         before = self.now.get(message.pod)
         if self._evicted.get(message.pod, message.id) != message.id:  # SIGTERM came before this hold: its grace runs
             self._evicted[message.pod] = message.id
-            self._view.send(KubeletEviction(message.pod, for_memory=False))
+            self._send(KubeletEviction(message.pod, for_memory=False))
         if message.id in self._over or (message.resent and before is not None and before.id == message.id):
-            return  # it is over, or it was sent again although this helper has it
+            return ""  # it is over, or it was sent again although this helper has it
         new = before is None or before.id != message.id
         if before is None or new:
             since_ns = message.since_ns or message.ts_ns
@@ -137,20 +147,17 @@ class Holds:
         left_out = self._ration.held(message)
         if left_out is None:
             self.left_out += 1
-            return
+            return ""
         fields = _logged(message, left_out, held_ns=message.ts_ns, threshold=message.quantity)
-        cluster = self._view.cluster
-        if new and cluster is not None:
-            why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
-            left = f"{message.available >> 20}Mi of {message.signal} left"
-            said = f"Held ({message.brake}) because {why}, with {left}.{_more(left_out)}"
-            cluster.pod_event(message.pod, message.name, "OutraceHeld", said, warns=True)
-        text = "pod held" if new else "the brake of a held pod changed"
-        self._view.log.warning(text, **fields)
+        self._log.warning("pod held" if new else "the brake of a held pod changed", **fields)
+        why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
+        left = f"{message.available >> 20}Mi of {message.signal} left"
+        return f"Held ({message.brake}) because {why}, with {left}.{_more(left_out)}" if new else ""
 
-    def over(self, message: HoldEnded) -> None:
+    def over(self, message: HoldEnded) -> str:
+        """As `held`."""
         if message.id in self._over:
-            return
+            return ""
         self._over[message.id] = None
         if len(self._over) > _MOST_OVER:
             del self._over[next(iter(self._over))]
@@ -161,29 +168,27 @@ class Holds:
         left_out = self._ration.ended(message)
         if left_out is None:
             self.left_out += 1
-            return
-        if self._view.cluster is not None:
-            grew = f"it grew {max(0, message.grew) >> 20}Mi"
-            said = f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}.{_more(left_out)}"
-            self._view.cluster.pod_event(message.pod, message.name, "OutraceReleased", said, warns=False)
-        self._view.log.warning("hold ended", **_logged(message, left_out, ended_ns=message.ts_ns))
+            return ""
+        self._log.warning("hold ended", **_logged(message, left_out, ended_ns=message.ts_ns))
+        grew = f"it grew {max(0, message.grew) >> 20}Mi"
+        return f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}.{_more(left_out)}"
 
     def evicted(self, uid: str, message: str = "") -> None:
         """The API server reports a pod as Evicted, or as about to go. From any thread. It may be held only later: one
         that flushes at SIGTERM grows, and a hot process that was started again holds it when it knows it.
         """
-        if not self._view.config.holds:
+        if not self._tells:
             return
         held = self.now.get(uid)
         self._evicted[uid] = held.id if held is not None else 0
         for old in list(self._evicted)[:-_MOST_EVICTED]:
             self._evicted.pop(old, None)
-        self._view.send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
+        self._send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
 
     def flush(self, *, at_once: bool = False) -> None:
         """Log how much was left out in each minute that is over, or, ``at_once``, in all of them."""
         for uid, name, number in self._ration.said(self._clock(), at_once=at_once):
-            self._view.log.warning("more holds of a pod, and changes of its brake", pod=name, uid=uid, left_out=number)
+            self._log.warning("more holds of a pod, and changes of its brake", pod=name, uid=uid, left_out=number)
 
     def is_at_cap(self, uid: str, limit: int | None) -> bool:
         """Whether this limit (bytes) is the cap that a pod is held with."""

@@ -157,7 +157,7 @@ class MessageHandler:
             messages.Reclaim: self._on_reclaim,
             messages.Oom: self._on_oom,
             Soften: self.soft_brakes.soften,
-            Held: view.holds.held,
+            Held: self._on_held,
             HoldEnded: self._on_hold_ended,
             Reread: self._on_reread,
         }
@@ -184,9 +184,17 @@ class MessageHandler:
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 
+    def _on_held(self, message: Held) -> None:
+        self._pod_event(message, "OutraceHeld", self.view.holds.held(message))
+
     def _on_hold_ended(self, message: HoldEnded) -> None:
         self.soft_brakes.ended(message)
-        self.view.holds.over(message)
+        self._pod_event(message, "OutraceReleased", self.view.holds.over(message))
+
+    def _pod_event(self, message: Held | HoldEnded, reason: str, text: str) -> None:
+        if text and self.view.cluster is not None:
+            warns = isinstance(message, Held)
+            self.view.cluster.pod_event(message.pod, message.name, reason, text, warns=warns)
 
     def _on_reread(self, _: Reread) -> None:
         if self.view.reloader is not None:

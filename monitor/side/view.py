@@ -93,7 +93,7 @@ class View:
 
     def __post_init__(self) -> None:
         self.limits = LimitCache(self.hierarchy)
-        self.holds = Holds(self)
+        self.holds = Holds(self.log, self.send, self.config.holds)
         self.log_budget = LogBudget(self.log)  # for lines that a pod can cause any number of
 
     @property

@@ -83,7 +83,7 @@ class Side:
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
         table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
         self.view = SimpleNamespace(pods=pods, table=table, log=self.log, log_budget=LogBudget(self.log))
-        self.view.holds = Holds(self.view)
+        self.view.holds = Holds(cast(Any, self.log), lambda _: True, tells=False)
         self.over = OverBudget(cast(Any, self.view), self.looked.append, clock=lambda: self.now)
 
     def log(self, level: str, message: str, /, **fields: Any) -> None:

@@ -1,15 +1,21 @@
 """Held pods as the helper has them: log lines, counts, messages that come twice; one hold of a pod in a minute."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
 from monitor.race.events import Event, Hold, HoldEnd
+from monitor.settings.config import RunConfig
 from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds
+from monitor.side.message_handler import MessageHandler
+from monitor.side.worker import Worker
+from tests.side.views import view
 
 MIB = 1 << 20
 HELD = Held(
@@ -35,8 +41,7 @@ def sent() -> list[KubeletEviction]:
 @pytest.fixture
 def holds(lines: list[tuple[str, dict[str, Any]]], sent: list[KubeletEviction]) -> Holds:
     log = SimpleNamespace(warning=lambda text, **fields: lines.append((text, fields)))
-    view: Any = SimpleNamespace(log=log, cluster=None, config=SimpleNamespace(holds=True), send=sent.append)
-    return Holds(view)
+    return Holds(cast(Any, log), cast(Any, sent.append), tells=True)
 
 
 def test_a_hold_is_logged_counted_and_over(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:
@@ -60,7 +65,7 @@ def test_evictions_are_passed_on_also_before_the_pod_is_held(holds: Holds, sent:
     holds.evicted("u", f"{FOR_MEMORY} Threshold quantity: 100Mi")
     holds.evicted("other")
     assert sent == [KubeletEviction("u", True), KubeletEviction("other", False)]
-    cast(Any, holds._view).config.holds = False
+    holds._tells = False
     holds.evicted("u")
     assert len(sent) == 2, "the hot process holds nobody"
 
@@ -140,31 +145,35 @@ class Side:
     def __init__(self) -> None:
         self.now_ns = 0
         self.lines: list[dict[str, Any]] = []
-        self.events: list[tuple[str, str, str]] = []
-        cluster = SimpleNamespace(
-            pod_event=lambda uid, title, reason, text, warns: self.events.append((uid, reason, text))
-        )
-        log = SimpleNamespace(warning=lambda text, **fields: self.lines.append({"text": text, **fields}))
-        view: Any = SimpleNamespace(log=log, cluster=cluster)
-        self.holds = Holds(view, lambda: self.now_ns)
+        self.events: list[str] = []
+        log: Any = SimpleNamespace(warning=lambda text, **fields: self.lines.append({"text": text, **fields}))
+        self.holds = Holds(log, lambda _: True, False, lambda: self.now_ns)
 
     def take(self, messages: list[Message]) -> None:
         for message in messages:
             self.now_ns = message.ts_ns
-            if isinstance(message, Held):
-                self.holds.held(message)
-            else:
-                self.holds.over(message)
+            text = self.holds.held(message) if isinstance(message, Held) else self.holds.over(message)
+            self.events += [text] if text else []
 
 
 def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
     side = Side()
     side.take(cycles(CYCLES))
     assert [line["text"] for line in side.lines] == ["pod held", "hold ended"]
-    assert [reason for _, reason, _ in side.events] == ["OutraceHeld", "OutraceReleased"]
+    assert [text.partition(" (")[0] for text in side.events] == ["Held", "Not held any more after 2.0 s"]
     assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
     assert side.holds.left_out == 2 * CYCLES - 2
     assert side.holds.now == {}, "the held pods are known all the time"
+
+
+def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
+    """A changed brake is none."""
+    known, events = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 * MIB), list[tuple[Any, ...]]()
+    known.cluster = cast(Any, SimpleNamespace(pod_event=lambda *about, warns: events.append((*about[:3], warns))))
+    handler = MessageHandler(known, Worker("files"), *[lambda _: None] * 3)
+    for message in (HELD, HELD._replace(cap=0), ENDED, ENDED):
+        assert handler.handle(message)
+    assert events == [("u", "ns/hog", "OutraceHeld", True), ("u", "ns/hog", "OutraceReleased", False)]
 
 
 def test_the_rest_is_said_when_the_minute_is_over() -> None:
@@ -182,7 +191,7 @@ def test_the_rest_is_said_when_the_minute_is_over() -> None:
     again = [message._replace(id=message.id + CYCLES, ts_ns=message.ts_ns + MINUTE_NS) for message in cycles(1)]
     side.take(again)
     assert [line.get("left_out") for line in side.lines] == [2 * CYCLES - 2, None]
-    assert side.events[2][2].endswith("238 more beginnings, changes and ends of holds of it were not reported.")
+    assert side.events[2].endswith("238 more beginnings, changes and ends of holds of it were not reported.")
 
 
 def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
