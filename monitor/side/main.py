@@ -101,35 +101,37 @@ class Side:
         )
         hierarchy = cgroupfs.detect()
         mem_total = meminfo.mem_total()
+        node = Path(config.node_cgroup) if config.node_cgroup else hierarchy.root
         self.left_changes = LeftChanges(config, hierarchy, self.log, wait_for_next_s())
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        limit = cgroupfs.limit(Path(config.node_cgroup)) if config.node_cgroup else None
+        limit = cgroupfs.limit(node) if config.node_cgroup else None
+        ours = os.getppid(), os.getpid()
+        disks = find_disks(config.nodefs, config.imagefs)
+        self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
+        source = open_for(config, hierarchy, mem_total, node, ours, Path(config.state_dir))
+        self.watch = PodWatch(source, self.wake)
         self.view = View(
             config=config,
             hierarchy=hierarchy,
             capacity=mem_total if limit is None else limit,
             stats=stats,
             send=lambda message: channel.send(sock, message),
-            hot_pid=os.getppid(),
-            side_pid=os.getpid(),
+            hot_pid=ours[0],
+            side_pid=ours[1],
             wake_side=self.wake,
+            watch=self.watch,
+            disks=self.disks,
             thresholds=config.thresholds(),
             log=self.log,
         )
-        self.processes = ProcessWatch(self.view)
-        disks = find_disks(config.nodefs, config.imagefs)
-        self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
-        self.view.disks = self.disks
-        disks_and_scores = self.disks.pod_stats, self.disks.reclaim, self.processes.scores.set_capacity
-        self.messages = MessageHandler(self.view, self.files, *disks_and_scores)
-        ours = (self.view.hot_pid, self.view.side_pid)
-        source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
         if source.feed is not None:
             source.feed.on_evicted = lambda *about: self.view.others_evicted(about)
             source.feed.on_ending = self.view.holds.evicted
-        self.view.watch = self.watch = PodWatch(source, self.wake)
+        self.processes = ProcessWatch(self.view)
+        disks_and_scores = self.disks.pod_stats, self.disks.reclaim, self.processes.scores.set_capacity
+        self.messages = MessageHandler(self.view, self.files, *disks_and_scores)
         self.view.reloader = self.reloader = Reloader(self.view)
-        self.pods = PodSync(self.view, sock, self.watch, self.processes.scores, self.heartbeat.ping)
+        self.pods = PodSync(self.view, sock, self.processes.scores, self.heartbeat.ping)
         self.races: Races | None = None
         self.daemon_socket: DaemonSocket | None = None
         self._ending = False

@@ -15,7 +15,7 @@ from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.source import Change, FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.releases import era
-from monitor.side.pod_watch import PodWatch, pod_message
+from monitor.side.pod_watch import pod_message
 from monitor.side.view import View, label
 
 
@@ -25,7 +25,6 @@ class PodSync:
 
     view: View
     sock: socket.socket
-    watch: PodWatch
     scores: OomScores
     ping: Callable[[], None]
 
@@ -43,7 +42,7 @@ class PodSync:
         """What the watch found since the last call; the hot process gets it first."""
         total = Change()
         updated: dict[str, FoundPod] = {}
-        for found in self.watch.take():
+        for found in self.view.watch.take():
             if isinstance(found, MonitorError):
                 self._log.error(str(found))
                 continue
@@ -66,7 +65,7 @@ class PodSync:
                 self._log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))
                 return
             del self._unsent[uid]
-        if not self.view.synced and self.watch.wait_known(0):
+        if not self.view.synced and self.view.watch.wait_known(0):
             self.view.synced = channel.send(self.sock, Synced())
 
     def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:

@@ -172,8 +172,6 @@ class Reloader:
     def _look_by(self, config: RunConfig) -> None:
         """Have the pods looked at by its table of services, from begin to end: the look under way may be of before."""
         watch = self._view.watch
-        if watch is None:
-            return
         watch.source.rules = config.services
         enough = watch.look_soon() + 2
         while watch.look_soon() < enough:
@@ -203,8 +201,7 @@ class Reloader:
         """Apply in the helper what the hot process has applied."""
         view = self._view
         view.config, view.thresholds = config, config.thresholds()
-        if view.disks is not None:
-            view.disks.take_config(config)
+        view.disks.take_config(config)
         if view.races is not None:
             view.races.take_config(config)
 

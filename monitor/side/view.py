@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
-from monitor.kernel.limits import LimitCache
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, Refresh, SideMessage, State
@@ -65,9 +64,10 @@ class View:
     hot_pid: int
     side_pid: int
     wake_side: Callable[[], None]  # makes the helper's main loop turn
+    watch: PodWatch
+    disks: DiskWatch
     table: DomainTable | None = None
     pins: Pins | None = None
-    disks: DiskWatch | None = None
     races: Races | None = None
     cluster: Cluster | None = None
     log: Log = field(default_factory=Log)
@@ -86,26 +86,13 @@ class View:
     thresholds: tuple[Threshold, ...] = ()
     evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
     side_turns: int = 0  # of the helper's main loop
-    watch: PodWatch | None = None
     reloader: Reloader | None = None
     _counts: Map | None = None
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.limits = LimitCache(self.hierarchy)
         self.holds = Holds(self.log, self.send, self.config.holds)
         self.log_budget = LogBudget(self.log)  # for lines that a pod can cause any number of
-
-    @property
-    def pods_unlisted(self) -> int:
-        """How many pods have a cgroup and are not in the list of their source."""
-        return len(self.watch.source.unlisted) if self.watch is not None else 0
-
-    @property
-    def pods_source_failing(self) -> bool:
-        """Whether the server that pods come from does not answer: they are those it had last."""
-        feed = None if self.watch is None else self.watch.source.feed
-        return feed is not None and feed.is_failing
 
     @property
     def conditions(self) -> Sequence[str]:
@@ -129,11 +116,6 @@ class View:
         """From any thread."""
         self.evictions.put(about)
         self.wake_side()
-
-    @property
-    def disk_orders(self) -> Mapping[str, Sequence[str]]:
-        """The order of eviction for disks and process ids, as last measured: signal -> uids."""
-        return self.disks.orders if self.disks is not None else {}
 
     @property
     def node_path(self) -> Path:
@@ -171,10 +153,10 @@ class View:
 
     def not_ready(self) -> str:
         """Why decisions cannot be made yet; "" when they can."""
-        stalled_s = self.watch.stalled_s() if self.watch is not None else 0.0
+        stalled_s = self.watch.stalled_s()
         if stalled_s:
             return f"looking at the pods ({self.config.pods}) has been hanging for {stalled_s:.0f} s"
-        hung_s = self.disks.stalled_s() if self.disks is not None else 0.0
+        hung_s = self.disks.stalled_s()
         if hung_s:
             return f"looking at the disks has been hanging for {hung_s:.0f} s"
         if not self.synced:

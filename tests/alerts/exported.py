@@ -4,12 +4,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.disks import find_disks
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster
-from monitor.side.disk_watch import DiskWatch
-from monitor.side.export.log import Log
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
 from monitor.side.races import Races
@@ -33,10 +30,7 @@ _SERVER = ClusterConfig(Server("127.0.0.1", 9, https=False))
 def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
-    hierarchy, log = cgroupfs.detect(), Log()
-    total = meminfo.mem_total()
-    view = side_view(config, hierarchy, total, thresholds=config.thresholds())
-    view.disks = DiskWatch(config, find_disks(), dict, lambda: None, log)
+    view = side_view(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
     view.races = Races(view)
     view.reloader = Reloader(view)
     worker = Worker("none")

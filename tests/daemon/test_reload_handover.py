@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path
         raise OSError(28, "No space left on device")
 
     races = SimpleNamespace(take_config=full)
-    view: Any = SimpleNamespace(config=before, stats=stats, send=take, log=log, disks=None, races=races)
+    view: Any = SimpleNamespace(config=before, stats=stats, send=take, log=log, disks=MagicMock(), races=races)
     reloader = asked(view)
     assert (reloader.state.half_taken, reloader.state.refused, reloader.state.taken) == (True, 1, 0)
     [(msg, problem)] = log.lines
@@ -124,7 +125,7 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
         return True
 
     view: Any = SimpleNamespace(
-        config=over_the_kernels_share(config, 80 * MIB), stats=stats, send=take, log=log, disks=None, races=None
+        config=over_the_kernels_share(config, 80 * MIB), stats=stats, send=take, log=log, disks=MagicMock(), races=None
     )
     reloader = Reloader(view)
     until(lambda: len(shares) == 1 and log.lines, "the third look")

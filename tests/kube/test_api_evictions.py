@@ -33,7 +33,7 @@ class Node:
     def __init__(self) -> None:
         self.pods: Mapping[str, FoundPod] = {}
         self.met: Sequence[Mapping[str, str]] = [{"signal": SIGNAL, "kind": "hard"}]
-        self.disk_orders: Mapping[str, Sequence[str]] = {}
+        self.disks = SimpleNamespace(orders={})
         self.reported: list[Any] = []
         self.others_evicted = self.reported.append
         self.config, self.log = RunConfig(eviction_max_pod_grace_period_s=10), Log()
@@ -270,7 +270,7 @@ def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(
     evictions: Evictions, api: FakeApiServer
 ) -> None:
     kept = evictions.add("full", app="db")
-    evictions.node.disk_orders = {"nodefs.available": [kept, evictions.add("next")]}
+    evictions.node.disks.orders = {"nodefs.available": [kept, evictions.add("next")]}
     evictions.add("small")
     keep(api, app="db")
     evictions.decide("full", "small", signal=None, kind="limit")

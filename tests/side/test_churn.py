@@ -68,16 +68,16 @@ class Node:
         self.make_cgroup(root / "kubepods" / "burstable")
         hierarchy = Hierarchy(1, root)
         self.source = ClusterSource(self.feed, Within(hierarchy, root))
-        self.view: View = views.view(RunConfig(node_cgroup=str(root)), hierarchy, 1 << 40)
-        self.view.table = self.table  # type: ignore[assignment]
+        watch = SimpleNamespace(take=self._take, wait_known=lambda _: True)
+        settings = RunConfig(node_cgroup=str(root))
+        self.view: View = views.view(settings, hierarchy, 1 << 40, table=self.table, watch=watch)
         self.log = open("/dev/null", "w")  # noqa: SIM115 - closed with the node
         self.view.log = Log(fd=self.log.fileno())
         self.scores = OomScores(hierarchy, 1 << 40, None, self.view.log_budget)
         self.changes: list[Change] = []
-        watch: Any = SimpleNamespace(take=self._take, wait_known=lambda _: True)
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
-        self.pods = PodSync(self.view, self.ours, watch, self.scores, lambda: None)
+        self.pods = PodSync(self.view, self.ours, self.scores, lambda: None)
         self.builder = EventBuilder(self.view, lambda *_: None, lambda _: None, False)
 
     def make_cgroup(self, path: Path) -> None:

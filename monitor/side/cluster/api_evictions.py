@@ -293,7 +293,7 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             uids += [one.uid for one in (Candidate(*row) for row in decision.order) if not one.critical]
         elif decision.signal is not None:
-            uids += self._view.disk_orders.get(decision.signal, ())
+            uids += self._view.disks.orders.get(decision.signal, ())
         pods = self._view.pods
         found = (pods[uid].pod for uid in dict.fromkeys(uids) if uid in pods)
         return [

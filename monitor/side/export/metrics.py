@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from monitor import __version__
 from monitor.actions.reclaim import RESULTS
 from monitor.kernel.cgroupfs import MemoryReading
+from monitor.kernel.limits import LimitCache
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
@@ -119,6 +120,7 @@ class Metrics(Collector):
         self.files = files
         self.lines = lines
         self.server = server
+        self.limits = LimitCache(view.hierarchy)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -139,7 +141,7 @@ class Metrics(Collector):
             values = {domain: getattr(reading, name) for domain, reading in domains.items()}
             present = {domain: value for domain, value in values.items() if value is not None}
             yield gauge(f"memory_{name}_bytes", text, present, "domain")
-        yield from pod_metrics(self.view)
+        yield from pod_metrics(self.view, self.limits)
         yield from hold_metrics(self.view)
         yield from self._signals(domains)
         yield from self._policy()
@@ -164,15 +166,15 @@ class Metrics(Collector):
         yield counter("memory_cgroups_uncounted", text, view.counted().get("uncounted", 0))
         if view.reloader is not None:
             yield from reload_metrics(view.reloader.state)
-        if view.disks is not None:
-            yield from reclaim_metrics(view.disks.cleanup)
+        yield from reclaim_metrics(view.disks.cleanup)
         rungs = {name: name == view.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the rung of the hook ladder that is in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(view.pods))
         text = "Pods that have a cgroup and are not in the list of their source (yet): not watched, never evicted."
-        yield gauge("pods_unlisted", text, view.pods_unlisted)
+        source = view.watch.source
+        yield gauge("pods_unlisted", text, len(source.unlisted))
         text = "1 while the kubelet or API server that pods come from does not answer: its last pods stay in use."
-        yield gauge("pods_source_failing", text, view.pods_source_failing)
+        yield gauge("pods_source_failing", text, source.feed is not None and source.feed.is_failing)
         unknown = sum(not found.pod.spec_known for found in view.pods.values())
         yield gauge("pods_spec_unknown", "Pods watched whose spec, and so their priority, is not known.", unknown)
         for name, text in _COUNTERS.items():
@@ -188,8 +190,7 @@ class Metrics(Collector):
         """What each signal reads and is compared with: in bytes, or a count of inodes or process ids."""
         view = self.view
         seen = memory_signals(view, domains)
-        if view.disks is not None:
-            seen |= {signal: (o.available, o.capacity) for signal, o in view.disks.observations.items()}
+        seen |= {signal: (o.available, o.capacity) for signal, o in view.disks.observations.items()}
         # What nothing observes here is never compared.
         thresholds = {(t.signal, "hard" if t.hard else "soft"): t for t in view.thresholds if t.signal in seen}
         for unit in ("bytes", "count"):
@@ -382,7 +383,7 @@ _OVER = (
 )
 
 
-def pod_metrics(view: View) -> Iterator[Metric]:
+def pod_metrics(view: View, limits: LimitCache) -> Iterator[Metric]:
     """Memory, limits, and what is over a budget."""
     request = era(view.config.policy).request
     pods = view.named_pods()
@@ -393,7 +394,7 @@ def pod_metrics(view: View) -> Iterator[Metric]:
     yield gauge("pod_memory_usage_bytes", "Memory in use by the pod.", usage, *_POD)
     yield gauge("pod_memory_working_set_bytes", "The pod's working set.", working_set, *_POD)
     yield gauge("pod_memory_request_bytes", "The pod's memory request.", requests, *_POD)
-    yield from limit_metrics(view)
+    yield from limit_metrics(view, limits)
     caused: dict[tuple[str, str, str], int] = {}
     for key, found in pods.items():
         numbers = over(view, found) | {"log_lines": view.log_budget.left_out["/".join(key)]}
@@ -401,7 +402,7 @@ def pod_metrics(view: View) -> Iterator[Metric]:
     yield counter("pod_over_budget", _OVER, caused, *_POD, "what")
 
 
-def limit_metrics(view: View) -> Iterator[Metric]:
+def limit_metrics(view: View, cache: LimitCache) -> Iterator[Metric]:
     """Limits and swap; read a second ago at most."""
     domains = {("node",): view.node_path}
     if view.kubepods is not None:
@@ -409,7 +410,7 @@ def limit_metrics(view: View) -> Iterator[Metric]:
     pods = {name: found.cgroup for name, found in view.named_pods().items()}
     for prefix, labels, cgroups in (("", ("domain",), domains), ("pod_", _POD, pods)):
         # One that was removed between two looks: the pod source reports it.
-        read = {key: found for key, path in cgroups.items() if (found := view.limits.look(path)) is not None}
+        read = {key: found for key, path in cgroups.items() if (found := cache.look(path)) is not None}
         limits = {(*key, name): n for key, found in read.items() for name, n in found.named().items() if n is not None}
         swap = {key: found.swap for key, found in read.items() if found.swap is not None}
         yield gauge(f"{prefix}memory_limit_bytes", _LIMITS, limits, *labels, "limit")
