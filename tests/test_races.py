@@ -91,6 +91,21 @@ def test_what_pytest_finds_left_behind_is_broken(
     assert "left a pin" in found.broken[0]
 
 
+def test_a_race_that_is_still_run_when_time_is_over_is_no_loss(
+    races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, time\npytestmark = pytest.mark.races\n"
+        "def test_late(): assert 0, 'late'\ndef test_endless(): time.sleep(1000)\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
+    monkeypatch.setattr(races, "ROOT", tmp_path)
+    monkeypatch.setattr(races, "MORE_S", 4.0)
+    found = races.tests(["test_it.py"], tmp_path / "junit.xml", within=1)
+    assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
+    assert not found.broken
+
+
 def test_the_sample_is_a_tenth_and_what_the_change_reaches(races: ModuleType) -> None:
     names = [f"tests/daemon/test_hold_live.py::test_{n}" for n in range(1000)]
     drawn = races.sample(names, "abc", [])
