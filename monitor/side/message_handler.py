@@ -59,7 +59,11 @@ class BrakeReport:
         self._worker.submit(self._look)
 
     def _look(self) -> None:
-        found = takers(self._view)
+        try:
+            found = takers(self._view)
+        except MonitorError as error:  # the worker's thread would end with it
+            self._log.warning("what takes the memory is not known", problem=str(error))
+            return
         if self._view.braked is not None or not self._view.takers:
             self._view.takers = found
         self._log.warning("what no eviction gives back is taken by", takers=list(found))

@@ -2,8 +2,17 @@
 
 import errno
 import threading
+from pathlib import Path
 
+import pytest
+
+from monitor.errors import MonitorError
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.settings.config import RunConfig
+from monitor.side import message_handler
+from monitor.side.message_handler import BrakeReport
 from monitor.side.worker import Worker
+from tests.side.views import view
 
 TIMEOUT_S = 60.0
 
@@ -74,3 +83,15 @@ def test_closing_gives_up_on_what_cannot_be_done() -> None:
     assert failed.wait(TIMEOUT_S)
     assert worker.close(TIMEOUT_S)  # not after an hour
     assert worker.dropped == 1
+
+
+def test_a_look_at_the_takers_that_fails_does_not_end_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: object) -> None:
+        raise MonitorError("cgroup.procs cannot be read: Cannot allocate memory")
+
+    report = BrakeReport(view(RunConfig(), Hierarchy(2, tmp_path), 512 << 20))
+    report._worker.close(TIMEOUT_S)
+    monkeypatch.setattr(message_handler, "takers", refused)
+    report._look()
