@@ -252,4 +252,4 @@ class SpecSource(PodSource):
 
     def _nearest(self, path: Path) -> Path:
         """The directory above ``path`` that exists."""
-        return next(above for above in path.parents if above == self.hierarchy.root or above.is_dir())
+        return next(above for above in path.parents if above == self.hierarchy.root or os.path.isdir(above))

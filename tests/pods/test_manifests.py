@@ -136,6 +136,13 @@ def test_bad_manifests_are_one_line_each_and_the_others_still_count(
     assert list(pods.pods) == ["uid-other"]
 
 
+@pytest.mark.parametrize("name", ["a" * 256 + "/b", "a/" * 3000], ids=["a part", "all"])
+def test_a_cgroup_of_a_name_that_no_cgroup_has_is_one_problem(folder: Path, pods: PodSource, name: str) -> None:
+    _write(folder / "a.yaml", _pod("a", name))
+    [problem] = pods.poll().problems
+    assert problem.endswith(" yet, waiting for it; create it, or correct the annotation")
+
+
 def test_a_pod_that_ended_is_not_waited_for(folder: Path, pods: PodSource) -> None:
     _write(folder / "a.yaml", {**_pod("a", "a"), "status": {"phase": "Failed", "reason": "Evicted"}})
     assert pods.poll() == Change()
