@@ -11,8 +11,8 @@ the two beside it and a machine that gets slower or faster in between does not m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import click
 
@@ -30,15 +30,6 @@ THRESHOLD_BYTES = 100 * MIB
 LOOP_MIB = 8
 ROUND_NS = 50_000_000
 FORMULAS = ("available", "reclaimable")
-
-
-@contextmanager
-def attached(pins: Pins, names: tuple[str, ...]) -> Iterator[None]:
-    """Programs attached for as long as the block runs."""
-    with ExitStack() as links:
-        for name in names:
-            links.callback(os.close, pins.attach(name))
-        yield
 
 
 def watch(pins: Pins, node: LabNode, pod: LabPod, formulas: int = loader.KUBELETS) -> DomainTable:
@@ -65,7 +56,9 @@ def ratios(measure: Callable[[], int], pins: Pins, drain: Callable[[], object], 
     before = measure()
     for _ in range(triples):
         for state, programs in states.items():
-            with attached(pins, programs):
+            with ExitStack() as links:
+                for name in programs:
+                    links.callback(os.close, pins.attach(name))
                 during = measure()
             drain()
             after = measure()

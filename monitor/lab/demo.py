@@ -7,7 +7,6 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import NoReturn
 
 import click
 
@@ -59,7 +58,7 @@ def demo(
     if margin > node_memory // 2:
         raise ConfigError(f"--margin {format_bytes(margin)} is more than half the node", "give it less")
     # A SIGTERM unwinds like Ctrl-C, so that the context managers clean up.
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
     results: list[RaceResult] = []
     with LabNode("demo", node_memory) as node:
@@ -91,10 +90,6 @@ def demo(
             ],
         )
         click.echo(f"\neviction won {wins} of {len(results)}")
-
-
-def _terminated(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _us(value: float | None) -> str | None:
