@@ -10,6 +10,7 @@ from monitor.policy.resources import pod_limit
 from monitor.policy.stats import PodStats
 
 _RESOURCE = "ephemeral-storage"
+_NANO = 10**9
 
 
 def storage_violation(
@@ -23,14 +24,14 @@ def storage_violation(
         used = stats.volumes_used()
         for name, limit in sizes.items():
             # One kept in memory counts too.
-            if name in used and _exceeds(used[name], limit):
+            if name in used and used[name] * _NANO > limit.nanos:
                 return f'Usage of EmptyDir volume "{name}" exceeds the limit "{limit}". '
-    if whole is not None and _exceeds(stats.ephemeral_storage(), whole):
+    if whole is not None and stats.ephemeral_storage() * _NANO > whole.nanos:
         return f"Pod ephemeral local storage usage exceeds the total limit of containers {whole}. "
     if limits:
         # With images on a disk of their own the writable layer is not on the disk this limit protects.
         for name, taken in stats.files_each((LOGS,) if layout.image_fs else (LOGS, ROOTFS), "usedBytes"):
-            if name in limits and _exceeds(taken, limits[name]):
+            if name in limits and taken * _NANO > limits[name].nanos:
                 return f'Container {name} exceeded its local ephemeral storage limit "{limits[name]}". '
     return None
 
@@ -54,7 +55,3 @@ def _limits(
         pod_limit(pod, _RESOURCE, pod_level),
         {name: limit for name, limit in limits.items() if not limit.is_zero},
     )
-
-
-def _exceeds(used: int, limit: Quantity) -> bool:
-    return used * 10**9 > limit.nanos
