@@ -11,8 +11,8 @@ from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import SIGNALS
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
+from tests.policy.builders import IMAGEFS, SPLIT
 
-IMAGEFS, SPLIT = DiskLayout(True), DiskLayout(True, True)
 #: Told of a container file system without one for images, the kubelet adds no copies: only what was written is seen.
 NO_OVERLAY = DiskLayout(False, True)
 

@@ -16,19 +16,17 @@ from monitor.policy.pods import Pod
 from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era
 from monitor.policy.signals import CONDITION, SIGNALS
-from monitor.policy.stats import PodStats, Summary
-from monitor.policy.victims import DECIDING, rank_pods
-from tests.policy.builders import GI, MI, container, crowds, pod, stats, summary
+from monitor.policy.stats import Summary
+from monitor.policy.victims import DECIDING
+from tests.policy.builders import GI, IMAGEFS, MI, container, crowds, pod, ranked, stats, summary
 
-IMAGEFS = DiskLayout(True)
 OLD, BLOG = era("kubelet-1.8"), era("kubelet-1.17")
 S = 10**9
 SAME = {"cpu": "1", "memory": "1Gi"}
 
 
 def order(policy: Era, signal: str, pods: list[Pod], figures: list[dict[str, Any]], layout: DiskLayout) -> list[str]:
-    known = {one.uid: one for one in map(PodStats, figures)}
-    return [r.pod.name for r in rank_pods(signal, pods, known, layout, ranker=policy.ranker)]
+    return [r.pod.name for r in ranked(pods, figures, signal, layout, policy.name)]
 
 
 def best_effort(name: str, **spec: Any) -> Pod:
@@ -150,9 +148,7 @@ def test_the_blogs_release_knows_neither_overhead_nor_sidecars_nor_pod_level_req
     ]
     figures = [stats(one.name, GI + 1) for one in pods]
     for policy, group in ((BLOG, 1), (CURRENT, 2)):
-        known = {one.uid: one for one in map(PodStats, figures)}
-        ranked = rank_pods("memory.available", pods, known, ranker=policy.ranker)
-        assert {r.key[0] for r in ranked} == {group}
+        assert {r.key[0] for r in ranked(pods, figures, name=policy.name)} == {group}
 
 
 @given(crowds(), st.sampled_from(ERAS), st.data())
@@ -162,11 +158,10 @@ def test_every_era_ranks_totally_and_the_same_whatever_the_order_of_the_pods(
     policy = era(name)
     pods, figures = crowd
     signal = data.draw(st.sampled_from(policy.signals))
-    known = {one.uid: one for one in map(PodStats, figures)}
-    ranked = rank_pods(signal, pods, known, ranker=policy.ranker)
-    again = rank_pods(signal, data.draw(st.permutations(pods)), known, ranker=policy.ranker)
-    assert [r.pod.name for r in ranked] == [r.pod.name for r in again]
-    assert all(len(r.key) == DECIDING + 3 and r.candidate.critical == policy.is_critical(r.pod) for r in ranked)
+    order = ranked(pods, figures, signal, name=name)
+    again = ranked(data.draw(st.permutations(pods)), figures, signal, name=name)
+    assert [r.pod.name for r in order] == [r.pod.name for r in again]
+    assert all(len(r.key) == DECIDING + 3 and r.candidate.critical == policy.is_critical(r.pod) for r in order)
 
 
 # ---- thresholds

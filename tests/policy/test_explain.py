@@ -8,17 +8,15 @@ from monitor.policy.explain import comparisons, contrast
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
-from monitor.policy.stats import PodStats
-from monitor.policy.victims import Ranked, rank_pods
+from monitor.policy.victims import Ranked
 from tests.policy.builders import IMAGEFS, MEMORY, MI, SPLIT, container, pod, ranked, stats
 
 
 def words(
     one: Pod, figures: dict[str, Any] | None, signal: str, layout: DiskLayout = SINGLE_DISK, name: str = "kubelet-1.36"
 ) -> list[str]:
-    known = {} if figures is None else {one.uid: PodStats(figures)}
-    (ranked,) = rank_pods(signal, [one], known, layout, ranker=era(name).ranker)
-    return [f"{c.name}: {c.verdict}" for c in comparisons(ranked, signal, layout, era(name))]
+    (alone,) = ranked([one], [] if figures is None else [figures], signal, layout, name)
+    return [f"{c.name}: {c.verdict}" for c in comparisons(alone, signal, layout, era(name))]
 
 
 def test_memory_in_words() -> None:
