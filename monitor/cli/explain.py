@@ -187,11 +187,11 @@ def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:
             "pod": label(one.pod),
             "uid": one.pod.uid,
             "qos": seen.era.qos_class(one.pod),
-            "priority": one.idle.priority,
+            "priority": one.fixed.priority,
             "spec_known": one.pod.spec_known,
-            "critical": one.idle.critical,
+            "critical": one.fixed.critical,
             "usage": one.usage,
-            "request": one.idle.request,
+            "request": one.fixed.request,
             "comparisons": [p._asdict() for p in comparisons(one, seen.signal, seen.layout, seen.era)],
         }
         for rank, one in enumerate(order, 1)
@@ -213,7 +213,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
     """The facts as data; sizes in bytes."""
     pod, found = one.pod, seen.found[one.pod.uid]
     at = order.index(one)
-    victim = next((other for other in order if not other.idle.critical), None)
+    victim = next((other for other in order if not other.fixed.critical), None)
     resource = "memory" if seen.signal in MEMORY_SIGNALS else STORAGE
     request = None
     if seen.signal != PID:
@@ -230,7 +230,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "request": request,
         "spec_known": pod.spec_known,
         "written": dict(pod.written),
-        "critical": {"critical": one.idle.critical, "why": why_critical(pod, seen.era)},
+        "critical": {"critical": one.fixed.critical, "why": why_critical(pod, seen.era)},
         "against": _against(seen, order, at, victim),
         "oom_score_adj": _scores(seen, found),
         "local_storage": _storage(seen, one),
@@ -245,7 +245,7 @@ def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked |
     Those that are never evicted are left out: to stand before or behind one changes nothing.
     """
     one = order[at]
-    evictable = [other for other in order if other is one or not other.idle.critical]
+    evictable = [other for other in order if other is one or not other.fixed.critical]
     n = evictable.index(one)
     before = evictable[n - 1] if n else None
     behind = evictable[n + 1] if n + 1 < len(evictable) else None
@@ -310,7 +310,7 @@ def _storage(seen: Situation, one: Ranked) -> dict[str, Any]:
 
 def _eviction(seen: Situation, one: Ranked) -> dict[str, Any] | None:
     """The message of an eviction now for this signal; None for a pod that is never evicted."""
-    if one.idle.critical:
+    if one.fixed.critical:
         return None
     threshold = _threshold(seen)
     observed = seen.summary.observations.get(seen.signal)

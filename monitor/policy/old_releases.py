@@ -120,9 +120,9 @@ def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, 
             used = stats.memory() or 0
         else:
             used = disk_usage(pod, stats, signal, one_disk_for_containers(layout))
-    idle = replace(candidate(pod, request, None), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
-    key = key_1_8(idle if sig.RESOURCE[signal] == "inodes" else replace(idle, usage=used))
-    return Ranked(key, pod, stats, used, idle)
+    fixed = replace(candidate(pod, request, None), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
+    key = key_1_8(fixed if sig.RESOURCE[signal] == "inodes" else replace(fixed, usage=used))
+    return Ranked(key, pod, stats, used, fixed)
 
 
 def key_1_8(victim: Candidate) -> Key:

@@ -26,19 +26,19 @@ from monitor.policy.stats import PodStats
 class Ranked(NamedTuple):
     """A pod in its place. The first `DECIDING` parts of `key` are the kubelet's comparisons, the rest breaks ties.
 
-    `idle` is its candidate without the usage: all of a candidate that stays from pass to pass.
+    `fixed` is its candidate without the usage: all of a candidate that stays from pass to pass.
     """
 
     key: Key
     pod: Pod
     stats: PodStats | None
     usage: int | None
-    idle: Candidate
+    fixed: Candidate
 
     @property
     def candidate(self) -> Candidate:
         """Built on access: a pass needs the candidates of one or two pods of hundreds."""
-        return replace(self.idle, usage=self.usage)
+        return replace(self.fixed, usage=self.usage)
 
 
 DECIDING = 4
@@ -67,8 +67,9 @@ def rank_one(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, 
     if signal == PID:
         used = None if stats is None else stats.processes()
         order = (0, 0, 0) if used is None else (1, -used, 0)
-        idle = idle_candidate(pod, no_request, "pids", pod_level)
-        return Ranked((rank_priority(idle.priority), *order, pod.namespace, pod.name, pod.uid), pod, stats, used, idle)
+        fixed = fixed_candidate(pod, no_request, "pids", pod_level)
+        key = (rank_priority(fixed.priority), *order, pod.namespace, pod.name, pod.uid)
+        return Ranked(key, pod, stats, used, fixed)
     return rank_by_excess(pod, stats, signal, layout, pod_request, pod_level)
 
 
@@ -81,15 +82,15 @@ def rank_by_excess(
         used = stats.memory() or 0 if signal in MEMORY_SIGNALS else disk_usage(pod, stats, signal, layout)
     resource = RESOURCE[signal]
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
-    idle = idle_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage", pod_level)
-    allowed = request(pod, resource, pod_level).nanos // 10**9 if resource == "inodes" else idle.request
-    priority = rank_priority(idle.priority)
-    key = usage_key(used, allowed, idle.request, idle.request_nanos, priority, pod.namespace, pod.name, pod.uid)
-    return Ranked(key, pod, stats, used, idle)
+    fixed = fixed_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage", pod_level)
+    allowed = request(pod, resource, pod_level).nanos // 10**9 if resource == "inodes" else fixed.request
+    priority = rank_priority(fixed.priority)
+    key = usage_key(used, allowed, fixed.request, fixed.request_nanos, priority, pod.namespace, pod.name, pod.uid)
+    return Ranked(key, pod, stats, used, fixed)
 
 
 @per_pod
-def idle_candidate(pod: Pod, request: Request, resource: str, pod_level: bool) -> Candidate:
+def fixed_candidate(pod: Pod, request: Request, resource: str, pod_level: bool) -> Candidate:
     """The candidate for a resource, without its usage."""
     return candidate(pod, request(pod, resource, pod_level), None)
 
