@@ -50,7 +50,7 @@ def explain(
     output: str,
     **settings: Any,
 ) -> None:
-    """Show who would be evicted next and why; with NS/POD (a uid, or a name that is unique), why this one or why not.
+    """Show which pod would be evicted next and why; with NS/POD (a uid, or a unique name), why this one or why not.
 
     Nothing is changed. Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an
     option that describes a node: that node, with figures from the cgroup files. The output says which.

@@ -103,7 +103,7 @@ def reading(state_dir: str) -> Iterator[None]:
 
 @click.group(cls=Group)
 def incidents() -> None:
-    """Show the stored incidents: who won each race, by how much, and why."""
+    """Show the stored incidents: what won each race, by how much, and why."""
 
 
 @incidents.command("list")

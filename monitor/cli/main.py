@@ -40,7 +40,7 @@ COMMANDS = {
     "config": ("monitor.cli.config:config", "Show, check, translate or explain the configuration."),
     "reload": ("monitor.cli.reload:reload", "Have the daemon read its configuration again."),
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
-    "explain": ("monitor.cli.explain:explain", "Show who would be evicted next, and why or why not."),
+    "explain": ("monitor.cli.explain:explain", "Show which pod would be evicted next, and why or why not."),
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
     "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
     "evicted": ("monitor.cli.evicted:evicted", "List or delete Evicted pods left behind in the API server."),

@@ -109,7 +109,7 @@ trigger_option = click.option(
     default="user",
     show_default=True,
     type=click.Choice(["user", "kernel"]),
-    help="Who sends the first signal: user space or the BPF program.",
+    help="What sends the first signal: user space or the BPF program.",
 )
 
 mode_option = click.option(

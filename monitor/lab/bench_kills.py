@@ -316,7 +316,7 @@ def kills(runs: int, trigger: str, mode: str, seed: int | None) -> Found:
     That is: an OOM kill in no incident or in two, two evictions for one shortage, a pod that had no part in it killed
     or changed, anything left behind. Exit code 1 if there is any. Takes about 3 s for each run.
 
-    With --mode hold they are killed in the midst of holds, or as one ends. What may never happen then: a pod that stays
+    With --mode hold they are killed during holds, or as one ends. What may never happen then: a pod that stays
     held, a file of a brake or an oom_score_adj that is not as before, an OOM kill although the pod was held.
     """
     seed = random.randrange(1 << 32) if seed is None else seed

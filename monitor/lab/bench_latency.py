@@ -314,7 +314,7 @@ def latency(
     """Measure crossing to decision (4 processes at full speed, observe mode) and to SIGKILL (110 pods, enforce mode).
 
     Then, in turns, the SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows
-    nothing but whom to kill. The rows sigkill_to_floor_* are the ratio of the two.
+    only the processes to kill. The rows sigkill_to_floor_* are the ratio of the two.
 
     With --flood the daemon runs in a cgroup of its own, as in a container with a CPU limit of --cpu-quota.
     """

@@ -27,7 +27,7 @@ from monitor.race.incident import VERDICTS
 def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> Found:
     """Play scripted situations and compare the incidents with the truth; exit code 1 if any is wrong.
 
-    The truth is the verdict, exactly these flags, who was evicted and who was killed.
+    The truth is the verdict, exactly these flags, and the pods that were evicted and killed.
     """
     chosen = named(only)
     if only_list:

@@ -41,7 +41,7 @@ def demo(
     output: str,
 ) -> None:
     """Build a small node out of a cgroup (three pods, one of each QoS class), let processes in one pod take memory
-    as fast as the kernel hands it out, and see who is first: eviction or the OOM killer.
+    as fast as the kernel hands it out, and see which is first: eviction or the OOM killer.
 
     Only the demo's own cgroups are touched, and they are removed however it ends.
 
