@@ -1,4 +1,4 @@
-"""YAML and JSON that somebody else wrote, read within limits: the one reader of manifests and configuration files.
+"""YAML and JSON of other authors, read within limits: the one reader of manifests and configuration files.
 
 What comes out are plain JSON values, as Kubernetes reads them: a date stays text. A file may have `MAX_BYTES`, and what
 it makes is bounded too: 351 bytes of aliases of aliases are 10^9 values ("billion laughs"), so aliases have a budget.

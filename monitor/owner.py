@@ -184,7 +184,8 @@ def read_alone(path: Path, *, pipes: bool = False, mounted: bool = True) -> byte
     ChangeableError, OSError.
 
     The way is checked while the file is open, and has to lead to that very file. A descriptor of this process
-    (``/dev/stdin``, ``<(...)`` of a shell) is the word of the process that started this one, whoever made the file.
+    (``/dev/stdin``, ``<(...)`` of a shell) is the word of the process that started this one, also where the file is
+    another user's.
     """
 
     from monitor import documents  # the hot process reads none

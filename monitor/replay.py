@@ -148,7 +148,7 @@ class Passes:
         self._state, outcome = result.state, result.outcome
         self._found.passes += 1
         decision = None
-        # Recordings of earlier versions, which waited for nothing and held nobody, have none of these.
+        # Recordings of earlier versions, which waited for nothing and held no pod, have none of these.
         coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
         waits = decisions.waits(outcome, observations, coming, forced=bool(value.get("forced")))
         brake = judge_brake(outcome.met, observations, figures_of(value.get("brake", {})))

@@ -144,7 +144,7 @@ def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
     code = f"import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n{live.CLI}"
     with tempfile.TemporaryDirectory(prefix="outrace-test-") as name:  # not below pytest's: other users may not enter
@@ -179,8 +179,8 @@ def test_times_are_short_and_keep_their_sign(ms: float) -> None:
 
 
 def test_every_kind_of_step_has_a_sentence_and_an_unknown_one_its_fields() -> None:
-    assert incident_steps.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "who": "x", "no": None}) == (
-        "new thing: usage 2.0Mi, who x"
+    assert incident_steps.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "of": "x", "no": None}) == (
+        "new thing: usage 2.0Mi, of x"
     )
     # One of another version of outrace, whose fields are not those of this one.
     assert incident_steps.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"

@@ -97,7 +97,7 @@ def test_below_the_second_line_the_policy_decides_until_the_shortage_is_over() -
     state, _ = run(ALONE, Look(3, node(31 * MIB // 4)), state=state)
     assert (state.opened, hold.is_in_the_way(state)) == ("second_line", False)
     state, [steps] = run(ALONE, Look(4, node(20 * MIB), (B,)), state=state)
-    assert (state.opened, steps.hold) == ("second_line", ()), "it is met still, and nobody else is held meanwhile"
+    assert (state.opened, steps.hold) == ("second_line", ()), "it is met still, and no other pod is held meanwhile"
     state, _ = run(ALONE, Look(5, node(33 * MIB)), state=state)
     assert (state.opened, state.uids) == ("", ("a",))
 
@@ -257,7 +257,7 @@ def test_laws(rules: Rules, steps: list[tuple[int, int, int, list[str], str, lis
         before = state
         state, done = advance(rules, before, look)
         offered = {uid for uid, _ in look.growers} | {look.victim[0]}
-        assert {pod.uid for pod in done.hold} <= offered, "only who may be held is"
+        assert {pod.uid for pod in done.hold} <= offered, "only pods that may be held are"
         assert len(state.uids) == len(set(state.uids))
         ended = {uid for uid, _ in done.end}
         assert set(state.uids) == (set(before.uids) | {pod.uid for pod in done.hold}) - ended
@@ -268,7 +268,7 @@ def test_laws(rules: Rules, steps: list[tuple[int, int, int, list[str], str, lis
             spare = sum(max(0, pod.cap - look.usages[pod.uid]) for pod in state.pods)
             had = sum(max(0, pod.cap - look.usages[pod.uid]) for pod in before.pods)
             line = hold.second_line(state.left.get("memory.available", domain.available), domain.rate)
-            assert spare <= max(had, domain.available - line), "what lies below the second line is nobody's"
+            assert spare <= max(had, domain.available - line), "no pod gets what lies below the second line"
         since |= {pod.uid: look.now_ns for pod in done.hold}
         for uid in state.uids:
             most = 2 * rules.limit_ns if rules.kills else rules.limit_ns
@@ -279,7 +279,7 @@ def test_laws(rules: Rules, steps: list[tuple[int, int, int, list[str], str, lis
                 "the second line comes before the end"
             )
         if hold.is_in_the_way(state) and state.met_ns and left is not None:
-            assert domain.available > hold.second_line(left, domain.rate), "nobody waits below it"
+            assert domain.available > hold.second_line(left, domain.rate), "no pod waits below it"
         if not state.pods and not state.met_ns:
             assert state == FREE
         assert advance(rules, before, look) == (state, done)
