@@ -16,8 +16,6 @@ cgroup-v1, 7); below `low` it reclaims nothing as long as anything else can be r
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +24,6 @@ from monitor.kernel.cgroupfs import MAX_LIMIT, Hierarchy
 
 #: What `memory.min` and `memory.low` of "max" stand for, everything: the kernel's PAGE_COUNTER_MAX as v1 prints it.
 EVERYTHING = (1 << 63) - 4096
-#: How old what `LimitCache` gives may be.
-FRESH_S = 1.0
 #: A number and a line feed; the longest is 2^63-4096.
 _LONGEST = 32
 
@@ -126,28 +122,3 @@ def _number(directory: int, name: str, unlimited: int | None = None) -> int | No
         return None
     value = int(text)
     return unlimited if value > MAX_LIMIT else value
-
-
-class LimitCache:
-    """The same for frequent callers: every cgroup is read once a second at most. Not for two threads at a time. Swap is
-    looked for only while the machine has any; without it ``swap`` is None everywhere.
-    """
-
-    def __init__(self, hierarchy: Hierarchy, clock: Callable[[], float] = time.monotonic) -> None:
-        self._hierarchy = hierarchy
-        self._clock = clock
-        self._read_s = -FRESH_S
-        self._known: dict[Path, Limits | None] = {}
-        self._machine = Limits()
-
-    def look(self, path: Path) -> Limits | None:
-        """As `read`, at most `FRESH_S` old."""
-        now = self._clock()
-        if now - self._read_s >= FRESH_S:
-            self._known, self._read_s = {}, now
-            self._machine = machine()
-        if path == self._hierarchy.root:
-            return self._machine
-        if path not in self._known:
-            self._known[path] = read(self._hierarchy, path, swap=self._machine.swap is not None)
-        return self._known[path]

@@ -7,7 +7,7 @@ import pytest
 
 from monitor.kernel import cgroupfs, limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.limits import EVERYTHING, LimitCache, Limits, read
+from monitor.kernel.limits import EVERYTHING, Limits, read
 from tests import live
 from tests.limited import MIB, UNLIMITED, limit, write
 from tests.puppet import cgroup
@@ -110,30 +110,3 @@ def test_a_real_cgroup_that_is_removed_while_it_is_read(
     monkeypatch.setattr(limits, "_number", number)
     assert read(hierarchy, inner) is None  # whatever was read of it: the rest would look as if it were not set
     assert calls > before
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_cgroup_is_read_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    swap = {"MemTotal": 1, "SwapTotal": 8 * MIB, "SwapFree": 8 * MIB}
-    monkeypatch.setattr(meminfo, "read", lambda: swap)
-    clock = Clock()
-    cache = LimitCache(Hierarchy(2, tmp_path), clock)
-    pod = write(tmp_path / "pod", {"memory.high": 1, "memory.swap.current": 7})
-    assert cache.look(pod) == Limits(high=1, swap=7)
-    assert cache.look(tmp_path / "late") is None
-    write(pod, {"memory.high": 2})
-    write(tmp_path / "late", {"memory.high": 3})
-    clock.now += 0.9
-    assert cache.look(pod) == Limits(high=1, swap=7)
-    assert cache.look(tmp_path / "late") is None
-    assert cache.look(tmp_path) == Limits(swap=0)
-    clock.now += 0.2
-    swap["SwapTotal"] = swap["SwapFree"] = 0  # swapoff
-    assert (cache.look(pod), cache.look(tmp_path / "late")) == (Limits(high=2), Limits(high=3))
-    assert cache.look(tmp_path) == Limits()

@@ -6,7 +6,6 @@ import pytest
 
 from monitor.kernel import meminfo
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.limits import LimitCache
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
@@ -26,9 +25,9 @@ def found(name: str, cgroup: Path, uid: str = "") -> FoundPod:
     return FoundPod(pod_from_object({"metadata": {"name": name, "namespace": "ns", "uid": uid or name}}), cgroup, {})
 
 
-def samples(view: View, cache: LimitCache | None = None) -> Samples:
+def samples(view: View) -> Samples:
     """(name without prefix and unit, values of the labels) -> value."""
-    rows = [s for family in limit_metrics(view, cache or LimitCache(view.hierarchy)) for s in family.samples]
+    rows = [s for family in limit_metrics(view) for s in family.samples]
     keys = [(s.name.removeprefix("outrace_").removesuffix("_bytes"), tuple(s.labels.values())) for s in rows]
     assert len(keys) == len(set(keys)), "a series that appears twice makes the whole scrape invalid"
     return {key: s.value for key, s in zip(keys, rows, strict=True)}
@@ -79,12 +78,3 @@ def test_of_two_pods_with_one_name_the_older_is_shown_with_its_uid(tmp_path: Pat
     shown = samples(view)
     assert shown["pod_memory_limit", ("ns", "a", "max")] == 2
     assert shown["pod_memory_limit", ("ns", "a~old", "max")] == 1, "never one lost"
-
-
-def test_scrapes_within_a_second_read_once(tmp_path: Path, swap: dict[str, int]) -> None:
-    view = view_of(tmp_path)
-    cache = LimitCache(view.hierarchy, lambda: 0.0)
-    view.pods = {"a": found("a", write(tmp_path / "a", {"memory.max": 1}))}
-    first = samples(view, cache)
-    write(tmp_path / "a", {"memory.max": 2})
-    assert samples(view, cache) == first

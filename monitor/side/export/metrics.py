@@ -19,8 +19,8 @@ from prometheus_client.registry import Collector
 
 from monitor import __version__
 from monitor.actions.reclaim import RESULTS
+from monitor.kernel import limits
 from monitor.kernel.cgroupfs import MemoryReading
-from monitor.kernel.limits import LimitCache
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
@@ -120,7 +120,6 @@ class Metrics(Collector):
         self.files = files
         self.lines = lines
         self.server = server
-        self.limits = LimitCache(view.hierarchy)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -141,7 +140,7 @@ class Metrics(Collector):
             values = {domain: getattr(reading, name) for domain, reading in domains.items()}
             present = {domain: value for domain, value in values.items() if value is not None}
             yield gauge(f"memory_{name}_bytes", text, present, "domain")
-        yield from pod_metrics(self.view, self.limits)
+        yield from pod_metrics(self.view)
         yield from hold_metrics(self.view)
         yield from self._signals(domains)
         yield from self._policy()
@@ -383,7 +382,7 @@ _OVER = (
 )
 
 
-def pod_metrics(view: View, limits: LimitCache) -> Iterator[Metric]:
+def pod_metrics(view: View) -> Iterator[Metric]:
     """Memory, limits, and what is over a budget."""
     request = era(view.config.policy).request
     pods = view.named_pods()
@@ -394,7 +393,7 @@ def pod_metrics(view: View, limits: LimitCache) -> Iterator[Metric]:
     yield gauge("pod_memory_usage_bytes", "Memory in use by the pod.", usage, *_POD)
     yield gauge("pod_memory_working_set_bytes", "The pod's working set.", working_set, *_POD)
     yield gauge("pod_memory_request_bytes", "The pod's memory request.", requests, *_POD)
-    yield from limit_metrics(view, limits)
+    yield from limit_metrics(view)
     caused: dict[tuple[str, str, str], int] = {}
     for key, found in pods.items():
         numbers = over(view, found) | {"log_lines": view.log_budget.left_out["/".join(key)]}
@@ -402,16 +401,18 @@ def pod_metrics(view: View, limits: LimitCache) -> Iterator[Metric]:
     yield counter("pod_over_budget", _OVER, caused, *_POD, "what")
 
 
-def limit_metrics(view: View, cache: LimitCache) -> Iterator[Metric]:
-    """Limits and swap; read a second ago at most."""
+def limit_metrics(view: View) -> Iterator[Metric]:
+    """Limits, and swap where the machine has any."""
+    has_swap = limits.machine().swap is not None
     domains = {("node",): view.node_path}
     if view.kubepods is not None:
         domains[("kubepods",)] = view.kubepods
     pods = {name: found.cgroup for name, found in view.named_pods().items()}
     for prefix, labels, cgroups in (("", ("domain",), domains), ("pod_", _POD, pods)):
-        # One that was removed between two looks: the pod source reports it.
-        read = {key: found for key, path in cgroups.items() if (found := cache.look(path)) is not None}
-        limits = {(*key, name): n for key, found in read.items() for name, n in found.named().items() if n is not None}
+        looks = {key: limits.read(view.hierarchy, path, has_swap) for key, path in cgroups.items()}
+        # The pod source reports a cgroup that was removed.
+        read = {key: found for key, found in looks.items() if found is not None}
+        limited = {(*key, name): n for key, found in read.items() for name, n in found.named().items() if n is not None}
         swap = {key: found.swap for key, found in read.items() if found.swap is not None}
-        yield gauge(f"{prefix}memory_limit_bytes", _LIMITS, limits, *labels, "limit")
+        yield gauge(f"{prefix}memory_limit_bytes", _LIMITS, limited, *labels, "limit")
         yield gauge(f"{prefix}memory_swap_bytes", _SWAP, swap, *labels)
