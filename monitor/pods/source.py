@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import Change, FoundPod, PodSource, Within
+from monitor.pods.model import PodSource, Within
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, Choice, check_spec, without_cluster
 
 if TYPE_CHECKING:
     from monitor.pods.access import Access
     from monitor.pods.installations import NodeKubelet
-
-__all__ = ["Change", "FoundPod", "PodSource", "open_for", "open_source", "settle"]
 
 #: Seconds that a command waits for the pods of a cluster.
 _FIRST_S = 5.0
@@ -77,19 +75,11 @@ class Configured(Protocol):
     @property
     def pods(self) -> str: ...
     @property
-    def enforce(self) -> bool: ...
-    @property
     def node_cgroup(self) -> str | None: ...
     @property
     def cgroup_root(self) -> str: ...
     @property
     def kubeconfig(self) -> str: ...
-    @property
-    def node_name(self) -> str: ...
-    @property
-    def kubelet_ca(self) -> str: ...
-    @property
-    def kubelet_flags(self) -> Mapping[str, str]: ...
     @property
     def services(self) -> Mapping[str, Mapping[str, Any]]: ...
 

@@ -12,7 +12,7 @@ from monitor.errors import MonitorError
 from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Synced
 from monitor.pods.cgroup_tree import of_pods
-from monitor.pods.source import Change, FoundPod
+from monitor.pods.model import Change, FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.releases import era
 from monitor.side.pod_watch import pod_message

@@ -12,8 +12,8 @@ import yaml
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import PodSource
-from monitor.pods.source import Change, open_source
+from monitor.pods.model import Change, PodSource
+from monitor.pods.source import open_source
 from tests.puppet import TIMEOUT_S
 
 GI = 1 << 30

@@ -15,7 +15,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.lab.janitor import remove_tree
 from monitor.pods import claims, manifest_files
-from monitor.pods.source import Change
+from monitor.pods.model import Change
 from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
 from tests.pods.programs import programs as programs

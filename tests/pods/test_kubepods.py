@@ -11,7 +11,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
 from monitor.pods.cgroup_tree import candidate_paths, holds_pods, kubepods_of, of_pods, whose
-from monitor.pods.source import Change, FoundPod
+from monitor.pods.model import Change, FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 from tests.daemon.config_files import build

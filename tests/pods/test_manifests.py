@@ -12,8 +12,8 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import PodSeen
 from monitor.pods import manifest_files, source
 from monitor.pods.inotify import Watcher
-from monitor.pods.model import PodSource
-from monitor.pods.source import Change, open_source
+from monitor.pods.model import Change, PodSource
+from monitor.pods.source import open_source
 from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write, manifest
 

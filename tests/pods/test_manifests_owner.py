@@ -13,7 +13,8 @@ from monitor import owner
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import ChangeableError, changed_by, mend, read_alone
-from monitor.pods.source import Change, PodSource, open_source
+from monitor.pods.model import Change, PodSource
+from monitor.pods.source import open_source
 from tests.commands import run
 from tests.daemon.config_files import build
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _write
