@@ -43,36 +43,33 @@ class Killed(NamedTuple):
 class Constraint(NamedTuple):
     """Why, and in which cgroups (paths below the hierarchy's root; ``oom_memcg`` None: the machine)."""
 
-    ts_ns: int
     constraint: str
     oom_memcg: str | None
     task_memcg: str
     pid: int
-    text: str
 
 
 class Invoked(NamedTuple):
     """The first line of the report of a kill, before its `Constraint`. ``by_hand``: SysRq f asked for a kill."""
 
-    ts_ns: int
     by_hand: bool
 
 
-def is_kernels(record: bytes) -> bool:
-    """Whether the kernel wrote it: the low bits of the first field are the level, the rest the facility, of which 0 is
-    the kernel's alone. Anybody may write lines of another one into /dev/kmsg, and must not be believed.
+def line_of(record: bytes) -> tuple[int, str]:
+    """Time (ns, by the log's own clock) and text of a record of /dev/kmsg; no text unless the kernel wrote it. The low
+    bits of the first field are the level, the rest the facility, of which 0 is the kernel's alone: any process may
+    write lines of another one.
     """
-    first = record.partition(b",")[0]
-    return first.isdigit() and not int(first) >> 3
+    head, _, rest = record.decode(errors="replace").partition(";")
+    fields = head.split(",")
+    if len(fields) < 3 or not (fields[0].isdecimal() and fields[2].isdecimal()) or int(fields[0]) >> 3:
+        return 0, ""
+    return int(fields[2]) * 1000, rest.split("\n", 1)[0]
 
 
 def parse(record: bytes) -> Killed | Constraint | Invoked | None:
     """One record of /dev/kmsg; None if it is not about an OOM kill."""
-    head, semicolon, rest = record.decode(errors="replace").partition(";")
-    fields = head.split(",")
-    if not semicolon or len(fields) < 3 or not fields[2].isdigit() or not is_kernels(record):
-        return None
-    text, ts_ns = rest.split("\n", 1)[0], int(fields[2]) * 1000
+    ts_ns, text = line_of(record)
     # A cgroup's name is free text: ",task_memcg=/another" within a name makes the line name two.
     if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
         return None
@@ -80,9 +77,9 @@ def parse(record: bytes) -> Killed | Constraint | Invoked | None:
         return Killed(ts_ns, int(found[2]), comm_of(found[3]), found[1].startswith("Memory"), text)
     if found := _CONSTRAINT.match(text):
         oom_memcg = None if found[2] is None else path_of(found[2])
-        return Constraint(ts_ns, found[1], oom_memcg, path_of(found[3]), int(found[4]), text)
+        return Constraint(found[1], oom_memcg, path_of(found[3]), int(found[4]))
     if found := _INVOKED.match(text):
-        return Invoked(ts_ns, int(found[1]) == -1)
+        return Invoked(int(found[1]) == -1)
     return None
 
 

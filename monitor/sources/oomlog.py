@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Killed, comm_of, is_kernels, parse, path_of
+from monitor.kernel.kmsg import Constraint, Killed, comm_of, line_of, parse, path_of
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import SI_KERNEL, OomEvent
 
@@ -78,9 +78,7 @@ class OomLog:
         if isinstance(line, Constraint):
             self._constraint = line
             return None
-        if not is_kernels(record):
-            return None
-        text = record.partition(b";")[2].split(b"\n", 1)[0].decode(errors="replace")
+        ts_ns, text = line_of(record)
         if found := _INVOKED.match(text):
             self._report, self._constraint = _Report(invoker_comm=comm_of(found[1])), None
         elif found := _WHERE.match(text):
@@ -91,7 +89,7 @@ class OomLog:
         elif _NOBODY.match(text):
             self.forget()
         elif found := _GROUP.match(text):
-            self._group = self._hierarchy.root / path_of(found[1]).lstrip("/"), _stamp(record)
+            self._group = self._hierarchy.root / path_of(found[1]).lstrip("/"), ts_ns
         return None
 
     def forget(self) -> None:
@@ -187,9 +185,3 @@ class OomLog:
             return 0 if path is None else cgroupfs.cgroup_id(path)
         except cgroupfs.CgroupGone:
             return 0
-
-
-def _stamp(record: bytes) -> int:
-    """The log's time of a record, in ns; 0 for one that has none."""
-    fields = record.split(b",", 3)
-    return int(fields[2]) * 1000 if len(fields) > 2 and fields[2].isdigit() else 0

@@ -73,7 +73,7 @@ def test_a_cgroup_nobody_saw_before_is_asked_as_it_stands(tmp_path: Path) -> Non
 
 def lines(pid: int, limit: str | None, victim: str) -> list[Any]:
     why = "CONSTRAINT_NONE" if limit is None else "CONSTRAINT_MEMCG"
-    return [Constraint(1, why, limit, victim, pid, "x"), Killed(2, pid, "x", limit is not None, "Killed process")]
+    return [Constraint(why, limit, victim, pid), Killed(2, pid, "x", limit is not None, "Killed process")]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_logs_place_is_compared(
 def test_the_log_says_which_kill_sysrq_asked_for(tmp_path: Path) -> None:
     asked = Asked(tmp_path, has_log=True)
     for pid, by_hand in ((5, True), (6, False)):
-        asked.confirmation.read([Invoked(1, by_hand), *lines(pid, None, "/n/a")])
+        asked.confirmation.read([Invoked(by_hand), *lines(pid, None, "/n/a")])
         asked.confirmation.marked(pid, RecordedKill(time.monotonic_ns(), 7, "/n/a", None))
     assert [c.victim_pid for c in asked.checked if c.source == KMSG_BY_HAND] == [5]
 
