@@ -17,10 +17,7 @@ from monitor.policy.quantity import Quantity
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 #: Annotations that decide something: where a static pod comes from, and which directory it has.
 _ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
-_SPEC = (
-    *("nodeName", "overhead", "priority", "priorityClassName", "restartPolicy"),
-    "terminationGracePeriodSeconds",
-)
+_SPEC = ("overhead", "priority", "priorityClassName", "restartPolicy", "terminationGracePeriodSeconds")
 _CONTAINER = ("name", "restartPolicy")
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 #: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, tolerations and volumes are kept, and
@@ -47,7 +44,6 @@ def kept(obj: Any) -> Object:
     is killed.
     """
     meta, spec, status = (_map(obj, key) for key in ("metadata", "spec", "status"))
-    owners = meta.get("ownerReferences")
     made: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -55,7 +51,6 @@ def kept(obj: Any) -> Object:
             **_some(meta, _METADATA),
             "annotations": _texts(_some(_map(meta, "annotations"), _ANNOTATIONS)),
             "labels": _texts(_map(meta, "labels")),
-            "ownerReferences": [_texts(_some(o, ("kind", "name", "controller"))) for o in _list(owners)[:_MOST]],
         },
         "spec": {
             **_some(spec, _SPEC),
@@ -88,13 +83,6 @@ def manifest(where: str, obj: Mapping[str, Any]) -> Manifest | str:
         return found
     others = {key: text for key, text in found.pod.annotations.items() if not key.startswith(POD_CGROUP)}
     return replace(found, pod=replace(found.pod, annotations=others))
-
-
-def owner(obj: Mapping[str, Any]) -> str:
-    """``KIND/NAME`` of what made it, as ``ReplicaSet/web-5d4f``; "" for a pod without an owner."""
-    owners = _list(_map(obj, "metadata").get("ownerReferences"))
-    first: Mapping[str, Any] = next((one for one in owners if one.get("controller")), next(iter(owners), {}))
-    return f"{first.get('kind')}/{first.get('name')}" if first.get("kind") else ""
 
 
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from monitor.pods import pod_objects
 from monitor.pods.feed import known
 from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import FoundPod
-from monitor.pods.pod_objects import MOST_CONTAINERS, kept, owner, summed
+from monitor.pods.pod_objects import MOST_CONTAINERS, kept, summed
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.local_storage import is_limited, storage_violation
 from monitor.policy.pods import Pod, pod_from_object
@@ -155,18 +155,6 @@ def test_a_pod_as_large_as_it_may_be_keeps_little() -> None:
     obj["spec"]["containers"][0]["resources"]["requests"] |= {f"example.com/r{i}": "1" for i in range(50_000)}
     assert len(json.dumps(kept(obj))) < 32 << 10
     assert request(obj) == 64
-
-
-def test_owner() -> None:
-    obj = a_pod("a", "u1")
-    assert owner(kept(obj)) == ""
-    obj["metadata"]["ownerReferences"] = [
-        {"kind": "Other", "name": "x"},
-        {"kind": "Job", "name": "j", "controller": True},
-    ]
-    assert owner(kept(obj)) == "Job/j"
-    del obj["metadata"]["ownerReferences"][1]
-    assert owner(kept(obj)) == "Other/x"
 
 
 RESOURCES = ("memory", "cpu", "ephemeral-storage")
