@@ -37,14 +37,13 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 
 class FileSystem(NamedTuple):
     """Space in bytes and inodes of a file system; the inodes are None where it has no fixed number (btrfs says 0 of 0).
-    ``available`` is what a process without privileges can still take. ``device`` is equal for the same file system.
+    ``available`` is what a process without privileges can still take.
     """
 
     available: int
     capacity: int
     inodes_free: int | None
     inodes: int | None
-    device: int
 
 
 class Usage(NamedTuple):
@@ -79,7 +78,6 @@ def file_system(path: str | Path) -> FileSystem:
     """The file system that ``path`` is on. MonitorError if the kernel does not say. May hang on a dead NFS server."""
     try:
         found = os.statvfs(path)
-        device = os.stat(path).st_dev
     except OSError as e:
         raise MonitorError(f"cannot measure the file system of {path}: {e.strerror}") from e
     known = found.f_files > 0
@@ -88,7 +86,6 @@ def file_system(path: str | Path) -> FileSystem:
         capacity=found.f_blocks * found.f_frsize,
         inodes_free=found.f_ffree if known else None,
         inodes=found.f_files if known else None,
-        device=device,
     )
 
 
