@@ -77,35 +77,37 @@ def machine() -> Limits:
 
 def _v2(directory: int, swap: bool) -> Limits:
     return Limits(
-        min=_number(directory, "memory.min", EVERYTHING) or None,
-        low=_number(directory, "memory.low", EVERYTHING) or None,
-        high=_number(directory, "memory.high"),
-        max=_number(directory, "memory.max"),
-        swap_max=_number(directory, "memory.swap.max"),
-        swap=_number(directory, "memory.swap.current") if swap else None,
+        min=number(directory, "memory.min", EVERYTHING) or None,
+        low=number(directory, "memory.low", EVERYTHING) or None,
+        high=number(directory, "memory.high"),
+        max=number(directory, "memory.max"),
+        swap_max=number(directory, "memory.swap.max"),
+        swap=number(directory, "memory.swap.current") if swap else None,
     )
 
 
 def _v1(directory: int, swap: bool) -> Limits:
-    limit = _number(directory, "memory.limit_in_bytes")
-    together = _number(directory, "memory.memsw.limit_in_bytes")
+    limit = number(directory, "memory.limit_in_bytes")
+    together = number(directory, "memory.memsw.limit_in_bytes")
     return Limits(
         max=limit,
         # As mem_cgroup_get_max() in mm/memcontrol.c has it. The kernel keeps the sum from being below the limit.
         swap_max=None if limit is None or together is None else together - limit,
-        soft=_number(directory, "memory.soft_limit_in_bytes"),
+        soft=number(directory, "memory.soft_limit_in_bytes"),
         swap=_v1_swap(directory) if swap else None,
     )
 
 
 def _v1_swap(directory: int) -> int | None:
-    together, memory = (_number(directory, f"memory.{name}usage_in_bytes") for name in ("memsw.", ""))
+    together, memory = (number(directory, f"memory.{name}usage_in_bytes") for name in ("memsw.", ""))
     # What is charged between the two looks could make it negative.
     return None if together is None or memory is None else max(0, together - memory)
 
 
-def _number(directory: int, name: str, unlimited: int | None = None) -> int | None:
-    """A file of a cgroup; None if there is none, ``unlimited`` for "max" and for what v1 writes instead."""
+def number(directory: int | None, name: str, unlimited: int | None = None) -> int | None:
+    """A file of a cgroup, by its name in an open directory or by its path; None if there is none, ``unlimited`` for
+    "max" and for what v1 writes instead.
+    """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:

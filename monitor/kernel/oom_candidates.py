@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.limits import number
 from monitor.kernel.procfs import Process as Open
 from monitor.kernel.procfs import directories
 from monitor.kernel.wire import printable
@@ -32,23 +33,14 @@ def total_pages(hierarchy: Hierarchy, node: Path) -> int:
     limit = None if node == hierarchy.root else cgroupfs.limit(node)
     if limit is None:
         return (machine["MemTotal"] + swap) // PAGE
-    together, own = _number(node, "memory.memsw.limit_in_bytes"), _number(node, "memory.swap.max")
-    if _number(node, "memory.swappiness") == 0:  # there is one for each cgroup on v1 alone
+    together, own = number(None, f"{node}/memory.memsw.limit_in_bytes"), number(None, f"{node}/memory.swap.max")
+    if number(None, f"{node}/memory.swappiness") == 0:  # there is one for each cgroup on v1 alone
         swap = 0
     elif together is not None:
         swap = min(swap, max(0, together - limit))
     elif own is not None:
         swap = min(swap, own)
     return (limit + swap) // PAGE
-
-
-def _number(node: Path, name: str) -> int | None:
-    """A file of a cgroup; None if it has none, or it says "max"."""
-    try:
-        text = (node / name).read_text().strip()
-    except FileNotFoundError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> list[Process]:
@@ -66,7 +58,8 @@ def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner |
 
 def groups(node: Path) -> list[str]:
     """The cgroups in ``node`` whose processes die together (memory.oom.group of cgroup v2)."""
-    return [str(path) for path in (node, *cgroupfs.descendants(node)) if _number(path, "memory.oom.group") == 1]
+    there = (node, *cgroupfs.descendants(node))
+    return [str(path) for path in there if number(None, f"{path}/memory.oom.group") == 1]
 
 
 def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | None:

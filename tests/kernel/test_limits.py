@@ -98,7 +98,7 @@ def test_a_real_cgroup_that_is_removed_while_it_is_read(
 ) -> None:
     hierarchy = cgroupfs.detect()
     inner = cgroupfs.make(pod / "inner")
-    real, calls = limits._number, 0
+    real, calls = limits.number, 0
 
     def number(*arguments: object) -> int | None:
         nonlocal calls
@@ -107,6 +107,6 @@ def test_a_real_cgroup_that_is_removed_while_it_is_read(
         calls += 1
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(limits, "_number", number)
+    monkeypatch.setattr(limits, "number", number)
     assert read(hierarchy, inner) is None  # whatever was read of it: the rest would look as if it were not set
     assert calls > before
