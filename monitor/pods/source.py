@@ -1,6 +1,6 @@
-"""The one door to pods: ``open_source("kubelet:URL" | "apiserver" | "manifests:DIR" | "services" | "cgroups", ...)``.
+"""The one door to pods: what ``--pods`` means here, and the source that it names.
 
-source = open_source("manifests:/etc/outrace/pods", detect(), mem_total())
+source = open_for(config, detect(), mem_total())
 while select([source.fileno()], ..., timeout=1):    # or every second, where fileno() is None
     change = source.poll()
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import PodSource, Within
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, Choice, check_spec, without_cluster
@@ -23,50 +23,6 @@ if TYPE_CHECKING:
 
 #: Seconds that a command waits for the pods of a cluster.
 _FIRST_S = 5.0
-
-
-def open_source(
-    spec: str,
-    hierarchy: Hierarchy,
-    mem_total: int,
-    node: Path | None = None,
-    spared: Iterable[int] = (),
-    cgroup_root: str = "",
-    access: Access | None = None,
-    state_dir: Path | None = None,
-    services: Mapping[str, Mapping[str, Any]] | None = None,
-) -> PodSource:
-    """Open what ``--pods`` names. ConfigError for a bad ``spec``.
-
-    ``mem_total`` is the machine's memory in bytes; pods lie below the cgroup ``node`` (None: the whole machine), and no
-    pod may hold a process of ``spared`` (pids), because it would be killed with the pod. ``cgroup_root`` is the
-    kubelet's. A cluster is reached by ``access``, and its pods are stored in ``state_dir``, if one is given.
-    ``services`` is the table of that name, pattern -> priority, request, never.
-    """
-    try:
-        kind, argument = check_spec(spec)
-    except ValueError as error:
-        raise ConfigError(f"--pods: {error}") from None
-    if kind == AUTO:
-        raise ConfigError("--pods auto: is found out when the configuration is read")  # access.choose
-    within = Within(hierarchy, node, tuple(spared), cgroup_root)
-    if kind in CLUSTER:
-        from monitor.pods.access import Access
-        from monitor.pods.cluster_source import ClusterSource
-
-        feed = (access or Access()).feed(kind, argument, state_dir)
-        return ClusterSource(feed, within)
-    if kind == MANIFESTS:
-        from monitor.pods.manifests import ManifestSource
-
-        return ManifestSource(Path(argument), within)
-    if kind == SERVICES:
-        from monitor.pods.services import ServiceSource
-
-        return ServiceSource(mem_total, within, services)
-    from monitor.pods.tree import TreeSource
-
-    return TreeSource(mem_total, within)
 
 
 class Configured(Protocol):
@@ -150,11 +106,31 @@ def open_for(
     spared: Iterable[int] = (),
     state_dir: Path | None = None,
 ) -> PodSource:
-    """`open_source` of what is configured, ``auto`` too. A command that only looks waits for the first answer."""
+    """Open the source of pods that is configured, ``auto`` too. ConfigError where it cannot be.
+
+    ``mem_total`` is the machine's memory in bytes; pods lie below the cgroup ``node`` (None: the whole machine), and no
+    pod may hold a process of ``spared`` (pids), because it would be killed with the pod. The pods of a cluster are
+    stored in ``state_dir``; a command, which has none and only looks, waits for the first answer.
+    """
     choice, access = settle(config)
-    source = open_source(
-        choice.spec, hierarchy, mem_total, node, spared, config.cgroup_root, access, state_dir, config.services
-    )
-    if state_dir is None and source.feed is not None:
-        source.feed.wait(_FIRST_S)
-    return source
+    kind, argument = check_spec(choice.spec)
+    within = Within(hierarchy, node, tuple(spared), config.cgroup_root)
+    if access is not None:
+        from monitor.pods.cluster_source import ClusterSource
+
+        feed = access.feed(kind, argument, state_dir)
+        source = ClusterSource(feed, within)
+        if state_dir is None:
+            feed.wait(_FIRST_S)
+        return source
+    if kind == MANIFESTS:
+        from monitor.pods.manifests import ManifestSource
+
+        return ManifestSource(Path(argument), within)
+    if kind == SERVICES:
+        from monitor.pods.services import ServiceSource
+
+        return ServiceSource(mem_total, within, config.services)
+    from monitor.pods.tree import TreeSource
+
+    return TreeSource(mem_total, within)

@@ -42,6 +42,8 @@ OPTIONS = {
             ("docker", "manifests:DIR, services or cgroups"),
             ("manifests:/no/such/directory", "/no/such/directory is not a directory; make it"),
             ("kubelet:localhost:10250", "names no http or https URL"),
+            ("manifests:", "names no directory"),
+            *((spec, "is not a source of pods") for spec in ("cgroups:x", "apiserver:https://h")),
         ),
     ),
     "services": Row(

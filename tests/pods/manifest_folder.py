@@ -5,7 +5,6 @@ import select
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +12,8 @@ import yaml
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import Change, PodSource
-from monitor.pods.source import open_source
+from monitor.pods.source import open_for
+from monitor.settings.config import RunConfig
 from tests.puppet import TIMEOUT_S
 
 GI = 1 << 30
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pods(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
-    opened = open_source(f"manifests:{folder}", hierarchy, 16 * GI)
+    opened = open_for(RunConfig(pods=f"manifests:{folder}"), hierarchy, 16 * GI)
     yield opened
     opened.close()
 
@@ -89,10 +89,16 @@ def manifest(folder: Path, name: str, cgroup: str | Path | None = None, uid: str
     _write(folder / f"{name}.json", {"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "main"}]}})
 
 
-def polled(where: Path | str, node: Path | None = None, hierarchy: Hierarchy | None = None, **more: Any) -> Change:
+def polled(
+    where: Path | str,
+    node: Path | None = None,
+    hierarchy: Hierarchy | None = None,
+    spared: tuple[int, ...] = (),
+    cgroup_root: str = "",
+) -> Change:
     """What a new source finds: of a folder of manifests, or by another form of ``--pods``."""
-    spec = where if isinstance(where, str) else f"manifests:{where}"
-    with closing(open_source(spec, hierarchy or cgroupfs.detect(), 16 * GI, node, **more)) as source:
+    config = RunConfig(pods=where if isinstance(where, str) else f"manifests:{where}", cgroup_root=cgroup_root)
+    with closing(open_for(config, hierarchy or cgroupfs.detect(), 16 * GI, node, spared)) as source:
         return source.poll()
 
 

@@ -10,32 +10,27 @@ import pytest
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import PodSeen
-from monitor.pods import manifest_files, source
+from monitor.pods import manifest_files
 from monitor.pods.inotify import Watcher
 from monitor.pods.model import Change, PodSource
-from monitor.pods.source import open_source
+from monitor.pods.source import open_for
+from monitor.settings.config import RunConfig
 from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write, manifest
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
 
 
-ALL = "use auto, kubelet, kubelet:URL, apiserver, manifests:DIR"
-
-
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("kubelet:localhost:10250", f"names no http or https URL; {ALL}"),
-        ("manifests:", f"names no directory; {ALL}"),
         ("manifests:/nonexistent", "/nonexistent does not exist; create it"),
         ("manifests:/etc/passwd", "/etc/passwd is not a directory"),
-        *((spec, f"not a source of pods; {ALL}") for spec in ("docker", "cgroups:x", "apiserver:https://h", "")),
     ],
 )
-def test_bad_specs(hierarchy: Hierarchy, spec: str, expected: str) -> None:
+def test_manifests_without_a_directory(hierarchy: Hierarchy, spec: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as e:
-        open_source(spec, hierarchy, GI)
+        open_for(RunConfig(pods=spec), hierarchy, GI)
     assert "--pods" in str(e.value)
     assert "\n" not in str(e.value)
 
@@ -334,7 +329,7 @@ def test_without_inotify_polls_alone_see_everything(
     folder: Path, hierarchy: Hierarchy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Watcher, "open", lambda: None)
-    blind = source.open_source(f"manifests:{folder}", hierarchy, GI)
+    blind = open_for(RunConfig(pods=f"manifests:{folder}"), hierarchy, GI)
     assert blind.fileno() is None
     assert blind.poll() == Change()
     _write(folder / "a.yaml", _pod("a", "a"))

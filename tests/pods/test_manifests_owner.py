@@ -14,7 +14,8 @@ from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import ChangeableError, changed_by, mend, read_alone
 from monitor.pods.model import Change, PodSource
-from monitor.pods.source import open_source
+from monitor.pods.source import open_for
+from monitor.settings.config import RunConfig
 from tests.commands import run
 from tests.daemon.config_files import build
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _write
@@ -29,7 +30,7 @@ def source(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
     for name in ("a", "b"):
         _cgroup(hierarchy, name)
         _write(folder / f"{name}.json", _pod(name, name))
-    with closing(open_source(f"manifests:{folder}", hierarchy, 16 * GI)) as opened:
+    with closing(open_for(RunConfig(pods=f"manifests:{folder}"), hierarchy, 16 * GI)) as opened:
         yield opened
 
 
@@ -84,7 +85,7 @@ def test_a_directory_that_others_may_write_in_is_refused(
     remedy = f"chown root {bad}" if wrong in ("owner", "link") else f"chmod go-w {bad}"
     for refuse in (
         lambda: build({"pods": f"manifests:{named}"}),
-        lambda: open_source(f"manifests:{named}", Hierarchy(2, tmp_path), 16 * GI),
+        lambda: open_for(RunConfig(pods=f"manifests:{named}"), Hierarchy(2, tmp_path), 16 * GI),
     ):
         with pytest.raises(ConfigError) as error:
             refuse()

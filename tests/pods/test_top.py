@@ -12,7 +12,7 @@ from monitor.cli.top_frame import ProcessLooks, Trends, composition
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.oom_candidates import Owner
-from monitor.pods.source import open_source
+from monitor.pods.source import open_for
 from monitor.settings.config import RunConfig
 from monitor.side.endpoints import summary
 from tests.limited import write
@@ -108,7 +108,7 @@ class _Daemon:
 def _frame(node: Path, folder: Path, tmp_path: Path, daemon: _Daemon) -> dict[str, Any]:
     where = {"node_cgroup": str(node), "pods": f"manifests:{folder}", "state_dir": str(tmp_path / "state")}
     config = RunConfig(**where)  # type: ignore[arg-type]
-    source = open_source(config.pods, cgroupfs.detect(), meminfo.mem_total())
+    source = open_for(config, cgroupfs.detect(), meminfo.mem_total())
     try:
         return top_frame.Node(config, daemon).frame(source)  # type: ignore[arg-type]
     finally:
@@ -120,7 +120,7 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
     hierarchy = cgroupfs.detect()
     config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}")
     view = side_view(config, hierarchy, cgroupfs.limit(node) or 0)
-    source = open_source(config.pods, hierarchy, meminfo.mem_total())
+    source = open_for(config, hierarchy, meminfo.mem_total())
     source.poll()
     view.pods = dict(source.pods)
     source.close()
