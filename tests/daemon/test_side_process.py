@@ -36,15 +36,7 @@ def test_messages_that_cannot_be_used_are_counted_and_the_next_one_counts(node: 
         'a "quoted" text',
     )
     assert metric(hot, "events_lost_total", where="messages") == 6
-    log = hot.log()
-    for problem in (
-        "not JSON",
-        "not an object with a type",
-        "packet of more than",
-        "unknown type",
-        "required positional argument",
-    ):
-        assert problem in log
+    assert "unknown type" in hot.log()
 
 
 def test_termination_signal_ends_it_too(node: Node) -> None:

@@ -21,13 +21,6 @@ MEMCG = b"6,54374,133,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpu
 NONE = b"6,1,99,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
 
 
-def test_the_lines_of_a_kill_in_a_memcg() -> None:
-    line = b"oom_memcg=/kubepods,task_memcg=/kubepods/podx/c,0,task=a,pid=5,b,pid=7209,uid=0\n SUBSYSTEM=x\n"
-    found = parse(MEMCG + line)
-    assert isinstance(found, Constraint)
-    assert (found.constraint, found.oom_memcg, found.pid) == ("CONSTRAINT_MEMCG", "/kubepods", 7209)
-
-
 def test_the_lines_of_a_kill_of_the_machine() -> None:
     found = parse(NONE + b"task_memcg=/user.slice,task=x,pid=12,uid=0\n")
     assert found == Constraint("CONSTRAINT_NONE", None, "/user.slice", 12)
@@ -51,12 +44,14 @@ def test_which_kills_were_asked_for_by_hand(name: bytes, order: bytes, by_hand: 
     assert parse(b"12,1,7,-;" + name + line) is None  # a program wrote it
 
 
-@pytest.mark.parametrize("name", [b"x,pid=1,uid=0", b"pid=1,uid=0", b",task=x,pid=1,", b") total-vm:1kB", b"a) b (c"])
+@pytest.mark.parametrize(
+    "name", [b"a,pid=5,b", b"x,pid=1,uid=0", b"pid=1,uid=0", b",task=x,pid=1,", b") total-vm:1kB", b"a) b (c"]
+)
 def test_a_task_that_is_called_like_the_rest_of_the_line(name: bytes) -> None:
     assert len(name) <= 15
-    found = parse(MEMCG + b"oom_memcg=/a,task_memcg=/a/b,task=" + name + b",pid=7209,uid=1000\n")
+    found = parse(MEMCG + b"oom_memcg=/a,task_memcg=/a/b,task=" + name + b",pid=7209,uid=1000\n SUBSYSTEM=x\n")
     assert isinstance(found, Constraint)
-    assert (found.oom_memcg, found.pid) == ("/a", 7209)
+    assert (found.constraint, found.oom_memcg, found.pid) == ("CONSTRAINT_MEMCG", "/a", 7209)
     line = b"3,1,2,-;Memory cgroup out of memory: Killed process 7209 (" + name + b") total-vm:276796kB, anon-rss:1kB\n"
     killed = parse(line)
     assert isinstance(killed, Killed)

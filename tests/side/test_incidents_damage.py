@@ -169,17 +169,6 @@ def test_a_damaged_incident_costs_itself(path: Path) -> None:
     assert damaged_files(path) == []
 
 
-def test_a_transaction_that_was_killed_is_undone(path: Path) -> None:
-    killed_in_a_transaction(path)
-    before = path.read_bytes(), file.journal_of(path).read_bytes()
-    reader = IncidentReader(path)
-    assert list(reader.all()) == [EVICTION_WON]
-    assert (path.read_bytes(), file.journal_of(path).read_bytes()) == before  # it has a copy of its own
-    store_at(path).add(OWN_LIMIT)
-    assert intact(path) == [EVICTION_WON["id"], OWN_LIMIT["id"]]
-    assert damaged_files(path) == []
-
-
 def test_the_journal_of_a_damaged_file_is_never_left_to_the_new_one(path: Path) -> None:
     killed_in_a_transaction(path)
     path.write_bytes(b"garbage" * 1000)
