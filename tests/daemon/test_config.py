@@ -69,16 +69,6 @@ def test_thresholds_follow_the_layout_of_the_disks() -> None:
     assert all(t.operator == LESS_THAN for t in build({"eviction-hard": "memory.available<1Gi"}).thresholds())
 
 
-def test_no_service_is_killed_for_a_disk() -> None:
-    config = build({"pods": "services", "eviction-hard": "memory.available<1Gi,nodefs.available<10%,pid.available<5%"})
-    assert {threshold.signal for threshold in config.thresholds()} == {"memory.available", "pid.available"}
-
-
-def test_what_cleans_up() -> None:
-    """With arguments it is the command of that name."""
-    assert build({"reclaim-images": "podman image prune -f"}).reclaim_images == ("podman", "image", "prune", "-f")
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

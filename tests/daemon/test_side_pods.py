@@ -12,7 +12,6 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.link.messages import PodGone, PodSeen, Synced
-from tests import live
 from tests.daemon import harness
 from tests.daemon.harness import DECISION, STATE, Node, eventually, metric
 
@@ -36,19 +35,6 @@ def test_pods_are_reported_when_they_come_change_and_go(node: Node) -> None:
     (node.manifests / "b.json").unlink()
     assert (hot.receive("pod-"), hot.end()) == (PodGone("uid-b"), 0)
     assert 'msg="pod gone" pod=default/b' in hot.log()
-
-
-def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
-    with live.cgroup("stranger") as stranger:
-        harness.manifest(node.manifests, "stranger", stranger)
-        harness.manifest(node.manifests, "itself", node.cgroup)
-        node.pod("inside")
-        hot = node.run()
-        received = hot.receive_until("synced")
-        assert [getattr(message, "uid", None) for message in received] == ["uid-inside", None]
-        for file, cgroup in (("stranger", stranger), ("itself", node.cgroup)):
-            line = hot.wait_for_log(f"{file}.json: document 1: metadata.annotations[outrace/cgroup]: ")
-            assert f"cgroup '{cgroup.name}' is not below the node {node.cgroup}; name a cgroup below it" in line
 
 
 def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
