@@ -15,38 +15,6 @@ pytestmark = pytest.mark.kernel
 
 node = live.fixture(hot_node)
 
-MET = 'threshold_met{kind="hard",signal="memory.available"}'
-
-
-@pytest.mark.once
-def test_observing_logs_once_per_crossing_and_signals_nobody(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with live.daemon(node, *hard(80)) as daemon:
-        # 200 MiB/s: from one crossing to the next it takes far longer than the 20 ms after which one is news again.
-        hog = node.start_hog(pod, mib=64, rate=200)
-        for i in range(2):
-            hog.go()
-            live.message(daemon, "would evict", id=i + 1)
-            hog.expect("grown")
-            hog.free()
-            # Without this, a daemon that gets no CPU meanwhile sees no end of it, and rightly logs nothing new.
-            live.until(lambda: live.metric(daemon, MET) == 0, "the threshold to be clear")
-        assert hog.process.poll() is None
-        records = live.messages(daemon, "would evict")
-        assert [r["id"] for r in records] == [1, 2]
-        for record in records:
-            assert (record["pod"], record["signal"], record["kind"]) == ("lab/hog", "memory.available", "hard")
-            assert (record["observed"], record["signalled_ns"], record["trigger"]) == (True, None, "user")
-            assert record["crossed_ns"] < record["decided_ns"]
-            assert record["available"] < record["quantity"] == 80 * MIB
-            assert record["usage"] > 48 * MIB
-        assert live.messages(daemon, "evicting") == live.messages(daemon, "evicted") == []
-        counted = daemon.metrics()
-        assert counted['outrace_records_total{kind="cross",side="reader"}'] >= 2
-        assert counted['outrace_decisions_total{mode="observe",signal="memory.available"}'] == 2
-        assert counted["outrace_evictions_total"] == 0
-        live.ended(daemon)
-
 
 FORKS = """
 children = []
