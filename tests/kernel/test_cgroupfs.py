@@ -142,14 +142,6 @@ def test_v2_cgroup(v2: Hierarchy, current: int, stat: dict[str, int], limit: str
         assert cgroupfs.read_cgroup(v2, pod, capacity=100 * MI).available == 100 * MI - expected.working_set
 
 
-@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(0, cgroupfs.MAX_LIMIT))
-def test_available_is_the_kubelets_wrapped_subtraction_as_signed(usage: int, inactive: int, capacity: int) -> None:
-    reading = MemoryReading.of(usage, inactive, 0, capacity)
-    wrapped = (capacity - reading.working_set) % (1 << 64)  # as uint64 in Go
-    assert reading.available == (wrapped - (1 << 64) if wrapped >= 1 << 63 else wrapped)
-    assert 0 <= reading.working_set <= usage
-
-
 def test_v1_counts_the_subtree(tmp_path: Path) -> None:
     hierarchy = Hierarchy(1, tmp_path)
     (tmp_path / "cgroup.procs").write_text("")
