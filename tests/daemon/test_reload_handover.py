@@ -46,6 +46,11 @@ class Counters(dict[str, int]):
     def set(self, name: str, value: int) -> None:
         self[name] = value
 
+    def taken(self, message: Reconfigure) -> bool:
+        """By a hot process that takes what it is sent."""
+        self.set("config_number", message.number)
+        return True
+
 
 def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None:
     stats = Counters()
@@ -95,15 +100,11 @@ def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path
     write(tmp_path, "own.yaml", "eviction-hard: memory.available<200Mi\n")
     stats, log = Counters(), Lines()
 
-    def take(message: Reconfigure) -> bool:
-        stats.set("config_number", message.number)
-        return True
-
     def full(_: RunConfig) -> None:
         raise OSError(28, "No space left on device")
 
     races = SimpleNamespace(take_config=full)
-    view: Any = SimpleNamespace(config=before, stats=stats, send=take, log=log, disks=MagicMock(), races=races)
+    view: Any = SimpleNamespace(config=before, stats=stats, send=stats.taken, log=log, disks=MagicMock(), races=races)
     reloader = asked(view)
     assert (reloader.state.half_taken, reloader.state.refused, reloader.state.taken) == (True, 1, 0)
     [(msg, problem)] = log.lines
@@ -120,12 +121,13 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     config = dataclasses.replace(started("{}\n", tmp_path), pods="services")
     stats, log = Counters(), Lines()
 
-    def take(message: Reconfigure) -> bool:
-        stats.set("config_number", message.number)
-        return True
-
     view: Any = SimpleNamespace(
-        config=over_the_kernels_share(config, 80 * MIB), stats=stats, send=take, log=log, disks=MagicMock(), races=None
+        config=over_the_kernels_share(config, 80 * MIB),
+        stats=stats,
+        send=stats.taken,
+        log=log,
+        disks=MagicMock(),
+        races=None,
     )
     reloader = Reloader(view)
     until(lambda: len(shares) == 1 and log.lines, "the third look")
