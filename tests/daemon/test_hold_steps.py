@@ -32,16 +32,6 @@ def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures
     assert world.sent == [], "the kubelet has its turn"
 
 
-def test_a_kubelet_that_does_not_answer_is_answered_for(world: World) -> None:
-    grown(world, 301, 99)
-    look_later(world, 19 * SECOND)
-    assert world.sent == []
-    look_later(world)
-    assert [message.pod for message in world.sent] == [HOG]
-    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "unanswered")]
-    assert world.brakes[HOG].log[-1][0] == "release"
-
-
 @pytest.mark.parametrize(("available", "decided"), [(99, [HOG]), (250, [])])
 def test_a_kubelet_that_evicts_another_pod(world: World, available: int, decided: list[str]) -> None:
     """The policy decides itself: whether anybody has to go still."""
