@@ -130,35 +130,25 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
 # whichever process ends, no pod stays held
 
 
-def test_sigkill_of_the_hot_process_and_another_daemon(node: LabNode) -> None:
-    """The next daemon keeps the pod held: it grows at no moment."""
+@pytest.mark.parametrize("process", ["hot", "side"])
+def test_sigkill_of_a_process(node: LabNode, process: str) -> None:
+    """The next daemon, or the next helper, keeps the pod held: it grows at no moment, and the hold ends as it would."""
     pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
     with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
         bystander = node.fill(database, 60)
         hog.tell(pattern(up_to(node, SHORT)))
         holding(running, pod)
-        assert running.process is not None
-        running.process.kill()
-        running.process.wait()
-        running.start()
-        live.message(running, "a hold of an earlier daemon goes on", pod="lab/hog")
-        assert is_held(pod)
-        bystander.free()
-        assert hog.answer() == "whole"
-        released(pod)
-
-
-def test_sigkill_of_the_side(node: LabNode) -> None:
-    """The hold goes on, and ends as it would have."""
-    pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
-    with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
-        bystander = node.fill(database, 60)
-        hog.tell(pattern(up_to(node, SHORT)))
-        holding(running, pod)
-        [side] = live.children(running.pid)
-        os.kill(side, signal.SIGKILL)
-        live.ends(side)
-        live.until(lambda: running.get("/readyz")[0] == 200, "another side")
+        if process == "hot":
+            assert running.process is not None
+            running.process.kill()
+            running.process.wait()
+            running.start()
+            live.message(running, "a hold of an earlier daemon goes on", pod="lab/hog")
+        else:
+            [side] = live.children(running.pid)
+            os.kill(side, signal.SIGKILL)
+            live.ends(side)
+            live.until(lambda: running.get("/readyz")[0] == 200, "another side")
         assert is_held(pod)
         bystander.free()
         assert hog.answer() == "whole"
