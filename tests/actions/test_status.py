@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.actions.status import EvictedPod, StatusStore, event_object, pod_object, stem
+from monitor.actions.status import EvictedPod, StatusStore, pod_object, stem
 from monitor.policy.pods import Pod, pod_from_object
 
 
@@ -53,14 +53,6 @@ def test_pod_object_is_what_the_kubelet_leaves() -> None:
         ("ContainersReady", "False", "PodFailed"),
     }
     assert result["metadata"]["annotations"]["team"] == "a"
-
-
-def test_event_object() -> None:
-    event = event_object(eviction())
-    pod_of_it = {"apiVersion": "v1", "kind": "Pod", "namespace": "shop", "name": "web", "uid": "u1"}
-    assert event["involvedObject"] == pod_of_it
-    assert (event["type"], event["reason"], event["count"]) == ("Warning", "Evicted", 1)
-    assert event["metadata"]["annotations"] == {"offending_containers": "main", "starved_resource": "memory"}
 
 
 def test_an_older_eviction_is_never_lost(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Writer, 
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
     assert event["involvedObject"]["uid"] == made.uid
     assert event["metadata"]["annotations"] == {"starved_resource": "memory"}
+    assert (event["type"], event["count"]) == ("Warning", 1)
     assert event["source"] == {"component": "outrace", "host": "node-1"}
 
 
