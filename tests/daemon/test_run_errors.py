@@ -58,18 +58,6 @@ def test_a_start_is_refused(arguments: tuple[str, ...], code: int, expected: str
     refused(run(*NOWHERE, *arguments), code, expected)
 
 
-@pytest.mark.kernel
-@pytest.mark.once
-def test_a_start_beside_another_daemon_and_on_an_address_of_another_machine(tmp_path: Path) -> None:
-    held = lock(tmp_path)
-    try:
-        refused(run("--state-dir", str(tmp_path)), 1, f"pid {os.getpid()}", str(tmp_path), "--state-dir")
-    finally:
-        os.close(held)
-    # 192.0.2.0/24 is reserved for documentation (RFC 5737): no machine has it.
-    refused(run("--state-dir", str(tmp_path), "--listen", "192.0.2.1:9469"), 1, "Cannot assign requested address")
-
-
 @needs_root
 def test_not_root() -> None:
     """From a copy that every user may read, because the tree itself may lie where only root gets."""
