@@ -231,9 +231,7 @@ class Watching:
             self.consume()
             return next((event for event in self.ooms if wanted(event)), None)
 
-        found = until(look, "an OOM record")
-        assert found is not None
-        return found
+        return until(look, "an OOM record")
 
 
 def fixture(context: Callable[..., AbstractContextManager[Any]], *arguments: Any) -> Any:

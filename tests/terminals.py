@@ -55,7 +55,6 @@ class Screen(pyte.Screen):
 
     def feed(self, data: bytes) -> None:
         found = _TEXT.match(self._rest + data)
-        assert found is not None
         self._rest = found.string[found.end() :]
         assert _BEGUN.fullmatch(self._rest), f"unknown sequence {self._rest[:32]!r}"
         self._stream.feed(found[0].translate(None, b"\x0e\x0f\0"))
@@ -153,7 +152,6 @@ class Seat:
             assert time.monotonic() < deadline, "it does not end"
             self.read(0.05)
         self.flush()
-        assert self.status is not None
         return self.status
 
     def flush(self) -> None:

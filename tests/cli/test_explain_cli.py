@@ -48,8 +48,7 @@ def text(node: LabNode, *arguments: str) -> str:
 
 
 def explain(node: LabNode, *arguments: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(text(node, *arguments, "-o", "json"))
-    return answer
+    return json.loads(text(node, *arguments, "-o", "json"))
 
 
 def names(answer: dict[str, Any]) -> list[str]:

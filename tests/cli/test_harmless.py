@@ -23,8 +23,7 @@ def printed(code: str) -> bytes:
     show = f"import click, json; monitor.cli.main.cli.main = lambda **_: {code}"
     done = run(sys.executable, "-c", f"import sys, monitor.cli.main; {show}; monitor.cli.main.main()", text=False)
     assert done.returncode == 0, done.stderr
-    out: bytes = done.stdout
-    return out
+    return done.stdout
 
 
 def test_json_means_the_same() -> None:

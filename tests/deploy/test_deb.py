@@ -71,7 +71,6 @@ def every_command() -> list[tuple[str, ...]]:
             context = click.Context(one)
             for name in one.list_commands(context):
                 sub = one.get_command(context, name)
-                assert sub is not None
                 found += below(sub, (*path, name))
         return found
 

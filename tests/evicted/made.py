@@ -61,6 +61,4 @@ def names(api: FakeApiServer) -> set[str]:
 
 def decoded(made: Object) -> EvictedPod:
     metadata = {"uid": f"u-{made['metadata']['name']}", "resourceVersion": "1", **made["metadata"]}
-    found = decode({**made, "metadata": metadata})
-    assert isinstance(found, EvictedPod)
-    return found
+    return decode({**made, "metadata": metadata})

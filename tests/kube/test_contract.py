@@ -37,8 +37,7 @@ def target(request: pytest.FixtureRequest) -> ClusterConfig:
     if request.param == "cluster":
         return load(default_paths())
     request.getfixturevalue("api")
-    config: ClusterConfig = request.getfixturevalue("config")
-    return config
+    return request.getfixturevalue("config")
 
 
 @pytest.fixture

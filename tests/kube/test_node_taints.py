@@ -59,9 +59,7 @@ class Node:
 
 
 def seen(api: FakeApiServer) -> list[dict[str, Any]]:
-    found = api.store.get(KEY)["spec"].get("taints", [])
-    assert isinstance(found, list)
-    return found
+    return api.store.get(KEY)["spec"].get("taints", [])
 
 
 def taint(api: FakeApiServer, *taints: dict[str, Any]) -> None:

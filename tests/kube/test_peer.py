@@ -60,7 +60,6 @@ def users_listener(whose: str, port: int = 0) -> Iterator[tuple[int, subprocess.
         )
     with running:
         try:
-            assert running.stdout is not None
             assert running.stdout.readline() == "ready\n"
             yield port, running
         finally:
@@ -82,7 +81,6 @@ def test_a_listener_of_a_user_gets_no_request(how: str, whose: str, serving: Pai
         with pytest.raises(CertificateError, match=f"user {NOBODY} serves it: a kubelet is root's"):
             client.pods(lambda pod: pod)
         client.close()
-        assert running.stdout is not None
         assert running.stdout.readline() == "0\n"
 
 
@@ -97,7 +95,6 @@ def test_nor_one_that_takes_the_port_while_the_kubelet_restarts(tls: bool, servi
     with users_listener("own", kubelet.port) as (_, running):
         with pytest.raises(CertificateError, match=f"user {NOBODY} serves it"):
             client.pods(lambda pod: pod)
-        assert running.stdout is not None
         assert running.stdout.readline() == "0\n"
     kubelet.listen()
     assert client.pods(lambda pod: pod) == ()

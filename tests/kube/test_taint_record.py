@@ -105,7 +105,6 @@ def test_a_start_without_a_cluster_removes_them_when_the_server_is_back(
     log = LogLines()
     api.refuse()
     thread = start_removal(records.path.parent, log)
-    assert thread is not None
     until(lambda: bool(log.matching("trying to remove them")), "a failure")
     api.listen()
     thread.join(60)

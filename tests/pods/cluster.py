@@ -138,9 +138,7 @@ def look(source: ClusterSource, condition: Callable[[], bool]) -> Change:
     total = Change()
 
     def polled() -> bool:
-        fd = source.fileno()
-        assert fd is not None
-        select.select([fd], [], [], 0.05)
+        select.select([source.fileno()], [], [], 0.05)
         change = source.poll()
         total.updated.extend(change.updated)
         total.removed.extend(change.removed)

@@ -104,7 +104,5 @@ def polled(
 
 def _wait(pods: PodSource) -> Change:
     """The next change, announced by the descriptor."""
-    fd = pods.fileno()
-    assert fd is not None
-    assert select.select([fd], [], [], TIMEOUT_S)[0], "nothing is announced"
+    assert select.select([pods.fileno()], [], [], TIMEOUT_S)[0], "nothing is announced"
     return pods.poll()

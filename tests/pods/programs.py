@@ -33,7 +33,6 @@ def running(program: Path, cgroup: Path, user: int = 0, comm: str = "") -> Itera
     )
     with process:
         try:
-            assert process.stdout
             process.stdout.readline()
             (cgroup / "cgroup.procs").write_text(str(process.pid))
             yield process.pid

@@ -109,7 +109,6 @@ def unshared(flags: tuple[str, ...], inside: str, program: Path, cgroup: Path) -
     command = ["unshare", *flags, "sh", "-ec", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout
             assert process.stdout.readline() == b"ready\n"
             processes = cgroup_procs.processes(cgroup)
             (pid,) = (p for p in processes if Path(f"/proc/{p}/comm").read_text() == f"{program.name}\n")

@@ -55,9 +55,7 @@ def feed(clock: WaitedClock) -> PushedFeed:
 
 
 def made(name: str, uid: str, **more: Any) -> Known:
-    found = known("test", a_pod(name, uid, **more))
-    assert found is not None
-    return found
+    return known("test", a_pod(name, uid, **more))
 
 
 def names(found: list[Manifest]) -> list[str]:
@@ -155,16 +153,13 @@ def test_an_object_of_any_shape_is_a_pod_or_a_problem(change: Any) -> None:
     pod = a_pod("a", "u1")
     change(pod)
     found = known("test", pod)
-    assert found is not None
     assert (found.manifest is None) == bool(found.problem)
 
 
 def cached(feed: PodFeed, clock: WaitedClock) -> Object:
     clock.now += STORE_S
     feed.store()
-    assert feed._cache is not None
-    found: Object = json.loads(feed._cache.path.read_text())
-    return found
+    return json.loads(feed._cache.path.read_text())
 
 
 def test_what_is_known_is_there_after_a_restart(tmp_path: Path, clock: WaitedClock) -> None:
@@ -186,9 +181,7 @@ def test_secrets_are_not_stored(tmp_path: Path, clock: WaitedClock) -> None:
     pod["spec"]["containers"][0] |= {"env": [{"name": "PASSWORD", "value": "hunter2"}], "command": ["hunter2"]}
     pod["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "hunter2"}
     pod["metadata"]["managedFields"] = [{"manager": "hunter2"}]
-    found = known("test", pod)
-    assert found is not None
-    feed.put(found)
+    feed.put(known("test", pod))
     assert "hunter2" not in json.dumps(cached(feed, clock))
 
 
@@ -245,9 +238,7 @@ MESSAGE = "The node was low on resource: memory. "
 def in_phase(phase: str, reason: str = "") -> Known:
     pod = a_pod("web", "u1")
     pod["status"] = {"phase": phase, "reason": reason, "message": MESSAGE if reason else ""}
-    found = known("test", pod)
-    assert found is not None
-    return found
+    return known("test", pod)
 
 
 RUNNING, EVICTED = in_phase("Running"), in_phase("Failed", "Evicted")
@@ -296,7 +287,6 @@ def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
     assert feed._pause_s([made("a", "u1")]) == feeds.POLL_S
     pod["status"] = {"phase": "Pending"}
     starting = known("test", pod)
-    assert starting is not None
     clock = feed._clock = WaitedClock(1000.0)
     assert feed._pause_s([starting]) == feeds.STARTING_S
     clock.now += 61  # whose image cannot be pulled

@@ -5,7 +5,7 @@ not.
 from pathlib import Path
 
 from monitor.pods import claims
-from monitor.pods.units import Place, classify
+from monitor.pods.units import classify
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -13,9 +13,7 @@ ROOT = Path("/sys/fs/cgroup")
 def why(unit: str, above: str = "system.slice") -> str:
     """Why a unit is not evicted, by its place alone."""
     path = f"{above}/{unit}"
-    place = classify(path.split("/"))
-    assert isinstance(place, Place)
-    return claims.by_place(ROOT, ROOT / path, place)
+    return claims.by_place(ROOT, ROOT / path, classify(path.split("/")))
 
 
 #: One of each kind and form of a name: plain, a template, an instance, a snap's, with a dash or a dot in it.

@@ -286,7 +286,6 @@ def test_a_path_that_leads_into_a_container_is_not_checked_outside_of_it(tmp_pat
     script = f"mount -t tmpfs none {tmp_path}; echo x > {tmp_path}/file; chown {NOBODY} {tmp_path}/file; echo; read x"
     command = ["unshare", "--mount", "sh", "-ec", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         path = Path(f"/proc/{process.pid}/root{tmp_path}/file")
         assert changed_by(path) == f"{path} leads into another mount namespace"

@@ -210,13 +210,11 @@ def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
     with Puppet(node / "busy") as large, Puppet(node / "quiet") as small:
         large.do("anon(40)")
         found = looks.look(hierarchy, node, owner)
-        assert found.victim is not None
         assert (found.victim["pid"], found.victim["pod"], found.victim["uid"]) == (large.pid, "ns/busy", "uid-busy")
         small.do("open('/proc/self/oom_score_adj', 'w').write('1000')")
         assert looks.look(hierarchy, node, owner) is found, "not looked at again so soon"
         now[0] += 5.1
         found = looks.look(hierarchy, node, owner)
-        assert found.victim is not None
         assert (found.victim["pid"], found.victim["oom_score_adj"]) == (small.pid, 1000)
         assert found.scores == {"uid-busy": (0, 0), "uid-quiet": (1000, 1000)}
 

@@ -56,7 +56,6 @@ MANAGER = "user.slice/user-1000.slice/user@1000.service"
 )
 def test_pods(path: str, kind: str, name: str) -> None:
     found = classify(path.split("/"))
-    assert isinstance(found, Place)
     assert (found.kind, f"{found.namespace}/{found.name}") == (kind, name)
     assert found.ident == (ID if kind in (CONTAINER, PODMAN_POD) else "")
 
@@ -81,7 +80,6 @@ def test_pods(path: str, kind: str, name: str) -> None:
 def test_a_directory_for_each_container(path: str, kind: str, name: str) -> None:
     parts = path.split("/")
     found = classify(parts)
-    assert isinstance(found, Place)
     assert (found.kind, f"{found.namespace}/{found.name}", found.ident) == (kind, name, "")
     assert {classify(parts[:end]) for end in range(1, len(parts))} == {DESCEND}
     assert classify([*parts, "ns"]) == SKIP
@@ -119,7 +117,6 @@ def test_what_holds_pods_and_what_is_none(kind: object, paths: tuple[str, ...]) 
 def test_a_user_cannot_be_a_container_or_a_session_of_the_machine() -> None:
     for name in (f"docker-{ID}.scope", f"libpod-conmon-{ID}.scope", f"machine-libpod_pod_{ID}.slice/x.service"):
         found = classify([*MANAGER.split("/"), *name.split("/")])
-        assert isinstance(found, Place)
         assert (found.kind, found.namespace, found.user, found.ident) == (UNIT, "user-1000", 1000, "")
 
 
@@ -133,7 +130,6 @@ def test_a_user_hides_nothing_by_its_name(name: str, kind: str) -> None:
     for end in range(4, len(parts)):
         assert classify(parts[:end]) == DESCEND
     found = classify(parts)
-    assert isinstance(found, Place)
     assert (found.kind, found.name, found.user) == (kind, parts[-1], 1000)
 
 

@@ -53,7 +53,6 @@ def start() -> Iterator[Start]:
     def run(cgroup: Path, adj: int = 500) -> int:
         script = f"echo {adj} > /proc/$$/oom_score_adj; echo $$ > {cgroup}/cgroup.procs; echo; read line"
         running.append(subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        assert running[-1].stdout
         running[-1].stdout.readline()
         return running[-1].pid
 
@@ -139,9 +138,7 @@ def test_pods_come_change_and_go_on_the_kernel(tree: Tree, start: Start, kubepod
         assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
         assert (pod_message(found).qos, pod_message(found).request) == ("Burstable", 0)
         pid = start(container, adj=937)
-        fd = source.fileno()
-        assert fd is not None
-        assert select.select([fd], [], [], TIMEOUT_S)[0]  # a process that moves in writes cgroup.procs
+        assert select.select([source.fileno()], [], [], TIMEOUT_S)[0]  # a process that moves in writes cgroup.procs
         [found] = source.poll().updated
         assert pod_message(found).request == -(-63 * 16 * GI // 1000)
         assert oom_score_adj(found.pod, CID, 16 * GI) == 937

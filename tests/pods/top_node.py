@@ -47,8 +47,6 @@ def busy(node: Path) -> Iterator[None]:
     """8 MiB held in the pod `busy`."""
     script = f"open('{node}/busy/cgroup.procs','w').write('0'); x=bytearray(b'x')*{8 * MI}; print(flush=True); input()"
     process = subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin
-    assert process.stdout
     process.stdout.readline()
     yield
     process.kill()

@@ -109,7 +109,6 @@ def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_onc
         observations = {signal: Observation(free, CAPACITY, stamp) for signal, free in seen.items()}
         result = run_pass(config, state, observations, stamp, lambda _: eviction_order.order())
         state = result.state
-    assert result is not None
     for signal in (MEMORY, ALLOCATABLE_MEMORY):
         lines = [t.quantity(CAPACITY) for t in thresholds if t.signal == signal and t.hard]
         if takes_first_at_once(now[signal], max(lines, default=0)):

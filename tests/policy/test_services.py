@@ -110,5 +110,4 @@ def test_patterns_have_the_name_as_systemctl_writes_it_and_as_it_reads() -> None
 def test_any_label_has_a_meaning_or_forbids_it(name: str, value: str) -> None:
     pod = made(labels={name: value})
     assert is_critical(pod) == (bool(label_problem(name, value)) or (name == NEVER and value == "true"))
-    assert pod.priority is not None
     assert pod.priority <= MOST_PRIORITY

@@ -61,7 +61,6 @@ def test_what_would_have_been_without() -> None:
     """Held, it grows no more: what a kubelet alone would have met is the growth before, up to the limit."""
     still = tuple(sample(t, 901) for t in range(100, 5000, 100))
     found = world(facts(one(*HELD, *still, clear(5000), hold_end(5001, "clear"), End(ms(20_000)))))
-    assert found is not None
     assert found.assumed
     assert found.oom_ns == pytest.approx(ms(1000), abs=50_000_000)
     (held,) = judged(*HELD, *still, clear(5000), hold_end(5001, "clear"), End(ms(20_000))).holds

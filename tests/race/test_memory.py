@@ -30,7 +30,6 @@ from tests.race.builders import (
 
 def of(*events: Event) -> Memory:
     found = memory(facts(one(*START, *events)))
-    assert found is not None
     assert same_after_json(found)
     return found
 

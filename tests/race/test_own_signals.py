@@ -43,7 +43,6 @@ def test_only_the_kubelet_would_have_evicted() -> None:
     )
     (poll,) = found.counterfactual
     assert (poll.detected, poll.oom_ms) == (1.0, None), "its loop comes round within the 30 s"
-    assert poll.p90_ms is not None
     assert poll.p90_ms <= 10_000
 
 

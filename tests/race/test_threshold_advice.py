@@ -68,7 +68,6 @@ def test_a_line_that_is_only_compared_is_no_threshold_in_force() -> None:
     """Outrace acts by memory.reclaimable: memory.available<100Mi is what a kubelet would have."""
     growth = (*growing(-1000, 0, 400, 500), crossing(0), mark(200, None, scope="node"))
     own = verdict(one(watched(compared=True), watched(signal="memory.reclaimable"), *growth)).burst
-    assert own is not None
     assert own.threshold is None
     advised = by_reaction(own)["enforce"]
     assert (advised.present, advised.present_threshold, advised.survives) == (None, None, None)
@@ -121,13 +120,8 @@ def test_the_arithmetic_is_that_of_the_race_that_counts() -> None:
     assert (why.incident, why.ms, why.through, why.second_line, why.beyond) == ("race-1", 12_030, 0, 0, 0)
     assert why.taken / MI == pytest.approx(360.9)
     assert kubelet.threshold == why.need + 1
-    assert kubelet.costs is not None
     assert kubelet.costs / MI == pytest.approx(260.9, abs=0.01)
-    assert kubelet.survives is not None
-    assert kubelet.survives.always is not None
     assert kubelet.survives.always / MI == pytest.approx(8.31, abs=0.01)
-    assert kubelet.then is not None
-    assert kubelet.then.always is not None
     assert kubelet.then.always / MI == pytest.approx(30, abs=0.01)
     assert found["observe"].threshold == kubelet.threshold
     # 30 MiB/s x 5 ms = 0.15 MiB, 2 MiB that pass the brake, and a third of that for the kill threshold: 2.82 MiB.
@@ -144,10 +138,8 @@ def test_what_is_in_use_outside_the_pods_has_to_be_reserved() -> None:
         *(sample(t, 500 + t / 10) for t in range(-1000, 1, 100)), sample(-100, 900),
         sample(-100, 640, domain="kubepods"), crossing(0), mark(200, None, scope="node"),
     )  # fmt: skip
-    assert burst is not None
     assert (burst.outside, burst.reserved) == (260 * MI, CAPACITY - 800 * MI)
     found = reservation([("quiet", steady(5, outside=100 * MI, reserved=200 * MI)), ("race", burst)])
-    assert found is not None
     assert (found.incident, found.evidence) == ("race", ("quiet", "race"))
     assert found.short == 260 * MI - (CAPACITY - 800 * MI)
 
@@ -195,7 +187,6 @@ def test_a_hold_keeps_its_second_line_with_what_it_needs(rate: int) -> None:
 def test_what_a_growth_needs_survives_it(rate: int, reaction: Reaction, beyond: int) -> None:
     wanted = threshold_for(rate, reaction, beyond)
     found = survives(wanted, reaction, beyond)
-    assert found.always is not None
     assert found.always >= rate
     smaller = survives(wanted - 1, reaction, beyond).always
     assert smaller is None or smaller < rate
@@ -207,7 +198,6 @@ def test_what_a_threshold_survives_needs_no_more(quantity: int, reaction: Reacti
     if found.always is None:
         assert threshold_for(0, reaction, beyond) > quantity
         return
-    assert found.at_best is not None
     assert found.always <= found.at_best
     assert threshold_for(found.always, reaction, beyond) <= quantity
     assert threshold_for(found.always + 1, reaction, beyond) > quantity

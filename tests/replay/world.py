@@ -150,7 +150,6 @@ class World:
 
     @property
     def holds(self) -> HoldControl:
-        assert self.decider.holds is not None
         return self.decider.holds
 
     # what may happen

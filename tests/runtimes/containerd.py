@@ -94,7 +94,6 @@ class Containerd:
         self.images = api_pb2_grpc.ImageServiceStub(self._channel)
 
         def answers() -> bool:
-            assert self._process is not None
             assert self._process.poll() is None, self.log.read_text()
             try:
                 return bool(self.runtime.Version(api_pb2.VersionRequest(), timeout=1).runtime_name)
@@ -106,7 +105,6 @@ class Containerd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process is not None
         try:
             self.clear()
         finally:

@@ -93,5 +93,4 @@ class Podman:
         return {name for one in self._list("images") for name in one["Names"]}
 
     def _list(self, *arguments: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self(*arguments, "--format", "json") or "[]")
-        return found
+        return json.loads(self(*arguments, "--format", "json") or "[]")
