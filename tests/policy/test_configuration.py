@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.configuration import HARD, TEXT_MAPS, Given, Settings, Source, in_force
+from monitor.policy.configuration import HARD, Given, Source, in_force
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import SIGNALS
@@ -130,69 +130,6 @@ def test_other_values() -> None:
 values = st.sampled_from(["100Mi", "1Gi", "5%", "0%", "100%", "7.5%"])
 signals = st.sampled_from(SIGNALS)
 hard_maps = st.dictionaries(signals, values)
-patches = st.fixed_dictionaries(
-    {},
-    optional={
-        "evictionHard": st.dictionaries(signals, st.one_of(values, st.none())),
-        "evictionMinimumReclaim": st.dictionaries(signals, st.one_of(values, st.none())),
-        "evictionMaxPodGracePeriod": st.integers(0, 9),
-        "maxPods": st.integers(0, 9),
-    },
-)
-files = st.fixed_dictionaries(
-    {}, optional={"evictionHard": hard_maps, "mergeDefaultEvictionSettings": st.booleans(), "maxPods": st.integers()}
-)
-
-
-def texts(settings: Settings) -> dict[str, dict[str, str]]:
-    return {key: settings.texts(key) for key in TEXT_MAPS}
-
-
-@given(files, patches, patches, patches)
-def test_drop_ins_may_be_put_together_beforehand_in_any_grouping(
-    file: dict[str, Any], a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]
-) -> None:
-    def together(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        both = {**first, **second}
-        for key in ("evictionHard", "evictionMinimumReclaim"):
-            if key in first and key in second:
-                both[key] = {**first[key], **second[key]}
-        return both
-
-    def settings(*drop_ins: dict[str, Any]) -> tuple[Any, Any]:
-        made = in_force(Source("f", file), [Source("d", content) for content in drop_ins])
-        return texts(made), {key: given.value for key, given in made.values.items()}
-
-    one_by_one = settings(a, b, c)
-    assert (settings(together(a, b), c), settings(a, together(b, c))) == (one_by_one, one_by_one)
-    assert settings(together(together(a, b), c)) == one_by_one
-
-
-@given(files, st.lists(patches, max_size=3), hard_maps)
-def test_a_flag_replaces_whatever_files_set(
-    file: dict[str, Any], drop_ins: list[dict[str, Any]], flag: dict[str, str]
-) -> None:
-    sources = [Source(f"d{i}", content) for i, content in enumerate(drop_ins)]
-    made = in_force(Source("f", file), sources, {HARD: Given(flag, "--flag")})
-    assert made.texts(HARD) == flag
-    assert {entry.origin for entry in made.maps[HARD].values()} <= {"--flag"}
-    assert made.origins[HARD] == "--flag"
-
-
-@given(files, st.lists(patches, max_size=3))
-def test_every_entry_is_found_where_its_origin_points(file: dict[str, Any], drop_ins: list[dict[str, Any]]) -> None:
-    sources = {f"d{i}": Source(f"d{i}", content) for i, content in enumerate(drop_ins)}
-    made = in_force(Source("f", file), sources.values())
-    sources["f"] = Source("f", file)
-    for key in TEXT_MAPS:
-        for name, (text, origin) in made.maps[key].items():
-            if origin == "default":
-                assert key == HARD
-                assert text == DEFAULT_HARD[name]
-            else:
-                where, _, own = origin.partition(": ")
-                assert own == key
-                assert sources[where].content[key][name] == text
 
 
 @given(

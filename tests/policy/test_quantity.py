@@ -20,13 +20,6 @@ QUANTITIES = TEXTS.map(Quantity.parse)
 
 
 @given(QUANTITIES)
-def test_the_canonical_text_means_the_same_amount(q: Quantity) -> None:
-    again = Quantity.parse(str(Quantity(q.nanos, q.format)))
-    # A binary amount is capped at 64 bits when it is read; sums may lie beyond.
-    assert again == q
-
-
-@given(QUANTITIES)
 @example(Quantity.parse("15394062.5Ki"))
 def test_text_without_own_spelling_is_stable(q: Quantity) -> None:
     text = str(Quantity(q.nanos, q.format))
@@ -58,16 +51,6 @@ def test_nothing_but_policy_error_on_arbitrary_text(text: str) -> None:
 def test_huge_exponents_are_refused_with_their_size(text: str) -> None:
     with pytest.raises(PolicyError, match=r"exponent -?[0-9]+ refused"):
         Quantity.parse(text)
-
-
-@given(QUANTITIES, QUANTITIES)
-def test_sums_and_order_are_exact(a: Quantity, b: Quantity) -> None:
-    assert (a + b).nanos == a.nanos + b.nanos
-    assert (a - b).nanos == a.nanos - b.nanos
-    assert (a < b) == (a.nanos < b.nanos)
-    assert (a <= b, a > b, a >= b) == (not b < a, b < a, not a < b)
-    assert (a == b) == (a.nanos == b.nanos)
-    assert a != b or hash(a) == hash(b)
 
 
 @given(QUANTITIES)

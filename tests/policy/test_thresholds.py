@@ -76,8 +76,6 @@ def test_reading_rounds_once_to_the_nearest(digits: int, exponent: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", 'time: invalid duration ""'),
-        ("1d", 'time: unknown unit "d" in duration "1d"'),
         (".s", 'time: invalid duration ".s"'),
         ("2562047h47m16.854775808s", 'time: invalid duration "2562047h47m16.854775808s"'),
         ("1\u00e9", 'time: unknown unit "\\xc3\\xa9" in duration "1\\xc3\\xa9"'),
