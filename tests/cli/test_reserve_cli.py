@@ -50,39 +50,6 @@ def test_what_the_kernel_keeps_is_no_room_on_this_node(sized, reserve, monkeypat
     assert sized("--this-node", "--memory", "16Gi")["growth"]["kernel_keeps_bytes"] == 0
 
 
-def test_cce_v1(sized) -> None:
-    """16 GiB, 110 pods, 5 cores, 100 GiB; the sums are worked in tests/policy/test_cce.py."""
-    node = ("--memory", "16Gi", "--cpu", "5", "--max-pods", "110", "--data-disk", "100Gi", "--runtime", "docker")
-    found = sized("--model", "cce-v1", *node)
-    assert list(found) == ["model", "inputs", "memory", "cpu", "data_disk", "kubelet_configuration", "notes", "growth"]
-    assert (found["inputs"]["data_disk_bytes"], found["inputs"]["runtime"]) == (100 * GIB, None)  # v1 does not ask
-    memory, cpu, disk = found["memory"], found["cpu"], found["data_disk"]
-    parts = ("system_reserved_bytes", "kube_reserved_bytes", "eviction_threshold_bytes", "allocatable_bytes")
-    assert [memory[part] for part in parts] == [858993460, 1665977549, 104857600, 14550040575]
-    assert sum(memory[part] for part in parts) == memory["capacity_bytes"] == 16 * GIB
-    assert memory["kubepods_limit_bytes"] == memory["allocatable_bytes"] + memory["eviction_threshold_bytes"]
-    rule = "8 GiB < memory <= 16 GiB: 10 % of what is above 8 GiB"
-    assert list(memory["terms"][0].values()) == ["systemReserved", "system components", 858993460, "up", rule]
-    assert sum(term["bytes"] for term in memory["terms"]) == 16 * GIB - memory["allocatable_bytes"]
-    assert [cpu[f"{part}_millicores"] for part in ("kube_reserved", "allocatable", "kubepods_limit")] == [
-        *(83, 4917, 4917)
-    ]
-    assert (disk["reserved_bytes"], disk["allocatable_bytes"]) == (4 * MIB, 102396 * MIB)
-    assert "kubepods_limit_bytes" not in disk
-    assert found["kubelet_configuration"]["kubeReserved"] == {"memory": "1665977549", "cpu": "83m"}
-
-
-def test_a_file_and_what_limits_nothing(sized, tmp_path: Path) -> None:
-    hard = "evictionHard: {memory.available: 500Mi}\n"
-    file = write(tmp_path, "kubelet.yaml", KUBELET + "systemReserved: {memory: 1.5Gi, pid: '1000'}\n" + hard)
-    found = sized("--memory", "10Gi", "--kubelet-config", file, "--enforce-node-allocatable", "none")
-    memory = found["memory"]
-    assert (memory["allocatable_bytes"], memory["kubepods_limit_bytes"]) == (8204 * MIB, 10 * GIB)
-    assert memory["terms"][0]["rule"] == f"memory=1.5Gi ({file}: systemReserved)"
-    # Also what was not asked about stays in the configuration, as it was written.
-    assert found["kubelet_configuration"]["systemReserved"] == {"memory": "1.5Gi", "pid": "1000"}
-
-
 def survived(found: Any) -> dict[str, tuple[int, int]]:
     """In whole MiB/s: always, and at best."""
     return {
@@ -127,13 +94,6 @@ def test_the_documents_threshold_at_three_quarters(sized) -> None:
     found = sized("--memory", "10Gi", "--eviction-hard", "memory.available<25%")
     assert survived(found)["kubelet"][0] == 212
     assert found["memory"]["allocatable_bytes"] == 7680 * MIB
-
-
-def test_where_no_threshold_is_enough_or_there_is_none(reserve) -> None:
-    out = reserve("--memory", "10Gi", "--growth", "1Gi")[1]  # 1 GiB/s x 12.03 s are 12 GiB
-    assert "none is enough" in out
-    assert "8.3 MiB/s" in out
-    assert "No hard threshold for memory.available" in reserve("--memory", "10Gi", "--eviction-hard", "")[1]
 
 
 def test_huge_pages(sized, reserve, tmp_path: Path) -> None:
