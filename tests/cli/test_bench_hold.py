@@ -7,8 +7,8 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.lab.bench_race import hold_row
 from monitor.lab.hold_race import HoldResult
-from tests.cli.called import called
 from tests.cli.test_bench_smoke import run_bench
+from tests.commands import called
 
 
 @pytest.mark.kernel

@@ -12,7 +12,7 @@ import pytest
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.lab.node import LabNode
 from monitor.policy.releases import ERAS
-from tests.cli.called import called
+from tests.commands import called
 from tests.live import MIB, Puppet, cgroup, daemon, one_line, until
 
 MEMORY = "memory.available"

@@ -1,5 +1,6 @@
 """Which state dir an instance of pins belongs to; `outrace unload` removes what was pinned, and nothing in use."""
 
+import json
 import os
 import shutil
 import sys
@@ -13,9 +14,8 @@ from monitor.cli.run import lock
 from monitor.errors import CannotError
 from monitor.kernel import loader, pins
 from monitor.lab.node import MIB, LabNode
-from tests import live
-from tests.cli.called import called
-from tests.commands import run
+from tests import live, others
+from tests.commands import called, run
 from tests.pin_instances import new_instance, state_directory
 from tests.pin_instances import root as root
 
@@ -108,3 +108,32 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_by_force(state: P
     done = called("unload", "--state-dir", str(state))
     # "nothing": there is no other instance on this machine either.
     assert (done.returncode, done.stderr) in ((0, "removed 0 pins\n"), (0, "nothing is pinned\n"))
+
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+#: A record of taints with the credentials of root, and a lock that no process ever writes into.
+MADE = """
+os.makedirs(f"{state}/taints", exist_ok=True)
+os.mkfifo(f"{state}/lock")
+open(f"{state}/taints/a.json", "w").write(record)
+"""
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "of pins"])
+def test_a_state_directory_of_another_user_is_not_believed(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    """Root removed it from /tmp, and its pins stayed: another user has the name now."""
+    monkeypatch.setattr("monitor.cli.unload._STATE_DIR", "/nonexistent")
+    with others.shared() as shared:
+        state = shared / "state"
+        instance = new_instance(state)
+        state.rmdir()
+        record = json.dumps({"node": "n", "keys": ["k"], "kubeconfig": "/nonexistent", "given": True})
+        others.does(f"state, record = {os.fspath(state)!r}, {record!r}\n{MADE}")
+        assert main(["unload", *(["--state-dir", str(state)] if given else [])]) == 1
+        [*_, line] = capsys.readouterr().err.splitlines()
+        assert f"{state} belongs to user {others.UID}; chown root {state}" in line
+        assert "taints are left" not in line
+        assert not instance.exists()

@@ -15,8 +15,7 @@ from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.config_files import kubeconfig
 from tests.daemon.hot_node import hard, hot_node
-from tests.kube.fake_apiserver import FakeApiServer, pod
-from tests.kube.fake_node import relist
+from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 

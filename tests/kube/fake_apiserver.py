@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.kube.fake_http import Asked, FakeServer, Reply, status_object
-from tests.kube.fake_patch import apply_patch
 from tests.kube.fake_store import Key, Object, Refused, Store
 
 KINDS = {
@@ -280,3 +279,59 @@ def pod(name: str, node: str = "node-1", namespace: str = "default", **status: o
         "spec": {"nodeName": node, "terminationGracePeriodSeconds": 30, "containers": [{"name": "main"}]},
         "status": copy.deepcopy({"phase": "Running", "qosClass": "BestEffort", **status}),
     }
+
+
+#: Lists that a strategic patch merges, by their key. (containerStatuses and taints have none: they are replaced.)
+MERGE_KEYS = {"conditions": "type", "containers": "name", "initContainers": "name", "addresses": "type"}
+
+
+def apply_patch(before: Object, asked: Asked) -> tuple[Object, Object]:
+    """The patched object, and the metadata of the patch, which are preconditions. Raises Refused."""
+    kind = asked.headers["Content-Type"]
+    patch = asked.json()
+    if kind not in ("application/strategic-merge-patch+json", "application/merge-patch+json"):
+        raise Refused(415, "UnsupportedMediaType", f"the body of the request was in an unknown format - {kind}")
+    return merged(before, patch, strategic=kind.startswith("application/strategic")), patch.get("metadata") or {}
+
+
+def merged(before: Any, patch: Any, strategic: bool, name: str = "") -> Any:
+    if isinstance(patch, dict):
+        found = dict(before) if isinstance(before, dict) else {}
+        for key, value in patch.items():
+            if value is None:
+                found.pop(key, None)
+            else:
+                found[key] = merged(found.get(key), value, strategic, key)
+        return found
+    if strategic and isinstance(patch, list) and name in MERGE_KEYS:
+        key = MERGE_KEYS[name]
+        by_key = {one[key]: one for one in before or []}
+        for one in patch:
+            by_key[one[key]] = merged(by_key.get(one[key]), one, strategic)
+        return list(by_key.values())
+    return copy.deepcopy(patch)
+
+
+def relist(api: FakeApiServer, name: str, namespace: str = "default", relisted_before: bool = False) -> str:
+    """The kubelet sees that all containers have ended, and writes that. What it knew of the phase until then counts: a
+    pod that is Failed stays so; another one (or one that became Failed after the kubelet had looked,
+    ``relisted_before``) is started again, and whatever the status was is written over. The phase it wrote.
+    """
+    wrote = ""
+
+    def change(pod: dict[str, Any]) -> dict[str, Any]:
+        nonlocal wrote
+        status = pod["status"]
+        failed = status["phase"] == "Failed" and not relisted_before
+        ended = {"terminated": {"exitCode": 137, "reason": "Error"}}
+        states = [ended if failed else {"running": {}}]
+        status["containerStatuses"] = [{"name": "main", "state": state} for state in states]
+        if not failed:
+            status["phase"] = "Running"
+            for key in ("reason", "message"):
+                status.pop(key, None)
+        wrote = status["phase"]
+        return pod
+
+    api.store.update(("pods", namespace, name), change)
+    return wrote

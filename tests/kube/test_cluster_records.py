@@ -17,8 +17,7 @@ from monitor.side.cluster.record import PendingRecords, Record, record_of
 from monitor.side.cluster.reports import AWAY, STATUS_NOTE, TAKEN
 from monitor.side.worker import Worker
 from tests.kube import faults
-from tests.kube.fake_apiserver import FakeApiServer, pod
-from tests.kube.fake_node import relist
+from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.test_status_writer import Writer, evicted, record
 from tests.kube.test_status_writer import writer as writer
 from tests.side.views import view

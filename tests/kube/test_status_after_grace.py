@@ -23,8 +23,7 @@ from monitor.side.races import Races
 from monitor.side.worker import Worker
 from tests.alerts.services import Webhook
 from tests.daemon.harness import DECISION
-from tests.kube.fake_apiserver import FakeApiServer, pod
-from tests.kube.fake_node import relist
+from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.test_cluster_records import BOTH, _now_ns, _phase, _uid, reasons, until
 from tests.kube.test_cluster_records import in_time as in_time
 from tests.kube.test_cluster_records import open_cluster as open_cluster

@@ -15,9 +15,8 @@ from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
-from tests.kube.fake_apiserver import FakeApiServer, pod
+from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.fake_http import Asked, Reply
-from tests.kube.fake_node import relist
 from tests.waiting import until
 
 KEY = ("pods", "default", "web")

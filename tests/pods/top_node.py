@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from tests.cli.called import called
+from tests.commands import called
 from tests.puppet import cgroup
 
 MI = 1 << 20
