@@ -1,24 +1,19 @@
 """`outrace config show|check|translate` as commands: real files, real file systems, real exit codes."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from monitor.cli import top_frame
-from monitor.cli.config import _thresholds, check, show
+from monitor.cli.config import check, show
 from monitor.cli.main import main
 from monitor.cli.run import run
 from monitor.kernel import disks, meminfo
-from monitor.policy.findings import Node
-from monitor.policy.layout import DiskLayout
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KEY, SETTINGS, TABLE
-from monitor.settings.read import read
 from tests import live
 from tests.daemon.config_files import KUBELET, write
 from tests.filesystems import Mounts
@@ -100,10 +95,6 @@ def test_huge_pages_are_in_the_capacity_before_1_37_alone(
         assert (node.capacity, node.whole) == (capacity, total)
 
 
-def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert output_of(capsys, "check", "-o", "json") == (0, '{"warnings": []}\n', "")
-
-
 def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     enforced = ("--enforce", "--pods", f"manifests:{tmp_path}")
     code, out, _ = output_of(capsys, "check", "--reclaim-images", "no-such-command-here --prune", *enforced)
@@ -178,72 +169,6 @@ def test_node_cgroup(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = output_of(capsys, "show", "--node-cgroup", "outrace-test-missing")
     assert (code, out) == (2, "")
     assert "outrace-test-missing" in err
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"policy": "kubelet-1.17"},
-        {
-            "policy": "kubelet-1.8",
-            "eviction-soft": "memory.available<1Gi",
-            "eviction-soft-grace-period": "memory.available=0s",
-        },
-        {
-            "eviction-hard": "containerfs.available<1%,imagefs.available<2%,"
-            "allocatableMemory.available<3Mi,memory.available<1Mi"
-        },
-        {"eviction-hard": "", "eviction-soft": "pid.available<5", "eviction-soft-grace-period": "pid.available=1m"},
-        {"enforce-node-allocatable": "none", "eviction-minimum-reclaim": "memory.available=1Mi"},
-        {"pods": "services"},
-    ],
-)  # fmt: skip
-def test_what_is_shown_is_what_run_has(flags: dict[str, str]) -> None:
-    """Signal, kind, value and order, for every layout of the disks."""
-    resolved = read({"pods": "cgroups", **flags})
-    for layout in (DiskLayout(), DiskLayout(True)):
-        given = dataclasses.replace(resolved.config, layout_image_fs=layout.image_fs)
-        # A capacity at which percentages and quantities all differ.
-        node = Node(dict.fromkeys((t.signal for t in given.thresholds()), 123456789), layout=layout)
-        rows = list(_thresholds(resolved._replace(config=given), node))
-        assert [(r["signal"], r["kind"], r["quantity"], r["grace_s"] * 10**9) for r in rows] == [
-            (t.signal, "hard" if t.hard else "soft", t.quantity(123456789), t.grace_ns) for t in given.thresholds()
-        ]
-
-
-def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (
-        "--eviction-hard=memory.available<1Gi,nodefs.available<10%",
-        *("--eviction-soft", "memory.available<2Gi", "--eviction-soft-grace-period", "memory.available=1m30s"),
-        *("--image-gc-high-threshold", "85", "--maximum-dead-containers=3", "--system-reserved=memory=500Mi,cpu=100m"),
-        *("--outofdisk-transition-frequency=1m", "--enforce-node-allocatable=pods", "--kernel-memcg-notification"),
-    )
-    code, text, notes = output_of(capsys, "translate", "--", *flags)
-    assert code == 0
-    assert [line.split()[:2] for line in notes.splitlines()] == [
-        ["note:", "--maximum-dead-containers"],
-        ["note:", "--image-gc-high-threshold"],
-        ["note:", "--outofdisk-transition-frequency"],
-    ]
-    data = json.loads(output_of(capsys, "translate", "-o", "json", "--", *flags)[1])
-    assert data == {
-        "configuration": yaml.safe_load(text),
-        "notes": [n.removeprefix("note: ") for n in notes.splitlines()],
-    }
-    # What comes out goes in, and means what the flags mean.
-    config = read({}, None, write(tmp_path, "kubelet.yaml", text)).config
-    by_flags = read(
-        {
-            "eviction-hard": "memory.available<1Gi,nodefs.available<10%,imagefs.available<15%",
-            "eviction-soft": flags[2],
-            "eviction-soft-grace-period": flags[4],
-            "system-reserved": "memory=500Mi,cpu=100m",
-            "eviction-pressure-transition-period": "1m",
-            "kernel-memcg-notification": True,
-        }
-    ).config
-    assert dataclasses.replace(config, origins={}) == dataclasses.replace(by_flags, origins={})
 
 
 @pytest.mark.parametrize(

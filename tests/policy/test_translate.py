@@ -109,6 +109,8 @@ def test_notes() -> None:
     notes = translate(["--low-diskspace-threshold-mb=256"]).notes
     assert [note.partition(" is ")[0] for note in notes][:1] == ["--low-diskspace-threshold-mb"]
     assert notes[1].startswith("mergeDefaultEvictionSettings: true keeps the other default")
+    (note,) = translate(["--outofdisk-transition-frequency=1m"]).notes
+    assert note == "--outofdisk-transition-frequency is evictionPressureTransitionPeriod today"
     assert translate(["--eviction-hard=memory.available<1Gi"]).notes == []
 
 
