@@ -1,7 +1,5 @@
 """Thousands of memory cgroups with page cache of their own, also dead ones, for a small price."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

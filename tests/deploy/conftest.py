@@ -1,7 +1,5 @@
 """The package, installed for one file of tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The Debian package under a real systemd: what its live tests share. They change the machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The capabilities of the DaemonSet: enough to evict, and each of them missed when it is not there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

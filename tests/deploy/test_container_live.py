@@ -1,7 +1,5 @@
 """The package beside podman, as Debian has it: containers go by their names, and only the one that grows."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Debian package as `make deb` builds it: what is inside, that it runs from there, man pages and completion."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -3,8 +3,6 @@
 It changes the machine, so it runs only where `make test-vagrant` has put two packages beside the checkout.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping

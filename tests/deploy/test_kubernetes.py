@@ -1,7 +1,5 @@
 """The objects of deploy/: what an API server would refuse, and what the base and the chart do not have in common."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """The admission policies of deploy/: what a node's token may write, by evaluating their CEL as an API server would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

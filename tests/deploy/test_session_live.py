@@ -4,8 +4,6 @@ The session is logind's: PAM opens it for a service (as for `cage`, which is a d
 the user's own manager and bus, and apps are scopes below app.slice, as GNOME and KDE make them.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

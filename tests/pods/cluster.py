@@ -1,7 +1,5 @@
 """A cluster for tests: a fake API server and kubelet, pods in it, and cgroups as a kubelet lays them out."""
 
-from __future__ import annotations
-
 import select
 import threading
 import uuid

@@ -1,7 +1,5 @@
 """Pods of a cluster and their cgroups: whose is whose, what is not listed, and what no user may set for an own pod."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

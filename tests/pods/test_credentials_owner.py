@@ -1,7 +1,5 @@
 """Whose plugins root runs, and whose credentials it believes: those of a kubeconfig that root alone can write."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which pods `--pods auto` takes, and what it logs."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator

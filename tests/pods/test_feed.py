@@ -1,7 +1,5 @@
 """Pods as a cluster reports them: what is known, for how long, and what is stored."""
 
-from __future__ import annotations
-
 import json
 import select
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The kubelet by the files of its installer; and what is believed of them: nothing that others than root can write."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import closing

@@ -1,7 +1,5 @@
 """What is kept of a Pod of the API, and what is made of it: requests as a kubelet 1.36 counts them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pods that were held, and pods that the API server does not evict: what an incident has of them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

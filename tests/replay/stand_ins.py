@@ -1,7 +1,5 @@
 """In the places of what needs a kernel: the table of watched cgroups, and the brake of a pod."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from monitor.actions.brake_file import Braked
