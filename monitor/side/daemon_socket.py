@@ -10,7 +10,9 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monitor import __version__
 from monitor.link.daemon_socket import (
@@ -27,7 +29,11 @@ from monitor.link.daemon_socket import (
 from monitor.side.endpoints import live_response, summary_response
 from monitor.side.export.http import Server
 from monitor.side.export.route import Response, Route, Shared
+from monitor.side.reload import Reloader
 from monitor.side.view import View
+
+if TYPE_CHECKING:
+    from monitor.side.races import Races
 
 #: Connections at the same time. `outrace top` needs one.
 MAX_COMMANDS = 16
@@ -38,10 +44,12 @@ CPU_SHARE = 0.1
 
 
 class DaemonSocket:
-    """Serves on a socket in the run directory from `open` to `close`."""
+    """Serves on a socket in the run directory from `open` to `close`. ``races()``: None until they are judged."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, reloader: Reloader, races: Callable[[], Races | None]) -> None:
         self._view = view
+        self._reloader = reloader
+        self._races = races
         self.path = Path(view.config.run_dir, SOCKET)
         self._inode = 0
         self._server: Server | None = None
@@ -60,8 +68,8 @@ class DaemonSocket:
             return
         routes: dict[str, Route] = {
             INFO_PATH: self._info,
-            SUMMARY_PATH: lambda _: summary_response(self._view),
-            LIVE_PATH: lambda _: live_response(self._view),
+            SUMMARY_PATH: lambda _: summary_response(self._view, self._races()),
+            LIVE_PATH: lambda _: live_response(self._view, self._races()),
         }
         paced = {path: Shared({path: route}, self._failed, CPU_SHARE) for path, route in routes.items()}
         self._server = Server(listener, paced, self._failed, max_connections=MAX_COMMANDS, share=CPU_SHARE)
@@ -118,6 +126,6 @@ class DaemonSocket:
             not_ready=view.not_ready(),
             conditions=list(view.conditions),
             config=json.loads(view.config.to_json()),
-            reload={} if view.reloader is None else view.reloader.state._asdict(),
+            reload=self._reloader.state._asdict(),
         )
         return Response(200, "application/json", info.to_json())

@@ -11,34 +11,36 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import Server
 from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Shared, text
-from monitor.side.process_watch import ProcessWatch
 from monitor.side.view import View
-from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
     from monitor.side.export.metrics import Metrics
+    from monitor.side.races import Races
 
 
 class Endpoints:
-    """Answers on ``listener`` (bound already)."""
+    """Answers on ``listener`` (bound already). ``metrics`` makes them; ``races()``: None until they are judged."""
 
     def __init__(
-        self, listener: socket.socket, view: View, processes: ProcessWatch, files: Worker, lines: Worker
+        self,
+        listener: socket.socket,
+        view: View,
+        metrics: Callable[[Server], Metrics],
+        races: Callable[[], Races | None],
     ) -> None:
         self._view = view
-        self._processes = processes
-        self._files = files
-        self._lines = lines
+        self._make_metrics = metrics
         self._metrics: Metrics | None = None
         renderings = {
             "/metrics": lambda accept: self._made_metrics().render(accept),
-            "/stats/summary": lambda _: summary_response(view),
+            "/stats/summary": lambda _: summary_response(view, races()),
         }
         kept = Shared(renderings, self._failed, RENDER_SHARE, FRESH_S)
         probes = {"/healthz": self._healthz, "/readyz": self._readyz}
@@ -53,9 +55,7 @@ class Endpoints:
     def _made_metrics(self) -> Metrics:
         """Made at the first scrape, by the thread that renders: prometheus_client costs 4 MB on top of the server."""
         if self._metrics is None:
-            from monitor.side.export.metrics import Metrics
-
-            self._metrics = Metrics(self._view, self._processes, self._files, self._lines, self._server)
+            self._metrics = self._make_metrics(self._server)
         return self._metrics
 
     def _healthz(self, _accept: str) -> Response:
@@ -68,20 +68,20 @@ class Endpoints:
         return text(503, reason) if reason else text(200, "ok")
 
 
-def summary_response(view: View) -> Response:
+def summary_response(view: View, races: Races | None) -> Response:
     """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date."""
     view.refresh()
-    return Response(200, "application/json", json.dumps(summary(view)).encode())
+    return Response(200, "application/json", json.dumps(summary(view, races)).encode())
 
 
-def live_response(view: View) -> Response:
+def live_response(view: View, races: Races | None) -> Response:
     """The same, without a request to the hot process: far from every threshold the counters stand still, and the
     figures are those of the cgroup files. From any thread.
     """
-    return Response(200, "application/json", json.dumps(summary(view, view.is_counted())).encode())
+    return Response(200, "application/json", json.dumps(summary(view, races, view.is_counted())).encode())
 
 
-def summary(view: View, counted: bool = True) -> dict[str, Any]:
+def summary(view: View, races: Races | None, counted: bool = True) -> dict[str, Any]:
     """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers. ``counted``:
     by the kernel programs, where they count.
     """
@@ -99,7 +99,7 @@ def summary(view: View, counted: bool = True) -> dict[str, Any]:
         )
     pods = [_pod(view, found, now, counted) for found in view.pods.values()]
     # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
-    forecasts = [] if view.races is None else view.races.forecaster.report()
+    forecasts = [] if races is None else races.forecaster.report()
     ours = {"braked": view.braked, "held": view.holds.shown(), "forecasts": forecasts}
     ours["status"] = _status(view)
     return {"node": node, "pods": pods, "outrace": ours}

@@ -55,7 +55,10 @@ from monitor.side.view import View
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
+    from monitor.side.cluster.cluster import Cluster
     from monitor.side.daemon_socket import DaemonSocket
+    from monitor.side.export.http import Server
+    from monitor.side.export.metrics import Metrics
     from monitor.side.races import Races
 
 #: How often a message that the hot process did not take is sent again.
@@ -103,6 +106,8 @@ class Side:
         mem_total = meminfo.mem_total()
         node = Path(config.node_cgroup) if config.node_cgroup else hierarchy.root
         self.left_changes = LeftChanges(config, hierarchy, self.log, wait_for_next_s())
+        self.races: Races | None = None
+        self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         limit = cgroupfs.limit(node) if config.node_cgroup else None
         ours = os.getppid(), os.getpid()
@@ -128,11 +133,8 @@ class Side:
             source.feed.on_evicted = lambda *about: self.view.others_evicted(about)
             source.feed.on_ending = self.view.holds.evicted
         self.processes = ProcessWatch(self.view)
-        disks_and_scores = self.disks.pod_stats, self.disks.reclaim, self.processes.scores.set_capacity
-        self.messages = MessageHandler(self.view, self.files, *disks_and_scores)
-        self.view.reloader = self.reloader = Reloader(self.view)
+        self.reloader = Reloader(self.view, lambda: self.races)
         self.pods = PodSync(self.view, sock, self.processes.scores, self.heartbeat.ping)
-        self.races: Races | None = None
         self.daemon_socket: DaemonSocket | None = None
         self._ending = False
 
@@ -149,8 +151,8 @@ class Side:
         from monitor.side.hot_watch import HotWatch
 
         HotWatch(self.view).start()
-        Endpoints(self.listener, self.view, self.processes, self.files, self.lines)
-        self.daemon_socket = DaemonSocket(self.view)
+        Endpoints(self.listener, self.view, self._metrics, lambda: self.races)
+        self.daemon_socket = DaemonSocket(self.view, self.reloader, lambda: self.races)
         self.daemon_socket.open()
         self.pods.find_kubepods()
         self.pods.examine(first, {})
@@ -158,6 +160,8 @@ class Side:
         started()  # the hot process has what it waits for
         self._open_races()
         self._open_cluster()
+        set_capacity = self.processes.scores.set_capacity
+        self.messages = MessageHandler(self.view, self.files, set_capacity, self.reloader.ask, self.cluster)
         poll = select.poll()
         log_fd = self.races.fileno() if self.races is not None else None
         feed_fd = self.processes.fileno()
@@ -251,8 +255,8 @@ class Side:
         self.processes.close(_CLOSE_S)
         self.messages.soft_brakes.close(_CLOSE_S)
         self.disks.close(_CLOSE_S)
-        if self.view.cluster is not None:
-            self.view.cluster.close()
+        if self.cluster is not None:
+            self.cluster.close()
         self.processes.over.flush()
         if self.races is not None:
             self.races.close(_CLOSE_S, _INCIDENTS_S)
@@ -295,6 +299,12 @@ class Side:
         except MonitorError as error:
             self.log.warning("memory figures come from the cgroup files", problem=str(error))
 
+    def _metrics(self, server: Server) -> Metrics:
+        from monitor.side.export.metrics import Metrics
+
+        parts = self.view, self.processes, self.reloader, self.files, self.lines
+        return Metrics(*parts, server, lambda: (self.races, self.cluster))
+
     def _open_races(self) -> None:
         """The code that judges races is imported when the hot process knows its pods."""
         from monitor.side.races import Races
@@ -305,22 +315,21 @@ class Side:
             self.log.error("races are not judged", problem=str(error))
             return
         self.races.start()
-        self.view.races = self.races
 
     def _open_cluster(self) -> None:
         """Report to the cluster that the pods come from, if any; its client, some MB, is imported only then. Taints
         that an instance before left are removed without one too.
         """
-        cluster, state_dir = None, Path(self.config.state_dir)
+        state_dir = Path(self.config.state_dir)
         if check_spec(self.config.pods)[0] in CLUSTER:
             from monitor.side.cluster.cluster import open_cluster
 
-            cluster = self.view.cluster = open_cluster(self.view, self.files)
+            self.cluster = open_cluster(self.view, self.files, self.races)
         if (state_dir / "taints").is_dir():
             from monitor.side.cluster.taint_record import start_removal
 
             # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
-            own = cluster.node if cluster is not None and self.config.taints_node else ""
+            own = self.cluster.node if self.cluster is not None and self.config.taints_node else ""
             start_removal(state_dir, self.log, own)
 
     def _send_disk_figures(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monitor.actions.status import EvictedPod, StatusStore
 from monitor.errors import MonitorError
@@ -27,12 +27,14 @@ from monitor.policy.pods import Pod
 from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
-from monitor.policy.stats import PodStats
 from monitor.race.badness import Process
 from monitor.side.oom_events import MachineKills, is_outside_node
 from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.view import View, label, pod_owners
 from monitor.side.worker import Worker
+
+if TYPE_CHECKING:
+    from monitor.side.cluster.cluster import Cluster
 
 # Reports that evictions are suspended: in the log, in the metrics, and which processes have the memory. To name them a
 # thread reads the processes of the node, which may take some milliseconds.
@@ -119,21 +121,19 @@ _NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
-    ``pod_stats(uid)`` are the figures of a pod's local storage, ``reclaim(actions)`` has the node cleaned up,
-    ``set_capacity(bytes)`` is called when the node's memory is another one.
+    ``set_capacity(bytes)`` takes another size of the node's memory; ``reread()`` has the configuration read again.
     """
 
     def __init__(
         self,
         view: View,
         files: Worker,
-        pod_stats: Callable[[str], PodStats | None],
-        reclaim: Callable[[tuple[str, ...]], None],
         set_capacity: Callable[[int], object],
+        reread: Callable[[], None],
+        cluster: Cluster | None = None,
     ) -> None:
-        self._pod_stats = pod_stats
-        self._reclaim = reclaim
         self._set_capacity = set_capacity
+        self._cluster = cluster
         self._era = era(view.config.policy)
         self.view = view
         self.files = files
@@ -163,7 +163,7 @@ class MessageHandler:
             Soften: self.soft_brakes.soften,
             Held: self._on_held,
             HoldEnded: self._on_hold_ended,
-            Reread: self._on_reread,
+            Reread: lambda _: reread(),
         }
 
     def handle(self, message: messages.Message | messages.Bad) -> bool:
@@ -196,13 +196,9 @@ class MessageHandler:
         self._pod_event(message, "OutraceReleased", self.view.holds.over(message))
 
     def _pod_event(self, message: Held | HoldEnded, reason: str, text: str) -> None:
-        if text and self.view.cluster is not None:
+        if text and self._cluster is not None:
             warns = isinstance(message, Held)
-            self.view.cluster.pod_event(message.pod, message.name, reason, text, warns=warns)
-
-    def _on_reread(self, _: Reread) -> None:
-        if self.view.reloader is not None:
-            self.view.reloader.ask()
+            self._cluster.pod_event(message.pod, message.name, reason, text, warns=warns)
 
     def _on_log(self, message: messages.LogLine) -> None:
         (self.log_budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
@@ -228,7 +224,7 @@ class MessageHandler:
             return
         text, annotations = self._status_message(found.pod, message)
         fields |= {"pod": label(found.pod), "message": text}
-        cluster = self.view.cluster
+        cluster = self._cluster
         if message.observed:
             if cluster is not None and cluster.evictions is not None:
                 self.log.warning("asking the API server to evict", **fields)
@@ -265,7 +261,7 @@ class MessageHandler:
         if signal in MEMORY_SIGNALS:
             containers: Mapping[str, int] | None = decision.containers
         else:
-            stats = self._pod_stats(pod.uid)
+            stats = self.view.disks.pod_stats(pod.uid)
             containers = None if stats is None else dict(container_usage(stats, resource))
         quantity, available = self._quantity(decision), decision.available
         return eviction_message(pod, resource, quantity, available, containers, decision.working_set)
@@ -282,8 +278,8 @@ class MessageHandler:
         self._on_ended(message.pod, message.ts_ns)
 
     def _on_ended(self, pod: str, ended_ns: int) -> None:
-        if self.view.cluster is not None:
-            self.view.cluster.ended(pod, ended_ns)
+        if self._cluster is not None:
+            self._cluster.ended(pod, ended_ns)
 
     def _on_evicted(self, message: messages.Evicted) -> None:
         self._on_ended(message.pod, message.gone_ns)
@@ -324,7 +320,7 @@ class MessageHandler:
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
-        self._reclaim(tuple(message.actions))
+        self.view.disks.reclaim(tuple(message.actions))
 
     def _on_reap(self, message: messages.Reap) -> None:
         pids, number = list(message.pids), message.id

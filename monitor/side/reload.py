@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import meminfo
@@ -21,6 +21,9 @@ from monitor.pods.spec import SERVICES
 from monitor.policy.signals import MEMORY
 from monitor.settings.config import RunConfig
 from monitor.side.view import View
+
+if TYPE_CHECKING:
+    from monitor.side.races import Races
 
 #: Pauses between checks whether the hot process has applied it: it does in its next turn, or a debugger stops it.
 _POLL_S, _SLOW_POLL_S, _QUICK = 0.005, 0.25, 200
@@ -50,10 +53,11 @@ class _HalfTaken(Exception):
 
 
 class Reloader:
-    """`state` is replaced as a whole."""
+    """`state` is replaced as a whole. ``races()``: None until they are judged."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, races: Callable[[], Races | None]) -> None:
         self._view = view
+        self._races = races
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.state = Reloads()
@@ -199,11 +203,11 @@ class Reloader:
 
     def _go_by(self, config: RunConfig) -> None:
         """Apply in the helper what the hot process has applied."""
-        view = self._view
+        view, races = self._view, self._races()
         view.config, view.thresholds = config, config.thresholds()
         view.disks.take_config(config)
-        if view.races is not None:
-            view.races.take_config(config)
+        if races is not None:
+            races.take_config(config)
 
 
 def _pauses() -> Iterator[float]:

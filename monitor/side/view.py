@@ -31,11 +31,8 @@ from monitor.side.holds import Holds
 if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Map, Pins
-    from monitor.side.cluster.cluster import Cluster
     from monitor.side.disk_watch import DiskWatch
     from monitor.side.pod_watch import PodWatch
-    from monitor.side.races import Races
-    from monitor.side.reload import Reloader
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
 #: frees when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
@@ -68,8 +65,6 @@ class View:
     disks: DiskWatch
     table: DomainTable | None = None
     pins: Pins | None = None
-    races: Races | None = None
-    cluster: Cluster | None = None
     log: Log = field(default_factory=Log)
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
@@ -86,7 +81,6 @@ class View:
     thresholds: tuple[Threshold, ...] = ()
     evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
     side_turns: int = 0  # of the helper's main loop
-    reloader: Reloader | None = None
     _counts: Map | None = None
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
 

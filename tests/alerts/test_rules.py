@@ -168,15 +168,14 @@ def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
     view = side_view(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
-    view.races = Races(view)
-    view.reloader = Reloader(view)
-    worker = Worker("none")
-    view.cluster = Cluster(view, _SERVER, "node-1", worker)
-    metrics = Metrics(view, ProcessWatch(view), worker, worker, cast(Any, _NoServer()))
+    races, worker = Races(view), Worker("none")
+    cluster = Cluster(view, _SERVER, "node-1", worker, races)
+    parts = view, ProcessWatch(view), Reloader(view, lambda: races), worker, worker
+    metrics = Metrics(*parts, cast(Any, _NoServer()), lambda: (races, cluster))
     try:
         families = list(metrics.collect())
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}
     finally:
-        view.cluster.close()
-        view.races.close(1.0, 1.0)
+        cluster.close()
+        races.close(1.0, 1.0)
         worker.close(1.0)

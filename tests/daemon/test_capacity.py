@@ -115,7 +115,7 @@ def test_scores_are_of_the_whole_memory(node: str | None, tmp_path: Path) -> Non
     """As a kubelet's oom_score_adj, huge pages or not; of a node that is a cgroup they are of its limit."""
     total, scored = meminfo.mem_total(), list[int]()
     known = view(RunConfig(state_dir=str(tmp_path), node_cgroup=node), cgroupfs.Hierarchy(2, tmp_path), total)
-    handler = MessageHandler(known, Worker("files"), lambda _: None, lambda _: None, scored.append)
+    handler = MessageHandler(known, Worker("files"), scored.append, lambda: None)
     for capacity in (total - GIB, total - GIB, total - 2 * GIB):
         assert handler.handle(STATE._replace(observation={"node": {"capacity": capacity}}))
         assert known.capacity == capacity

@@ -60,7 +60,7 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
         return True
 
     view: Any = SimpleNamespace(config=RunConfig(), stats=stats, send=refuse)
-    reloader = Reloader(view)
+    reloader = Reloader(view, lambda: None)
     with pytest.raises(MonitorError, match="no descriptor left"):
         reloader._have_taken(RunConfig(), staged=False)
 
@@ -86,9 +86,9 @@ class Lines:
         self.lines.append((msg, f"{fields['before']} -> {fields['now']}"))
 
 
-def asked(view: Any) -> Reloader:
+def asked(view: Any, races: Any = None) -> Reloader:
     """After one request that was answered."""
-    reloader = Reloader(view)
+    reloader = Reloader(view, lambda: races)
     reloader.ask()
     until(lambda: reloader.state.answered == 1, "an answer")
     return reloader
@@ -104,8 +104,8 @@ def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path
         raise OSError(28, "No space left on device")
 
     races = SimpleNamespace(take_config=full)
-    view: Any = SimpleNamespace(config=before, stats=stats, send=stats.taken, log=log, disks=MagicMock(), races=races)
-    reloader = asked(view)
+    view: Any = SimpleNamespace(config=before, stats=stats, send=stats.taken, log=log, disks=MagicMock())
+    reloader = asked(view, races)
     assert (reloader.state.half_taken, reloader.state.refused, reloader.state.taken) == (True, 1, 0)
     [(msg, problem)] = log.lines
     assert (msg, problem) == ("the configuration is reloaded in part", reloader.state.problem)
@@ -122,14 +122,9 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     stats, log = Counters(), Lines()
 
     view: Any = SimpleNamespace(
-        config=over_the_kernels_share(config, 80 * MIB),
-        stats=stats,
-        send=stats.taken,
-        log=log,
-        disks=MagicMock(),
-        races=None,
+        config=over_the_kernels_share(config, 80 * MIB), stats=stats, send=stats.taken, log=log, disks=MagicMock()
     )
-    reloader = Reloader(view)
+    reloader = Reloader(view, lambda: None)
     until(lambda: len(shares) == 1 and log.lines, "the third look")
     assert log.lines == [("the default threshold follows the kernel's memory", "180Mi -> 300Mi")]
     assert view.config.eviction_hard["memory.available"] == "300Mi"
@@ -146,7 +141,7 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
     monkeypatch.setattr(meminfo, "kernels_share", lambda **_: looks.append(1) or 900 * MIB)
     config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
     view: Any = SimpleNamespace(config=config, stats=Counters(), log=Lines())
-    Reloader(view)
+    Reloader(view, lambda: None)
     until(lambda: len(looks) > 2, "several looks")
     assert (view.config, view.log.lines) == (config, [])
 

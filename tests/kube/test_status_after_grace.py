@@ -86,10 +86,10 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, files: Worker, tmp
     known.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
     known.first_seen["uid-a"] = 1_800_000_000.0
     begun, ended = list[tuple[str, int, bool]](), list[tuple[str, int]]()
-    known.cluster = create_autospec(Cluster, instance=True)
-    known.cluster.evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
-    known.cluster.ended = lambda uid, ns: ended.append((uid, ns))
-    handler = MessageHandler(known, files, *[lambda _: None] * 3)
+    cluster = create_autospec(Cluster, instance=True)
+    cluster.evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
+    cluster.ended = lambda uid, ns: ended.append((uid, ns))
+    handler = MessageHandler(known, files, lambda _: None, lambda: None, cluster)
     kind = "soft" if given_s else "hard"
     assert handler.handle(DECISION._replace(observed=False, kind=kind, given_s=given_s, signalled_ns=3))
     assert handler.handle(Killed(1, "uid-a", "default/a", 4))
@@ -105,10 +105,10 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     hook = Webhook()
     settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,))
     known = view(settings, cgroupfs.detect(), 1 << 30)
-    known.races = Races(known)
-    cluster = Cluster(known, config, "node-1", files)
+    races = Races(known)
+    cluster = Cluster(known, config, "node-1", files, races)
     with hook.running():
-        known.races.start()
+        races.start()
         cluster.start()
         try:
             api.store.create("pods", pod("web"))
@@ -121,7 +121,7 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
             until(lambda: len(hook.got()) == 1)
         finally:
             cluster.close()
-            known.races.close(10.0, 10.0)
+            races.close(10.0, 10.0)
     (alert,) = hook.got()
     assert (alert["name"], alert["status"]) == (STATUS_NOT_TAKEN, "firing")
     labels = {key: alert["labels"][key] for key in ("namespace", "pod", "outcome", "severity")}

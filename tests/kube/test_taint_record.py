@@ -54,7 +54,7 @@ def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
     patch = ApiClient.patch
     monkeypatch.setattr(ApiClient, "patch", look)
     known = tainting(tmp_path, LogLines(), "MemoryPressure")
-    cluster = Cluster(known, config, "node-1", files, ("/etc/kubeconfig", False))
+    cluster = Cluster(known, config, "node-1", files, kubeconfig=("/etc/kubeconfig", False))
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     assert at_the_patch[0] == [(MEMORY["key"],)]

@@ -124,7 +124,7 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
     source.poll()
     view.pods = dict(source.pods)
     source.close()
-    return summary(view)
+    return summary(view, None)
 
 
 @pytest.mark.live

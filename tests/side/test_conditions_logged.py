@@ -14,7 +14,7 @@ def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
     """As the messages come over the socket: with lists."""
     known = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
     files, warned = Worker("files"), list[tuple[str, object, object]]()
-    handler = MessageHandler(known, files, *[lambda _: None] * 3)
+    handler = MessageHandler(known, files, lambda _: None, lambda: None)
     handler.log = type(
         "Log", (), {"warning": lambda _, text, conditions, before: warned.append((text, conditions, before))}
     )()

@@ -169,8 +169,8 @@ def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
 def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
     """A changed brake is none."""
     known, events = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 * MIB), list[tuple[Any, ...]]()
-    known.cluster = cast(Any, SimpleNamespace(pod_event=lambda *about, warns: events.append((*about[:3], warns))))
-    handler = MessageHandler(known, Worker("files"), *[lambda _: None] * 3)
+    cluster: Any = SimpleNamespace(pod_event=lambda *about, warns: events.append((*about[:3], warns)))
+    handler = MessageHandler(known, Worker("files"), lambda _: None, lambda: None, cluster)
     for message in (HELD, HELD._replace(cap=0), ENDED, ENDED):
         assert handler.handle(message)
     assert events == [("u", "ns/hog", "OutraceHeld", True), ("u", "ns/hog", "OutraceReleased", False)]

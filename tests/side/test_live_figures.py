@@ -39,13 +39,13 @@ def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path:
         found: int = json.loads(response.body)["node"]["memory"]["usageBytes"]
         return found
 
-    assert (usage(live_response(view)), sent) == (20 * MIB, []), "never swept: the files"
+    assert (usage(live_response(view, None)), sent) == (20 * MIB, []), "never swept: the files"
     view.stats.set("armed", 1)
-    assert (usage(live_response(view)), sent) == (40 * MIB, []), "armed: they follow every charge"
+    assert (usage(live_response(view, None)), sent) == (40 * MIB, []), "armed: they follow every charge"
     view.stats.set("armed", 0)
     view.stats.set("sweep_ns", time.monotonic_ns())
-    assert (usage(live_response(view)), sent) == (40 * MIB, []), "just swept"
+    assert (usage(live_response(view, None)), sent) == (40 * MIB, []), "just swept"
     view.stats.set("sweep_ns", time.monotonic_ns() - 2_000_000_000)
-    assert (usage(live_response(view)), sent) == (20 * MIB, [])
-    assert usage(summary_response(view)) == 40 * MIB
+    assert (usage(live_response(view, None)), sent) == (20 * MIB, [])
+    assert usage(summary_response(view, None)) == 40 * MIB
     assert sent == [Refresh()], "for exact figures it is asked"

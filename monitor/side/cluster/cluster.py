@@ -30,6 +30,7 @@ from monitor.side.cluster.taint_record import TaintRecord, TaintRecords
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
+    from monitor.side.races import Races
     from monitor.side.view import View
 
 #: An idle connection gets a request this often: an API server, and a proxy before it, close idle connections.
@@ -43,13 +44,20 @@ _END_REQUEST_S = 1.0
 
 class Cluster:
     """``files`` writes below the state dir, one job after the other. `evicting` may be called from any thread and never
-    waits. ``kubeconfig``: the path of it, and whether it was given.
+    waits. ``races`` alert of a status that is not taken. ``kubeconfig``: the path of it, and whether it was given.
     """
 
     def __init__(
-        self, view: View, config: ClusterConfig, node: str, files: Worker, kubeconfig: tuple[str, bool] = ("", False)
+        self,
+        view: View,
+        config: ClusterConfig,
+        node: str,
+        files: Worker,
+        races: Races | None = None,
+        kubeconfig: tuple[str, bool] = ("", False),
     ) -> None:
         self.node = node
+        self._races = races
         self._view = view
         self._config = config
         log, state_dir = view.log, Path(view.config.state_dir)
@@ -157,8 +165,8 @@ class Cluster:
 
     def _status_not_taken(self, record: Record, outcome: str, text: str) -> None:
         """Raise the alert."""
-        if self._view.races is not None:
-            self._view.races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
+        if self._races is not None:
+            self._races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """An event on the node, as the kubelet sends for its own conditions."""
@@ -170,7 +178,7 @@ def _age_s(since_ns: int) -> float:
     return max(0.0, (time.monotonic_ns() - since_ns) / 1e9)
 
 
-def open_cluster(view: View, files: Worker) -> Cluster | None:
+def open_cluster(view: View, files: Worker, races: Races | None) -> Cluster | None:
     """The cluster that the pods come from; None where there is no access to its API server."""
     access = Access.found(view.config)
     try:
@@ -185,6 +193,6 @@ def open_cluster(view: View, files: Worker) -> Cluster | None:
         return None
     view.log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
     kubeconfig = access.kubeconfig_in_use, bool(access.kubeconfig)
-    cluster = Cluster(view, server, access.node, files, kubeconfig)
+    cluster = Cluster(view, server, access.node, files, races, kubeconfig)
     cluster.start()
     return cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -33,13 +33,14 @@ from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.race_metrics import race_metrics
 from monitor.side.export.route import Response
 from monitor.side.process_watch import over
-from monitor.side.reload import Reloads
+from monitor.side.reload import Reloader, Reloads
 from monitor.side.view import View
 
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.export.http import Server
     from monitor.side.process_watch import ProcessWatch
+    from monitor.side.races import Races
     from monitor.side.worker import Worker
 
 SCOPES = ("memcg", "global")
@@ -112,10 +113,21 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Metrics(Collector):
-    """Collects from a `View` and from the helper's own parts."""
+    """Collects from a `View` and from the helper's own parts. ``late()``: those that are None at first, or for ever."""
 
-    def __init__(self, view: View, processes: ProcessWatch, files: Worker, lines: Worker, server: Server) -> None:
+    def __init__(
+        self,
+        view: View,
+        processes: ProcessWatch,
+        reloader: Reloader,
+        files: Worker,
+        lines: Worker,
+        server: Server,
+        late: Callable[[], tuple[Races | None, Cluster | None]],
+    ) -> None:
         self.view = view
+        self.reloader = reloader
+        self.late = late
         self.scores, self.marks = processes.scores, processes.marks
         self.files = files
         self.lines = lines
@@ -146,10 +158,11 @@ class Metrics(Collector):
         yield from self._policy()
         yield from self._records()
         yield from self._side()
-        if self.view.races is not None:
-            yield from race_metrics(self.view.races)
-        if self.view.cluster is not None:
-            yield from cluster_metrics(self.view.cluster)
+        races, cluster = self.late()
+        if races is not None:
+            yield from race_metrics(races)
+        if cluster is not None:
+            yield from cluster_metrics(cluster)
 
     def _daemon(self) -> Iterator[Metric]:
         view, stats = self.view, self.view.stats
@@ -163,8 +176,7 @@ class Metrics(Collector):
             "Times there was no room to note the page cache of a memory cgroup, which counts as working set meanwhile."
         )
         yield counter("memory_cgroups_uncounted", text, view.counted().get("uncounted", 0))
-        if view.reloader is not None:
-            yield from reload_metrics(view.reloader.state)
+        yield from reload_metrics(self.reloader.state)
         yield from reclaim_metrics(view.disks.cleanup)
         rungs = {name: name == view.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the rung of the hook ladder that is in use.", rungs, "rung")
