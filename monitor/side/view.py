@@ -198,35 +198,30 @@ class View:
             named[key] = found
         return named
 
-    def memory(self, path: Path, capacity: int | None = None, counted: bool = True) -> MemoryReading | None:
+    def used(self, path: Path, counted: bool = True) -> Reading | MemoryReading | None:
         """A cgroup's memory: exact from the BPF table where it is watched (not ``counted``: never), else from its
-        files; None if it is gone.
-
-        Its capacity is its own limit, else ``capacity`` bytes.
+        files; None if it is gone. `memory` looks for its limit too, which takes 19 us (measured, cgroup v1).
         """
         try:
-            exact = self._exact(path) if counted else None
-            if exact is None:
-                return cgroupfs.read_cgroup(self.hierarchy, path, capacity)
-            own = cgroupfs.limit(path)
-        except cgroupfs.CgroupGone:
-            return None  # removed meanwhile: the pod source reports it
-        return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity if own is None else own)
-
-    def used(self, path: Path) -> Reading | MemoryReading | None:
-        """As `memory`, without the capacity: looking for a limit takes 19 us (measured, cgroup v1)."""
-        try:
-            exact = self._exact(path)
+            exact = self.table.read(cgroupfs.cgroup_id(path)) if counted and self.table is not None else None
             return cgroupfs.read_cgroup(self.hierarchy, path) if exact is None else exact
         except cgroupfs.CgroupGone:
-            return None
+            return None  # removed between two looks: the pod source reports it
 
-    def _exact(self, path: Path) -> Reading | None:
-        return self.table.read(cgroupfs.cgroup_id(path)) if self.table is not None else None
+    def memory(self, path: Path, counted: bool = True) -> MemoryReading | None:
+        """As `used`, against the cgroup's own limit."""
+        found = self.used(path, counted)
+        if found is None or isinstance(found, MemoryReading):
+            return found
+        try:
+            own = cgroupfs.limit(path)
+        except cgroupfs.CgroupGone:
+            return None
+        return MemoryReading.of(found.usage, found.inactive_file, found.active_file, own)
 
     def domains(self, counted: bool = True) -> dict[str, MemoryReading]:
         """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses.
-        ``counted`` as for `memory`.
+        ``counted`` as for `used`.
         """
         observation = self.state.observation if self.state is not None else {}
         found: dict[str, MemoryReading] = {}
@@ -237,17 +232,10 @@ class View:
                 capacity = observation[name]["capacity"]
             else:
                 capacity = self.capacity - (self.config.reserved if name == "kubepods" else 0)
-            is_root = path == self.hierarchy.root
-            reading = self._machine(capacity, counted) if is_root else self.memory(path, capacity, counted)
+            reading = self.used(path, counted)
             if reading is not None:
                 found[name] = MemoryReading.of(reading.usage, reading.inactive_file, reading.active_file, capacity)
         return found
-
-    def _machine(self, capacity: int, counted: bool) -> MemoryReading:
-        exact = self._exact(self.hierarchy.root) if counted else None
-        if exact is None:
-            return cgroupfs.read_node(self.hierarchy, capacity)
-        return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity)
 
 
 def label(pod: Pod) -> str:
