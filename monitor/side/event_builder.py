@@ -248,7 +248,7 @@ class EventBuilder:
         self.feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
-        if (left_out := self._hold_ration.ended(message)) is None:
+        if (left_out := self._hold_ration.take(message)) is None:
             return
         instead = self._name_of(message.other) if message.other else None
         about = {"pod_name": message.name, "hold": message.id, "instead": instead, "left_out": left_out}
@@ -286,7 +286,7 @@ class EventBuilder:
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
 
     def _on_held(self, message: Held) -> None:
-        if (left_out := self._hold_ration.held(message)) is None:
+        if (left_out := self._hold_ration.take(message)) is None:
             return
         if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
             self.feed(ranked(message.ts_ns, message.order))

@@ -42,22 +42,21 @@ class HoldRation:
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}  # by uid
 
-    def held(self, message: Held) -> int | None:
-        """None: do not report this hold, or change of its brake. A number: report it; so many were left out before."""
+    def take(self, message: Held | HoldEnded) -> int | None:
+        """None: do not report this hold, change of its brake, or end. A number: report it; so many were left out
+        before. The end of a reported hold is reported.
+        """
         told = self._told.get(message.pod)
         if told is None or message.ts_ns - told.since_ns >= MINUTE_NS:
-            return self._tell(message)
-        if told.id == message.id and told.changes < CHANGES:
-            told.changes += 1
-            return self._take(told)
-        return self._leave_out(told)
-
-    def ended(self, message: HoldEnded) -> int | None:
-        """The same of the end of a hold: the end of a reported hold is reported."""
-        told = self._told.get(message.pod)
-        if told is None or message.ts_ns - told.since_ns >= MINUTE_NS:
-            return self._tell(message)
-        return self._take(told) if told.id == message.id else self._leave_out(told)
+            return self._begin(message)
+        is_change = isinstance(message, Held)
+        if told.id != message.id or (is_change and told.changes == CHANGES):
+            told.left_out += 1
+            told.unsaid += 1
+            return None
+        told.changes += is_change
+        found, told.left_out = told.left_out, 0
+        return found
 
     def due_ns(self) -> int | None:
         """When `said` yields something (CLOCK_MONOTONIC); None while nothing is left out."""
@@ -70,7 +69,7 @@ class HoldRation:
                 yield uid, told.name, told.unsaid
                 told.unsaid = 0
 
-    def _tell(self, message: Held | HoldEnded) -> int:
+    def _begin(self, message: Held | HoldEnded) -> int:
         before = self._told.pop(message.pod, None)
         made = _Told(message.id, message.ts_ns, message.name)
         if before is not None:
@@ -79,16 +78,6 @@ class HoldRation:
         if len(self._told) > _MOST:
             del self._told[next(iter(self._told))]
         return 0 if before is None else before.left_out
-
-    @staticmethod
-    def _take(told: _Told) -> int:
-        found, told.left_out = told.left_out, 0
-        return found
-
-    @staticmethod
-    def _leave_out(told: _Told) -> None:
-        told.left_out += 1
-        told.unsaid += 1
 
 
 #: A hold that is over is resent only while its end is not stored: of far fewer.
@@ -144,7 +133,7 @@ class Holds:
         else:
             since_ns = before.since_ns
         self.now = {**self.now, message.pod: message._replace(since_ns=since_ns)}
-        left_out = self._ration.held(message)
+        left_out = self._ration.take(message)
         if left_out is None:
             self.left_out += 1
             return ""
@@ -165,7 +154,7 @@ class Holds:
         self.ended[message.why] += 1
         self.seconds += message.held_ns / 1e9
         self.grown_bytes += max(0, message.grew)
-        left_out = self._ration.ended(message)
+        left_out = self._ration.take(message)
         if left_out is None:
             self.left_out += 1
             return ""

@@ -207,7 +207,7 @@ def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
 def test_of_more_pods_than_are_remembered_the_oldest_is_told_of_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.side.holds._MOST", 3)
     ration = HoldRation()
-    assert [ration.held(HELD._replace(pod=uid)) for uid in "abcd"] == [0] * 4
+    assert [ration.take(HELD._replace(pod=uid)) for uid in "abcd"] == [0] * 4
     assert len(ration._told) == 3
 
 
