@@ -195,7 +195,7 @@ def ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
-def _stat(path: str) -> list[bytes]:
+def stat_fields(path: str) -> list[bytes]:
     """The fields of a stat after the name: state, parent, ... (proc(5) counts from 3). Raises OSError."""
     with open(f"{path}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
@@ -204,7 +204,7 @@ def _stat(path: str) -> list[bytes]:
 def is_kernel_thread(pid: int) -> bool:
     """Whether it is a thread of the kernel's. All are of session 0, as few others are: those cost one system call."""
     try:
-        return not os.getsid(pid) and bool(int(_stat(f"/proc/{pid}")[6]) & _PF_KTHREAD)
+        return not os.getsid(pid) and bool(int(stat_fields(f"/proc/{pid}")[6]) & _PF_KTHREAD)
     except OSError:
         return False  # gone
 
@@ -224,7 +224,7 @@ def lives(pid: int, most: int = 16) -> bool:
     """
     for directory in islice(directories(pid), most):
         try:
-            state, *fields = found = _stat(directory)
+            state, *fields = found = stat_fields(directory)
         except OSError:
             continue
         if kill_pends(found):
@@ -237,7 +237,7 @@ def lives(pid: int, most: int = 16) -> bool:
 def born_ns(pid: int) -> int | None:
     """When a process was started (CLOCK_MONOTONIC, to 10 ms, and never too late); None if it is gone."""
     try:
-        ticks = int(_stat(f"/proc/{pid}")[19])
+        ticks = int(stat_fields(f"/proc/{pid}")[19])
     except OSError:
         return None
     slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()  # the machine, since it was started
@@ -257,7 +257,7 @@ def _states(pid: int) -> Iterator[bytes]:
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
         for thread in threads:
             with contextlib.suppress(OSError):
-                yield _stat(thread.path)[0]
+                yield stat_fields(thread.path)[0]
 
 
 class Spared:

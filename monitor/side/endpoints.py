@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monitor.actions.status import timestamp
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import Server
@@ -85,17 +86,17 @@ def summary(view: View, races: Races | None, counted: bool = True) -> dict[str, 
     """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers. ``counted``:
     by the kernel programs, where they count.
     """
-    now = _time(time.time())
+    now = timestamp(time.time())
     domains = view.domains(counted)
     node: dict[str, Any] = {
         "nodeName": os.uname().nodename,
-        "startTime": _time(view.started),
+        "startTime": timestamp(view.started),
         "memory": _memory(domains["node"], now),
         "systemContainers": [],
     }
     if "kubepods" in domains:
         node["systemContainers"].append(
-            {"name": "pods", "startTime": _time(view.started), "memory": _memory(domains["kubepods"], now)}
+            {"name": "pods", "startTime": timestamp(view.started), "memory": _memory(domains["kubepods"], now)}
         )
     pods = [_pod(view, found, now, counted) for found in view.pods.values()]
     # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
@@ -121,7 +122,7 @@ def _status(view: View) -> dict[str, Any]:
 
 def _pod(view: View, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
     pod = found.pod
-    started = _time(view.first_seen.get(pod.uid, view.started))
+    started = timestamp(view.first_seen.get(pod.uid, view.started))
     result: dict[str, Any] = {
         "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
         "startTime": started,
@@ -149,7 +150,3 @@ def _memory(reading: MemoryReading, now: str) -> dict[str, Any]:
     if reading.available is not None:
         memory["availableBytes"] = reading.available
     return memory
-
-
-def _time(unix_s: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))

@@ -21,6 +21,7 @@ from monitor import __version__
 from monitor.actions.reclaim import RESULTS
 from monitor.kernel import limits
 from monitor.kernel.cgroupfs import MemoryReading
+from monitor.kernel.procfs import stat_fields
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
@@ -297,9 +298,7 @@ class Metrics(Collector):
 def process_usage(pid: int) -> tuple[int, float] | None:
     """(resident bytes, CPU seconds) of a process; None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The second field is the command in parentheses and may hold anything: count from the last ")".
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_fields(f"/proc/{pid}")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / _TICKS
