@@ -122,7 +122,7 @@ def bench(name: str) -> Found:
     return found
 
 
-def tests(names: Sequence[str], junit: Path, within: float | None = None) -> Found:
+def tests(names: Sequence[str], junit: Path, within: float | None) -> Found:
     """Each of these tests once, by pytest: an error is in what it leaves behind, a failure is a race that was lost.
     After ``within`` seconds none is begun, and one that still runs `MORE_S` later is interrupted, which is no loss.
     """
@@ -191,7 +191,7 @@ def rounds(options: argparse.Namespace, base: dict[str, dict[str, int]]) -> Iter
     for _ in range(options.rounds):
         for name in list(chosen):
             with tempfile.TemporaryDirectory() as place:
-                now = bench(name) if name in BENCHES else tests(families()[name], Path(place, "junit.xml"))
+                now = bench(name) if name in BENCHES else tests(families()[name], Path(place, "junit.xml"), None)
             done[name].add(now)
             was = base.get(name, {"lost": 0, "runs": 0})
             said = judge(len(done[name].lost), done[name].runs, was["lost"], was["runs"])

@@ -84,7 +84,7 @@ def test_what_pytest_finds_left_behind_is_broken(
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
     monkeypatch.setattr(races, "ROOT", tmp_path)
-    found = races.tests(["test_it.py"], tmp_path / "junit.xml")
+    found = races.tests(["test_it.py"], tmp_path / "junit.xml", None)
     assert found.runs == 3
     assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
     assert len(found.broken) == 1

@@ -36,39 +36,8 @@ from monitor.side.worker import Worker
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
 
-# Reports that evictions are suspended: in the log, in the metrics, and which processes have the memory. To name them a
-# thread reads the processes of the node, which may take some milliseconds.
-#: How many users of the memory are named.
+#: How many of those that have the memory are named while evictions are suspended.
 _NAMED = 3
-
-
-class BrakeReport:
-    """Keeps ``view.takers`` while evictions are suspended."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._log = view.log
-        self._worker = Worker("takers", 1)  # while one look is under way, another would give the same
-
-    def released(self, message: Released) -> None:
-        self._log.info("evictions are not held any more", reason="", **message._asdict())
-        self._view.takers = ()
-
-    def braked(self, message: Braked) -> None:
-        """Evictions are suspended, or their reason has changed."""
-        fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
-        self._log.warning("evictions are held: they would not help", kubelet_would_evict=message.name, **fields)
-        self._worker.submit(self._look)
-
-    def _look(self) -> None:
-        try:
-            found = takers(self._view)
-        except MonitorError as error:  # the worker's thread would end with it
-            self._log.warning("what takes the memory is not known", problem=str(error))
-            return
-        if self._view.braked is not None or not self._view.takers:
-            self._view.takers = found
-        self._log.warning("what no eviction gives back is taken by", takers=list(found))
 
 
 def takers(view: View) -> tuple[str, ...]:
@@ -141,9 +110,9 @@ class MessageHandler:
         self.log_budget = view.log_budget
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
+        self._takers = Worker("takers", 1)  # while one look is under way, another would give the same
         self.store = StatusStore(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view)
-        self._brake = BrakeReport(view)
         self.soft_brakes = SoftBrakes(view)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
@@ -155,8 +124,8 @@ class MessageHandler:
             messages.Evicted: self._on_evicted,
             messages.Left: self._on_left,
             messages.GiveBack: self._on_giveback,
-            messages.Braked: self._brake.braked,
-            messages.Released: self._brake.released,
+            messages.Braked: self._on_braked,
+            messages.Released: self._on_released,
             messages.Reap: self._on_reap,
             messages.Reclaim: self._on_reclaim,
             messages.Oom: self._on_oom,
@@ -187,6 +156,27 @@ class MessageHandler:
         self.view.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
+
+    def _on_released(self, message: Released) -> None:
+        self.log.info("evictions are not held any more", reason="", **message._asdict())
+        self.view.takers = ()
+
+    def _on_braked(self, message: Braked) -> None:
+        """Evictions are suspended, or their reason has changed."""
+        fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
+        self.log.warning("evictions are held: they would not help", kubelet_would_evict=message.name, **fields)
+        self._takers.submit(self._look_for_takers)
+
+    def _look_for_takers(self) -> None:
+        """By a thread: reading the processes of the node may take some milliseconds."""
+        try:
+            found = takers(self.view)
+        except MonitorError as error:  # the worker's thread would end with it
+            self.log.warning("what takes the memory is not known", problem=str(error))
+            return
+        if self.view.braked is not None or not self.view.takers:
+            self.view.takers = found
+        self.log.warning("what no eviction gives back is taken by", takers=list(found))
 
     def _on_held(self, message: Held) -> None:
         self._pod_event(message, "OutraceHeld", self.view.holds.held(message))

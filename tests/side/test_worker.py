@@ -10,7 +10,6 @@ from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.settings.config import RunConfig
 from monitor.side import message_handler
-from monitor.side.message_handler import BrakeReport
 from monitor.side.worker import Worker
 from tests.side.views import view
 
@@ -91,7 +90,7 @@ def test_a_look_at_the_takers_that_fails_does_not_end_the_thread(
     def refused(_: object) -> None:
         raise MonitorError("cgroup.procs cannot be read: Cannot allocate memory")
 
-    report = BrakeReport(view(RunConfig(), Hierarchy(2, tmp_path), 512 << 20))
-    report._worker.close(TIMEOUT_S)
+    known, files = view(RunConfig(), Hierarchy(2, tmp_path), 512 << 20), Worker("files")
+    handler = message_handler.MessageHandler(known, files, lambda _: None, lambda: None)
     monkeypatch.setattr(message_handler, "takers", refused)
-    report._look()
+    handler._look_for_takers()
