@@ -22,7 +22,7 @@ from monitor.policy.victims import rank_pods
 from monitor.race.badness import likely_victim, mismatch
 from monitor.race.events import Crossing, Sample, Watched
 from monitor.race.forecast import LEVEL, SEEN_NS, DomainForecast, Forecast, domain_forecasts, within
-from monitor.side.judge import Tally
+from monitor.side.judge import Histogram
 from monitor.side.view import View, pod_owners
 
 #: An alert waits until the late end of the forecast's interval has been within a minute for so long: what breathes (a
@@ -34,6 +34,8 @@ _DISAGREES_NS = 60_000_000_000
 _STILL_NS = 1_500_000_000
 #: Pods whose limit is remembered.
 _MOST_LIMITS = 1000
+#: Seconds by which a forecast was wrong.
+FORECAST_ERROR_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 #: How often the kernel's likely victim is computed while a threshold may be near.
 _VICTIM_NS = 5_000_000_000
 
@@ -41,16 +43,12 @@ _VICTIM_NS = 5_000_000_000
 class Forecaster:
     """``forecasts`` and ``mismatch`` are the latest, whole values that other threads may read."""
 
-    def __init__(
-        self,
-        view: View,
-        tally: Tally,
-        facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]],
-    ) -> None:
+    def __init__(self, view: View, facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]]) -> None:
         self.forecasts: Mapping[str, DomainForecast] = {}
         self.mismatch: Mapping[str, Any] | None = None
         self.view = view
-        self._tally = tally
+        self.error_s = Histogram(FORECAST_ERROR_S)
+        self.judged = dict.fromkeys(("inside", "sooner", "later", "none"), 0)  # crossings, by their forecast
         self._facts = facts
         self._made: dict[tuple[str, str, int], Forecast] = {}  # domain, signal, level -> what its crossing is held to
         self._victims_ns = 0
@@ -74,10 +72,12 @@ class Forecaster:
         made = self._made.pop((crossing.domain, crossing.signal, crossing.capacity - crossing.quantity), None)
         # One that is older was followed by no other: growth paused.
         if made is None or made.in_ns is None or crossing.ts_ns > made.at_ns + SEEN_NS + _STILL_NS:
-            self._tally.forecast_missing()
+            self.judged["none"] += 1
             return
         left_ns = crossing.ts_ns - made.at_ns
-        self._tally.forecast_judged((made.in_ns - left_ns) / 1e9, within(made, left_ns))
+        seconds = (made.in_ns - left_ns) / 1e9
+        self.error_s.observe(abs(seconds))
+        self.judged["inside" if within(made, left_ns) else "sooner" if seconds > 0 else "later"] += 1
 
     @property
     def _current(self) -> Mapping[str, DomainForecast]:

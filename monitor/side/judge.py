@@ -122,12 +122,11 @@ class Judge:
         self,
         config: RunConfig,
         log: Log,
-        tally: Tally,
         on_incident: Callable[[dict[str, Any]], None],
     ) -> None:
         self._config = config.pass_config()
         self._log = log
-        self._tally = tally
+        self.tally = Tally()
         self._on_incident = on_incident
         self.store = IncidentStore(Path(config.state_dir) / "incidents.db", log=log)
         self._episodes: Latest[Episode] = Latest(_QUEUE)
@@ -203,7 +202,7 @@ class Judge:
         made = incident.to_json()
         # A kill counts at once: a rule that waits for the end of the episode would be seconds late.
         if (final or incident.verdict in AT_ONCE) and self._counted.get(incident.id) != incident.verdict:
-            self._tally.count(incident)
+            self.tally.count(incident)
             self._counted[incident.id] = incident.verdict
         self._log_incident(made, final)
         if final:
@@ -237,8 +236,6 @@ MARGIN_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 
 MARGIN_BYTES = tuple(4**i << 18 for i in range(9))
 #: Seconds from a decision or a kill until the API server has accepted what follows from it.
 ACCEPTED_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-#: Seconds by which a forecast was wrong.
-FORECAST_ERROR_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Histogram:
@@ -260,35 +257,20 @@ class Histogram:
 
 
 class Tally:
-    """Counts of verdicts and flags, margins by verdict, errors of forecasts. Safe to use from several threads."""
+    """Counts of verdicts and flags, margins by verdict. Counted by one thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.verdicts = dict.fromkeys(VERDICTS, 0)
         self.flags = dict.fromkeys(FLAGS, 0)
         self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
         self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
-        self.forecast_error = Histogram(FORECAST_ERROR_S)
-        self.forecasts = dict.fromkeys(("inside", "sooner", "later", "none"), 0)  # crossings, by their forecast
 
     def count(self, incident: Incident) -> None:
         """Count one incident, when it is over."""
-        with self._lock:
-            self.verdicts[incident.verdict] += 1
-            for flag in incident.flags:
-                self.flags[flag] += 1
-            if incident.margin_ms is not None:
-                self.margin_s[incident.verdict].observe(abs(incident.margin_ms) / 1e3)
-            if incident.margin_bytes is not None:
-                self.margin_bytes[incident.verdict].observe(abs(incident.margin_bytes))
-
-    def forecast_judged(self, seconds: float, inside: bool) -> None:
-        """A crossing came so many seconds before its forecast (negative: after it), in its interval or not."""
-        with self._lock:
-            self.forecast_error.observe(abs(seconds))
-            self.forecasts["inside" if inside else "sooner" if seconds > 0 else "later"] += 1
-
-    def forecast_missing(self) -> None:
-        """A crossing came without a forecast."""
-        with self._lock:
-            self.forecasts["none"] += 1
+        self.verdicts[incident.verdict] += 1
+        for flag in incident.flags:
+            self.flags[flag] += 1
+        if incident.margin_ms is not None:
+            self.margin_s[incident.verdict].observe(abs(incident.margin_ms) / 1e3)
+        if incident.margin_bytes is not None:
+            self.margin_bytes[incident.verdict].observe(abs(incident.margin_bytes))

@@ -20,7 +20,7 @@ from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_s
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
-from monitor.side.judge import Judge, Tally
+from monitor.side.judge import Judge
 from monitor.side.view import OtherEviction, View
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ class Races:
         self._view = view
         self._log = log
         self._node = os.uname().nodename
-        self.tally = Tally()
         self.alerts = self._sender(config)
-        self.judge = Judge(config, log, self.tally, self._on_incident)
+        self.judge = Judge(config, log, self._on_incident)
         self._kmsg: Kmsg | None = None
         try:
             self._kmsg = Kmsg()
@@ -48,7 +47,7 @@ class Races:
         self.event_builder = EventBuilder(
             view, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
         )
-        self.forecaster = Forecaster(view, self.tally, self.event_builder.facts)
+        self.forecaster = Forecaster(view, self.event_builder.facts)
         self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}

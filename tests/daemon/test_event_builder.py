@@ -227,8 +227,7 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) ->
 @pytest.fixture
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1})
-    nothing: Any = SimpleNamespace()
-    return Forecaster(view, nothing, lambda: ((), ()))
+    return Forecaster(view, lambda: ((), ()))
 
 
 def ahead(seconds: float | None, latest: float | None) -> DomainForecast:

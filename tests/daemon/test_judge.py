@@ -17,7 +17,7 @@ from monitor.settings.config import RunConfig
 from monitor.side import judge as judging
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
-from monitor.side.judge import Judge, Latest, Tally
+from monitor.side.judge import Judge, Latest
 from tests.race.builders import died, episodes, mark
 from tests.waiting import until
 
@@ -71,7 +71,7 @@ def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
     monkeypatch.setattr(IncidentStore, "record", lambda self, one: (hung.wait(60), record(self, one))[1])
     heard: list[dict[str, Any]] = []
     config = RunConfig(state_dir=str(tmp_path))
-    one = Judge(config, Log(), Tally(), heard.append)
+    one = Judge(config, Log(), heard.append)
     state, events = State(), of_pods(30, 300)
     since = None
     for event in events:
@@ -105,7 +105,7 @@ def test_what_the_end_leaves_unstored_is_logged(
 
     monkeypatch.setattr(IncidentStore, "record", record)
     heard: list[dict[str, Any]] = []
-    one = Judge(RunConfig(state_dir=str(tmp_path)), Log("json"), Tally(), heard.append)
+    one = Judge(RunConfig(state_dir=str(tmp_path)), Log("json"), heard.append)
     found = list(episodes(*of_pods(3, 3)))
     for episode in found:
         one.submit(episode, True)
@@ -132,7 +132,7 @@ def test_a_disk_that_has_room_again_gets_the_last_word(
         record(store, incident)
 
     monkeypatch.setattr(IncidentStore, "record", refusing)
-    one = Judge(RunConfig(state_dir=str(tmp_path)), Log("json"), Tally(), lambda _: None)
+    one = Judge(RunConfig(state_dir=str(tmp_path)), Log("json"), lambda _: None)
     first, last = episodes(*of_pods(2, 2))
     one.submit(first, False)
     assert refused.wait(60)

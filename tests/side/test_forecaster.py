@@ -7,7 +7,6 @@ import pytest
 
 from monitor.race.events import Crossing, Sample, Watched
 from monitor.side.forecasts import Forecaster
-from monitor.side.judge import Tally
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -16,7 +15,7 @@ MIB = 1 << 20
 @pytest.fixture
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1}, pods={})
-    made = Forecaster(view, Tally(), lambda: ((), ()))
+    made = Forecaster(view, lambda: ((), ()))
     made._compare = lambda: None  # (the kernel's likely victim is no part of this)
     return made
 
@@ -32,7 +31,6 @@ def test_a_crossing_is_compared_with_the_first_forecast_before_it(forecaster: Fo
     """100 MiB are in use of 200, 5 MiB more each second: 20 s by the plain rate, from second 10 on."""
     level, capacity = 200 * MIB, 300 * MIB
     watched = Watched(0, "node", "memory.available", True, capacity - level, capacity)
-    tally = forecaster._tally
     forecaster._facts = lambda: (line_to(level, 5 * MIB), [watched])
 
     def crossed(second: int) -> Crossing:
@@ -42,9 +40,9 @@ def test_a_crossing_is_compared_with_the_first_forecast_before_it(forecaster: Fo
     for second, outcome in ((30, "inside"), (12, "sooner"), (40, "later"), (80, "none")):
         forecaster._update(10 * S)
         forecaster.crossed(crossed(second))
-        assert tally.forecasts[outcome] == 1, outcome
+        assert forecaster.judged[outcome] == 1, outcome
     forecaster.crossed(crossed(31))  # nothing was forecast since
-    assert tally.forecasts == {"inside": 1, "sooner": 1, "later": 1, "none": 2}
+    assert forecaster.judged == {"inside": 1, "sooner": 1, "later": 1, "none": 2}
     (threshold,) = forecaster.report()  # (a machine has no limit of its own)
     assert (threshold["domain"], threshold["of"], threshold["no"]) == ("node", "threshold", None)
     assert (threshold["level_bytes"], threshold["bytes_per_s"]) == (level, 5 * MIB)

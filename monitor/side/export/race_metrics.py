@@ -22,7 +22,7 @@ _ALERTS = {
 
 
 def race_metrics(races: Races) -> Iterator[Metric]:
-    tally, store, recorder = races.tally, races.judge.store, races.recorder
+    tally, store, recorder = races.judge.tally, races.judge.store, races.recorder
     yield counter("race", "Episodes of pressure that are over, by verdict.", tally.verdicts, "verdict")
     yield counter("incident_flags", "Flags given with verdicts on episodes of pressure.", tally.flags, "flag")
     seconds = {verdict: found.shown() for verdict, found in tally.margin_s.items()}
@@ -78,11 +78,11 @@ def _ahead(races: Races) -> Iterator[Metric]:
     text = "Until a pod hits its own limit, of those that there is a forecast for."
     yield gauge("pod_forecast_oom_seconds", text, near, "namespace", "pod")
     text = "By how much the first forecast of the last 30 s was wrong when a threshold was crossed."
-    yield histogram("forecast_error_seconds", text, {"": races.tally.forecast_error.shown()})
+    yield histogram("forecast_error_seconds", text, {"": forecaster.error_s.shown()})
     text = (
         f"Crossings, by the first forecast of the last 30 s: inside its {LEVEL:.0%} interval, sooner, later, or none."
     )
-    yield counter("forecasts_judged", text, races.tally.forecasts, "outcome")
+    yield counter("forecasts_judged", text, forecaster.judged, "outcome")
 
 
 def _middles(outlook: Mapping[str, Forecast], keys: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], float]:
