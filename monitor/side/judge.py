@@ -126,7 +126,10 @@ class Judge:
     ) -> None:
         self._config = config.pass_config()
         self._log = log
-        self.tally = Tally()
+        # For the metrics; margins are by verdict.
+        self.verdicts, self.flags = dict.fromkeys(VERDICTS, 0), dict.fromkeys(FLAGS, 0)
+        self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
+        self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
         self._on_incident = on_incident
         self.store = IncidentStore(Path(config.state_dir) / "incidents.db", log=log)
         self._episodes: Latest[Episode] = Latest(_QUEUE)
@@ -202,7 +205,7 @@ class Judge:
         made = incident.to_json()
         # A kill counts at once: a rule that waits for the end of the episode would be seconds late.
         if (final or incident.verdict in AT_ONCE) and self._counted.get(incident.id) != incident.verdict:
-            self.tally.count(incident)
+            self._count(incident)
             self._counted[incident.id] = incident.verdict
         self._log_incident(made, final)
         if final:
@@ -214,6 +217,15 @@ class Judge:
             self._on_incident(made)
         except MonitorError as error:
             self._log.error(str(error))
+
+    def _count(self, incident: Incident) -> None:
+        self.verdicts[incident.verdict] += 1
+        for flag in incident.flags:
+            self.flags[flag] += 1
+        if incident.margin_ms is not None:
+            self.margin_s[incident.verdict].observe(abs(incident.margin_ms) / 1e3)
+        if incident.margin_bytes is not None:
+            self.margin_bytes[incident.verdict].observe(abs(incident.margin_bytes))
 
     def _log_incident(self, incident: Mapping[str, Any], final: bool) -> None:
         """Log one line at a kill, one when the verdict changes, and one when the episode is over."""
@@ -254,23 +266,3 @@ class Histogram:
         """(upper bound, how many up to it), the last one "+Inf"; the sum of all values."""
         names = [*(f"{bound:g}" if bound < 1 else str(bound) for bound in self._bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True)), self._sum
-
-
-class Tally:
-    """Counts of verdicts and flags, margins by verdict. Counted by one thread."""
-
-    def __init__(self) -> None:
-        self.verdicts = dict.fromkeys(VERDICTS, 0)
-        self.flags = dict.fromkeys(FLAGS, 0)
-        self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
-        self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
-
-    def count(self, incident: Incident) -> None:
-        """Count one incident, when it is over."""
-        self.verdicts[incident.verdict] += 1
-        for flag in incident.flags:
-            self.flags[flag] += 1
-        if incident.margin_ms is not None:
-            self.margin_s[incident.verdict].observe(abs(incident.margin_ms) / 1e3)
-        if incident.margin_bytes is not None:
-            self.margin_bytes[incident.verdict].observe(abs(incident.margin_bytes))

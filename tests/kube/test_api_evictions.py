@@ -97,7 +97,7 @@ class Evictions:
         return [one.path.split("/")[-2] for one in self.api.seen("POST", EVICTION)]
 
     def outcome(self, name: str) -> int:
-        return self.evictions.tally.outcomes[name]
+        return self.evictions.outcomes[name]
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_of_too_many_the_oldest_are_dropped(
     monkeypatch.setattr("monitor.side.cluster.reports.KEEP", 1)
     for number in range(3):
         events.reports.add(replace(record(api), id=str(number)), None)
-    assert (events.waiting, events.reports.tally.events_dropped) == (["2"], 4)
+    assert (events.waiting, events.reports.events_dropped) == (["2"], 4)
 
 
 def test_any_name_of_a_pod_makes_a_name_of_an_event(api: FakeApiServer) -> None:
@@ -161,7 +161,7 @@ def test_an_eviction_is_written_to_the_cluster(
     cluster.evicting(evicted(api), _now_ns())
     until(lambda: _phase(api) == "Failed")
     assert relist(api, "web") == "Failed"
-    until(lambda: cluster.reports.tally.fates[TAKEN] == 1)
+    until(lambda: cluster.reports.fates[TAKEN] == 1)
     until(lambda: reasons(api) == BOTH)
     assert next(one.method for one in api.asked if one.method in ("PATCH", "POST")) == "PATCH", "the status goes first"
     until(lambda: list((tmp_path / "cluster").glob("*.json")) == [])
@@ -174,7 +174,7 @@ def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     api.refuse()
     first = open_cluster()
     first.evicting(evicted(api), _now_ns() - int(11e9))  # too long ago for a status
-    until(lambda: first.reports.tally.fates[AWAY] == 1)
+    until(lambda: first.reports.fates[AWAY] == 1)
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     first.close()
     api.listen()
@@ -245,7 +245,7 @@ def test_a_refused_event_does_not_hold_up_the_others(
     assert events.waiting == []
     assert [one["involvedObject"]["name"] for one in api.store.all("events") if one["reason"] == "Evicted"] == ["other"]
     assert "".join(capfd.readouterr()).count("an event is refused") == 1
-    assert len(api.seen("POST", "/namespaces/default/events")) == events.reports.tally.events_dropped
+    assert len(api.seen("POST", "/namespaces/default/events")) == events.reports.events_dropped
 
 
 def test_a_right_that_is_missing_in_one_namespace(
@@ -267,7 +267,7 @@ def test_a_right_that_is_missing_in_one_namespace(
     events.turn()
     assert events.waiting == [waits.id]
     events.after(300)
-    assert (events.waiting, events.reports.tally.events_dropped) == ([waits.id], 0)
+    assert (events.waiting, events.reports.events_dropped) == ([waits.id], 0)
     asked = len(api.seen("POST", "/namespaces/elsewhere/events"))
     assert 10 < asked < 30  # a request every 30 s at the end
     assert "".join(capfd.readouterr()).count("events wait for a right") == 1
@@ -292,7 +292,7 @@ def test_the_note_on_a_lost_status_is_never_on_the_event_of_the_node(events: Wri
     events.turn()
     events.clock.now += 11.0
     events.reports.write_statuses()
-    assert events.reports.tally.fates[AWAY] == 1
+    assert events.reports.fates[AWAY] == 1
     events.after(60)
     assert [STATUS_NOTE in one["metadata"].get("annotations", {}) for one in api.store.all("events")] == [False] * 2
 

@@ -115,7 +115,7 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
             cluster.evicting(evicted(api), time.monotonic_ns())
             until(lambda: api.store.get(("pods", "default", "web"))["status"]["phase"] == "Failed")
             assert relist(api, "web") == "Failed"
-            until(lambda: cluster.reports.tally.fates[TAKEN] == 1)
+            until(lambda: cluster.reports.fates[TAKEN] == 1)
             api.store.create("pods", pod("db"))
             cluster.evicting(evicted(api, "db"), time.monotonic_ns() - int(700e9))  # too long ago for a status
             until(lambda: len(hook.got()) == 1)

@@ -34,7 +34,7 @@ class Writer:
 
     @property
     def fates(self) -> list[str]:
-        return [fate for fate, count in self.reports.tally.fates.items() for _ in range(count)]
+        return [fate for fate, count in self.reports.fates.items() for _ in range(count)]
 
     def kill(self, record: Record, age_s: float = 0.0) -> None:
         self.reports.add(record, age_s)
@@ -82,14 +82,14 @@ def test_its_own_part_ends_when_the_request_is_on_its_way(writer: Writer, api: F
     passes = iter([0.5, 0.25])
 
     def slow(asked: Asked, reply: Reply) -> None:
-        until(lambda: writer.reports.tally.sent.shown()[0][-1][1] == 1.0, "the request noted as sent")
+        until(lambda: writer.reports.sent.shown()[0][-1][1] == 1.0, "the request noted as sent")
         writer.clock.now += next(passes)
         faults.status(500, "InternalError", "etcdserver: request timed out")(asked, reply)
 
     api.fail(slow, times=2, method="PATCH")
     writer.kill(record(api), age_s=0.02)
     writer.after(1.0)
-    sent, seconds = writer.reports.tally.sent.shown(), writer.reports.tally.seconds.shown()
+    sent, seconds = writer.reports.sent.shown(), writer.reports.seconds.shown()
     assert (sent[0][-1], seconds[0][-1]) == (("+Inf", 1.0), ("+Inf", 1.0))
     assert sent[1] == pytest.approx(0.02)
     assert seconds[1] >= 0.77
@@ -113,8 +113,8 @@ def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiSe
     }
     assert status["qosClass"] == "Burstable"
     assert len(api.seen("PATCH")) == 1
-    assert writer.reports.tally.seconds.shown()[0][-1] == ("+Inf", 1.0)
-    assert writer.reports.tally.sent.shown()[0][-1] == ("+Inf", 1.0)
+    assert writer.reports.seconds.shown()[0][-1] == ("+Inf", 1.0)
+    assert writer.reports.sent.shown()[0][-1] == ("+Inf", 1.0)
 
 
 def test_a_kubelet_that_takes_it(writer: Writer, api: FakeApiServer) -> None:
@@ -138,7 +138,7 @@ def test_one_that_the_kubelet_writes_over_is_written_again(writer: Writer, api: 
     relist(api, "web")
     writer.after(5.0)
     assert writer.fates == [TAKEN]
-    assert writer.reports.tally.erased == 1
+    assert writer.reports.erased == 1
 
 
 def test_a_kubelet_that_reports_nothing(writer: Writer, api: FakeApiServer) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -156,14 +155,6 @@ _SHOWN = 10
 _LEAST_GRACE_S = 1
 
 
-@dataclass
-class EvictionTally:
-    """For the metrics."""
-
-    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    seconds: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))
-
-
 class _Ending(NamedTuple):
     pod: Asked
     cgroup: Path | None
@@ -182,7 +173,8 @@ class ApiEvictions:
         clock: Callable[[], float] = time.monotonic,
         back_off: BackOff | None = None,
     ) -> None:
-        self.tally = EvictionTally()
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)  # for the metrics, as the next
+        self.seconds = Histogram(ACCEPTED_S)
         self._view = view
         self._max_pod_grace_s = view.config.eviction_max_pod_grace_period_s
         self._log = view.log
@@ -248,7 +240,7 @@ class ApiEvictions:
             if not self._holds(decision, self._clock() - since):
                 break
             outcome = self._requests.ask(pod)
-            self.tally.outcomes[outcome] += 1
+            self.outcomes[outcome] += 1
             if outcome == AWAY:
                 return False
             if outcome == ACCEPTED:
@@ -313,7 +305,7 @@ class ApiEvictions:
     def _accepted(self, decision: Decision, pod: Asked, rank: int) -> None:
         now_ns = time.monotonic_ns()
         took_s = max(0.0, (now_ns - decision.decided_ns) / 1e9)
-        self.tally.seconds.observe(took_s)
+        self.seconds.observe(took_s)
         self._log.warning(
             "evicted by the API server", pod=pod.title, uid=pod.uid, grace_s=pod.grace_s, seconds=round(took_s, 4)
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,18 +66,6 @@ _NOTE = "not written: the API server was away when the pod was killed"
 _LATER = (401, 408, 429)
 
 
-@dataclass
-class Tally:
-    """For the metrics."""
-
-    fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
-    seconds: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))
-    sent: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))  # of that, until the request was on its way
-    erased: int = 0  # times a kubelet had written another phase over it
-    events_sent: int = 0
-    events_dropped: int = 0
-
-
 @dataclass(slots=True)
 class Report:
     """A record with a status to be written or events to be sent. Times are by the clock of `Reports`."""
@@ -112,7 +100,11 @@ class Reports:
         clock: Callable[[], float] = time.monotonic,
         jitter: float = 1.0,
     ) -> None:
-        self.tally = Tally()
+        # For the metrics:
+        self.fates = dict.fromkeys(FATES, 0)
+        self.seconds, self.sent = Histogram(ACCEPTED_S), Histogram(ACCEPTED_S)  # `sent`: until it was on its way
+        self.erased = 0  # times a kubelet had written another phase over a status
+        self.events_sent = self.events_dropped = 0
         self.status_due, self.event_due = threading.Event(), threading.Event()
         self._client = client
         self._events_client = events_client
@@ -156,7 +148,7 @@ class Reports:
             self._reports[record.id] = made
             self._leave(made, record.events)
             for one in self._with_events()[:-KEEP]:
-                self.tally.events_dropped += len(one.record.events)
+                self.events_dropped += len(one.record.events)
                 self._leave(one, ())
         (self.event_due if settled else self.status_due).set()
         if not stored:  # after the rest: a status cannot wait for a disk
@@ -248,14 +240,14 @@ class Reports:
         def sent() -> None:
             if report.sent_s is None:
                 report.sent_s = self._clock() - report.killed
-                self.tally.sent.observe(report.sent_s)
+                self.sent.observe(report.sent_s)
 
         about = PODS, record.pod, record.patch, record.namespace
         pod = self._client.patch(*about, subresource="status", timeout_s=TIMEOUT_S, on_sent=sent)
         if not report.accepted:
             report.accepted = True
             took_s = self._clock() - report.killed
-            self.tally.seconds.observe(took_s)
+            self.seconds.observe(took_s)
             times = {"seconds": round(took_s, 4), "sent_seconds": round(report.sent_s or 0.0, 4)}
             self._log.info("status of an evicted pod written", pod=record.title, uid=record.uid, **times)
             self._settle(report)
@@ -270,7 +262,7 @@ class Reports:
         if _is_evicted(pod):
             return pod
         report.erased += 1
-        self.tally.erased += 1
+        self.erased += 1
         return self._patched(report)
 
     def _judge(self, report: Report, pod: Mapping[str, Any]) -> None:
@@ -316,7 +308,7 @@ class Reports:
 
     def _finish(self, report: Report, fate: str) -> None:
         record = report.record
-        self.tally.fates[fate] += 1
+        self.fates[fate] += 1
         level, text = FATES[fate]
         fields: dict[str, Any] = {"pod": record.title, "uid": record.uid, "written_again": report.erased}
         if report.problem and fate in (AWAY, REFUSED):
@@ -354,10 +346,10 @@ class Reports:
         namespace = _namespace(event)
         try:
             self._events_client.create(EVENTS, event, namespace)
-            self.tally.events_sent += 1
+            self.events_sent += 1
             self._refusing.discard(namespace)
         except AlreadyExists:
-            self.tally.events_sent += 1  # its answer was lost, or a daemon before this one sent it
+            self.events_sent += 1  # its answer was lost, or a daemon before this one sent it
         except Forbidden as error:
             if error.by_authorizer:
                 self._hold(namespace, error)
@@ -378,7 +370,7 @@ class Reports:
 
     def _drop(self, record: Record, namespace: str, error: ApiError) -> None:
         """The server will never take it: a quota, an admission webhook, a namespace that is gone."""
-        self.tally.events_dropped += 1
+        self.events_dropped += 1
         if namespace in self._refusing:
             return
         if len(self._refusing) >= KEEP:

@@ -360,26 +360,26 @@ def hold_metrics(view: View) -> Iterator[Metric]:
 
 # Metrics of what is written to the API server.
 def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
-    tally = cluster.reports.tally
+    reports = cluster.reports
     text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
-    yield histogram("cluster_status_seconds", text, {"": tally.seconds.shown()})
+    yield histogram("cluster_status_seconds", text, {"": reports.seconds.shown()})
     text = "Of that, until the request was on its way: outrace's own part."
-    yield histogram("cluster_status_sent_seconds", text, {"": tally.sent.shown()})
+    yield histogram("cluster_status_sent_seconds", text, {"": reports.sent.shown()})
     text = "Statuses of evicted pods, by what became of them; only `taken` is sure to stay."
-    yield counter("cluster_statuses", text, dict(tally.fates), "outcome")
+    yield counter("cluster_statuses", text, dict(reports.fates), "outcome")
     text = "Times a kubelet wrote another phase over such a status, and it was written again."
-    yield counter("cluster_statuses_erased", text, tally.erased)
+    yield counter("cluster_statuses_erased", text, reports.erased)
     if cluster.evictions is not None:
-        asked = cluster.evictions.tally
+        asked = cluster.evictions
         text = "Time from a decision to its eviction accepted by the API server (--evict-by api)."
         yield histogram("cluster_eviction_seconds", text, {"": asked.seconds.shown()})
         text = "Requests to evict a pod, by the answer: `budget`: a PodDisruptionBudget keeps it."
         yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
-    yield counter("cluster_events", "Events that the API server has taken.", tally.events_sent)
+    yield counter("cluster_events", "Events that the API server has taken.", reports.events_sent)
     yield counter(
-        "cluster_events_dropped", "Events that the API server refused, or that were too many.", tally.events_dropped
+        "cluster_events_dropped", "Events that the API server refused, or that were too many.", reports.events_dropped
     )
-    yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", cluster.reports.waiting)
+    yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", reports.waiting)
 
 
 # Metrics of single pods, and the limits of pods, node and kubepods. A limit that is not set, swap on a machine

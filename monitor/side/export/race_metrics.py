@@ -22,18 +22,18 @@ _ALERTS = {
 
 
 def race_metrics(races: Races) -> Iterator[Metric]:
-    tally, store, recorder = races.judge.tally, races.judge.store, races.recorder
-    yield counter("race", "Episodes of pressure that are over, by verdict.", tally.verdicts, "verdict")
-    yield counter("incident_flags", "Flags given with verdicts on episodes of pressure.", tally.flags, "flag")
-    seconds = {verdict: found.shown() for verdict, found in tally.margin_s.items()}
-    nbytes = {verdict: found.shown() for verdict, found in tally.margin_bytes.items()}
+    judge, store, recorder = races.judge, races.judge.store, races.recorder
+    yield counter("race", "Episodes of pressure that are over, by verdict.", judge.verdicts, "verdict")
+    yield counter("incident_flags", "Flags given with verdicts on episodes of pressure.", judge.flags, "flag")
+    seconds = {verdict: found.shown() for verdict, found in judge.margin_s.items()}
+    nbytes = {verdict: found.shown() for verdict, found in judge.margin_bytes.items()}
     yield histogram("race_margin_seconds", "By how much a race was won or lost.", seconds, "verdict")
     yield histogram("race_margin_bytes", "By how many bytes a race was won or lost.", nbytes, "verdict")
     yield from _ahead(races)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
     yield gauge("incident_store_failing", "1 while incidents cannot be stored.", store.failing)
-    lost = store.lost + races.judge.dropped
+    lost = store.lost + judge.dropped
     yield counter("incidents_lost", "Incidents refused by the store, or dropped before it.", lost)
 
     counters = races.alerts.counters if races.alerts is not None else {}
