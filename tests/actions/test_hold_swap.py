@@ -62,7 +62,7 @@ def zswap() -> Iterator[None]:
         enabled.write_text(before)
 
 
-@pytest.mark.skipif(not V2, reason="on cgroup v1 zswap's memory is nobody's: docs/hold.md says so")
+@pytest.mark.skipif(not V2, reason="on cgroup v1 no cgroup is charged for zswap's memory")
 def test_what_zswap_keeps_of_a_held_pod_is_below_its_cap(zswap: None, held: Stand) -> None:
     """Capped and not frozen it goes on; its own compressed pages count, so the node loses no more than the cap."""
     with held.puppet() as puppet:

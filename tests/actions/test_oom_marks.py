@@ -142,7 +142,7 @@ def test_a_cgroup_made_anew_is_not_noted_at(journal: MarkJournal, pod: Path) -> 
         assert left(pod) == []
 
 
-@pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: nobody can set a floor here (a guest's root can)")
+@pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: no process can set a floor here (a guest's root can)")
 def test_the_floor_is_where_it_was(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
     """A process may go down to the least that a process with CAP_SYS_RESOURCE ever gave it. Raised with that, and set
     back with it, the floor would be the value before.
