@@ -66,7 +66,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         bench = Bench(pod)
         eviction = bench.begin()
         assert not bench.evictor.follow(eviction.signalled_ns, 0)
-        assert eviction.next_look_ns > eviction.signalled_ns, "nobody looked"
+        assert eviction.next_look_ns > eviction.signalled_ns, "the evictor did not sample"
         for puppet in (first, second):
             puppet.wait()
         ended = 0

@@ -187,7 +187,7 @@ def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: 
     follow(world, SECOND // 5, growing(world, (HOG,), gib_per_s))
     assert thaws(brake)
     assert world.table.sets[index] > 210 * MIB
-    assert world.sent == [], "nobody is killed"
+    assert world.sent == [], "no pod is killed"
 
 
 @pytest.mark.parametrize("killed", [(HOG, DB), (DB,), (HOG,)])
@@ -207,7 +207,7 @@ def test_who_runs_for_a_sigkill_again_and_again_takes_nobodys_memory(
 
     follow(world, 10 * SECOND, growing(world, killed, gib_per_s))
     assert all(thaws(world.brakes[uid]) > 85 for uid in killed), "ten times a second, as often as it is looked at"
-    assert world.sent == [], "nobody is killed"
+    assert world.sent == [], "no pod is killed"
     assert CAPACITY - world.working_set > 24.75 * MIB, "the second line"
 
 

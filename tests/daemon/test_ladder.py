@@ -142,7 +142,7 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
         assert logged["hooks"] == live.rung(daemon) == POLL
         assert "memcg-tracepoint: " in logged["problem"]
         assert "may not load BPF programs" in logged["problem"]
-        assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that nobody may load"
+        assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that no process may load"
         assert logged["remedy"]
         wins(node, pod, daemon)
 

@@ -186,7 +186,7 @@ def test_the_bound_is_twice_the_slowest_of_late() -> None:
         return world.stats["return_bound_ns"]
 
     assert eviction(20) == FIRST_BOUND_NS
-    assert eviction(300) == 600 * MS, "also of who was slower than the bound"
+    assert eviction(300) == 600 * MS, "also of a pod that was slower than the bound"
     for _ in range(REMEMBERED):
         bound = eviction(20)
     assert bound == LEAST_BOUND_NS

@@ -61,7 +61,7 @@ def test_no_wait_is_planned_with_old_lists_that_most_of_the_headroom_is_in() -> 
 def test_far_from_it_they_are_read_now_and_then() -> None:
     assert compared(5000 * MIB, True, LISTS_NS - 1) == (0, (10240 - 5000 + 1024) * MIB)
     assert compared(5000 * MIB, True, LISTS_NS)[0] == 1
-    assert compared(10190 * MIB, False, LISTS_NS - 1)[0] == 0, "nobody waits by it while detached"
+    assert compared(10190 * MIB, False, LISTS_NS - 1)[0] == 0, "no wait is planned by it while detached"
 
 
 @pytest.mark.parametrize(

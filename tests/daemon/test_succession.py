@@ -281,7 +281,7 @@ def test_whether_an_eviction_is_over_is_looked_for_in_so_many_cgroups(
     assert not succession._is_dying(entry)
     assert len(read) <= 3 * (succession._MOST + 1)
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
-    assert not succession._is_over(entry, killed), "one who was there before"
+    assert not succession._is_over(entry, killed), "a process that was there before"
     born = procfs.born_ns(os.getpid())
     assert born is not None
     assert succession._is_over(entry, killed._replace(killed_ns=born - 10**9)) == (cgroups == 10)

@@ -161,7 +161,7 @@ def test_a_short_wait_is_ended_by_a_timer_and_not_before(pipe: tuple[int, int]) 
     sleep = Sleep(deaf)
     for wait_ns in (250_000, SHORT_NS - 1_000_000):
         due = time.monotonic_ns() + wait_ns
-        assert list(sleep.until(due)) == [], "the timer is nobody else's descriptor"
+        assert list(sleep.until(due)) == [], "no descriptor is reported for the timer"
         assert time.monotonic_ns() >= due
 
 
