@@ -291,7 +291,7 @@ def test_who_is_not_woken_up_for_his_own_signals_hears_of_what_comes_after_them(
             while ring.consume():
                 pass
             subprocess.run(["kill", "-KILL", str(third.pid)], check=True)
-            assert epoll.poll(live.TIMEOUT_S), "not woken up for a SIGKILL by somebody else"
+            assert epoll.poll(live.TIMEOUT_S), "not woken up for a SIGKILL by another process"
             third.process.wait()
 
             def ended() -> set[int]:

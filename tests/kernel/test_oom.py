@@ -120,7 +120,7 @@ def test_a_users_sigkill_only_looks_like_one() -> None:
                 ("exit", SI_USER, index),
             ]
             assert records[0].invoker_pid == os.getpid()
-            assert [e for e in watch.ooms if e.victim_pid == other.pid] == [], "nobody watches it"
+            assert [e for e in watch.ooms if e.victim_pid == other.pid] == [], "its cgroup is not watched"
 
 
 #: A frozen cgroup of the v1 freezer: a process killed in it stays until it is thawed, which a mark does.
@@ -142,7 +142,7 @@ def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
     # The mark thaws before it is traced, so the victim may leave first.
     assert sorted((e.kind, e.si_code) for e in records) == [("exit", SI_USER), ("kill", SI_USER), ("mark", 0)]
     mark = next(e for e in records if e.kind == "mark")
-    assert mark.exiting, "the OOM killer killed nobody"
+    assert mark.exiting, "the OOM killer killed no process"
     assert mark.invoker_pid == invoker.pid
 
 
