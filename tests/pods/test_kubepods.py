@@ -33,7 +33,7 @@ def delegated(path: Path) -> Path:
 
 
 def as_user(*paths: Path) -> None:
-    """The user makes these directories himself."""
+    """The user makes these directories."""
     subprocess.run(["mkdir", "-p", *paths], user=NOBODY, group=NOBODY, extra_groups=[], check=True)
 
 

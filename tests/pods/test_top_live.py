@@ -88,7 +88,7 @@ def test_keys_and_sizes(options: list[str]) -> None:
 def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(options: list[str], number: int) -> None:
     with top(options) as made:
         os.kill(made.pid, number)
-        assert made.end() == -number, "whoever waits for it sees the signal"
+        assert made.end() == -number, "a process that waits for it sees the signal"
         assert restored(made)
 
 
