@@ -67,7 +67,7 @@ def test_evictions_are_passed_on_also_before_the_pod_is_held(holds: Holds, sent:
     assert sent == [KubeletEviction("u", True), KubeletEviction("other", False)]
     holds._tells = False
     holds.evicted("u")
-    assert len(sent) == 2, "the hot process holds nobody"
+    assert len(sent) == 2, "the hot process holds no pod"
 
 
 def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_hold(
