@@ -101,8 +101,17 @@ class Decider:
         """Whether no memory threshold is met and no pod is being evicted."""
         return self._evictor.current is None and not self.pressed
 
-    def begin(self) -> None:
-        """All pods are known and counted: act from now on."""
+    def begin(self, pulled_ns: int = 0) -> None:
+        """All pods are known and counted: go on with what an earlier daemon was at, then act. ``pulled_ns``: when the
+        kernel pulled the trigger while no daemon ran; 0: it did not.
+        """
+        if self._enforce:
+            from monitor.hot.succession import succeed  # once, before the first decision
+
+            parts = self._gauge, self._registry, self._trigger, self._evictor, self._patience
+            succeed(*parts, self._send, pulled_ns, pressed=self.pressed)
+        if self.holds is not None:  # before the first pass, which would kill a pod that is not known to be held
+            self.holds.left.take_over(self._registry, self.holds.go_on)
         self.may_act = True
         self.figures.begin(time.monotonic_ns())
         self.run_pass()

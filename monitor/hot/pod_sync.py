@@ -132,14 +132,7 @@ class PodSync:
         """A sweep has been over all pods that were sent."""
         self._parts.records.pods_came()
         if not self._decider.may_act:
-            if self._parts.config.kills:
-                from monitor.hot.succession import succeed  # once, before the first decision
-
-                succeed(self._parts)
-            holds = self._decider.holds
-            if holds is not None:  # before the first pass, which would kill a pod that is not known to be held
-                holds.left.take_over(self._registry, holds.go_on)
-            self._decider.begin()
+            self._decider.begin(self._parts.records.pulled_ns)
             self._decider.evict_over_limit()
         self._decider.prepare()
         self._decider.changed = True

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from itertools import islice
 
 from monitor.actions.evict import Eviction
-from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, KILLED, Noted
-from monitor.hot.parts import Parts
-from monitor.hot.patience import MOST_BOUND_NS
-from monitor.hot.registry import PodEntry
+from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, KILLED, Evictor, Noted
+from monitor.hot.gauge import Gauge
+from monitor.hot.patience import MOST_BOUND_NS, Patience
+from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
 from monitor.link.messages import LogLine, Send
@@ -23,10 +24,20 @@ from monitor.link.messages import LogLine, Send
 _MOST = 1000
 
 
-def succeed(parts: Parts) -> None:
-    """Continue the eviction of the earlier daemon, if there was one. Called once, when all pods are known."""
-    evictor, registry, trigger, patience = parts.evictor, parts.registry, parts.trigger, parts.patience
-    send, pulled_ns = parts.outbox.send, parts.records.pulled_ns
+def succeed(
+    gauge: Gauge,
+    registry: Registry,
+    trigger: Trigger,
+    evictor: Evictor,
+    patience: Patience,
+    send: Send,
+    pulled_ns: int,
+    *,
+    pressed: bool,
+) -> None:
+    """Continue the eviction of the earlier daemon, if there was one. Called once, when all pods are known.
+    ``pulled_ns``: when the kernel pulled the trigger while no daemon ran. ``pressed``: a memory threshold is met.
+    """
     noted = evictor.note.read()
     if pulled_ns and trigger.inherited and (noted is None or noted.started_ns < pulled_ns):
         noted = Noted(KILLED, trigger.inherited, pulled_ns, 0, pulled_ns, 0, 0)
@@ -34,7 +45,7 @@ def succeed(parts: Parts) -> None:
     if noted is None or entry is None:
         return
     now = time.monotonic_ns()
-    usage = parts.gauge.table.working_set(entry.index)
+    usage = gauge.table.working_set(entry.index)
     until = max(noted.kill_at_ns, noted.killed_ns, noted.started_ns) + EVICTION_TIMEOUT_NS
     if not noted.reported and now < until:
         _log(send, "the daemon before ended while it was signalling a pod", entry, noted, usage)
@@ -46,7 +57,7 @@ def succeed(parts: Parts) -> None:
             registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
         evictor.note.gone(entry.cgroup_id)
         return
-    if now > until or not (parts.decider.pressed or noted.state == ASKED or _is_dying(entry)):
+    if now > until or not (pressed or noted.state == ASKED or _is_dying(entry)):
         # Its signal may not have gone out at all: the note is written first.
         evictor.note.drop(entry.cgroup_id)
         return

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot import act, brake_figures, decide, moved_pods, pass_timer
+from monitor.hot import act, brake_figures, decide, moved_pods, pass_timer, succession
 from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, PassTimer
@@ -80,6 +80,19 @@ def test_nobody_goes_before_all_pods_are_known(make: Make) -> None:
     world.wait(1)
     world.decider.begin()
     assert [one.pod for one in world.sent] == [PODS[1]]
+
+
+@pytest.mark.parametrize("evict_by", ["kill", "api"])
+def test_an_eviction_of_an_earlier_daemon_goes_on_where_outrace_kills(
+    make: Make, monkeypatch: pytest.MonkeyPatch, evict_by: str
+) -> None:
+    """With --evict-by api outrace enforces and sends no signal, and sent the SIGKILL that was due."""
+    world, taken = make(enforce=True, evict_by=evict_by), list[bool]()
+    monkeypatch.setattr(succession, "succeed", lambda *_, pressed: taken.append(world.decider.may_act))
+    world.decider.may_act = False
+    world.decider.begin(1)
+    assert taken == [False] * (evict_by == "kill"), "before any decision"
+    assert world.decider.may_act
 
 
 def test_pods_over_their_own_limits_go_first_and_one_by_one(make: Make) -> None:

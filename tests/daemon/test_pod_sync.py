@@ -8,7 +8,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from monitor.hot import succession
 from monitor.hot.pod_sync import PodSync
 from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Synced
@@ -91,17 +90,3 @@ def test_the_ring_is_read_between_pods_that_are_tried_again(stand: Stand) -> Non
     stand.log.clear()
     stand.pods.retry(0)
     assert " ".join(stand.log) == "a R ! b R !"
-
-
-@pytest.mark.parametrize("kills", [True, False])
-def test_an_eviction_of_an_earlier_daemon_goes_on_where_outrace_kills(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch, kills: bool
-) -> None:
-    """With --evict-by api outrace enforces and sends no signal, and sent the SIGKILL that was due."""
-    taken: list[Any] = []
-    monkeypatch.setattr(succession, "succeed", taken.append)
-    stand.parts.config = SimpleNamespace(enforce=True, kills=kills)
-    stand.parts.records = MagicMock()
-    stand.pods._decider = MagicMock(may_act=False, holds=None)
-    stand.pods._counted()
-    assert taken == [stand.parts] * kills

@@ -93,7 +93,7 @@ class World:
         )
         self.hierarchy = hierarchy
         self.fired: Any = None
-        self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
+        self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None, read=lambda: None)
         self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
         self.evictor.holds = lambda uid: False
         self.evictor.grace_ends_ns = lambda uid: 0
