@@ -333,6 +333,17 @@ class Decider:
             )
         )
 
+    def forget_disks(self) -> None:
+        """The helper is gone: what it sent counts no more."""
+        self._disks.forget()
+        self.run_pass()
+
+    def restart_recording(self) -> None:
+        """A recording begins, or a part of it is missing."""
+        if self._recorder is not None:
+            self._recorder.restart()
+            self.run_pass()  # a snapshot goes with a pass
+
     def take_disk_figures(self, message: DiskFigures) -> None:
         """New numbers of disks and process ids: first evict all pods over their own limits of local storage."""
         self._disks.take(message)

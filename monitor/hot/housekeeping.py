@@ -5,8 +5,13 @@ from __future__ import annotations
 import gc
 import time
 
-from monitor.hot.gauge import SWEEP_NS
-from monitor.hot.parts import Parts
+from monitor.hot.decide import Decider
+from monitor.hot.evictor import Evictor
+from monitor.hot.gauge import SWEEP_NS, Gauge
+from monitor.hot.records import Records
+from monitor.hot.registry import Registry
+from monitor.hot.supervise import Side
+from monitor.hot.sweeps import Sweeps
 
 HOUSEKEEPING_NS = 1_000_000_000
 
@@ -14,14 +19,23 @@ HOUSEKEEPING_NS = 1_000_000_000
 class Housekeeping:
     """Arms by headroom, keeps limits, thresholds and counters right, collects garbage."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._gauge = parts.gauge
-        self._registry = parts.registry
-        self._evictor = parts.evictor
-        self._decider = parts.decider
-        self._records = parts.records
-        self._sweeps = parts.sweeps
-        self._side = parts.side
+    def __init__(
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        evictor: Evictor,
+        decider: Decider,
+        records: Records,
+        sweeps: Sweeps,
+        side: Side,
+    ) -> None:
+        self._gauge = gauge
+        self._registry = registry
+        self._evictor = evictor
+        self._decider = decider
+        self._records = records
+        self._sweeps = sweeps
+        self._side = side
         self.next_ns = 0
 
     def due_ns(self) -> int:

@@ -171,6 +171,7 @@ class Loop:
         self._epoll = select.epoll()
         self._sleep = Sleep(self._epoll)
         self._handlers: dict[int, Handler] = {}
+        self.is_stopping = False  # True from some moment on: set by the handler of a signal, which may run at any time
 
     def listener(self, handler: Handler) -> Listener:
         """For an owner of descriptors that come and go."""

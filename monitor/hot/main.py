@@ -4,8 +4,8 @@ Nothing here may wait for a disk, a socket or another process. What blocks is in
 (monitor/side/main.py), which gets its reports afterwards. asyncio and `selectors` cannot be used: both misread EPOLLPRI
 descriptors.
 
-This file only wires: the table of timers is in the order of work (what may kill first, what only reports last);
-monitor/hot/loop.py defines a turn.
+This file only wires: each object is made with what it uses. The table of timers is in the order of work (what may kill
+first, what only reports last); monitor/hot/loop.py defines a turn.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,6 @@ from monitor.hot.gauge import Gauge, NodeGone
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard, Loop, Timer, Timers
 from monitor.hot.outbox import Outbox
-from monitor.hot.parts import Core, LifeCycle, Parts
 from monitor.hot.patience import Patience
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
@@ -46,6 +46,7 @@ from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.pins import HOOKS
 from monitor.kernel.sched import may_kill, protect
+from monitor.link import messages, rare_messages
 from monitor.link.counters import SharedStats
 from monitor.link.upgrade import is_replaced
 from monitor.policy.compat import SANE
@@ -62,83 +63,108 @@ if TYPE_CHECKING:
 
 
 class Hot:
-    """The parts, and what starts and ends them."""
+    """The objects of the hot process, and what starts and ends them."""
 
     def __init__(self, config: RunConfig, config_fd: int) -> None:
+        self.config = config
         stats = SharedStats.inherit(STATS_FD)
-        guard = Guard(stats)
-        loop = Loop(guard, stats)
-        self.service = Service()
-        side = Side(config_fd, stats.fd, config.listen_fd)
-        outbox = Outbox(side, stats)
+        self.guard = guard = Guard(stats)
+        self.loop = loop = Loop(guard, stats)
+        self.service = service = Service()
+        self.side = side = Side(config_fd, stats.fd, config.listen_fd)
+        self.outbox = outbox = Outbox(side, stats)
+        send, log = outbox.send, outbox.log
         source = open_memory_source(config)
-        pass_config = config.pass_config(kill_at_once=True)
-        gauge = Gauge(source, config, pass_config.thresholds, stats, outbox.send)
-        policy = era(config.policy)
-        eviction_order, recorder = self._eviction_order(config, policy, outbox)
+        pass_config, policy = config.pass_config(kill_at_once=True), era(config.policy)
+        self.gauge = gauge = Gauge(source, config, pass_config.thresholds, stats, send)
+        eviction_order, recorder = _eviction_order(config, policy, outbox)
         registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
-        trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
-        patience = Patience(gauge, registry, stats, outbox.send)
+        self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
+        self.patience = patience = Patience(gauge, registry, stats, send)
         self._ends = loop.listener(self._process_ended)
-        note = EvictionNote(source.eviction)
-        graceful = config.holds and config.hard_grace_ns > 0
-        evictor = Evictor(gauge, registry, trigger, patience, stats, self._ends, outbox.send, note, asks_exits=graceful)
-        disks = DiskSignals(config, policy, outbox.send)
-        core = Core(
-            config,
-            stats,
-            guard,
-            loop,
-            side,
-            outbox,
-            gauge,
-            registry,
-            trigger,
-            patience,
-            evictor,
-            disks,
-            recorder,
+        note, graceful = EvictionNote(source.eviction), config.holds and config.hard_grace_ns > 0
+        self.evictor = evictor = Evictor(
+            gauge, registry, trigger, patience, stats, self._ends, send, note, asks_exits=graceful
         )
-        decider = decider_of(
+        disks = DiskSignals(config, policy, send)
+        self.decider = decider = decider_of(
             config, pass_config, gauge, registry, trigger, evictor, patience, disks, recorder, stats, outbox
         )
-        records = _records(source, core, decider)
-        sweeps = Sweeps(gauge, registry, stats, records.read_events, outbox.log)
-        self.life = LifeCycle()
-        self.parts = parts = Parts(**vars(core), decider=decider, records=records, sweeps=sweeps, life=self.life)
-        self.housekeeping = Housekeeping(parts)
-        self.configuration = Configuration(parts, self.housekeeping)
-        pods = PodSync(parts, self.housekeeping, self.configuration)
-        self.restarts = SideRestarts(
-            side, outbox, loop, stats, self.life, started=pods.begin, lost=self._side_lost, receive=pods.receive
+        self.records = records = _records(source, gauge, registry, decider, stats, send)
+        self.sweeps = sweeps = Sweeps(gauge, registry, stats, records.read_events, log)
+        self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, sweeps, side)
+        self.configuration = configuration = Configuration(
+            config, gauge, registry, trigger, decider, records, housekeeping, side, stats, send
         )
-        self.report = Report(parts, self.service, self.restarts)
-        self.timers = timer_table(parts, self.housekeeping, pods, self.report, self.restarts, self.service)
-
-    @staticmethod
-    def _eviction_order(config: RunConfig, policy: Era, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:
-        """The ranks of the pods; while everything is recorded, an order that notes its changes for the recorder."""
-        if not config.record:
-            return EvictionOrder(policy.memory_key), None
-        from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder  # only a recording uses them
-
-        noted = RecordedEvictionOrder(policy.memory_key)
-        return noted, PassRecorder(noted, outbox.offer)
+        others = _other_messages(decider, evictor, patience, configuration, outbox)
+        about = guard, gauge, registry, trigger, decider, records, sweeps, housekeeping, configuration
+        self.pods = pods = PodSync(side, *about, stats, log, others)
+        self.restarts = restarts = SideRestarts(
+            side, outbox, loop, stats, started=pods.begin, lost=decider.forget_disks, receive=pods.receive
+        )
+        self.report = Report(config, gauge, registry, decider, records, guard, service, restarts, stats, outbox)
+        self.timers = self._timers()
 
     def _process_ended(self, pidfd: int) -> None:
         """A process of an evicted pod ended; the next check finds those that are left."""
-        if self.parts.evictor.ended(pidfd):
+        if self.evictor.ended(pidfd):
             self._ends.unregister(pidfd)  # it would be reported for ever
 
-    def _side_lost(self) -> None:
-        """The helper is gone: what it sent counts no more."""
-        self.parts.disks.forget()
-        self.parts.decider.run_pass()
+    def _timers(self) -> Timers:
+        """The table. What one timer does with more than one object is here."""
+        decider, evictor, patience, records = self.decider, self.evictor, self.patience, self.records
+        housekeeping, guarded = self.housekeeping, self.guard
+
+        def rank_due_ns() -> int | None:
+            return 0 if decider.pods.moved or decider.stirred else None
+
+        def rank(now_ns: int) -> None:
+            """Records were read: rank the pods that moved, prepare the next victim."""
+            if not decider.pods.moved:
+                decider.prepare()
+                return
+            guarded(decider.rank_moved)
+            if decider.holds is not None and decider.may_act:
+                guarded(decider.holds.look_uncrossed, now_ns)
+            guarded(decider.prepare)
+            patience.hasten()
+            decider.changed = True
+            if decider.braked is not None:
+                guarded(decider.run_pass)  # what grows may be in a pod now
+
+        def follow_eviction(now_ns: int) -> None:
+            if decider.follow(now_ns, self.side.pid):
+                records.pod_went()
+                if evictor.stuck:
+                    housekeeping.soon(now_ns)
+                self.gauge.arming.next_look_ns = now_ns  # what was met may be met anew
+
+        busy_poll = BusyPoll(self.gauge, decider, records.read_events, housekeeping.look)
+        return Timers(
+            (
+                Timer("watchdog", self.service.due_ns, self.service.alive),
+                Timer("rings", records.due_ns, records.go_on),
+                *_of_holds(decider, guarded),
+                Timer("rank", rank_due_ns, rank),
+                Timer("sample", decider.figures.due_ns, decider.figures.note),
+                Timer("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
+                Timer("eviction", evictor.due_ns, follow_eviction),
+                Timer("return", patience.due_ns, lambda _: decider.follow_return()),
+                Timer("pass", decider.pass_due_ns, lambda _: decider.run_pass()),
+                Timer("sweep", self.sweeps.due_ns, lambda _: self.sweeps.go_on()),
+                Timer("look", housekeeping.look_due_ns, housekeeping.look),
+                Timer("retry", self.pods.retry_due_ns, self.pods.retry),
+                Timer("housekeeping", housekeeping.due_ns, housekeeping.run),
+                Timer("report", self.report.due_ns, self.report.run),
+                Timer("side", self.restarts.due_ns, self.restarts.go_on),
+                Timer("busy-poll", busy_poll.due_ns, busy_poll.spin),
+            )
+        )
 
     def start(self) -> None:
         """Everything before the loop: the helper, signals, rings, thresholds, protection."""
-        parts, log = self.parts, self.parts.outbox.log
+        loop, records, log = self.loop, self.records, self.outbox.log
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a pidfd for every process of a pod
         self.restarts.open()
@@ -150,17 +176,17 @@ class Hot:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
 
-        parts.records.open(parts.loop.listener(parts.records.consume))
-        parts.loop.listener(self._take_wakeup).register(wake_fd, select.EPOLLIN)
+        records.open(loop.listener(records.consume))
+        loop.listener(self._take_wakeup).register(wake_fd, select.EPOLLIN)
 
         self.housekeeping.watch_thresholds()
         self.housekeeping.look(time.monotonic_ns())
-        parts.decider.run_pass()
+        self.decider.run_pass()
         self.report.protection = protect()
         gc.disable()  # collected by hand in quiet moments
         for note in self.report.protection.notes:
             log("warning", note)
-        if parts.config.kills and not may_kill():
+        if self.config.kills and not may_kill():
             log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
 
     def _take_wakeup(self, fd: int) -> None:
@@ -170,13 +196,13 @@ class Hot:
         self.configuration.go_on()
 
     def stop(self, *_: Any) -> None:
-        self.life.is_stopping = True
+        self.loop.is_stopping = True
 
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
         self.start()
-        turn, timers, life = self.parts.loop.turn, self.timers, self.life
-        while not life.is_stopping:
+        loop, turn, timers = self.loop, self.loop.turn, self.timers
+        while not loop.is_stopping:
             turn(timers)
 
     def finish(self) -> None:
@@ -185,12 +211,12 @@ class Hot:
         The OOM programs stay attached: their records wait for the next start.
         """
         self.service.stopping()
-        if self.parts.decider.holds is not None:
-            self.parts.decider.holds.release_all()
-        self.parts.patience.flush()
-        self.parts.trigger.disarm()
-        self.parts.gauge.arming.detach()
-        self.parts.side.stop()
+        if self.decider.holds is not None:
+            self.decider.holds.release_all()
+        self.patience.flush()
+        self.trigger.disarm()
+        self.gauge.arming.detach()
+        self.side.stop()
 
 
 def decider_of(
@@ -218,86 +244,42 @@ def decider_of(
     actor = Actor(
         gauge, registry, trigger, evictor, patience, disks, figures, brake, stats, send, enforces=config.kills
     )
-    return Decider(
-        pass_config,
-        gauge,
-        registry,
-        trigger,
-        evictor,
-        patience,
-        disks,
-        figures,
-        brake,
-        holds,
-        actor,
-        recorder,
-        stats,
-        outbox,
-    )
+    parts = gauge, registry, trigger, evictor, patience, disks, figures, brake, holds, actor, recorder
+    return Decider(pass_config, *parts, stats, outbox)
 
 
-def timer_table(
-    parts: Parts,
-    housekeeping: Housekeeping,
-    pods: PodSync,
-    report: Report,
-    restarts: SideRestarts,
-    service: Service,
-) -> Timers:
-    """The table. What one timer does with more than one object is here."""
-    decider, evictor, patience, records = parts.decider, parts.evictor, parts.patience, parts.records
-    guarded = parts.guard
+def _eviction_order(config: RunConfig, policy: Era, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:
+    """The ranks of the pods; while everything is recorded, an order that notes its changes for the recorder."""
+    if not config.record:
+        return EvictionOrder(policy.memory_key), None
+    from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder  # only a recording uses them
 
-    def rank_due_ns() -> int | None:
-        return 0 if decider.pods.moved or decider.stirred else None
-
-    def rank(now_ns: int) -> None:
-        """Records were read: rank the pods that moved, prepare the next victim."""
-        if not decider.pods.moved:
-            decider.prepare()
-            return
-        guarded(decider.rank_moved)
-        if decider.holds is not None and decider.may_act:
-            guarded(decider.holds.look_uncrossed, now_ns)
-        guarded(decider.prepare)
-        patience.hasten()
-        decider.changed = True
-        if decider.braked is not None:
-            guarded(decider.run_pass)  # what grows may be in a pod now
-
-    def follow_eviction(now_ns: int) -> None:
-        if decider.follow(now_ns, parts.side.pid):
-            records.pod_went()
-            if evictor.stuck:
-                housekeeping.soon(now_ns)
-            parts.gauge.arming.next_look_ns = now_ns  # what was met may be met anew
-
-    busy_poll = BusyPoll(parts.gauge, decider, records.read_events, housekeeping.look)
-    return Timers(
-        (
-            Timer("watchdog", service.due_ns, service.alive),
-            Timer("rings", records.due_ns, records.go_on),
-            *_of_holds(parts),
-            Timer("rank", rank_due_ns, rank),
-            Timer("sample", decider.figures.due_ns, decider.figures.note),
-            Timer("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
-            Timer("eviction", evictor.due_ns, follow_eviction),
-            Timer("return", patience.due_ns, lambda _: decider.follow_return()),
-            Timer("pass", decider.pass_due_ns, lambda _: decider.run_pass()),
-            Timer("sweep", parts.sweeps.due_ns, lambda _: parts.sweeps.go_on()),
-            Timer("look", housekeeping.look_due_ns, housekeeping.look),
-            Timer("retry", pods.retry_due_ns, pods.retry),
-            Timer("housekeeping", housekeeping.due_ns, housekeeping.run),
-            Timer("report", report.due_ns, report.run),
-            Timer("side", restarts.due_ns, restarts.go_on),
-            Timer("busy-poll", busy_poll.due_ns, busy_poll.spin),
-        )
-    )
+    noted = RecordedEvictionOrder(policy.memory_key)
+    return noted, PassRecorder(noted, outbox.offer)
 
 
-def _of_holds(parts: Parts) -> tuple[Timer, ...]:
+def _other_messages(
+    decider: Decider, evictor: Evictor, patience: Patience, configuration: Configuration, outbox: Outbox
+) -> dict[type, Callable[[Any], object]]:
+    """What handles the messages of the helper that are not of pods."""
+    made: dict[type, Callable[[Any], object]] = {
+        rare_messages.Record: lambda _: decider.restart_recording(),
+        messages.DiskFigures: decider.take_disk_figures,
+        messages.Stored: lambda message: outbox.stored(message.total),
+        messages.Reaped: lambda message: evictor.reaped(message.id),
+        messages.Reclaimed: lambda message: patience.reclaimed(message.id),
+        messages.Lives: lambda message: patience.answered(message.id, message.lives),
+        rare_messages.Reconfigure: configuration.take,
+    }
+    if decider.holds is not None:
+        made[rare_messages.KubeletEviction] = decider.holds.take_eviction
+        made[rare_messages.Softened] = decider.holds.take_softened
+    return made
+
+
+def _of_holds(decider: Decider, guarded: Guard) -> tuple[Timer, ...]:
     """The timers of holds, in modes that hold: before pods are ranked, to see those that moved."""
-    decider, holds = parts.decider, parts.decider.holds
+    holds = decider.holds
     if holds is None:
         return ()
 
@@ -307,7 +289,7 @@ def _of_holds(parts: Parts) -> tuple[Timer, ...]:
 
     def follow(now_ns: int) -> None:
         if holds.follow(now_ns):
-            parts.guard(decider.run_pass)  # held pods do not delay its victim any more
+            guarded(decider.run_pass)  # held pods do not delay its victim any more
 
     return (
         Timer("hold", due_ns, follow),
@@ -316,9 +298,10 @@ def _of_holds(parts: Parts) -> tuple[Timer, ...]:
     )
 
 
-def _records(source: MemorySource, core: Core, decider: Decider) -> Records:
+def _records(
+    source: MemorySource, gauge: Gauge, registry: Registry, decider: Decider, stats: SharedStats, send: messages.Send
+) -> Records:
     """The reader of this hook's events."""
-    gauge, registry, stats, send = core.gauge, core.registry, core.stats, core.outbox.send
     kills: Records | None = None
     if source.pins is not None:
         from monitor.hot.ring_records import RingRecords
@@ -363,7 +346,7 @@ def main() -> int:
         os.write(2, f"outrace: error: {error}\n".encode())
         if hot is None or isinstance(error, NodeGone) or not _is_left_alone(config):
             # What had been working may work again; a service manager does not try again after 2 and 3.
-            return error.exit_code if hot is None or not hot.life.is_ready else EXIT_FAILURE
+            return error.exit_code if hot is None or not hot.report.is_ready else EXIT_FAILURE
         failed = error
     finally:
         if hot is not None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.hot.decide import Decider
+from monitor.hot.gauge import Gauge
 from monitor.hot.housekeeping import Housekeeping
-from monitor.hot.parts import Parts
+from monitor.hot.loop import Guard
 from monitor.hot.reconfigure import Configuration
+from monitor.hot.records import Records
+from monitor.hot.registry import Registry
+from monitor.hot.supervise import Side
+from monitor.hot.sweeps import Sweeps
+from monitor.hot.trigger import Trigger
 from monitor.kernel.troubles import TROUBLES
-from monitor.link import channel, messages, rare_messages
-from monitor.link.rare_messages import Apply, Reconfigure, Record
+from monitor.link import channel, messages
+from monitor.link.counters import SharedStats
+from monitor.link.rare_messages import Apply
 
 #: A pod that could not be watched, for want of a descriptor for example, is tried again so often.
 RETRY_NS = 1_000_000_000
@@ -24,45 +32,52 @@ _OF_PODS = (messages.PodSeen, messages.PodGone)
 
 
 class PodSync:
-    """Pods come, go, and come again from a helper that was started anew."""
+    """Pods come, go, and come again from a helper that was started anew. ``others``: what handles the messages that are
+    not of pods, by type.
+    """
 
-    def __init__(self, parts: Parts, housekeeping: Housekeeping, configuration: Configuration) -> None:
-        self._parts = parts
-        self._side = parts.side
-        self._log = parts.outbox.log
-        self._gauge = parts.gauge
-        self._registry = parts.registry
-        self._decider = parts.decider
-        self._sweeps = parts.sweeps
-        self._life = parts.life
+    def __init__(
+        self,
+        side: Side,
+        guard: Guard,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        decider: Decider,
+        records: Records,
+        sweeps: Sweeps,
+        housekeeping: Housekeeping,
+        configuration: Configuration,
+        stats: SharedStats,
+        log: Callable[..., None],
+        others: Mapping[type, Callable[[Any], object]],
+    ) -> None:
+        self._side = side
+        self._guard = guard
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._decider = decider
+        self._records = records
+        self._sweeps = sweeps
         self._housekeeping = housekeeping
         self._configuration = configuration
+        self._stats = stats
+        self._log = log
+        self._knows_pods = False  # a helper has sent all of them once; the sweep that counts them follows
         self._sent: set[str] = set()  # uids of the pods that this helper has sent
         self._unwatched: dict[str, messages.PodSeen] = {}  # uid -> the message of a pod that could not be watched yet
         self._retry_ns = 0
         self._is_stale = False  # the messages of this turn ask for a sweep
-        outbox, evictor, patience = parts.outbox, parts.evictor, parts.patience
-        self._handlers: dict[type, Callable[[Any], object]] = {
+        self._handlers: Mapping[type, Callable[[Any], object]] = {
+            **others,
             messages.PodSeen: self._came,
             messages.PodGone: lambda message: self._drop(message.uid),
             messages.Synced: self._synced,
             messages.Refresh: self._refresh,
-            Record: self._record,
-            messages.DiskFigures: self._decider.take_disk_figures,
-            messages.Stored: lambda message: outbox.stored(message.total),
-            messages.Reaped: lambda message: evictor.reaped(message.id),
-            messages.Reclaimed: lambda message: patience.reclaimed(message.id),
-            messages.Lives: lambda message: patience.answered(message.id, message.lives),
             messages.Bad: self._bad,
-            Reconfigure: configuration.take,
             Apply: self._apply,
         }
-        holds = parts.decider.holds
-        if holds is not None:
-            self._handlers |= {
-                rare_messages.KubeletEviction: holds.take_eviction,
-                rare_messages.Softened: holds.take_softened,
-            }
 
     def begin(self) -> None:
         """Another helper is about to send all pods."""
@@ -83,25 +98,25 @@ class PodSync:
                 handler(message)
                 if isinstance(message, _OF_PODS):
                     self._look_between()
-        self._parts.stats.set("pods", len(self._registry))
-        if self._is_stale and self._life.knows_pods:  # at the start one sweep for all: 110 would take half a second
+        self._stats.set("pods", len(self._registry))
+        if self._is_stale and self._knows_pods:  # at the start one sweep for all: 110 would take half a second
             self._sweeps.ask(self._counted)  # a new domain's sums are complete after a sweep
 
     def _look_between(self) -> None:
         """A pod is added or dropped (0.1 ms), and a helper that is started again sends all: crossings do not wait."""
-        self._parts.guard(self._parts.records.read_events)
+        self._guard(self._records.read_events)
 
     def _came(self, message: messages.PodSeen) -> None:
         self._sent.add(message.uid)
         if self._configuration.keeps(message):
             return
-        self._parts.guard(self._put, message)
+        self._guard(self._put, message)
         self._is_stale = True
 
     def _apply(self, _: Apply) -> None:
         """A configuration, and the pods that change with it: no pass comes in between."""
         for message in self._configuration.kept():
-            self._parts.guard(self._put, message)
+            self._guard(self._put, message)
         self._is_stale = True
         self._configuration.apply()
 
@@ -110,8 +125,8 @@ class PodSync:
         for uid in self._registry.by_uid.keys() - self._sent:
             self._drop(uid)
             self._look_between()
-        if not self._life.knows_pods:
-            self._life.knows_pods = True
+        if not self._knows_pods:
+            self._knows_pods = True
         elif self._decider.holds is not None:
             self._decider.holds.report_all()
         self._is_stale = True
@@ -119,20 +134,14 @@ class PodSync:
     def _refresh(self, _: messages.Refresh) -> None:
         self._is_stale = True
 
-    def _record(self, _: Record) -> None:
-        recorder = self._parts.recorder
-        if recorder is not None:
-            recorder.restart()
-            self._decider.run_pass()  # a snapshot goes with a pass
-
     def _bad(self, message: messages.Bad) -> None:
         self._log("error", "a message of the side could not be read", type=message.type, problem=message.problem)
 
     def _counted(self) -> None:
         """A sweep has been over all pods that were sent."""
-        self._parts.records.pods_came()
+        self._records.pods_came()
         if not self._decider.may_act:
-            self._decider.begin(self._parts.records.pulled_ns)
+            self._decider.begin(self._records.pulled_ns)
             self._decider.evict_over_limit()
         self._decider.prepare()
         self._decider.changed = True
@@ -169,7 +178,7 @@ class PodSync:
         self._retry_ns = now_ns + RETRY_NS
         before = len(self._unwatched)
         for message in list(self._unwatched.values()):
-            self._parts.guard(self._put, message)
+            self._guard(self._put, message)
             self._look_between()
         if len(self._unwatched) < before:
             self._sweeps.ask(self._decider.prepare)
@@ -180,6 +189,6 @@ class PodSync:
         if entry is not None:
             self._decider.dropped(entry)
         self._registry.drop(uid)
-        self._parts.trigger.forget(uid)
+        self._trigger.forget(uid)
         self._gauge.sweep_soon()
         self._decider.changed = True

@@ -13,10 +13,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from monitor.hot.decide import Decider
+from monitor.hot.gauge import Gauge
 from monitor.hot.housekeeping import Housekeeping
-from monitor.hot.parts import Parts
+from monitor.hot.records import Records
+from monitor.hot.registry import Registry
+from monitor.hot.supervise import Side
+from monitor.hot.trigger import Trigger
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Clear, PodSeen
+from monitor.link.counters import SharedStats
+from monitor.link.messages import Clear, PodSeen, Send
 from monitor.link.rare_messages import Reconfigure, Reread
 from monitor.policy.eviction_pass import reconfigured
 from monitor.settings.config import RunConfig
@@ -36,10 +42,29 @@ class _Staged:
 class Configuration:
     """`config` is the one in force."""
 
-    def __init__(self, parts: Parts, housekeeping: Housekeeping) -> None:
-        self.config = parts.config
-        self._parts = parts
+    def __init__(
+        self,
+        config: RunConfig,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        decider: Decider,
+        records: Records,
+        housekeeping: Housekeeping,
+        side: Side,
+        stats: SharedStats,
+        send: Send,
+    ) -> None:
+        self.config = config
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._decider = decider
+        self._records = records
         self._housekeeping = housekeeping
+        self._side = side
+        self._stats = stats
+        self._send = send
         self._is_asked = False
         self._staged: _Staged | None = None
 
@@ -51,7 +76,7 @@ class Configuration:
         """After a signal, in the loop: have the configuration read again, if it was SIGHUP."""
         if self._is_asked:
             self._is_asked = False
-            self._parts.outbox.send(Reread())
+            self._send(Reread())
 
     def take(self, message: Reconfigure) -> None:
         """Put it into force, or keep it until the pods that change with it are there. Where there is no descriptor for
@@ -61,22 +86,22 @@ class Configuration:
             config = RunConfig.from_json(message.config)
             fd = config.to_memfd()
         except ValueError:  # after an upgrade the helper that was started again is the newer one
-            self._parts.stats.set("config_refused", message.number)
+            self._stats.set("config_refused", message.number)
             return
         except OSError as error:
             TROUBLES.note("side", error)
-            self._parts.stats.set("config_refused", message.number)
+            self._stats.set("config_refused", message.number)
             return
         self.forget()
         self._staged = _Staged(message.number, config, fd)
         if message.staged:
-            self._parts.stats.set("config_staged", message.number)
+            self._stats.set("config_staged", message.number)
         else:
             self.apply()
 
     def keeps(self, message: PodSeen) -> bool:
         """Whether a message about a pod waits for the configuration that it belongs to. A new pod does not."""
-        if self._staged is None or message.uid not in self._parts.registry.by_uid:
+        if self._staged is None or message.uid not in self._registry.by_uid:
             return False
         self._staged.pods[message.uid] = message
         return True
@@ -84,7 +109,7 @@ class Configuration:
     def kept(self) -> Iterator[PodSeen]:
         """What waited, of pods that are still there."""
         staged = self._staged
-        yield from () if staged is None else (m for m in staged.pods.values() if m.uid in self._parts.registry.by_uid)
+        yield from () if staged is None else (m for m in staged.pods.values() if m.uid in self._registry.by_uid)
 
     def forget(self) -> None:
         """Its helper is gone, and with it what it was about to send: the next one uses the configuration in force."""
@@ -94,30 +119,30 @@ class Configuration:
 
     def apply(self) -> None:
         """Put what was staged into force."""
-        staged, parts = self._staged, self._parts
+        staged = self._staged
         if staged is None:
             return
         self._staged = None
         # Crossings that wait name thresholds by their place among those of before.
-        parts.records.read_events()
+        self._records.read_events()
         self.config = staged.config
-        parts.side.take_config(staged.fd)
+        self._side.take_config(staged.fd)
         self._change_thresholds(staged.config)
-        parts.stats.set("config_number", staged.number)
-        parts.decider.changed = True
+        self._stats.set("config_number", staged.number)
+        self._decider.changed = True
 
     def _change_thresholds(self, config: RunConfig) -> None:
-        gauge, decider = self._parts.gauge, self._parts.decider
+        gauge, decider = self._gauge, self._decider
         before, after = decider.config, config.pass_config(kill_at_once=True)
         decider.state, decider.config = reconfigured(before, decider.state, after), after
-        self._parts.trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
+        self._trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
         gauge.thresholds = after.thresholds
         change_thresholds(gauge.watches, after.thresholds)
         # At once: by the old ceilings the kernel would signal the pod that is prepared below. The programs compare only
         # what is counted already (bpf/pressure.c).
         gauge.arm_thresholds()
         if all(map(gauge.known, gauge.watches)):
-            self._parts.records.watch({w.index: w for w in gauge.watches})
+            self._records.watch({w.index: w for w in gauge.watches})
         else:
             self._housekeeping.watch_thresholds()
         self._end_compared()
@@ -127,10 +152,10 @@ class Configuration:
 
     def _end_compared(self) -> None:
         """Of thresholds that were compared alone, and are not any more: what they began is over."""
-        gauge, compared, now = self._parts.gauge, self._parts.decider.compared, time.monotonic_ns()
+        gauge, compared, now = self._gauge, self._decider.compared, time.monotonic_ns()
         for watch in [w for w in gauge.watches if not w.compared]:
             for over in [t for t in compared.met if t.signal == watch.signal]:
                 available = watch.observation(gauge.reading(watch), now).available
-                self._parts.outbox.send(Clear(now, watch.name, over.signal, over.hard, available))
+                self._send(Clear(now, watch.name, over.signal, over.hard, available))
         alone = {w.signal for w in gauge.watches if w.compared}
         compared.met = tuple(t for t in compared.met if t.signal in alone)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import resource
 from typing import Any
 
+from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
-from monitor.hot.parts import Parts
+from monitor.hot.loop import Guard
+from monitor.hot.outbox import Outbox
+from monitor.hot.records import Records
+from monitor.hot.registry import Registry
 from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
 from monitor.kernel.sched import Protection
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import messages
+from monitor.link.counters import SharedStats
+from monitor.settings.config import RunConfig
 from monitor.sources.watch import Watch
 
 #: From one `state` message to the next at least.
@@ -21,18 +27,35 @@ PUBLISH_NS = 250_000_000
 class Report:
     """Sends that it is ready, what failed, and at most four times a second how things are."""
 
-    def __init__(self, parts: Parts, service: Service, restarts: SideRestarts) -> None:
-        self._parts = parts
-        self._decider = parts.decider
-        self._records = parts.records
-        self._life = parts.life
+    def __init__(
+        self,
+        config: RunConfig,
+        gauge: Gauge,
+        registry: Registry,
+        decider: Decider,
+        records: Records,
+        guard: Guard,
+        service: Service,
+        restarts: SideRestarts,
+        stats: SharedStats,
+        outbox: Outbox,
+    ) -> None:
+        self._config = config
+        self._gauge = gauge
+        self._registry = registry
+        self._decider = decider
+        self._records = records
+        self._guard = guard
         self._service = service
         self._restarts = restarts
+        self._stats = stats
+        self._outbox = outbox
+        self.is_ready = False  # all pods are counted, and decisions can be made: True from some moment on
         self._published_ns = 0
         self.protection = Protection("default", False, 0)
 
     def due_ns(self) -> int | None:
-        if TROUBLES.any or (self._decider.may_act and not self._life.is_ready):
+        if TROUBLES.any or (self._decider.may_act and not self.is_ready):
             return 0
         if self._decider.changed or self._records.eventful:
             return self._published_ns + PUBLISH_NS
@@ -40,10 +63,10 @@ class Report:
 
     def run(self, now_ns: int) -> None:
         """What the helper should know, when it is time."""
-        if self._decider.may_act and not self._life.is_ready:
+        if self._decider.may_act and not self.is_ready:
             self._ready(now_ns)
-        by_uid, log = self._parts.registry.by_uid, self._parts.outbox.log
-        for trouble in self._parts.guard.to_report(now_ns):
+        by_uid, log = self._registry.by_uid, self._outbox.log
+        for trouble in self._guard.to_report(now_ns):
             entry = by_uid.get(trouble.whose)
             pod = {"pod": entry.title if entry is not None else trouble.whose} if trouble.whose else {}
             log("error", "a system call failed: going on without it", **pod, **trouble.fields)
@@ -53,32 +76,31 @@ class Report:
             self._publish(now_ns)
 
     def _ready(self, now_ns: int) -> None:
-        parts = self._parts
-        self._life.is_ready = True
+        self.is_ready = True
         self._decider.changed = True
         self._published_ns = 0  # published at once: others wait for it
-        parts.stats.set("ready_ns", now_ns)
-        self._service.ready(f"{len(parts.registry)} pods, hooks {parts.config.rung}")
-        parts.outbox.log(
+        self._stats.set("ready_ns", now_ns)
+        self._service.ready(f"{len(self._registry)} pods, hooks {self._config.rung}")
+        self._outbox.log(
             "info",
             "ready",
             ready_ns=now_ns,
-            pods=len(parts.registry),
-            armed=parts.gauge.arming.armed,
+            pods=len(self._registry),
+            armed=self._gauge.arming.armed,
             **self._protected(),
         )
 
     def _publish(self, now_ns: int) -> None:
         """Send the helper the state."""
-        parts, decider = self._parts, self._decider
+        decider = self._decider
         decider.changed = False
         self._published_ns = now_ns
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        parts.stats.set("cpu_ns", int((usage.ru_utime + usage.ru_stime) * 1e9))
-        parts.stats.set("published_ns", now_ns)
+        self._stats.set("cpu_ns", int((usage.ru_utime + usage.ru_stime) * 1e9))
+        self._stats.set("published_ns", now_ns)
         outcome = decider.outcome
-        first = parts.registry.first()
-        parts.outbox.send(
+        first = self._registry.first()
+        self._outbox.send(
             messages.State(
                 conditions=sorted(outcome.conditions) if outcome else [],
                 met=[
@@ -86,14 +108,14 @@ class Report:
                     for t in (outcome.observed if outcome else ())
                 ],
                 compared=[{"signal": t.signal, "kind": "hard" if t.hard else "soft"} for t in decider.compared.met],
-                armed=parts.gauge.arming.armed,
-                order=[c.uid for c in parts.registry.order()[:10]],
+                armed=self._gauge.arming.armed,
+                order=[c.uid for c in self._registry.order()[:10]],
                 victim=first.uid if first else None,
-                observation={w.name: described(parts.gauge, w) for w in parts.gauge.watches if not w.formula},
-                pods=len(parts.registry),
+                observation={w.name: described(self._gauge, w) for w in self._gauge.watches if not w.formula},
+                pods=len(self._registry),
                 braked=decider.braked,
-                trigger=parts.config.trigger,
-                ready=self._life.is_ready,
+                trigger=self._config.trigger,
+                ready=self.is_ready,
                 **self._protected(),
             )
         )

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from monitor.actions.victim import SPARED
 from monitor.hot.loop import Loop
 from monitor.hot.outbox import Outbox
-from monitor.hot.parts import LifeCycle
 from monitor.hot.supervise import Side
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import HeartbeatWatch
@@ -24,7 +23,6 @@ class SideRestarts:
         outbox: Outbox,
         loop: Loop,
         stats: SharedStats,
-        life: LifeCycle,
         *,
         started: Callable[[], None],
         lost: Callable[[], None],
@@ -33,8 +31,8 @@ class SideRestarts:
         self._side = side
         self._heartbeat = HeartbeatWatch(stats, side.timer)
         self._outbox = outbox
+        self._loop = loop
         self._stats = stats
-        self._life = life
         self._started = started
         self._lost = lost
         self._channel = loop.listener(lambda _: receive())
@@ -101,7 +99,7 @@ class SideRestarts:
         killed = self._side.is_killed
         status = self._side.reap()
         self._without_side()
-        if not self._life.is_stopping:
+        if not self._loop.is_stopping:
             why = f"{self._hung}: it was killed" if killed else f"ended (wait status {status})"
             self._complaint = f"the side process {why} and was started again"
 

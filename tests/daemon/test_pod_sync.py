@@ -25,16 +25,16 @@ class Stand:
         registry.put.side_effect = self._put
         registry.drop.side_effect = lambda uid: self.log.append(f"-{uid}") or by_uid.pop(uid, None)
         self._by_uid = by_uid
-        self.parts: Any = MagicMock(
-            side=SimpleNamespace(sock=self.sock),
-            registry=registry,
-            guard=self._guard,
-            records=SimpleNamespace(read_events=self._read),
-        )
-        self.parts.gauge.find_kubepods.return_value = False
-        configuration = MagicMock()
-        configuration.keeps.return_value = False
-        self.pods = PodSync(self.parts, MagicMock(), configuration)
+        given: dict[str, Any] = {
+            **{name: MagicMock() for name in ("gauge", "trigger", "decider", "sweeps", "housekeeping", "stats", "log")},
+            "side": SimpleNamespace(sock=self.sock),
+            "guard": self._guard,
+            "registry": registry,
+            "records": SimpleNamespace(read_events=self._read),
+            "configuration": MagicMock(keeps=lambda _: False),
+        }
+        given["gauge"].find_kubepods.return_value = False
+        self.pods = PodSync(**given, others={})
 
     def _put(self, message: PodSeen) -> None:
         self.log.append(message.uid)

@@ -179,17 +179,18 @@ def test_the_next_side_gets_the_new_descriptor() -> None:
         os.close(side.timer.fileno())
 
 
-def configuration(**parts: Any) -> tuple[Configuration, Any]:
-    """With what stands in for the parts of a hot process."""
-    made: Any = SimpleNamespace(config=RunConfig(), stats=Counters(), **parts)
-    return Configuration(made, made), made
+def configuration(**given: Any) -> tuple[Configuration, Counters]:
+    """``given``: arguments of the constructor, by name; nothing comes of the others."""
+    names = ("gauge", "registry", "trigger", "decider", "records", "housekeeping", "side", "send")
+    stats: Any = Counters()
+    return Configuration(RunConfig(), stats=stats, **{**dict.fromkeys(names), **given}), stats
 
 
 def test_what_a_newer_side_sends_is_refused_and_ends_nobody() -> None:
-    made, parts = configuration()
+    made, stats = configuration()
     made.take(Reconfigure(3, '{"of_a_later_version": 1}'))
     made.apply()
-    assert parts.stats == {"config_refused": 3}
+    assert stats == {"config_refused": 3}
     assert made.config == RunConfig()
 
 
@@ -212,7 +213,8 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
     def step(name: str) -> Any:
         return lambda *_: done.append(name)
 
-    made, parts = configuration(
+    compared = SimpleNamespace(met=lines)
+    made, _ = configuration(
         records=SimpleNamespace(read_events=step("read"), watch=step("watch")),
         side=SimpleNamespace(take_config=os.close),
         trigger=SimpleNamespace(stand_down=step("stand down")),
@@ -222,18 +224,17 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
         decider=SimpleNamespace(
             config=RunConfig().pass_config(),
             state=KNOWN_LAYOUT,
-            compared=SimpleNamespace(met=lines),
+            compared=compared,
             run_pass=step("pass"),
             prepare=step("prepare"),
         ),
-        outbox=SimpleNamespace(send=lambda message: done.append(f"{message.signal} {message.available}")),
-        watch_thresholds=step("sweep"),
-        look=step("look"),
+        housekeeping=SimpleNamespace(watch_thresholds=step("sweep"), look=step("look")),
+        send=lambda message: done.append(f"{message.signal} {message.available}"),
     )
     made.take(Reconfigure(1, after.to_json()))
     over = "memory.available 50"
     assert done == ["read", "stand down", "arm", "watch" if known else "sweep", over, "look", "pass", "prepare"]
-    assert parts.decider.compared.met == ()
+    assert compared.met == ()
     assert made.config.eviction_hard == after.eviction_hard
 
 

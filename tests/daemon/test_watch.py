@@ -129,12 +129,12 @@ def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
 ) -> None:
     """No record comes from the kernel; and where a soft threshold is met for hours, a look is not a pass."""
     asked = []
-    parts: Any = MagicMock()
-    parts.gauge = SimpleNamespace(
+    gauge: Any = SimpleNamespace(
         look=lambda *_: False, arming=SimpleNamespace(rereads=True), headroom=headroom, crossed=crossed, recapped=False
     )
-    parts.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
-    Housekeeping(parts).look(5)
+    decider: Any = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
+    nothing = MagicMock()
+    Housekeeping(gauge, nothing, nothing, decider, nothing, nothing, nothing).look(5)
     assert len(asked) == passes
 
 
