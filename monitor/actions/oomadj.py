@@ -58,10 +58,18 @@ class _PodScores:
 
 
 class OomScores:
-    """Audits, and with ``notes`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes."""
+    """Audits, and with ``notes`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes.
+    ``on_raised(uid)``: one of the pods in `raised` has a new process.
+    """
 
     def __init__(
-        self, hierarchy: cgroupfs.Hierarchy, capacity: int, notes: ScoreNotes | None, log: Logger, era: Era = CURRENT
+        self,
+        hierarchy: cgroupfs.Hierarchy,
+        capacity: int,
+        notes: ScoreNotes | None,
+        log: Logger,
+        era: Era = CURRENT,
+        on_raised: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.hierarchy, self.capacity, self._notes, self.log, self.era = hierarchy, capacity, notes, log, era
         self.mismatches = self.written = self.denied = self.skipped = 0
@@ -70,9 +78,9 @@ class OomScores:
         self._by_cgroup: dict[int, str] = {}
         self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid, or minus the one after which all are, uid)
         #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.victim_marks`): their values are
-        #: compared when they are their own again. ``on_raised(uid)``: one of these pods has a new process.
+        #: compared when they are their own again.
         self.raised: frozenset[str] = frozenset()
-        self.on_raised: Callable[[str], object] = lambda _: None
+        self._on_raised = on_raised
 
     def set_pod(self, found: FoundPod) -> None:
         """A pod is new or has changed: compute its values and look at all of its processes."""
@@ -210,14 +218,14 @@ class OomScores:
         cgroups in a unit of its own: to list their processes took 1.6 s, and the side was killed as one that hangs.
         """
         if pod.found.pod.uid in self.raised:
-            self.on_raised(pod.found.pod.uid)
+            self._on_raised(pod.found.pod.uid)
             return True
         return not pod.scores
 
     def _check(self, pod: _PodScores, *pids: int) -> None:
         """Compare processes with what they should have; log a difference once; with notes, write."""
         if pids and pod.found.pod.uid in self.raised:
-            self.on_raised(pod.found.pod.uid)
+            self._on_raised(pod.found.pod.uid)
             return
         wanted = [one for pid in pids if (one := self._look(pod, pid)) is not None]
         if self._notes is None or not self._note(pod, wanted):

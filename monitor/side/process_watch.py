@@ -123,14 +123,16 @@ class ProcessWatch:
         config = view.config
         self._view = view
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
-        self.scores = OomScores(view.hierarchy, view.capacity, self._notes, view.log_budget, era(config.policy))
-        self.over = OverBudget(view, self.scores.look_around)
+        about = view.hierarchy, view.capacity, self._notes, view.log_budget, era(config.policy)
         self.marks: VictimMarks | None = None
         if config.enforce:
             journal = MarkJournal(Path(config.state_dir))
             self.marks = VictimMarks(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log, view.wake_side)
-            self.scores.on_raised = self.marks.appeared
+            self.scores = OomScores(*about, self.marks.appeared)
             self.marks.start()
+        else:
+            self.scores = OomScores(*about)
+        self.over = OverBudget(view, self.scores.look_around)
         self._feed: ProcessFeed | None = None
 
     def open(self) -> None:

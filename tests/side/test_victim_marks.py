@@ -166,11 +166,14 @@ def test_new_processes_are_raised_soon(bench: Bench) -> None:
 def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench, tmp_path: Path) -> None:
     """While a pod is marked its values are not compared; afterwards those of its QoS class win."""
     lines: list[str] = []
-    scores = OomScores(
-        cgroupfs.detect(), 1 << 30, ScoreNotes(tmp_path), lambda level, message, /, **fields: lines.append(message)
-    )
     appeared: list[str] = []
-    scores.on_raised = appeared.append
+    scores = OomScores(
+        cgroupfs.detect(),
+        1 << 30,
+        ScoreNotes(tmp_path),
+        lambda level, message, /, **fields: lines.append(message),
+        on_raised=appeared.append,
+    )
     spec = {"containers": [{"name": "c", "resources": {"requests": {"memory": "512Mi"}}}], "priority": 0}
     metadata = {"name": "a", "namespace": "ns", "uid": "a"}
     cgroup = bench.pods["a"].cgroup
