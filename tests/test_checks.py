@@ -65,6 +65,12 @@ def test_a_second_user_of_bcc_or_of_the_pass_is_found() -> None:
     assert list(layering.alone("monitor/kernel/loader.py", "from bcc import BPF")) == []
 
 
+def test_a_circle_of_imports_is_found() -> None:
+    around = {"a": {"b", "top"}, "b": {"c"}, "c": {"a", "end"}, "top": {"a"}, "end": set[str](), "first": {"top"}}
+    assert layering.circles(around) == {"a", "b", "c", "top"}
+    assert layering.circles({**around, "c": {"end"}, "a": {"b"}}) == set()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
