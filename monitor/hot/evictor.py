@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from monitor.actions.evict import Eviction
 from monitor.actions.victim import Victim
 from monitor.hot.gauge import Gauge
+from monitor.hot.loop import Listener
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.kernel.timer import Epoll
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Evicted, Killed, LogLine, Reap, Send
@@ -46,7 +46,7 @@ class Evictor:
         trigger: Trigger,
         patience: Patience,
         stats: SharedStats,
-        epoll: Epoll,
+        epoll: Listener,
         send: Send,
         note: EvictionNote,
         *,

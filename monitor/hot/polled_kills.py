@@ -16,11 +16,11 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
+from monitor.hot.loop import Listener
 from monitor.hot.records import Records
 from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import Kmsg
-from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
@@ -50,12 +50,12 @@ class PolledKills(Records):
         self._registry = registry
         self._log = OomLog(gauge.hierarchy, gauge.table.index)
         self._kmsg: Kmsg | None = None
-        self._epoll: Epoll | None = None
+        self._epoll: Listener | None = None
         self._dying: dict[int, Oom] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
         self._count_due_ns = 0
 
-    def open(self, epoll: Epoll) -> None:
+    def open(self, epoll: Listener) -> None:
         """Read the log from now on, where it may be read."""
         self._epoll = epoll
         try:

@@ -12,10 +12,9 @@ import time
 from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
-from monitor.hot.loop import SHORT_NS
+from monitor.hot.loop import SHORT_NS, Listener
 from monitor.hot.records import Records
 from monitor.kernel import bounds
-from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Send
@@ -68,7 +67,7 @@ class PolledRecords(Records):
         self._spent_ns, self._steps_then = 0, 0
         self._cpus = os.cpu_count() or 1
 
-    def open(self, epoll: Epoll) -> None:
+    def open(self, epoll: Listener) -> None:
         """Have what reports kills in the epoll of the hot loop."""
         self._kills.open(epoll)
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
+from monitor.hot.loop import Listener
 from monitor.kernel.domains import Reading
-from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Cross, Flight, Send
@@ -38,7 +38,7 @@ class Records(ABC):
         self._keep_step = self._steps_kept.append
 
     @abstractmethod
-    def open(self, epoll: Epoll) -> None:
+    def open(self, epoll: Listener) -> None:
         """Have the descriptors in the epoll of the hot loop."""
 
     @abstractmethod

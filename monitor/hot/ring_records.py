@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monitor.hot.decide import Decider
+from monitor.hot.loop import Listener
 from monitor.hot.records import Records
 from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
-from monitor.kernel.timer import Epoll
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
@@ -97,7 +97,7 @@ class RingRecords(Records):
         self._unpinned = False
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
-    def open(self, epoll: Epoll) -> None:
+    def open(self, epoll: Listener) -> None:
         """Have the rings in the epoll of the hot loop, and read what was written while no daemon ran."""
         pins = self._pins
         self._links = [pins.fd(f"link_{name}") for name in OOM]

@@ -1,4 +1,4 @@
-"""A timer finer than the milliseconds of an epoll, and the part of an epoll that owners of descriptors need."""
+"""A timer finer than the milliseconds of an epoll."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ import ctypes
 import os
 import select
 from contextlib import suppress
-from typing import Protocol
 
 from monitor.errors import CannotError
 
 _CLOCK_MONOTONIC = 1
-
-
-class Epoll(Protocol):
-    """A `select.epoll`, or the part of one that the hot loop gives to an owner of descriptors. Each raises OSError."""
-
-    def register(self, fd: int, eventmask: int = ..., /) -> None: ...
-    def modify(self, fd: int, eventmask: int, /) -> None: ...
-    def unregister(self, fd: int, /) -> None: ...
 
 
 class _Itimerspec(ctypes.Structure):
