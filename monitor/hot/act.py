@@ -87,7 +87,7 @@ class Actor:
         *,
         enforces: bool,
     ) -> None:
-        self.enforces = enforces
+        self._enforces = enforces
         self.decisions = Decisions(enforces)
         self._gauge = gauge
         self._registry = registry
@@ -141,7 +141,7 @@ class Actor:
             return self.act(entry, about, figures, one.crossed_ns, one.sent)
         if self._trigger.is_pulled:
             return None  # the kernel has signalled a pod already: its record comes next
-        if self.enforces:
+        if self._enforces:
             self._disks.evicted(signal, time.monotonic_ns())
         usage = about["capacity"] - about["available"]
         # The crossing was of memory, and over by the time of the pass.
@@ -161,7 +161,7 @@ class Actor:
         if crossed_ns:
             self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
         signalled_ns, fired = None, None
-        if self.enforces:
+        if self._enforces:
             fired = self._trigger.disarm()
             if fired is not None:
                 entry = fired
@@ -189,9 +189,9 @@ class Actor:
             order=self._registry.leaders(),
             realtime=time.time(),
         )
-        if self.enforces:
+        if self._enforces:
             eviction.decision_id, eviction.name = message.id, message.name
         self.send(message)
-        if self.enforces:
+        if self._enforces:
             self._evictor.note.reported()
         return Acted(decided_ns, taken, made)

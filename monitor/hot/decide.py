@@ -25,14 +25,17 @@ from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, patience
+from monitor.policy.compat import SANE
 from monitor.policy.eviction_brake import Answer
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
 from monitor.policy.gate import BUSY, EVICT, gate
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
+from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
+from monitor.settings.config import RunConfig
 from monitor.sources.watch import Compared, Watch
 
 if TYPE_CHECKING:
@@ -41,40 +44,47 @@ if TYPE_CHECKING:
 
 
 class Decider:
-    """State of the policy and the eviction under way. Every pass is recorded where there is a recorder."""
+    """State of the policy and the eviction under way. Every pass is recorded where there is a recorder. It makes what
+    acts, what suspends evictions, and what holds pods.
+    """
 
     def __init__(
         self,
-        config: PassConfig,
+        config: RunConfig,
+        pass_config: PassConfig,
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
         evictor: Evictor,
         patience: Patience,
-        disks: DiskSignals,
-        figures: BrakeFigures,
-        brake: Brake,
-        holds: HoldControl | None,
-        actor: Actor,
         recorder: PassRecorder | None,
         stats: SharedStats,
         outbox: Outbox,
     ) -> None:
-        self.config = config
+        self.config = pass_config
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
         self._evictor = evictor
         self._patience = patience
-        self._disks = disks
-        self.figures = figures
-        self._brake = brake
-        self.holds = holds
-        self._actor = actor
-        self._enforce, self._decisions = actor.enforces, actor.decisions
         self._recorder = recorder
         self._stats = stats
-        self._send, self._log = outbox.send, outbox.log
+        send = outbox.send
+        self._send, self._log = send, outbox.log
+        self._enforce, sane = config.kills, config.compat == SANE
+        self._disks = disks = DiskSignals(config, era(config.policy), send)
+        self.pods = MovedPods(gauge, registry, evictor, send)
+        # Holds need figures, whatever the policy's release.
+        self.figures = figures = BrakeFigures(gauge, registry, active=sane or config.holds)
+        self._brake = brake = Brake(gauge, registry, trigger, figures, stats, send, active=sane)
+        self._actor = Actor(
+            gauge, registry, trigger, evictor, patience, disks, figures, brake, stats, send, enforces=config.kills
+        )
+        self.holds: HoldControl | None = None
+        if config.holds:
+            from monitor.hot.hold import HoldControl  # 1.3 MB, of no use in other modes
+
+            self.holds = HoldControl(config, gauge, registry, evictor, figures, recorder, stats, outbox)
         self._waiting = False  # a pod was chosen and not evicted yet, because a release is pending
         self.state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
@@ -85,7 +95,6 @@ class Decider:
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
         self.compared = Compared()
-        self.pods = MovedPods(gauge, registry, evictor, outbox.send)
 
     def pass_due_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
@@ -189,7 +198,7 @@ class Decider:
         one = OnePass(time.monotonic_ns(), crossed_ns, coming, sent, asked)
         self._timer.begin(one.now_ns)
         if self._recorder is not None:
-            self._recorder.begin(one.now_ns, self.state.core, self._decisions)
+            self._recorder.begin(one.now_ns, self.state.core, self._actor.decisions)
         for each in self._gauge.watches:
             if each.thresholds and self._gauge.known(each):  # unknown is not nothing
                 self._observe(each, reading if each is watch else None, one)
@@ -347,7 +356,7 @@ class Decider:
     def take_disk_figures(self, message: DiskFigures) -> None:
         """New numbers of disks and process ids: first evict all pods over their own limits of local storage."""
         self._disks.take(message)
-        self._decisions.forget(time.monotonic_ns())
+        self._actor.decisions.forget(time.monotonic_ns())
         if not self.evict_over_limit():
             self.run_pass()
 

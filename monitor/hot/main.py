@@ -23,12 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import EXIT_FAILURE, EXIT_HOOK, MonitorError, remedy_of
-from monitor.hot.act import Actor
-from monitor.hot.brake import Brake
-from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.busy_poll import BusyPoll
 from monitor.hot.decide import Decider
-from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.gauge import Gauge, NodeGone
 from monitor.hot.housekeeping import Housekeeping
@@ -49,15 +45,12 @@ from monitor.kernel.sched import may_kill, protect
 from monitor.link import messages, rare_messages
 from monitor.link.counters import SharedStats
 from monitor.link.upgrade import is_replaced
-from monitor.policy.compat import SANE
-from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.ranking import EvictionOrder
-from monitor.policy.releases import Era, era
+from monitor.policy.releases import era
 from monitor.settings.config import CONFIG_FD, STATS_FD, STEP, RunConfig
 from monitor.sources.source import MemorySource, open_memory_source
 
 if TYPE_CHECKING:
-    from monitor.hot.hold import HoldControl
     from monitor.hot.pass_record import PassRecorder
     from monitor.hot.records import Records
 
@@ -75,9 +68,9 @@ class Hot:
         self.outbox = outbox = Outbox(side, stats)
         send, log = outbox.send, outbox.log
         source = open_memory_source(config)
-        pass_config, policy = config.pass_config(kill_at_once=True), era(config.policy)
+        pass_config = config.pass_config(kill_at_once=True)
         self.gauge = gauge = Gauge(source, config, pass_config.thresholds, stats, send)
-        eviction_order, recorder = _eviction_order(config, policy, outbox)
+        eviction_order, recorder = _eviction_order(config, outbox)
         registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
@@ -87,9 +80,8 @@ class Hot:
         self.evictor = evictor = Evictor(
             gauge, registry, trigger, patience, stats, self._ends, send, note, asks_exits=graceful
         )
-        disks = DiskSignals(config, policy, send)
-        self.decider = decider = decider_of(
-            config, pass_config, gauge, registry, trigger, evictor, patience, disks, recorder, stats, outbox
+        self.decider = decider = Decider(
+            config, pass_config, gauge, registry, trigger, evictor, patience, recorder, stats, outbox
         )
         self.records = records = _records(source, gauge, registry, decider, stats, send)
         self.sweeps = sweeps = Sweeps(gauge, registry, stats, records.read_events, log)
@@ -219,37 +211,9 @@ class Hot:
         self.side.stop()
 
 
-def decider_of(
-    config: RunConfig,
-    pass_config: PassConfig,
-    gauge: Gauge,
-    registry: Registry,
-    trigger: Trigger,
-    evictor: Evictor,
-    patience: Patience,
-    disks: DiskSignals,
-    recorder: PassRecorder | None,
-    stats: SharedStats,
-    outbox: Outbox,
-) -> Decider:
-    """The decider, and what it alone is made of."""
-    sane, send = config.compat == SANE, outbox.send
-    figures = BrakeFigures(gauge, registry, active=sane or config.holds)  # holds need it, whatever the policy's release
-    brake = Brake(gauge, registry, trigger, figures, stats, send, active=sane)
-    holds: HoldControl | None = None
-    if config.holds:
-        from monitor.hot.hold import HoldControl  # 1.3 MB, of no use in other modes
-
-        holds = HoldControl(config, gauge, registry, evictor, figures, recorder, stats, outbox)
-    actor = Actor(
-        gauge, registry, trigger, evictor, patience, disks, figures, brake, stats, send, enforces=config.kills
-    )
-    parts = gauge, registry, trigger, evictor, patience, disks, figures, brake, holds, actor, recorder
-    return Decider(pass_config, *parts, stats, outbox)
-
-
-def _eviction_order(config: RunConfig, policy: Era, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:
+def _eviction_order(config: RunConfig, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:
     """The ranks of the pods; while everything is recorded, an order that notes its changes for the recorder."""
+    policy = era(config.policy)
     if not config.record:
         return EvictionOrder(policy.memory_key), None
     from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder  # only a recording uses them

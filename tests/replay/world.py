@@ -21,9 +21,8 @@ from monitor.hot import (
     moved_pods,
     pass_timer,
 )
-from monitor.hot.disk_signals import DiskSignals
+from monitor.hot.decide import Decider
 from monitor.hot.hold import HoldControl
-from monitor.hot.main import decider_of
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
@@ -97,7 +96,6 @@ class World:
         self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
         self.evictor.holds = lambda uid: False
         self.evictor.grace_ends_ns = lambda uid: 0
-        disks = DiskSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger: Any = types.SimpleNamespace(
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, stand_down=lambda: None
@@ -110,19 +108,8 @@ class World:
         self.brakes: dict[str, StandInBrake] = {}
         self.logged: list[str] = []
         self.told: list[HotMessage] = []  # of holds
-        self.decider = decider_of(
-            config,
-            rules,
-            gauge,
-            self.registry,
-            self.trigger,
-            self.evictor,
-            patience,
-            disks,
-            self.recorder,
-            STATS,
-            outbox,
-        )
+        about = gauge, self.registry, self.trigger, self.evictor, patience
+        self.decider = Decider(config, rules, *about, self.recorder, STATS, outbox)
         self.decider.may_act = True
 
     def send(self, message: HotMessage) -> bool:
