@@ -111,7 +111,6 @@ class Sweeper(Stepwise):
         # Never used before, also not by an earlier daemon: the programs remember which sweep counted what.
         self.number = time.monotonic_ns()
         self._tidy_ns = 0
-        self.leaves = 0  # memory cgroups with page cache, at the last look for dead ones
 
     def steps(self, forget: bool) -> Iterator[bool]:
         self.number = number = self.number + 1
@@ -144,14 +143,11 @@ class Sweeper(Stepwise):
 
     def _tidy(self, number: int) -> Iterator[bool]:
         """Take out the entries of cgroups that this sweep has not been to: they are no more."""
-        kept = 0
         for keys, values in self._leaves.batches(_BATCH):
             dead = [key for key, at in zip(keys, values[_LEAF_WORDS - 1 :: _LEAF_WORDS], strict=True) if at < number]
-            kept += len(keys) - len(dead)
             for key in dead:
                 self._leaves.delete(key.to_bytes(8, sys.byteorder))
             yield False
-        self.leaves = kept
 
     def reread(self) -> None:
         """0.15 us for each entry."""
