@@ -48,14 +48,13 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class KubePath:
-    """What a cgroup path says: the ``root`` (path of kubepods), and where the path reaches that far the QoS class, the
-    pod's uid and the container's id.
+    """What a cgroup path says: the ``root`` (path of kubepods), and where the path reaches that far the QoS class and
+    the pod's uid.
     """
 
     root: str
     qos: str | None = None
     uid: str | None = None
-    container: str | None = None
 
 
 def parse(path: str) -> KubePath | None:
@@ -81,8 +80,7 @@ def parse(path: str) -> KubePath | None:
     if match is None:
         return kube if not rest else None
     uid = match[1].replace("_", "-") if driver == "systemd" else match[1]
-    container = container_id(rest[1]) if len(rest) > 1 else None
-    return replace(kube, qos=kube.qos or "Guaranteed", uid=uid, container=container)
+    return replace(kube, qos=kube.qos or "Guaranteed", uid=uid)
 
 
 def _own_name(parts: list[str], driver: str, stem: str) -> str:

@@ -46,29 +46,25 @@ PATHS = [
     ("kubepods", KubePath("kubepods")),
     ("/kubepods/burstable", KubePath("kubepods", "Burstable")),
     (f"/kubepods/besteffort/pod{UID}", KubePath("kubepods", "BestEffort", UID)),
-    (f"/kubepods/pod{UID}/{CID}", KubePath("kubepods", "Guaranteed", UID, CID)),
-    (f"/kubepods/burstable/pod{UID}/crio-{CID}", KubePath("kubepods", "Burstable", UID, CID)),
+    (f"/kubepods/pod{UID}/{CID}", KubePath("kubepods", "Guaranteed", UID)),
     (f"/kubepods/burstable/pod{UID}/crio-conmon-{CID}", KubePath("kubepods", "Burstable", UID)),
     # --cgroup-root=/lab/k8s, and a process below the container's own cgroup
-    (f"/lab/k8s/kubepods/pod{UID}/{CID}/init.scope", KubePath("lab/k8s/kubepods", "Guaranteed", UID, CID)),
+    (f"/lab/k8s/kubepods/pod{UID}/{CID}/init.scope", KubePath("lab/k8s/kubepods", "Guaranteed", UID)),
     (
         f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/cri-containerd-{CID}.scope",
-        KubePath("kubepods.slice", "Burstable", UID, CID),
+        KubePath("kubepods.slice", "Burstable", UID),
     ),
     (
         f"/kubepods.slice/kubepods-pod{SLICE}.slice/crio-{CID}.scope/container",
-        KubePath("kubepods.slice", "Guaranteed", UID, CID),
+        KubePath("kubepods.slice", "Guaranteed", UID),
     ),
     (
         f"/docker/{CID}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
         f"kubelet-kubepods-besteffort-pod{SLICE}.slice/docker-{CID}.scope",
-        KubePath(f"docker/{CID}/kubelet.slice/kubelet-kubepods.slice", "BestEffort", UID, CID),
+        KubePath(f"docker/{CID}/kubelet.slice/kubelet-kubepods.slice", "BestEffort", UID),
     ),
     # A cluster inside a pod belongs to the pod outside.
-    (
-        f"/kubepods/burstable/pod{UID}/{CID}/kubelet/kubepods/podinner",
-        KubePath("kubepods", "Burstable", UID, CID),
-    ),
+    (f"/kubepods/burstable/pod{UID}/{CID}/kubelet/kubepods/podinner", KubePath("kubepods", "Burstable", UID)),
 ]
 NOT_PATHS = [
     *("", "/", "/system.slice/ssh.service", "/kubepods/burstable/other", "/mykubepods/podx", "/kubepods/pod"),
@@ -81,6 +77,12 @@ def test_parse(path: str, expected: KubePath | None) -> None:
     assert parse(path) == expected
 
 
+@pytest.mark.parametrize("name", [CID, f"crio-{CID}", f"cri-containerd-{CID}.scope", f"docker-{CID}.scope"])
+def test_a_containers_id(name: str) -> None:
+    assert cgroup_tree.container_id(name) == CID
+    assert cgroup_tree.container_id(f"crio-conmon-{name}") is None
+
+
 _uids = st.uuids().map(str) | st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
 _cids = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 _classes = st.sampled_from(["Guaranteed", "Burstable", "BestEffort"])
@@ -89,7 +91,7 @@ _classes = st.sampled_from(["Guaranteed", "Burstable", "BestEffort"])
 @given(_uids, _cids, _classes, st.sampled_from(["", "a/", "a/b.slice/"]))
 def test_cgroupfs_paths_round_trip(uid: str, cid: str, qos: str, prefix: str) -> None:
     middle = "" if qos == "Guaranteed" else f"{qos.lower()}/"
-    expected = KubePath(f"{prefix}kubepods", qos, uid, cid)
+    expected = KubePath(f"{prefix}kubepods", qos, uid)
     assert parse(f"/{prefix}kubepods/{middle}pod{uid}/{cid}") == expected
 
 
@@ -101,7 +103,7 @@ def test_systemd_paths_round_trip(uid: str, cid: str, qos: str, prefix: str, run
         stem += f"-{qos.lower()}"
         path += f"/{stem}.slice"
     path += f"/{stem}-pod{uid.replace('-', '_')}.slice/{runtime}-{cid}.scope"
-    assert parse(path) == KubePath(f"{prefix}kubepods.slice", qos, uid, cid)
+    assert parse(path) == KubePath(f"{prefix}kubepods.slice", qos, uid)
 
 
 @given(
@@ -114,7 +116,6 @@ def test_systemd_paths_round_trip(uid: str, cid: str, qos: str, prefix: str, run
 )
 def test_parse_takes_any_text(path: str) -> None:
     kube = parse(path)
-    assert kube is None or (kube.container is None or kube.uid is not None)
     assert kube is None or (kube.uid is None or kube.qos is not None)
 
 
