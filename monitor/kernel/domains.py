@@ -71,7 +71,6 @@ class DomainTable:
         self._free: list[int] = []
         self._others: dict[int, list[int]] = {}  # index -> entries of the same cgroup for other formulas
         self.high = 0  # one more than the highest index in use
-        self.machine = 0  # index of the machine's entry, if there is one
 
     def close(self) -> None:
         os.close(self._index.fd)
@@ -165,8 +164,6 @@ class DomainTable:
         w[base + _REARM] = rearm_ns
         w[base] = cgroup_id
         self._known[cgroup_id] = at
-        if flags & MACHINE:
-            self.machine = at
         self._index.update(cgroup_id.to_bytes(8, sys.byteorder), at.to_bytes(4, sys.byteorder))
         return at
 
