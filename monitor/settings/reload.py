@@ -75,9 +75,11 @@ def _in_order(config: RunConfig, field: str) -> str:
 
 
 def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
-    """The release that is known by the kubelet's version stays where the API server does not answer now."""
-    was = current.origins.get("policy", "")
-    if fresh.origins.get("policy") != "default" or not was.startswith(KUBELETS_VERSION):
+    """The release stays where the API server, which knows the kubelet's version, answered once and not both times."""
+    was, now = current.origins.get("policy", ""), fresh.origins.get("policy", "")
+    if now.startswith(KUBELETS_VERSION) and was.startswith("default") and fresh.policy != current.policy:
+        was = f"default; {now} asks for {fresh.policy}: restart outrace"
+    elif now != "default" or not was.startswith(KUBELETS_VERSION):
         return fresh
     fixed = {**fresh.given["fixed"], "policy": current.policy}
     origins, given = {**fresh.origins, "policy": was}, {**fresh.given, "fixed": fixed}

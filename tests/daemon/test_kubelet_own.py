@@ -272,6 +272,10 @@ def test_its_version_makes_the_release(
     reloaded = merged(config, away)
     assert (reloaded.config.policy, reloaded.config.origins["policy"]) == (config.policy, origin)
     assert merged(reloaded.config, config).changed == reloaded.changed == ()
+    # It answers a reload, and did not answer the start.
+    came = merged(away, config).config
+    assert came.policy == away.policy == merged(came, config).config.policy == merged(came, away).config.policy
+    assert ("restart outrace" in came.origins["policy"]) is (config.policy != away.policy)
 
 
 def test_without_credentials_nobody_is_asked() -> None:
