@@ -62,7 +62,8 @@ def test_an_older_eviction_is_never_lost(tmp_path: Path) -> None:
     # a daemon that is started again counts its evictions from 1
     again = StatusStore(tmp_path).write(eviction(number="1"))
     assert again.name == "shop_web_u1.4.json"
-    assert {p.name for p in (tmp_path / "events").iterdir()} == {p.name for p in (*paths, again)}
+    for kind in ("events", "node-events"):
+        assert {p.name for p in (tmp_path / kind).iterdir()} == {p.name for p in (*paths, again)}
 
 
 def test_outcome_goes_into_the_same_file(tmp_path: Path) -> None:

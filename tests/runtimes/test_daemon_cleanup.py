@@ -162,6 +162,7 @@ def test_a_clean_up_that_fails_keeps_no_pod(node: LabNode, tmp_path: Path) -> No
         with live.daemon(node, *chosen, *threshold, state_dir=tmp_path / "state") as daemon:
             failed = live.message(daemon, "clean-up failed", action=IMAGES)
             assert (failed["status"], failed["output"]) == (7, "no such runtime")
-            live.message(daemon, "evicting", signal="nodefs.available")
+            said = live.message(daemon, "evicting", signal="nodefs.available")["message"]
+            assert said.startswith("The node was low on resource: ephemeral-storage. Threshold quantity: 40Mi")
             live.ends(process.pid)
             live.ended(daemon)
