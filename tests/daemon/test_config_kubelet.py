@@ -52,7 +52,6 @@ def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path
         (KUBELET + "EvictionHard: {}\n", "did you mean 'evictionHard'?"),
         (KUBELET + "evictionHard: {memory.available: 100}\n", 'memory.available: "100"'),
         (KUBELET + "evictionHard: {memory.available: 1x}\n", "evictionHard: memory.available: 1x"),
-        (KUBELET + "evictionHard: {}\nevictionHard: {}\n", "line 4: key 'evictionHard' is given twice"),
         (KUBELET + "localStorageCapacityIsolation: 1\n", "localStorageCapacityIsolation: 1 is not true or false"),
         (KUBELET + "evictionMaxPodGracePeriod: '5'\n", "evictionMaxPodGracePeriod: '5' is not a whole number"),
         (KUBELET + "evictionPressureTransitionPeriod: 5\n", "evictionPressureTransitionPeriod: 5 is not a text"),
@@ -62,14 +61,12 @@ def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path
         (KUBELET + "systemReserved: {cpu: 1}\n", "systemReserved: cpu: 1 is not a text"),
         (KUBELET + "systemReserved: {ram: 1Gi}\n", "systemReserved: ram: 1Gi: cannot be reserved; resources are cpu,"),
         (KUBELET + "---\n" + KUBELET, "holds 2 YAML documents"),
-        ("{" + '"kind": "KubeletConfiguration", "kind": "x"' + "}", "key 'kind' is given twice"),
         ("!!bool 7", "7"),
         (KUBELET + "enforceNodeAllocatable: [podz]\n", "podz"),
         ("apiVersion: v1\nkind: Pod\n", "is not a KubeletConfiguration"),
         ("- 1\n", "not a map"),
         ("a: [1\n", "expected"),
         ("a: 2026-99-99\n", "is not a KubeletConfiguration"),
-        ("[" * 5000, "nested too deeply: more than 64 levels"),
     ],
 )
 def test_bad_kubelet_configuration(tmp_path: Path, text: str, expected: str) -> None:
