@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import FoundPod, Within
 from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
@@ -26,7 +25,9 @@ from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.side.pod_watch import pod_message
-from tests.puppet import TIMEOUT_S, cgroup
+from tests.pods.unit_tree import Tree
+from tests.pods.unit_tree import tree as tree
+from tests.puppet import TIMEOUT_S
 
 GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
@@ -34,15 +35,6 @@ CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"
 STATIC = "e228a63249ca746e753e7532f763b21a"
 
 Start = Callable[..., int]
-Tree = tuple[Hierarchy, Path]
-
-
-@pytest.fixture
-def tree() -> Iterator[Tree]:
-    if os.geteuid() != 0:
-        pytest.skip("not root: cannot make a cgroup")
-    with cgroup("unknown") as path:
-        yield cgroupfs.detect(), path
 
 
 @pytest.fixture
