@@ -60,7 +60,8 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     assert frame["daemon"] is None
     assert frame["kernel_victim"]["pod"] == "default/busy"
     assert frame["kernel_victim"]["comm"].startswith(Path(sys.executable).resolve().name[:6])
-    assert (reading["anon"] >= 8 * MI, reading["kernel"] > 0, reading["growth_bytes_per_s"]) == (True, True, None)
+    # The statistics, not the usage, lack what the CPUs have not handed in: 64 pages and more of each.
+    assert (reading["anon"] >= 7 * MI, reading["kernel"] > 0, reading["growth_bytes_per_s"]) == (True, True, None)
     pods = {pod["name"]: pod for pod in frame["pods"]}
     assert pods["busy"]["oom_score_adj"] == {"lowest": 0, "highest": 0}
     assert pods["quiet"]["oom_score_adj"] is None, "it has no process"

@@ -113,7 +113,8 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
 def test_where_a_start_is_slow_the_next_daemon_has_more_time(took_s: float, waits_s: float) -> None:
     born = born_ns(os.getpid())
     assert born is not None
-    assert left_changes.wait_for_next_s(lambda: born + int(took_s * 1e9)) == pytest.approx(waits_s)
+    # The kernel has the birth by the clock that includes suspends, so two readings differ by microseconds.
+    assert left_changes.wait_for_next_s(lambda: born + int(took_s * 1e9)) == pytest.approx(waits_s, abs=0.1)
 
 
 def test_a_lock_of_another_file_is_no_next_daemon(held: Stand, tmp_path: Path) -> None:
