@@ -1,7 +1,5 @@
 """The kubepods tree: the path parser, both drivers on v1 and v2 layouts, and pods made of cgroups alone."""
 
-import os
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from monitor.pods.model import Within
 from monitor.pods.tree import TreeSource
 from monitor.side.pod_watch import pod_message
 
-DATA = Path(__file__).parent.parent / "data" / "pods"
 GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 SLICE = UID.replace("-", "_")
@@ -83,29 +80,6 @@ def test_a_containers_id(name: str) -> None:
     assert cgroup_tree.container_id(f"crio-conmon-{name}") is None
 
 
-_uids = st.uuids().map(str) | st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
-_cids = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
-_classes = st.sampled_from(["Guaranteed", "Burstable", "BestEffort"])
-
-
-@given(_uids, _cids, _classes, st.sampled_from(["", "a/", "a/b.slice/"]))
-def test_cgroupfs_paths_round_trip(uid: str, cid: str, qos: str, prefix: str) -> None:
-    middle = "" if qos == "Guaranteed" else f"{qos.lower()}/"
-    expected = KubePath(f"{prefix}kubepods", qos, uid)
-    assert parse(f"/{prefix}kubepods/{middle}pod{uid}/{cid}") == expected
-
-
-@given(_uids, _cids, _classes, st.sampled_from(["", "kubelet-", "a-b-"]), st.sampled_from(["cri-containerd", "crio"]))
-def test_systemd_paths_round_trip(uid: str, cid: str, qos: str, prefix: str, runtime: str) -> None:
-    stem = f"{prefix}kubepods"
-    path = f"/{stem}.slice"
-    if qos != "Guaranteed":
-        stem += f"-{qos.lower()}"
-        path += f"/{stem}.slice"
-    path += f"/{stem}-pod{uid.replace('-', '_')}.slice/{runtime}-{cid}.scope"
-    assert parse(path) == KubePath(f"{prefix}kubepods.slice", qos, uid)
-
-
 @given(
     st.lists(
         st.sampled_from(
@@ -117,34 +91,6 @@ def test_systemd_paths_round_trip(uid: str, cid: str, qos: str, prefix: str, run
 def test_parse_takes_any_text(path: str) -> None:
     kube = parse(path)
     assert kube is None or (kube.uid is None or kube.qos is not None)
-
-
-def _recorded(root: Path) -> Path:
-    """The recorded v1 tree as literal files; returns kubepods."""
-    for line in (DATA / "cgroup-tree-v1.txt").read_text().splitlines():
-        path, limit, usage = line.split()[:3]
-        amount = limit.partition("=")[2]
-        _cgroup(
-            root / path.lstrip("/"),
-            memory_limit_in_bytes=9223372036854771712 if amount == "max" else int(amount.removesuffix("M")) << 20,
-            memory_usage_in_bytes=int(re.sub(r"\D", "", usage)) << 10,
-            memory_stat="total_inactive_file 0",
-        )
-    return root / "kubepods"
-
-
-def test_the_recorded_tree(root: Path) -> None:
-    kubepods = _recorded(root)
-    hierarchy = Hierarchy(1, root)
-    assert kubepods_of(hierarchy, root) == kubepods
-    pods = {p.uid: p for p in cgroup_tree.pods_in(kubepods)}
-    assert {uid: p.qos for uid, p in pods.items()} == {
-        "1c2e6a18241d3342ab39dcbb00ab6a02": "BestEffort",
-        "e228a63249ca746e753e7532f763b21a": "Burstable",
-        "1b4c0ccffb4472113a8c14e310e7f2bd": "Guaranteed",
-    }
-    # The container and its sandbox.
-    assert all(len(cgroup_tree.containers_in(p.path)) == 2 for p in pods.values())
 
 
 def test_the_systemd_tree(root: Path) -> None:

@@ -149,7 +149,6 @@ def test_without_a_kubepods_cgroup_no_reservation_is_advised() -> None:
     assert reservation([]) is None
 
 
-RATES = st.integers(0, 1 << 40)
 REACTION = st.sampled_from(REACTIONS)
 BEYOND = st.integers(0, 1 << 34)
 
@@ -181,15 +180,6 @@ def test_a_hold_keeps_its_second_line_with_what_it_needs(rate: int) -> None:
     assert line >= taken - 1
     less = left - 16
     assert less - second_line(less, rate) < (HOLD.through or 0) or second_line(less, rate) < taken
-
-
-@given(RATES, REACTION, BEYOND)
-def test_what_a_growth_needs_survives_it(rate: int, reaction: Reaction, beyond: int) -> None:
-    wanted = threshold_for(rate, reaction, beyond)
-    found = survives(wanted, reaction, beyond)
-    assert found.always >= rate
-    smaller = survives(wanted - 1, reaction, beyond).always
-    assert smaller is None or smaller < rate
 
 
 @given(st.integers(1, 1 << 40), REACTION, BEYOND)

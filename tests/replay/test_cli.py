@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from monitor.settings.config import RunConfig
-from monitor.side.recording import MAGIC
 from tests import live
 from tests.replay.test_passes import BEGIN, SCRIPT, lived
 
@@ -49,11 +48,6 @@ def test_damage_is_reported_after_what_could_be_read(path: Path) -> None:
     assert line.endswith("; what came before it was replayed")
     found = json.loads(live.outrace("replay", str(path), "-o", "json").stdout)
     assert f"byte {found['damage']['offset']}, record {found['damage']['record']}" in line
-
-
-def test_a_newer_format_is_refused(path: Path) -> None:
-    path.write_bytes(MAGIC + b"3\n" + path.read_bytes())
-    live.one_line(live.outrace("replay", str(path)), 1, f"{path}: recorded in format 3, and this outrace reads up to 2")
 
 
 def test_packed_and_piped(path: Path, tmp_path: Path) -> None:
