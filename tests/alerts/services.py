@@ -157,7 +157,6 @@ def sender(
     log: LogLines | None = None,
     **options: Any,
 ) -> Iterator[AlertSender]:
-    """A started sender, closed at the end."""
     made = AlertSender(alertmanagers or [], webhooks or [], log or LogLines(), "node1", **options)
     made.start()
     try:

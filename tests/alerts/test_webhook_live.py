@@ -148,7 +148,6 @@ def test_a_silent_receiver_delays_nobody() -> None:
 
 @pytest.fixture
 def hook() -> Iterator[Webhook]:
-    """One that runs."""
     made = Webhook()
     with made.running():
         yield made

@@ -38,7 +38,6 @@ def instances(pids: list[int]) -> list[Path]:
 
 
 def demo(*arguments: str) -> subprocess.Popen[str]:
-    """The demo, started."""
     return subprocess.Popen(
         [sys.executable, "-c", live.CLI, "demo", "-o", "json", *arguments],
         stdin=subprocess.DEVNULL,

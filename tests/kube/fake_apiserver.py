@@ -271,7 +271,6 @@ def _field(made: Any, dotted: str) -> str:
 
 
 def pod(name: str, node: str = "node-1", namespace: str = "default", **status: object) -> Object:
-    """A small pod that runs."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -48,7 +48,6 @@ class Reply:
         self.raw(data)
 
     def status(self, code: int, reason: str, message: str, details: object = None, **headers: str) -> None:
-        """A Status object."""
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         self.json(code, status_object(code, reason, message, details), names)
 

@@ -72,5 +72,4 @@ class Running(ApiServerFeed):
 
 
 def shown(one: Known) -> str:
-    """Name and phase."""
     return f"{one.object['metadata']['name']}:{one.object['status'].get('phase', '?')}"

@@ -21,7 +21,6 @@ def programs() -> Iterator[Path]:
 
 @contextmanager
 def running(program: Path, cgroup: Path, user: int = 0, comm: str = "") -> Iterator[int]:
-    """A process of this program in a cgroup."""
     rename = f"printf '{comm}' > /proc/$$/comm; " if comm else ""
     process = subprocess.Popen(
         [program, "-c", f"{rename}echo; read line"],

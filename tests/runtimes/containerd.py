@@ -113,14 +113,12 @@ class Containerd:
             self._process.wait(live.TIMEOUT_S)
 
     def clear(self) -> None:
-        """Remove all pods."""
         api = self.api
         for sandbox in self.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items:
             self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id))
             self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id))
 
     def load(self, archive: Path) -> None:
-        """Import an image."""
         command = ["ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", archive]
         done = subprocess.run(command, capture_output=True, text=True, timeout=live.TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stderr

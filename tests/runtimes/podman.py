@@ -52,7 +52,6 @@ class Podman:
         subprocess.run(["umount", mount], stderr=subprocess.DEVNULL, check=False)  # podman's own, on itself
 
     def clear(self) -> None:
-        """Remove all containers."""
         self("pod", "rm", "-af", "-t", "0")
         self("rm", "-af", "-t", "0")
 
@@ -64,7 +63,6 @@ class Podman:
         return done.stdout.strip()
 
     def load(self, archive: Path) -> None:
-        """Import an image."""
         self("load", "-i", str(archive))
 
     def run(self, name: str, image: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
