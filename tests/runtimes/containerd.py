@@ -123,15 +123,15 @@ class Containerd:
         done = subprocess.run(command, capture_output=True, text=True, timeout=live.TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stderr
 
-    def pod(self, name: str, **labels: str) -> "Pod":
+    def pod(self, name: str) -> "Pod":
         """A pod on the host's network that runs."""
-        return Pod(self, name, labels)
+        return Pod(self, name)
 
 
 class Pod:
     """A sandbox, and what runs in it."""
 
-    def __init__(self, containerd: Containerd, name: str, labels: dict[str, str]) -> None:
+    def __init__(self, containerd: Containerd, name: str) -> None:
         self._at, api = containerd, containerd.api
         host = api.LinuxSandboxSecurityContext(
             namespace_options=api.NamespaceOption(network=api.NODE, pid=api.CONTAINER, ipc=api.NODE)
@@ -139,21 +139,18 @@ class Pod:
         self.config = api.PodSandboxConfig(
             metadata=api.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace="lab"),
             log_directory=str(containerd.state / "logs" / name),
-            labels=labels,
             linux=api.LinuxPodSandboxConfig(cgroup_parent=containerd.parent, security_context=host),
         )
         request = api.RunPodSandboxRequest(config=self.config)
         self.id = containerd.runtime.RunPodSandbox(request, timeout=live.TIMEOUT_S).pod_sandbox_id
 
-    def run(self, name: str, image: str, *arguments: str, attempt: int = 0, start: bool = True) -> str:
-        """A container; with ``arguments`` (MiB and files to write) its program ends."""
+    def run(self, name: str, image: str) -> str:
+        """A container."""
         api, runtime = self._at.api, self._at.runtime
         config = api.ContainerConfig(
-            metadata=api.ContainerMetadata(name=name, attempt=attempt),
+            metadata=api.ContainerMetadata(name=name),
             image=api.ImageSpec(image=image),
-            args=arguments,
-            labels=dict(self.config.labels),
-            log_path=f"{name}.{attempt}.log",
+            log_path=f"{name}.log",
             linux=api.LinuxContainerConfig(
                 security_context=api.LinuxContainerSecurityContext(
                     namespace_options=api.NamespaceOption(network=api.NODE, pid=api.CONTAINER, ipc=api.NODE)
@@ -162,15 +159,8 @@ class Pod:
         )
         request = api.CreateContainerRequest(pod_sandbox_id=self.id, config=config, sandbox_config=self.config)
         ident = runtime.CreateContainer(request, timeout=live.TIMEOUT_S).container_id
-        if start:
-            runtime.StartContainer(api.StartContainerRequest(container_id=ident), timeout=live.TIMEOUT_S)
-        if start and arguments:
-            live.until(lambda: self.state(ident) == api.CONTAINER_EXITED, f"the end of {name}")
+        runtime.StartContainer(api.StartContainerRequest(container_id=ident), timeout=live.TIMEOUT_S)
         return str(ident)
-
-    def state(self, ident: str) -> int:
-        request = self._at.api.ContainerStatusRequest(container_id=ident)
-        return int(self._at.runtime.ContainerStatus(request).status.state)
 
     def stop(self) -> None:
         """As a kubelet ends a pod: its containers exit, its sandbox is not ready any more, both stay."""

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,16 +25,18 @@ def check() -> None:
 class Podman:
     """Context manager: podman with images and containers below ``base`` and what it forgets in ``state``."""
 
-    word = "podman"
-
-    def __init__(self, base: Path, state: Path, parent: str, environment: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, base: Path, state: Path, parent: str, environment: pytest.MonkeyPatch, driver: str = "overlay"
+    ) -> None:
         self.base, self._state, self.parent = base, state, parent
-        self._environment = environment
+        self._environment, self._driver = environment, driver
 
     def __enter__(self) -> Self:
         self._state.mkdir(parents=True, exist_ok=True)
         storage, containers = self._state / "storage.conf", self._state / "containers.conf"
-        storage.write_text(f'[storage]\ndriver="overlay"\ngraphroot="{self.base}/root"\nrunroot="{self._state}/run"\n')
+        storage.write_text(
+            f'[storage]\ndriver="{self._driver}"\ngraphroot="{self.base}/root"\nrunroot="{self._state}/run"\n'
+        )
         # What it asks for by itself, 2^20 descriptors, takes CAP_SYS_RESOURCE.
         containers.write_text(
             '[containers]\ndefault_ulimits=["nofile=1024:1024", "nproc=1024:1024"]\n'
@@ -55,33 +58,27 @@ class Podman:
         self("pod", "rm", "-af", "-t", "0")
         self("rm", "-af", "-t", "0")
 
-    def __call__(self, *arguments: str) -> str:
-        done = subprocess.run(
-            ["podman", *arguments], capture_output=True, text=True, timeout=live.TIMEOUT_S, check=False
-        )
+    def __call__(self, *arguments: str, within: Sequence[Path] = ()) -> str:
+        """``within``: the directories of the cgroup to do it from."""
+        enter = ["sh", "-ec", 'for i in $0; do echo 0 > "$i/cgroup.procs"; done; exec "$@"', " ".join(map(str, within))]
+        command = [*(enter if within else ()), "podman", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=live.TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def load(self, archive: Path) -> None:
         self("load", "-i", str(archive))
 
-    def run(self, name: str, image: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
+    def run(self, name: str, image: str, *arguments: str) -> None:
         """A container; with ``arguments`` (MiB and files to write) its program ends."""
         fixed = ("--detach", "--network=host", f"--cgroup-parent={self.parent}", f"--name={name}")
-        self("run", *fixed, *options, image, *arguments)
+        self("run", *fixed, image, *arguments)
         if arguments:
             # "stopped" until podman has tidied up, which it may never do.
             live.until(lambda: self.state(name) in ("exited", "stopped"), f"the end of {name}")
 
     def state(self, name: str) -> str:
         return self("container", "inspect", "--format", "{{.State.Status}}", name)
-
-    def dead(self, name: str, image: str, mib: int, files: int) -> None:
-        """A container that wrote so much and ended."""
-        self.run(name, image, str(mib), str(files))
-
-    def running(self, name: str, image: str) -> None:
-        self.run(name, image)
 
     def names(self) -> set[str]:
         """Names of the containers there are."""

@@ -39,8 +39,8 @@ def runtime(tmp_path: Path, pause: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         with Podman(store, tmp_path / "r", parent, monkeypatch) as made:
             for name, size, files in ((HOLDER, 0, 0), (USED, MI, 0), (DEAD, 2 * MI, 0), (OLD, 6 * MI, 300)):
                 made.load(images.archive(tmp_path / "image.tar", name, pause, size, files))
-            made.running("web", USED)
-            made.dead("job", DEAD, 8, 200)
+            made.run("web", USED)
+            made.run("job", DEAD, "8", "200")
             yield made
 
 
