@@ -13,7 +13,6 @@ import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.lab.janitor import remove_tree
 from monitor.pods import claims, manifest_files
 from monitor.pods.model import Change
 from monitor.side.pod_watch import pod_message
@@ -260,42 +259,24 @@ def test_a_pod_lies_below_the_node(hierarchy: Hierarchy, folder: Path, name: str
     assert f"is not below the node {node}; name a cgroup below it, or start outrace with another" in problem
 
 
-@pytest.fixture
-def monitored() -> Iterator[tuple[Path, int]]:
-    """A real cgroup with a tree like a kubelet's, and a process in a container of the pod ``ours`` in it."""
-    if os.geteuid() != 0:
-        pytest.skip("not root: cannot make a cgroup")
-    base = cgroupfs.detect().root / f"outrace-test-bounds-{os.getpid()}"
-    container = cgroupfs.make(base / "kubepods/besteffort/podours/c")
-    cgroupfs.make(base / "kubepods/besteffort/podother")
-    script = f"echo $$ > {container}/cgroup.procs; echo ready; exec cat"
-    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        yield base, process.pid
-        process.kill()
-    assert remove_tree(str(base))
-
-
 @pytest.mark.live
 @pytest.mark.parametrize("where", ["pod", "container", "tree"])
-def test_a_pod_with_outrace_in_it_is_refused(monitored: tuple[Path, int], folder: Path, where: str) -> None:
-    base, pid = monitored
-    hierarchy = cgroupfs.detect()
-    relative = base.relative_to(hierarchy.root)
-    names = {"pod": f"{relative}/kubepods/besteffort/podours", "container": f"{relative}/kubepods/besteffort/podours/c"}
+def test_a_pod_with_outrace_in_it_is_refused(node: Path, folder: Path, where: str) -> None:
+    container = cgroupfs.make(node / "kubepods/besteffort/podours/c")
+    other = cgroupfs.make(node / "kubepods/besteffort/podother")
     spec = "cgroups"
     if where != "tree":
         spec = f"manifests:{folder}"
-        manifest(folder, "ours", names[where], uid="ours")
-        manifest(folder, "other", f"{relative}/kubepods/besteffort/podother", uid="other")
-    both = polled(spec, base)
-    assert len(both.updated) == 2
-    change = polled(spec, base, spared=(pid,))
-    assert [found.cgroup.name for found in change.updated] == ["podother"]
+        manifest(folder, "ours", container if where == "container" else container.parent, uid="ours")
+        manifest(folder, "other", other, uid="other")
+    with Puppet(container) as ours:
+        assert len(polled(spec, node).updated) == 2
+        change = polled(spec, node, spared=(ours.pid,))
+    assert [found.cgroup for found in change.updated] == [other]
     *ignored, problem = change.problems
     assert len(ignored) == (where == "container")  # the kubelet runs the whole pod elsewhere than there
     assert "\n" not in problem
-    assert f"holds outrace itself (process {pid})" in problem
+    assert f"holds outrace itself (process {ours.pid})" in problem
     if where != "tree":
         assert problem.startswith(f"{folder}/ours.json: document 1: metadata.uid: cgroup ")
         assert problem.endswith("name a cgroup without it, or remove the manifest")

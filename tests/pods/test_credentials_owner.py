@@ -25,11 +25,6 @@ V1 = "client.authentication.k8s.io/v1"
 CREDENTIAL = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {"token": "good"}})
 
 
-@pytest.fixture(autouse=True)
-def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-
-
 def plugin(path: Path, marker: Path) -> Path:
     path.write_text(f"#!/bin/sh\necho $PATH > {marker}\necho '{CREDENTIAL}'\n")
     path.chmod(0o755)

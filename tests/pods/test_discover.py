@@ -23,12 +23,6 @@ from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
 
 
-@pytest.fixture(autouse=True)
-def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr("monitor.pods.access._TIMEOUT_S", 60.0)  # (what is away refuses at once)
-
-
 @pytest.fixture
 def api() -> Iterator[FakeApiServer]:
     server = FakeApiServer()

@@ -76,9 +76,7 @@ NODES: dict[str, tuple[Mapping[str, str], str]] = {
 @pytest.fixture(autouse=True)
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files of the table are."""
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(installations, "ROOT", tmp_path / "node")
-    monkeypatch.setattr("monitor.pods.access._TIMEOUT_S", 60.0)  # (what is away refuses at once)
     return tmp_path / "node"
 
 

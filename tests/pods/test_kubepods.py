@@ -1,6 +1,5 @@
 """A directory named kubepods is the kubelet's only where root alone can have made it, and where it is to be."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -130,15 +129,9 @@ def test_where_the_kubelet_puts_it(tmp_path: Path) -> None:
     assert all(path.is_relative_to(node) for path in candidate_paths(node, root, "/other"))
 
 
-def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path, folder: Path) -> None:
-    root = tmp_path / "cg"
-    pod = root / f"docker/abc/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice"
-    pod.mkdir(parents=True)
-    for path in (pod, *pod.parents):
-        (path / "cgroup.procs").touch()
-        if path == root:
-            break
-    hierarchy = Hierarchy(2, root)
+def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(hierarchy: Hierarchy, folder: Path) -> None:
+    name = f"kubelet-kubepods-pod{UID.replace('-', '_')}.slice"
+    pod = _cgroup(hierarchy, f"docker/abc/kubelet.slice/kubelet-kubepods.slice/{name}")
 
     def look(where: str | Path, cgroup_root: str = "") -> Change:
         return polled(where, None, hierarchy, cgroup_root=cgroup_root)
@@ -153,7 +146,7 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path
     manifest(folder, "web", uid=UID)
     change = look(folder)
     assert uids(change) == [UID]
-    assert of_pods(hierarchy, root, change.updated) == pod.parent
+    assert of_pods(hierarchy, hierarchy.root, change.updated) == pod.parent
 
 
 def test_the_cgroup_root_of_a_kubelets_configuration_is_taken(tmp_path: Path) -> None:
@@ -218,8 +211,7 @@ def test_only_the_nodes_own_kubepods_is_searched(hierarchy: Hierarchy, folder: P
     node = _cgroup(hierarchy, "lab/node")
     if spec == "manifests":
         spec = f"manifests:{folder}"
-        pod = {"kind": "Pod", "metadata": {"name": "s", "uid": "stranger"}, "spec": {"containers": [{"name": "c"}]}}
-        (folder / "s.json").write_text(json.dumps(pod))
+        manifest(folder, "s", uid="stranger")
     change = polled(spec, node, hierarchy)
     assert change.updated == []
     assert len(change.problems) == 1

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from tests.commands import called
-from tests.puppet import cgroup
+from tests.puppet import Puppet, cgroup
 
 MI = 1 << 20
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -45,14 +44,9 @@ def folder(tmp_path: Path, node: Path) -> Path:
 @pytest.fixture
 def busy(node: Path) -> Iterator[None]:
     """8 MiB held in the pod `busy`."""
-    script = f"open('{node}/busy/cgroup.procs','w').write('0'); x=bytearray(b'x')*{8 * MI}; print(flush=True); input()"
-    process = subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdout.readline()
-    yield
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    with Puppet(node / "busy") as puppet:
+        puppet.do("anon(8)")
+        yield
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
