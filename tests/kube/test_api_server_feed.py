@@ -94,16 +94,6 @@ def test_watches_of_many_nodes_do_not_stay_in_step(client: ApiClient, monkeypatc
     assert round(5000 / statistics.mean(asked)) == 11
 
 
-def test_a_pod_made_anew_under_its_name_is_another_one(api: FakeApiServer, start: Start) -> None:
-    api.store.create("pods", pod("a"))
-    running = start()
-    running.watched(1)
-    api.store.delete(("pods", "default", "a"))
-    api.store.create("pods", pod("a", phase="Pending"))
-    running.knows("a:Pending")
-    assert running.changes[1:] == ["deleted a:Running", "new a:Pending"]
-
-
 def test_after_410_all_is_listed_again(api: FakeApiServer, start: Start) -> None:
     api.store.create("pods", pod("a"))
     running = start()

@@ -12,7 +12,6 @@ from monitor.owner import search_path
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
-from monitor.settings.read import read
 from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, remove_left
 from monitor.side.export.log import Log
 from tests import others
@@ -148,17 +147,3 @@ def test_a_certificate_that_others_can_write_pins_nobody(tmp_path: Path) -> None
     ):
         with pytest.raises(ConfigError, match=f"certificate is not believed: {tmp_path / bad} "):
             access.kubelet_server()
-
-
-@pytest.mark.parametrize("option", ["config", "kubelet-config"])
-def test_a_configuration_that_others_can_write_is_refused(option: str, tmp_path: Path) -> None:
-    """It may name commands (`reclaim-images`), and says what is killed."""
-    path = tmp_path / "10.conf"
-    path.write_text("kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nevictionHard: {}\n")
-    if option == "config":
-        path.write_text("reclaim-images: [/bin/touch, /x]\n")
-    given = {f"{option.replace('-', '_')}_file": str(path)}
-    read({}, **given)  # type: ignore[arg-type]
-    path.chmod(0o646)
-    with pytest.raises(ConfigError, match=rf"{path}: not believed: {path} \(mode 646\).*; chmod go-w {path}"):
-        read({}, **given)  # type: ignore[arg-type]

@@ -114,7 +114,9 @@ def test_only_what_changed_is_announced(feed: PushedFeed) -> None:
 def test_after_its_end_nothing_is_written_into_the_number_of_its_descriptor(feed: PushedFeed) -> None:
     feed.close()
     feed.put(made("a", "u1"))
+    assert not feed.wait(0)
     feed.fail(TransportError("refused"))
+    assert feed.wait(0), "a failure ends the wait for a first answer too"
     feed.close()
 
 

@@ -2,15 +2,14 @@
 
 import os
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import FoundPod, Scan, Within
+from monitor.pods.model import Within
 from monitor.pods.tree import TreeSource
-from monitor.policy.pods import Pod, stable_uid
+from monitor.policy.pods import stable_uid
 from tests.pods.unit_tree import GI, ID, MANAGER, Start, Tree, again, source
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
@@ -58,11 +57,3 @@ def test_two_directories_of_one_uid_in_kubepods_are_both_watched(tree: Tree) -> 
     with closing(TreeSource(16 * GI, Within(hierarchy))) as found:
         change = found.poll()
     assert ({one.cgroup for one in change.updated}, len(change.errors)) == (made, 1)
-
-
-def test_one_that_has_anothers_identity_is_never_lost() -> None:
-    scan = Scan()
-    for name in "abc":
-        scan.add(FoundPod(Pod("uid", "ns", name), Path("/sys/fs/cgroup", name), {}))
-    assert [found.pod.name for found in scan.pods.values()] == ["a", "b", "c"]
-    assert len(scan.errors) == 2

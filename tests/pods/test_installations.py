@@ -289,14 +289,6 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_believed(
         read_alone(path)
 
 
-@pytest.mark.parametrize("name", ["k3s", "MicroK8s", "kubeadm"])
-def test_one_that_does_not_answer_yet_is_waited_for(name: str, node: Path) -> None:
-    """The node boots: a guess by cgroups would rank wrongly for as long as the daemon lives."""
-    install(node, name)
-    choice = choose(Access(kubelet=find_kubelet(), node_name="n"), node / "none")
-    assert (choice.spec, choice.kubelet) == ("apiserver", True)
-
-
 def test_auto_takes_it_and_its_configz(serving: Pair, node: Path, tmp_path: Path) -> None:
     """With a token, by the certificate that k3s has for its kubelet."""
     with closing(FakeKubelet(serving.server_context())) as server:

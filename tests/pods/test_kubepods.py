@@ -12,8 +12,6 @@ from monitor.owner import distrust
 from monitor.pods.cgroup_tree import candidate_paths, holds_pods, kubepods_of, of_pods, whose
 from monitor.pods.model import Change, FoundPod
 from monitor.policy.pods import pod_from_object
-from monitor.settings.config import RunConfig
-from tests.daemon.config_files import build
 from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
 
 pytestmark = [
@@ -149,14 +147,6 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(hierarchy: Hie
     assert of_pods(hierarchy, hierarchy.root, change.updated) == pod.parent
 
 
-def test_the_cgroup_root_of_a_kubelets_configuration_is_taken(tmp_path: Path) -> None:
-    head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-    for text, expected in (("/kubelet", "/kubelet"), ('""', "")):
-        (tmp_path / "kubelet.yaml").write_text(f"{head}cgroupRoot: {text}\n")
-        assert build({}, None, str(tmp_path / "kubelet.yaml")).cgroup_root == expected
-    assert RunConfig().cgroup_root == ""
-
-
 def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
     assert "No such file" in distrust(tmp_path / "gone", tmp_path)
     assert "is not below" in distrust(Path("/"), tmp_path)
@@ -196,13 +186,6 @@ def test_a_cgroup_of_many_pods_is_no_pod(hierarchy: Hierarchy, folder: Path, nam
     assert _names(change) == ["b"]
     assert len(change.problems) == 1
     assert f"a.json: document 1: metadata.annotations[outrace/cgroup]: cgroup '{name}' holds the pods of" in problem
-
-
-def test_a_cluster_inside_a_pod_belongs_to_the_pod(hierarchy: Hierarchy, folder: Path) -> None:
-    _cgroup(hierarchy, "kubepods/podabc/ccc/kubelet/kubepods/podinner")
-    manifest(folder, "a", "kubepods/podabc", uid="abc")
-    change = polled(folder, None, hierarchy)
-    assert (_names(change), change.problems) == (["a"], [])
 
 
 @pytest.mark.parametrize("spec", ["cgroups", "manifests"])

@@ -25,11 +25,7 @@ def test_services_sessions_and_scopes_are_pods(tree: Tree, start: Start) -> None
     may = ["system.slice/nginx.service", f"{MANAGER}/app.slice/app-fire\\x2dfox.scope", "batch"]
     never = {
         "system.slice/ssh.service": "the machine runs on",
-        "system.slice/dropbear.service": "the machine runs on",
-        "system.slice/system-dropbear.slice/dropbear@0.service": "the machine runs on",
         "system.slice/system-getty.slice/getty@tty1.service": "the machine runs on",
-        "system.slice/docker.service": "the machine runs on",
-        "system.slice/systemd-networkd.service": "the machine runs on",
         "user.slice/user-1000.slice/session-3.scope": "a login session",
         f"{MANAGER}/init.scope": "the service manager",
         f"{MANAGER}/session.slice/shell.service": "a desktop session",

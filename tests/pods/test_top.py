@@ -86,16 +86,6 @@ def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path,
     assert "the kernel kills next: " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [("--node-cgroup", "../..", "leads outside"), ("--listen", "127.0.0.1:9469", "No such option '--listen'")],
-)
-def test_bad_options_are_one_line_and_exit_code_2(option: str, value: str, expected: str) -> None:
-    done = top("--once", option, value)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert expected in done.stderr
-
-
 class _Daemon:
     """Answers every path with one body, as `monitor.cli.daemons.Daemon` does."""
 

@@ -37,34 +37,19 @@ def full() -> dict[str, Any]:
         frames.threshold(MEMORY, 200 * MI, made["node"]["available"], "soft"),
         frames.threshold(ALLOCATABLE, 1536 * MI, GI),
     ]
-    forecast = {"domain": "node", "of": "threshold", "signal": MEMORY, "level_bytes": 8 * GI - 200 * MI, "no": None}
-    times = {"seconds": 41.0, "soonest_s": 30.0, "latest_s": 62.0, "interval_holds": 0.8, "bytes_per_s": 120 * MI}
-    made["forecasts"] = [{**forecast, **times}]
     return made
 
 
-def test_at_80_by_24_everything_has_its_place() -> None:
+def test_at_80_by_24_what_is_met_and_what_is_not_known_have_their_place() -> None:
+    """All else: the screen of the documentation."""
     lines = text(sample(full()))
     assert len(lines) == 24
-    assert lines[0].split() == ["outrace", "top", "web", "observe", "memcg-tracepoint", "armed", "12:00:00Z"]
-    assert lines[1].startswith("node     [")
-    assert lines[1].endswith("] 1.8Gi of 8.0Gi +120.0 MiB/s")
-    assert lines[2].split() == ["BA"], "a mark for each threshold of the node, side by side"
-    assert (lines[3][:9].strip(), lines[4].split()) == ("kubepods", ["C"])
-    found = "\n".join(lines)
-    assert "A memory.available<100Mi hard: 6.2Gi left\n" in found
-    assert "B memory.available<200Mi soft: 6.1Gi left, 41 s (80%: 30 s-62 s)\n" in found
-    assert "C allocatableMemory.available<1536Mi hard: met, 512.0Mi short\n" in found
+    assert "C allocatableMemory.available<1536Mi hard: met, 512.0Mi short" in lines
     (a,) = (one.split() for one in lines if " ns/a " in one)
     assert a[:6] == ["PK", "1", "ns/a", "250.0Mi", "300.0Mi", "50.0Mi"]
     assert a[-4:] == ["0", "Burst", "900", "+12.0Mi/s"]
-    (critical,) = (one.split() for one in lines if "ns/critical" in one)
-    assert critical[0] == "-", "it has no place in the order"
     (unknown,) = (one.split() for one in lines if "ns/b" in one)
     assert unknown[2:] == ["-", "200.0Mi", "-", "?", "?", "?", "?"]
-    assert "the kernel kills next: hog (4711) of ns/a, 300.0Mi, adj 900" in lines
-    assert "no record lost; 128.0Ki may move unseen; trigger user" in lines
-    assert lines[-1].startswith("q quit  up down")
 
 
 names = st.text(max_size=40) | st.just(HOSTILE)
@@ -99,7 +84,6 @@ def test_pods_stay_where_room_is_short_and_what_is_met_does() -> None:
     assert any("ns/a" in one for one in lines)
     assert any("short" in one for one in lines)
     assert lines[-1].startswith("q quit")
-    assert not any("eviction_won" in one for one in lines)
 
 
 def test_what_a_name_would_do_is_shown() -> None:

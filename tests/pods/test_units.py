@@ -163,9 +163,3 @@ def test_any_path_is_read(parts: list[str]) -> None:
 )
 def test_escapes(name: str, read: str) -> None:
     assert unescaped(name) == read
-
-
-@given(st.text(st.characters(exclude_characters="\\"), max_size=30))
-def test_every_byte_may_be_escaped(text: str) -> None:
-    escaped = "".join(f"\\x{byte:02x}" for byte in text.encode(errors="replace"))
-    assert unescaped(escaped).encode() == text.encode(errors="replace")
