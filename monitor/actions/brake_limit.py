@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from monitor.actions.brake_file import BrakeFile, Planned
 from monitor.actions.brake_ledger import BrakeLedger
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroupfs, limits
 from monitor.kernel.wire import PAGE
 
 LIMIT_FILES = ("memory.max", _V1 := "memory.limit_in_bytes")
@@ -16,6 +16,16 @@ COMPANIONS = ("memory.oom.group", "memory.oom_control")
 ROOM = 1 << 20
 #: v1 refuses a limit that the pod has passed meanwhile (EBUSY). Tries, each with twice the distance.
 _TRIES = 5
+#: 2: the kernel panics instead of an OOM kill at a cgroup's limit; 1: only where memory of the machine runs out
+#: (check_panic_on_oom, mm/oom_kill.c).
+PANIC_ON_OOM = "/proc/sys/vm/panic_on_oom"
+
+
+def panics_at_cap(version: int) -> bool:
+    """Whether the kernel panics, instead of a kill, at a cap on this version of cgroups; also where that is not known.
+    v1's cap kills no process. It may change at any time, and a read takes 10 us.
+    """
+    return version == 2 and limits.number(None, PANIC_ON_OOM) not in (0, 1)
 
 
 def plan_limit(
@@ -26,6 +36,9 @@ def plan_limit(
     """
     limit, companion = ledger.file(LIMIT_FILES), ledger.file(COMPANIONS)
     if limit is None or companion is None:
+        return 0, {}
+    if panics_at_cap(1 if limit.file == _V1 else 2):
+        ledger.put_back(limit.file, companion.file)
         return 0, {}
     near, asked = usage + (ROOM << attempt), cap // PAGE * PAGE
     if again and limit.file == _V1 and (now := _in_force(ledger, limit)) and now >= asked:

@@ -124,7 +124,9 @@ class PodBrake:
         return self._brake(cap, freeze=True)
 
     def loosen(self, cap: int) -> Braked | None:
-        """Let it grow up to ``cap`` bytes; None where it has no cap then. v2 kills at the cap: `apply` before."""
+        """Let it grow up to ``cap`` bytes; None where it has neither a cap then nor the helper's memory.high. v2 kills
+        at the cap: `apply` before.
+        """
         return self._brake(cap, freeze=False)
 
     def _brake(self, cap: int, freeze: bool) -> Braked | None:
@@ -145,9 +147,10 @@ class PodBrake:
                 frozen = bool(freezer) and self._write(freezer)
             else:
                 self._ledger.put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
+                slowed = self.high_is_left and not capped
         except OSError as error:
             self._trouble(error)
-        self.is_held, self.is_capped = bool(capped or frozen), bool(capped)
+        self.is_held, self.is_capped = bool(capped or frozen or (slowed and not freeze)), bool(capped)
         if not self.is_held:
             self.release()
             return None

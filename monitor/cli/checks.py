@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from monitor.actions import brake_limit
 from monitor.actions.daemons import is_dead
 from monitor.actions.ledger import HOT, noted
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, charging, instances, meminfo, mounts, sched
+from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.offsets import defines
 
@@ -197,6 +198,21 @@ def _cgroups() -> Iterator[Check]:
     yield _tried("memory-cgroups", attempt, required=True)
 
 
+def _panic_on_oom() -> Iterator[Check]:
+    """Whether a pod that is held on cgroup v2 can have a cap."""
+    try:
+        version = cgroupfs.detect().version
+    except MonitorError:
+        return
+    value = limits.number(None, brake_limit.PANIC_ON_OOM)
+    what = f"vm.panic_on_oom {'cannot be read' if value is None else f'is {value}'}"
+    if brake_limit.panics_at_cap(version):
+        detail = f"{what}: a held pod gets no cap, because an OOM kill at it could panic the machine"
+        yield Check("panic-on-oom", False, detail, "sysctl vm.panic_on_oom=0")
+    else:
+        yield Check("panic-on-oom", True, what)
+
+
 def _kernel_log() -> Iterator[Check]:
     from monitor.kernel.kmsg import Kmsg
 
@@ -265,7 +281,7 @@ def _swap() -> Iterator[Check]:
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
     _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups,
-    _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
+    _panic_on_oom, _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from monitor.actions.brake_limit import panics_at_cap
 from monitor.actions.undo import undo_left
 from monitor.cli.hooks import joined, take
 from monitor.cli.listen import address_of, bind_or_other, in_turn
@@ -248,6 +249,7 @@ def with_trigger(config: RunConfig, refuses_realtime: Callable[[], bool]) -> Run
 
 def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:
     """Log how this daemon is configured, and which options have no effect."""
+    from monitor.kernel import cgroupfs
 
     log = Log(config.log_format)
     given = {name: origin for name, origin in config.origins.items() if not origin.startswith("default")}
@@ -302,6 +304,11 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         )
         if config.trigger == "kernel":
             log.warning("trigger kernel has no effect with --evict-by api")
+    if config.holds and panics_at_cap(cgroupfs.detect().version):
+        log.warning(
+            "held pods get no cap, because an OOM kill at it could panic the machine (vm.panic_on_oom=2): they are "
+            "frozen, which stops no system call that allocates much; set vm.panic_on_oom to 0"
+        )
     if config.pods == SERVICES:
         _announce_services(config, choice, log)
     thresholds = config.thresholds()

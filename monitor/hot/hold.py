@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.brake_limit import ROOM
+from monitor.actions.brake_limit import ROOM, panics_at_cap
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.act import Acted
@@ -198,6 +198,7 @@ class HoldControl:
         figures, before, brakes = self._figures, self.state, self._brakes
         if not crossed_ns and (due := brakes.due(self._holds, now_ns)):
             self._look_after(due, now_ns)
+        self._remove_caps()
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
         bounded = {brake.uid for brake in brakes.running if brake.is_capped}
         domains = figures.with_rates(figures.domains(), now_ns, caps, before, bounded)
@@ -248,6 +249,8 @@ class HoldControl:
             self._brakes.of(held.entry).high_is_left = False  # the new helper has undone what the last one set
             if held.asked:
                 self._brakes.soften_again(held, self._grace_left_ns(held))
+            if held.soft and not held.cap:  # nothing bounds its growth until the new one has set it again
+                self._put_in_force(held, held.pod)
 
     def release_all(self) -> None:
         """This process ends: release all pods."""
@@ -268,6 +271,14 @@ class HoldControl:
             self._brakes.let_run(uid)
         elif found == ENDED or self._brakes.runs(uid) or (found == LOST and not is_evicted):
             self._put_in_force(held, held.pod)
+
+    def _remove_caps(self) -> None:
+        """vm.panic_on_oom was set since the caps were written: hold the pods without."""
+        capped = [held for held in self._holds.values() if held.cap]
+        if capped and panics_at_cap(self._gauge.hierarchy.version):
+            for held in capped:
+                self._put_in_force(held, held.pod)
+                self._report(held, resent=False)
 
     def _may_run(self, held: Hold, waits: str) -> bool:
         """Whether it may run until the next check. Then it is stopped again, because it can cause runs all the time.

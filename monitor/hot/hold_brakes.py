@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from monitor.actions.brake_limit import panics_at_cap
 from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.thaw_reasons import KILL
@@ -195,8 +196,11 @@ class HoldBrakes:
     # held pods
 
     def apply(self, held: Hold, pod: Pod, *, runs: bool) -> bool:
-        """Stop the pod at its cap, or let it run below it; False where nothing is in force."""
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force. Without a cap only a pod
+        that the helper slows may run.
+        """
         brake = self.of(held.entry)
+        runs = runs and ((held.soft and not held.unslowed) or not panics_at_cap(self._hierarchy.version))
         brake.runs = False
         in_force = brake.loosen(pod.cap) if runs else brake.apply(pod.cap)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
@@ -230,7 +234,8 @@ class HoldBrakes:
 
     def _ask(self, held: Hold, grace_ns: int) -> None:
         self.of(held.entry).high_is_left = True
-        self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns))
+        # Without a cap too it has to get along with its share through the grace.
+        self._send(Soften(held.id, held.entry.uid, held.cap or held.pod.cap, grace_ns))
 
 
 def _longest_ago(brakes: Iterable[PodBrake], before_ns: int) -> PodBrake | None:

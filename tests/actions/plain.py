@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions import brake_file, changes
+from monitor.actions import brake_file, brake_limit, changes
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.ledger import Ledger, attributes_of
 from monitor.actions.pod_brake import PodBrake
@@ -67,6 +67,14 @@ class PlainPod:
     def undo(self) -> None:
         """As the next start does."""
         undo(self.hierarchy, lambda _: None, attributes_of([self.state]))
+
+
+def panic_on_oom(root: Path, patch: pytest.MonkeyPatch, value: str) -> Path:
+    """A file in the place of vm.panic_on_oom."""
+    path = root / "panic_on_oom"
+    path.write_text(f"{value}\n")
+    patch.setattr(brake_limit, "PANIC_ON_OOM", str(path))
+    return path
 
 
 def _write_anew(directory: int, file: str, value: str) -> None:

@@ -1,0 +1,57 @@
+"""Mode hold where an OOM kill at a cap would panic the machine: only in a guest that may be lost (`make test-vm`)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.brake_limit import PANIC_ON_OOM
+from monitor.kernel import cgroupfs
+from monitor.lab.node import MIB, LabNode
+from tests import live
+from tests.daemon.hold_node import daemon, holding, is_held, pattern, released
+from tests.daemon.hot_node import decided, hot_node, up_to
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.expendable,
+    pytest.mark.skipif(cgroupfs.detect().version == 1, reason="a cap of cgroup v1 kills no process"),
+]
+
+node = live.fixture(hot_node)
+#: MiB in use that cross a threshold of 32 and do not fill the node of 128: its limit would panic the machine too.
+SHORT = 118
+
+
+@pytest.fixture
+def sysctl() -> Iterator[Path]:
+    path = Path(PANIC_ON_OOM)
+    yield path
+    path.write_text("0")
+
+
+@pytest.mark.parametrize("is_set", ["before", "during"])
+def test_a_held_pod_is_frozen_without_a_cap(node: LabNode, sysctl: Path, is_set: str) -> None:
+    pod, database = node.add_pod("hog"), node.add_pod("database", "Guaranteed", request=64 * MIB)
+    cap = pod.cgroup / "memory.max"
+    if is_set == "before":
+        sysctl.write_text("2")
+    with daemon(node, 32) as running, live.Puppet(pod.containers["c0"]) as hog:
+        bystander = node.fill(database, 60)
+        hog.tell(pattern(up_to(node, SHORT)))
+        holding(running, pod)
+        if is_set == "during":
+            assert cap.read_text().strip() != "max"
+            sysctl.write_text("2")
+        live.until(lambda: cap.read_text().strip() == "max", "the cap to be removed")
+        usage = int((pod.cgroup / "memory.current").read_text())
+        live.until(lambda: live.metric(running, "longest_hold_seconds") > 2, "a hold of some seconds")
+        assert is_held(pod)
+        assert int((pod.cgroup / "memory.current").read_text()) - usage < MIB
+        bystander.free()
+        assert hog.answer() == "whole"
+        released(pod)
+        live.ended(running)
+    assert decided(running) == []
+    warned = [record for record in running.log if "vm.panic_on_oom=2" in record.get("msg", "")]
+    assert len(warned) == (1 if is_set == "before" else 0)
