@@ -1,5 +1,6 @@
 """The kubepods tree: the path parser, both drivers on v1 and v2 layouts, and pods made of cgroups alone."""
 
+import os
 from pathlib import Path
 
 import pytest
