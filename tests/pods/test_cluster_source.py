@@ -11,7 +11,6 @@ from monitor.kernel import cgroupfs
 from monitor.kube.errors import ResourceExpired
 from monitor.pods import feed as feeds
 from monitor.pods.cluster_source import UNLISTED_S
-from monitor.pods.feed import PodFeed
 from monitor.pods.pod_objects import MOST_CONTAINERS
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
@@ -255,10 +254,6 @@ def test_a_cgroup_that_is_not_listed_is_held_apart_then_reported_then_known(clus
     assert source.unlisted == ()
 
 
-def knows(feed: PodFeed, *wanted: str) -> None:
-    until(lambda: feed.synced and names(feed.manifests()) == sorted(wanted), "the pods")
-
-
 def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
     """Every watch meets that some day, and lists again: a warning each time would be noise."""
     feed = cluster.watched()
@@ -273,7 +268,7 @@ def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
         cluster.create(one, cgroup=False)
     feed = cluster.polled(cache=True)
     feed.start()
-    knows(feed, "a", "b")
+    until(lambda: feed.synced and names(feed.manifests()) == ["a", "b"], "the pods")
     cluster.kubelet.refuse()
     feed.soon()
     until(feed.problems, "it is reported")

@@ -53,7 +53,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     pod = frame["pods"][0]
     assert pod["working_set"] >= 8 * MI
     known = [pod[key] for key in ("namespace", "cgroup", "qos", "priority", "critical", "request")]
-    assert known == ["default", f"{node}/busy", "Burstable", 5, False, MI]
+    assert known == ["default", f"{node}/busy", "Burstable", 7, False, MI]
     assert pod["over_request"] == pod["working_set"] - MI
     assert (frame["memory_available_in_bytes"], frame["memory_available_in_mb"]) == (left, left // MI)
     assert frame["memory_total_inactive_file"] == reading["inactive_file"]

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from monitor.cli.top_frame import Sample
-
 MI = 1 << 20
 GI = 1 << 30
 MEMORY, ALLOCATABLE = "memory.available", "allocatableMemory.available"
@@ -105,7 +103,3 @@ def victim(comm: str = "hog", uid: str | None = "uid-a", **more: Any) -> dict[st
     name = None if uid is None else f"ns/{uid.removeprefix('uid-')}"
     given = {"pid": 4711, "comm": comm, "pod": name, "uid": uid, "points": 512, "rss": 300 * MI}
     return {**given, "oom_score_adj": 900, **more}
-
-
-def sample(made: dict[str, Any], asked: str = "") -> Sample:
-    return Sample(made, asked)

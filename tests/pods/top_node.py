@@ -1,6 +1,5 @@
 """A small node for `outrace top`, and how it is called."""
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from tests.commands import called
+from tests.pods.manifest_folder import _pod, _write
 from tests.puppet import Puppet, cgroup
 
 MI = 1 << 20
@@ -32,12 +32,7 @@ def folder(tmp_path: Path, node: Path) -> Path:
     path = tmp_path / "pods"
     path.mkdir()
     for name, request in (("quiet", "32Mi"), ("busy", "1Mi")):
-        pod = {
-            "kind": "Pod",
-            "metadata": {"name": name, "annotations": {"outrace/cgroup": f"{node.name}/{name}"}},
-            "spec": {"priority": 5, "containers": [{"name": "c", "resources": {"requests": {"memory": request}}}]},
-        }
-        (path / f"{name}.json").write_text(json.dumps(pod))
+        _write(path / f"{name}.json", _pod(name, f"{node.name}/{name}", request))
     return path
 
 
