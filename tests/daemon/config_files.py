@@ -31,13 +31,14 @@ def started(text: str, tmp_path: Path, **flags: object) -> RunConfig:
     return RunConfig.from_json(filled.to_json())
 
 
-def kubeconfig(path: Path, server: str, **user: Any) -> Path:
+def kubeconfig(path: Path, server: str, ca: Path | None = None, **user: Any) -> Path:
     """A kubeconfig of this server; ``user``: credentials, as `token`."""
+    cluster = {"server": server} | ({} if ca is None else {"certificate-authority": str(ca)})
     made = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
         "users": [{"name": "u", "user": user}],
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
     }

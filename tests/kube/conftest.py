@@ -12,6 +12,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.side.worker import Worker
+from tests.daemon import config_files
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_tls import Authority, Pair
 
@@ -86,18 +87,7 @@ def secrets(tmp_path: Path, authority: Authority) -> Path:
 def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path:
     """A file, with the token "good"."""
     api.tokens = {"good"}
-    path = tmp_path / "kubeconfig"
-    path.write_text(
-        f"""
-apiVersion: v1
-kind: Config
-clusters: [{{name: c, cluster: {{server: "{api.url}", certificate-authority: {authority.certificate}}}}}]
-users: [{{name: u, user: {{token: good}}}}]
-contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
-current-context: x
-"""
-    )
-    return path
+    return config_files.kubeconfig(tmp_path / "kubeconfig", api.url, authority.certificate, token="good")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

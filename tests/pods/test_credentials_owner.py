@@ -83,9 +83,7 @@ def test_what_others_can_write_is_refused_with_the_remedy(what: str, how: str, t
         user = {"tokenFile": str(paths["token"])}
     elif what in ("certificate", "key"):
         user = {"client-certificate": str(paths["certificate"]), "client-key": str(paths["key"])}
-    made = kubeconfig(paths["kubeconfig"], "http://127.0.0.1:1", **user)
-    if what == "ca":
-        made.write_text(made.read_text().replace('"server":', f'"certificate-authority": "{paths["ca"]}", "server":'))
+    made = kubeconfig(paths["kubeconfig"], "http://127.0.0.1:1", paths["ca"] if what == "ca" else None, **user)
     bad = paths[what]
     if how == "owner":
         os.chown(bad, NOBODY, -1)
