@@ -1,4 +1,7 @@
-"""The admission policies of deploy/: what a node's token may write, by evaluating their CEL as an API server would."""
+"""The admission policies of deploy/: what a node's token may write, by evaluating their CEL as an API server would.
+
+Those of the base; test_kubernetes.py has that the chart makes the same ones.
+"""
 
 from typing import Any
 
@@ -65,10 +68,6 @@ def on(node: str | None, name: str = "web") -> Object:
     return {"metadata": {"name": name}, "spec": {"nodeName": node} if node else {"x": 1}}
 
 
-EACH = pytest.mark.parametrize("objects", [pytest.param(base, id="base"), pytest.param(chart, id="chart")])
-
-
-@EACH
 @pytest.mark.parametrize(
     ("resource", "name", "given"),
     [
@@ -79,8 +78,8 @@ EACH = pytest.mark.parametrize("objects", [pytest.param(base, id="base"), pytest
         ("pods/eviction", "web", lambda node: {"params": [on("a", "db"), on(node)]}),
     ],
 )
-def test_a_token_writes_to_its_own_node_alone(resource: str, name: str, given: Any, objects: Any) -> None:
-    made = objects()
+def test_a_token_writes_to_its_own_node_alone(resource: str, name: str, given: Any) -> None:
+    made = base()
     for node, allowed in (("a", True), ("b", False)):
         request = asked(resource, name or node)
         found = denied(made, request, **given(node))
@@ -94,16 +93,14 @@ def test_a_token_writes_to_its_own_node_alone(resource: str, name: str, given: A
         assert denied(made, other, **given(node)) == []
 
 
-@EACH
-def test_a_pod_that_is_on_no_node_is_not_written(objects: Any) -> None:
-    assert denied(objects(), asked("pods/status", "web"), oldObject=on(None), object=on("a"))
-    assert denied(objects(), asked("pods/eviction", "web"), params=[on(None)])
+def test_a_pod_that_is_on_no_node_is_not_written() -> None:
+    assert denied(base(), asked("pods/status", "web"), oldObject=on(None), object=on("a"))
+    assert denied(base(), asked("pods/eviction", "web"), params=[on(None)])
 
 
-@EACH
 @pytest.mark.parametrize("resource", ["nodes", "nodes/status", "pods/status"])
-def test_what_draws_pods_or_traffic_stays(resource: str, objects: Any) -> None:
-    made, request = objects(), asked(resource, "a")
+def test_what_draws_pods_or_traffic_stays(resource: str) -> None:
+    made, request = base(), asked(resource, "a")
     before = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["e"], "ownerReferences": [{"name": "f"}]}
 
     def found(metadata: Object) -> list[str]:
@@ -118,7 +115,6 @@ def test_what_draws_pods_or_traffic_stays(resource: str, objects: Any) -> None:
     assert found({**before, "labels": {"a": "b", "app": "payments"}})
 
 
-@EACH
 @pytest.mark.parametrize(
     ("resource", "status", "allowed"),
     [
@@ -139,7 +135,7 @@ def test_what_draws_pods_or_traffic_stays(resource: str, objects: Any) -> None:
         ),
     ],
 )
-def test_of_a_status_its_own_parts_change(resource: str, status: Object, allowed: bool, objects: Any) -> None:
+def test_of_a_status_its_own_parts_change(resource: str, status: Object, allowed: bool) -> None:
     spec = {"nodeName": "a"}
     before: Object = {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}
     if resource == "nodes/status":
@@ -152,10 +148,9 @@ def test_of_a_status_its_own_parts_change(resource: str, status: Object, allowed
         }
         status = before | status
     old, new = ({"metadata": {"name": "a"}, "spec": spec, "status": one} for one in (before, status))
-    assert (denied(objects(), asked(resource, "a"), oldObject=old, object=new) == []) == allowed
+    assert (denied(base(), asked(resource, "a"), oldObject=old, object=new) == []) == allowed
 
 
-@EACH
 @pytest.mark.parametrize(
     ("spec", "allowed"),
     [
@@ -168,15 +163,14 @@ def test_of_a_status_its_own_parts_change(resource: str, status: Object, allowed
         ({"taints": [{"key": "a/b", "effect": "NoSchedule"}], "unschedulable": False}, True),
     ],
 )
-def test_only_taints_of_its_own_change(spec: Object, allowed: bool, objects: Any) -> None:
+def test_only_taints_of_its_own_change(spec: Object, allowed: bool) -> None:
     old = {"metadata": {"name": "a"}, "spec": {"taints": [{"key": "a/b", "effect": "NoSchedule"}]}}
-    found = denied(objects(), asked("nodes", "a"), oldObject=old, object={"metadata": {"name": "a"}, "spec": spec})
+    found = denied(base(), asked("nodes", "a"), oldObject=old, object={"metadata": {"name": "a"}, "spec": spec})
     assert found == ([] if allowed else ["outrace changes its own taints alone"])
 
 
-@EACH
-def test_events_are_about_the_node(objects: Any) -> None:
-    made = objects()
+def test_events_are_about_the_node() -> None:
+    made = base()
     for name, allowed in (("a", True), ("b", False)):
         event = {"source": {"host": "a"}, "involvedObject": {"kind": "Node", "name": name}}
         assert (denied(made, asked("events", "web.1"), object=event) == []) == allowed
