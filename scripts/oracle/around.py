@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(ROOT))
 
 from monitor.lab.node import MIB, LabNode
+from tests.daemon.config_files import kubeconfig
 from tests.evicted.made import evicted as left_behind
 from tests.evicted.made import owned, put
 from tests.kube.fake_apiserver import FakeApiServer
@@ -49,13 +50,7 @@ def cluster(place: Path) -> Iterator[tuple[FakeApiServer, str]]:
     put(server, left_behind("web-5d9c-a", "shop", 73 * day, **web), left_behind("web-5d9c-b", "shop", 2 * day, **web))
     put(server, left_behind("db-0", "shop", 3 * day, **owned("StatefulSet", "db")), running("live"))
     put(server, left_behind("import-x", ago_s=4 * day, **owned("Job", "import")), left_behind("bare", "lab", 5 * day))
-    path = place / "kubeconfig"
-    at = f'server: "{server.url}", certificate-authority: {authority.certificate}'
-    path.write_text(
-        "apiVersion: v1\nkind: Config\ncurrent-context: x\nusers: [{name: u, user: {token: good}}]\n"
-        f"clusters: [{{name: c, cluster: {{{at}}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n"
-    )
-    path.chmod(0o600)
+    path = kubeconfig(place / "kubeconfig", server.url, authority.certificate, token="good")
     try:
         yield server, str(path)
     finally:
