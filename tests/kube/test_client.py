@@ -35,62 +35,6 @@ def test_a_list_comes_in_pages_of_one_version(api: FakeApiServer, client: ApiCli
     assert len({one.connection for one in api.asked}) == 1
 
 
-def test_a_list_whose_continue_token_expires_begins_anew(api: FakeApiServer, client: ApiClient) -> None:
-    for i in range(9):
-        api.store.create("pods", pod(f"p{i}"))
-
-    def expire(*_: object) -> bool:
-        api.store.delete(("pods", "default", "p0"))
-        api.store.compact()
-        return False
-
-    api.fail(lambda *_: False, method="GET", path="/pods")  # the first page
-    api.fail(expire, method="GET", path="/pods")
-    assert client.list(PODS, name, page_size=4).items == tuple(f"p{i}" for i in range(1, 9))
-    assert "limit" not in api.asked[-1].query
-
-
-def test_what_a_patch_of_a_status_is(api: FakeApiServer, client: ApiClient) -> None:
-    api.store.create("pods", pod("a"))
-    client.patch(PODS, "a", {"status": {"phase": "Failed"}}, "default", subresource="status")
-    asked = api.asked[-1]
-    assert (asked.method, asked.path) == ("PATCH", "/api/v1/namespaces/default/pods/a/status")
-    assert asked.headers["Content-Type"] == "application/strategic-merge-patch+json"
-    assert asked.query == {"fieldManager": "outrace"}
-
-
-@pytest.mark.parametrize(
-    ("verb", "resource", "rule"),
-    [
-        ("patch", "pods/status", '{apiGroups: [""], resources: ["pods/status"], verbs: ["patch"]}'),
-        ("create", "pods/eviction", '{apiGroups: [""], resources: ["pods/eviction"], verbs: ["create"]}'),
-        ("list", "pods", '{apiGroups: [""], resources: ["pods"], verbs: ["list"]}'),
-        ("watch", "pods", '{apiGroups: [""], resources: ["pods"], verbs: ["watch"]}'),
-    ],
-)
-def test_forbidden_names_the_rule_that_is_missing(
-    api: FakeApiServer, client: ApiClient, verb: str, resource: str, rule: str
-) -> None:
-    api.store.create("pods", pod("a"))
-    api.forbidden.add((verb, resource))
-    calls = {
-        "patch": lambda: client.patch(PODS, "a", {}, "default", subresource="status"),
-        "create": lambda: client.evict("a", "default"),
-        "list": lambda: client.list(PODS, name),
-        "watch": lambda: client.watch(PODS, "0").__enter__(),
-    }
-    with pytest.raises(errors.Forbidden, match=f"^{verb} {resource}") as caught:
-        calls[verb]()
-    assert caught.value.remedy == f"add to the Role or ClusterRole: {rule}"
-
-
-def test_a_quota_is_no_missing_rule(api: FakeApiServer, client: ApiClient) -> None:
-    api.fail(faults.status(403, "Forbidden", 'pods "a" is forbidden: exceeded quota: q'))
-    with pytest.raises(errors.Forbidden) as caught:
-        client.create(PODS, pod("a"), "default")
-    assert caught.value.remedy == ""
-
-
 @pytest.mark.parametrize(
     ("do", "kind", "after"),
     [
@@ -153,17 +97,8 @@ def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
 
 
 MODULES = ("backoff", "client", "cluster", "kubelet", "resources", "retry")
-#: 2.7 MiB, 14 ms; what only a kubeconfig needs; what a client of the standard library does not.
-NOT_IN_A_POD = {
-    "yaml",
-    "subprocess",
-    "monitor.kube.kubeconfig",
-    "urllib.request",
-    "asyncio",
-    "requests",
-    "urllib3",
-    "httpx",
-}
+#: 2.7 MiB, 14 ms; what only a kubeconfig needs.
+NOT_IN_A_POD = {"yaml", "subprocess", "monitor.kube.kubeconfig", "urllib.request", "asyncio"}
 
 
 def test_in_a_pod_it_imports_nothing_that_it_does_not_need() -> None:

@@ -257,6 +257,9 @@ def test_a_missing_right_is_named(
     with pytest.raises(errors.Forbidden) as caught:
         other.patch(PODS, "a", {"status": {}}, namespace, subresource="status")
     assert 'resources: ["pods/status"], verbs: ["patch"]' in caught.value.remedy
+    with pytest.raises(errors.Forbidden) as caught, other.watch(PODS, "0", namespace=namespace):
+        pass
+    assert 'resources: ["pods"], verbs: ["watch"]' in caught.value.remedy
     stranger = connect(dataclasses.replace(target, tls=without, credentials=Fixed("no-token-at-all")))
     with pytest.raises(errors.Unauthorized):
         stranger.list(PODS, named)
