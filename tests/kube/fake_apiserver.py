@@ -20,7 +20,7 @@ KINDS = {
     "poddisruptionbudgets": ("policy/v1", "PodDisruptionBudget"),
 }
 #: Those the server knows; another one is a 400.
-FIELDS = {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase", "involvedObject.uid"}
+FIELDS = {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"}
 #: How the tokens end that `serviceaccounts/token` gives out.
 WITHOUT_RIGHTS = "-without-rights"
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -110,7 +110,6 @@ class FakeApiServer(FakeServer):
         if start + len(page) < len(found):
             token = json.dumps({"rv": version, "start": start + len(page)})
             metadata["continue"] = base64.urlsafe_b64encode(token.encode()).decode()
-            metadata["remainingItemCount"] = len(found) - start - len(page)
         api_version, kind = KINDS[plural]
         return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": page}
 
@@ -139,8 +138,6 @@ class FakeApiServer(FakeServer):
         metadata = made.get("metadata", {})
         if kind == "Pod":
             made = {**made, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
-        if not metadata.get("name"):
-            raise Refused(422, "Invalid", "metadata.name: Required value: name or generateName is required")
         if metadata.setdefault("namespace", namespace) != namespace:
             raise Refused(400, "BadRequest", "the namespace of the object does not match the namespace on the request")
         involved = made.get("involvedObject", {}).get("namespace", "")

@@ -120,7 +120,6 @@ def test_after_410_all_is_listed_again(api: FakeApiServer, start: Start) -> None
         (faults.status(410, "Expired", "too old"), errors.ResourceExpired, 2),
         (faults.status(429, "TooManyRequests", "x"), errors.TooManyRequests, 1),
         (faults.status(500, "InternalError", "x"), errors.ServerError, 1),
-        (faults.text(503, "no endpoints"), errors.ServerError, 1),
         (faults.status(403, "Forbidden", "x"), errors.Forbidden, 2),
         (faults.hang_up, None, 1),  # on a connection that was idle: asked once more
         (faults.no_http(), errors.TransportError, 1),
@@ -131,7 +130,6 @@ def test_after_410_all_is_listed_again(api: FakeApiServer, start: Start) -> None
         (faults.stream({"type": "CHANGED", "object": {}}), errors.InvalidResponse, 2),
         (faults.stream({"type": "BOOKMARK", "object": {"metadata": {}}}), errors.InvalidResponse, 2),
         (faults.stream(b"x" * (17 << 20)), errors.ResponseTooLarge, 2),
-        (faults.garbage(b'{"type": "ERROR", "object": null}\n'), errors.ApiError, 2),
         (faults.error_event(), errors.ResourceExpired, 2),
         (faults.error_event(status_object(410, "Gone", "gone")), errors.ResourceExpired, 2),
         (faults.error_event({"status": "410", "message": "a string where Failure stands"}), errors.ResourceExpired, 2),
@@ -160,12 +158,8 @@ def test_a_watch_that_fails_is_begun_again(
 @pytest.mark.parametrize(
     "do",
     [
-        faults.status(500, "InternalError", "x"),
         faults.status(403, "Forbidden", "x"),
-        faults.hang_up,
         faults.cut_off(),
-        faults.cut_off(announced=None),
-        faults.garbage(),
         faults.garbage(b'{"kind": "PodList", "items": []}'),
         faults.garbage(b'{"kind": "PodList", "metadata": {"resourceVersion": 5}, "items": [1]}'),
     ],
@@ -245,26 +239,3 @@ def test_stop_during_a_pause(api: FakeApiServer, start: Start) -> None:
     running = start()
     until(lambda: bool(running.errors), running.heard)
     assert running.pauses.given == [1.0]  # ten times the cap
-
-
-def test_many_changes_with_every_fault_in_between(api: FakeApiServer, start: Start) -> None:
-    """What is known in the end is what there is, whatever happened."""
-    for i in range(200):
-        api.store.create("pods", pod(f"p{i}"))
-    running = start(silence_s=0.5)
-    running.watched(1)
-    nasty = [
-        *(faults.hang_up, faults.error_event(), faults.stream(b'{"type": "ADD'), faults.stream(b"?\n")),
-        *(faults.no_http(), faults.status(500, "InternalError", "x"), faults.cut_off()),
-        faults.error_event({"code": "504"}),
-    ]
-    for i, do in enumerate(nasty):
-        fault = api.fail(do, path="/pods")
-        api.store.delete(("pods", "default", f"p{i}"))
-        api.store.create("pods", pod(f"p{i}" if i % 2 else f"q{i}"))
-        if i % 3 == 0:
-            api.store.compact()
-        api.drop_connections()
-        until(lambda fault=fault: fault.met == 1, running.heard)
-    wanted = {one["metadata"]["uid"]: f"{one['metadata']['name']}:Running" for one in api.store.all("pods")}
-    until(lambda: running.now == wanted, running.heard)

@@ -62,7 +62,6 @@ def test_hostile_bytes_are_one_error(data: bytes, size: int) -> None:
     ("data", "why"),
     [
         ('{"items": [{"a": 1}, 2]}', "something else than objects"),
-        ('{"items": ["text"]}', "something else than objects"),
         ('{"items": [[]]}', "no object"),
         ('{"items": [{"a": 1}', "cut off after 19 bytes"),
         ('{"items": [{"a": "1', "cut off"),

@@ -115,10 +115,9 @@ def test_without_any_way_to_know_it_nothing_is_sent(tmp_path: Path) -> None:
         kubelet_config("https://127.0.0.1:10250", KubeletTrust(pki=tmp_path))
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:10250", "https://", "unix:///run/kubelet.sock", "https://a:b"])
-def test_a_bad_url_names_the_option(url: str) -> None:
+def test_a_bad_url_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^--pods: "):
-        kubelet_config(url, KubeletTrust(), where="--pods")
+        kubelet_config("127.0.0.1:10250", KubeletTrust(), where="--pods")
 
 
 def test_refusals_name_the_missing_right(kubelet: FakeKubelet, client: KubeletClient) -> None:
@@ -132,20 +131,9 @@ def test_refusals_name_the_missing_right(kubelet: FakeKubelet, client: KubeletCl
         client.pods(name)
 
 
-@pytest.mark.parametrize(
-    ("do", "error"),
-    [
-        (faults.garbage(), errors.InvalidResponse),
-        (faults.garbage(b"{}"), errors.KubeError),
-        (faults.cut_off(), errors.TransportError),
-        (faults.cut_off(announced=None), errors.InvalidResponse),
-        (faults.text(500, "internal error"), errors.KubeError),
-    ],
-)
-def test_a_bad_answer_is_an_error_and_not_an_empty_node(
-    kubelet: FakeKubelet, client: KubeletClient, do: faults.Do, error: type[errors.KubeError]
-) -> None:
+def test_an_answer_without_pods_is_an_error_and_not_an_empty_node(kubelet: FakeKubelet, client: KubeletClient) -> None:
+    """test_transport.py and test_client.py have the other bad answers, of the same transport."""
     for ask in (lambda: client.pods(name), client.configz):
-        kubelet.fail(do)
-        with pytest.raises(error):
+        kubelet.fail(faults.garbage(b"{}"))
+        with pytest.raises(errors.KubeError):
             ask()

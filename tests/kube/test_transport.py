@@ -1,6 +1,5 @@
 """Connections, TLS, time-outs, and credentials that are rotated, against a server and a network that are against us."""
 
-import contextlib
 import os
 import select
 import socket
@@ -50,12 +49,6 @@ def a_pod(api: FakeApiServer) -> None:
     api.store.create("pods", pod("a"))
 
 
-def dropped(api: FakeApiServer, client: ApiClient) -> None:
-    """The server closes all connections, and the client's has seen it."""
-    api.drop_connections()
-    until(lambda: all(one.stale() for one in client.transport._idle), "the end of the connection")
-
-
 def test_requests_share_a_connection(api: FakeApiServer, client: ApiClient) -> None:
     for _ in range(3):
         get(client)
@@ -85,7 +78,8 @@ def test_a_connection_that_the_server_closed_is_opened_anew(
     api: FakeApiServer, client: ApiClient, ask: Callable[[ApiClient], object]
 ) -> None:
     get(client)
-    dropped(api, client)
+    api.drop_connections()
+    until(lambda: all(one.stale() for one in client.transport._idle), "the end of the connection")
     ask(client)
     assert api.connections == 2
     assert len(api.asked) == 2
@@ -127,7 +121,6 @@ def test_connection_refused_for_a_while(api: FakeApiServer, client: ApiClient) -
         (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), TransportError),
         (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), TransportError),
         (faults.no_http(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 500 + b"\r\n{}"), TransportError),
-        (faults.no_http(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000), TransportError),
     ],
 )
 def test_an_answer_that_is_cut_off_or_none_is_one_error(
@@ -222,17 +215,6 @@ def test_an_unknown_ca_is_refused_before_anything_is_sent(
     assert len(api.asked) == asked
 
 
-@pytest.mark.parametrize(("name", "trusted"), [("", False), ("kubernetes.default.svc", True), ("x.invalid", False)])
-def test_the_name_is_checked_and_may_be_given(tmp_path: Path, name: str, trusted: bool, connect: Connect) -> None:
-    pair = Authority(tmp_path, "named-ca")
-    server = FakeApiServer(pair.issue("named", "kubernetes.default.svc").server_context())
-    server.store.create("pods", pod("a"))
-    tls = TlsSettings(ca=Pem("ca", pair.certificate), server_name=name)
-    with contextlib.nullcontext() if trusted else pytest.raises(CertificateError, match=r"(?i)mismatch"):
-        get(connect(ClusterConfig(parse_server(server.url, "test"), tls)))
-    server.close()
-
-
 def test_a_peer_that_hangs_up_before_tls_leaves_no_socket_open() -> None:
     """`wrap_socket` leaks it (CPython 3.11): a warning in whatever test runs when it is collected."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -301,20 +283,6 @@ def test_a_bad_token_is_never_sent(api: FakeApiServer, secrets: Path, bad: bytes
         get(client)
     assert bad.decode(errors="replace").strip() == "" or bad.decode("latin1") not in str(caught.value)
     assert api.asked == []
-
-
-def test_a_ca_that_was_rotated_is_read_again(
-    api: FakeApiServer, secrets: Path, tmp_path: Path, connect: Connect
-) -> None:
-    client = connect(service_account(api, secrets))
-    get(client)
-    newer = Authority(tmp_path, "newer-ca")
-    api.context = newer.issue("newer", "127.0.0.1").server_context()
-    dropped(api, client)
-    with pytest.raises(CertificateError):
-        get(client)
-    replaced(secrets / "ca.crt", newer.certificate.read_bytes())
-    get(client)
 
 
 def test_a_client_certificate_that_was_rotated_makes_a_new_connection(
