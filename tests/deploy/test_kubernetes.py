@@ -101,9 +101,9 @@ def patched(objects: list[Object], made: dict[str, Any]) -> list[Object]:
     return objects
 
 
-def rights(objects: list[Object]) -> set[tuple[str, str]]:
-    """(resource, verb) of the DaemonSet."""
-    (role,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", "outrace")]
+def rights(objects: list[Object], name: str = "outrace") -> set[tuple[str, str]]:
+    """(resource, verb) of the DaemonSet, or of another role."""
+    (role,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", name)]
     return {(name, verb) for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"]}
 
 
@@ -306,7 +306,9 @@ def test_the_node_may_not_run_commands_in_pods() -> None:
 def test_the_cronjob_keeps_what_was_evicted_today_and_its_command_takes_that(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (job,) = [o for o in chart("--set", EVERYTHING) if o["kind"] == "CronJob"]
+    made = chart("--set", EVERYTHING)
+    assert rights(made, "outrace-evicted") == {("pods", "list"), ("pods", "delete")}  # what test_sweep.py sees used
+    (job,) = [o for o in made if o["kind"] == "CronJob"]
     args = pods([job])[0]["containers"][0]["args"]
     assert args == ["evicted", "delete", "--yes", "--older-than=24h"]
     assert main([*args, "--kubeconfig", "/no/such/file"]) == 2

@@ -56,7 +56,7 @@ def _older(pod: Object) -> Object:
 
 
 def names(api: FakeApiServer) -> set[str]:
-    return {f"{namespace}/{name}" for namespace, name in api.store.names("pods")}
+    return {f"{one['metadata']['namespace']}/{one['metadata']['name']}" for one in api.store.all("pods")}
 
 
 def decoded(made: Object) -> EvictedPod:

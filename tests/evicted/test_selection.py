@@ -9,23 +9,10 @@ from monitor.evicted.sweep import Criteria, choose
 NOW = 1_000_000.0
 
 
-def pod(
-    name: str, age_s: float | None, namespace: str = "a", owner: str = "Deployment/web", held: str = ""
-) -> EvictedPod:
+def pod(name: str, age_s: float | None, namespace: str, owner: str, held: str) -> EvictedPod:
     kind, _, owner_name = owner.partition("/")
     since = None if age_s is None else NOW - age_s
     return EvictedPod(namespace, name, f"uid-{namespace}-{name}", "1", "n", kind, owner_name, since, "", held)
-
-
-def going(pods: list[EvictedPod], **criteria: object) -> list[str]:
-    made = Criteria(**criteria)  # type: ignore[arg-type]
-    return [choice.pod.name for choice in choose(pods, made, NOW) if choice.goes]
-
-
-def test_by_owner_kind() -> None:
-    pods = [pod("d", 1), pod("j", 2, owner="Job/x"), pod("bare", 3, owner="none")]
-    assert going(pods, owner_kinds=frozenset({"job"})) == ["j"]
-    assert going(pods, owner_kinds=frozenset({"None", "Deployment"})) == ["bare", "d"]
 
 
 PODS = st.lists(

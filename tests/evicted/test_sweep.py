@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor.evicted.pods import EvictedPod
-from monitor.evicted.sweep import DELETED, FAILED, GONE, Criteria, Progress, Sweep
+from monitor.evicted.sweep import DELETED, FAILED, Criteria, Progress, Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ServerError, TransportError
 from tests.evicted.made import evicted, names, put
@@ -49,41 +49,14 @@ def test_only_what_the_server_is_asked_for(api: FakeApiServer, make: Make) -> No
     assert one.query["fieldSelector"] == "status.phase=Failed,spec.nodeName=node-1"
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        faults.status(429, "TooManyRequests", Retry_After="2"),
-        faults.status(500, "InternalError", "etcdserver: leader changed"),
-        faults.status(503, "ServiceUnavailable"),
-        faults.hang_up,
-        faults.text(502, "<html>bad gateway"),
-    ],
-)
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_what_passes_is_tried_again(api: FakeApiServer, make: Make, fault: Any, method: str) -> None:
+def test_what_passes_is_tried_again(api: FakeApiServer, make: Make, clock: WaitedClock, method: str) -> None:
+    """After the time that the server asks for; test_backoff.py has what else passes."""
     put(api, evicted("a"), evicted("b"))
-    met = api.fail(fault, times=3, method=method, path="pods")
+    met = api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), times=2, method=method, path="pods")
     progress = swept(make())
-    assert (met.met, progress.outcomes[DELETED], names(api)) == (3, 2, set())
-
-
-def test_what_the_server_asks_to_wait_is_waited(api: FakeApiServer, make: Make, clock: WaitedClock) -> None:
-    put(api, evicted("a"))
-    api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), times=2, method="DELETE")
-    swept(make())
+    assert (met.met, progress.outcomes[DELETED], names(api)) == (2, 2, set())
     assert clock.now >= 14.0
-
-
-def test_a_delete_whose_answer_was_lost(api: FakeApiServer, make: Make) -> None:
-    put(api, evicted("a"))
-
-    def lose(asked: Asked, reply: Reply) -> None:
-        api.finish_delete("a")
-        faults.hang_up(asked, reply)
-
-    found = make().find()
-    api.fail(lose, method="DELETE")
-    assert dict(make().delete(found.pods).outcomes) == {GONE: 1}
 
 
 def test_without_the_right_to_delete_a_namespace_is_asked_once(api: FakeApiServer, make: Make) -> None:
@@ -157,6 +130,8 @@ def test_deletes_are_paced(api: FakeApiServer, make: Make, clock: WaitedClock) -
     assert clock.now == pytest.approx(19 / 5)
     for asked in api.seen("DELETE"):
         assert asked.json()["preconditions"].keys() == {"uid", "resourceVersion"}
+    used = {(asked.method, asked.path.rpartition("/a")[0] or asked.path) for asked in api.asked}
+    assert used == {("GET", "/api/v1/pods"), ("DELETE", "/api/v1/namespaces/default/pods")}
 
 
 def test_memory_does_not_grow_with_the_pods_that_are_not_evicted(api: FakeApiServer, make: Make) -> None:
