@@ -158,7 +158,7 @@ def test_an_eviction_is_written_to_the_cluster(
 ) -> None:
     api.store.create("pods", pod("web"))
     cluster = open_cluster()
-    cluster.evicting(evicted(api), _now_ns())
+    cluster.evicting(evicted(api), time.monotonic_ns())
     until(lambda: _phase(api) == "Failed")
     assert relist(api, "web") == "Failed"
     until(lambda: cluster.reports.fates[TAKEN] == 1)
@@ -173,7 +173,7 @@ def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     api.store.create("pods", pod("web"))
     api.refuse()
     first = open_cluster()
-    first.evicting(evicted(api), _now_ns() - int(11e9))  # too long ago for a status
+    first.evicting(evicted(api), time.monotonic_ns() - int(11e9))  # too long ago for a status
     until(lambda: first.reports.fates[AWAY] == 1)
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     first.close()
@@ -195,7 +195,7 @@ def test_a_status_holds_up_no_event_once_it_is_accepted_late_or_of_a_pod_that_is
         api.store.delete(("pods", "default", "web"))
     elif how == "late":
         api.fail(faults.status(500, "InternalError", "no leader"), times=1000, method="PATCH", path="/pods/web/status")
-    open_cluster().evicting(found, _now_ns() - int(1.5e9))
+    open_cluster().evicting(found, time.monotonic_ns() - int(1.5e9))
     until(lambda: reasons(api) == BOTH)
 
 
@@ -204,13 +204,9 @@ def test_a_static_pod_has_events_alone(open_cluster: Callable[[], Cluster], api:
     api.store.create("pods", pod("web"))
     found = evicted(api)
     object.__setattr__(found.pod, "annotations", {"kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef"})
-    open_cluster().evicting(found, _now_ns())
+    open_cluster().evicting(found, time.monotonic_ns())
     until(lambda: reasons(api) == BOTH)
     assert api.seen("PATCH", "/pods/") == []
-
-
-def _now_ns() -> int:
-    return time.monotonic_ns()
 
 
 def test_stop_ends_the_threads(open_cluster: Callable[[], Cluster]) -> None:

@@ -1,7 +1,7 @@
 """Taints of the node: ours alone are touched, whatever else writes it; a daemon that is killed leaves a record."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,24 +215,11 @@ def tainting(state_dir: Path, log: Log, *conditions: str) -> View:
     return made
 
 
-@pytest.fixture
-def cluster(config: ClusterConfig, files: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    for name in ("_END_S", "_END_REQUEST_S"):
-        monkeypatch.setattr(f"monitor.side.cluster.cluster.{name}", 60.0)
-    known = tainting(tmp_path, Log(), "MemoryPressure")
-    made = Cluster(known, config, "node-1", files)
-    made.start()
-    yield made
-    made.close()
-
-
-def test_an_orderly_end_takes_the_taint_away(cluster: Cluster, api: FakeApiServer) -> None:
-    until(lambda: MEMORY in seen(api), "the taint")
-    cluster.close()
-    until(lambda: seen(api) == FOREIGN, "the taint gone")
-
-
-def test_an_end_without_a_server_waits_for_nobody(cluster: Cluster, api: FakeApiServer) -> None:
+def test_an_end_without_a_server_waits_for_nobody(
+    config: ClusterConfig, files: Worker, api: FakeApiServer, tmp_path: Path
+) -> None:
+    cluster = Cluster(tainting(tmp_path, Log(), "MemoryPressure"), config, "node-1", files)
+    cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     api.refuse()
     cluster.close()

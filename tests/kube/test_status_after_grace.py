@@ -24,7 +24,7 @@ from monitor.side.worker import Worker
 from tests.alerts.services import Webhook
 from tests.daemon.harness import DECISION
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
-from tests.kube.test_cluster_records import BOTH, _now_ns, _phase, _uid, reasons, until
+from tests.kube.test_cluster_records import BOTH, _phase, _uid, reasons, until
 from tests.kube.test_cluster_records import in_time as in_time
 from tests.kube.test_cluster_records import open_cluster as open_cluster
 from tests.kube.test_status_writer import evicted
@@ -36,14 +36,14 @@ def test_the_events_go_at_once_and_the_status_when_it_ended(
 ) -> None:
     api.store.create("pods", pod("web"))
     cluster = open_cluster()
-    cluster.evicting(evicted(api), _now_ns() - int(25e9), True)  # asked to end so long ago, and it writes
+    cluster.evicting(evicted(api), time.monotonic_ns() - int(25e9), True)  # asked to end so long ago, and it writes
     until(lambda: reasons(api) == BOTH)
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     assert (_phase(api), api.seen("PATCH", "/pods/")) == ("Running", [])
-    cluster.ended("of another pod", _now_ns())
-    cluster.ended(_uid(api), _now_ns())
+    cluster.ended("of another pod", time.monotonic_ns())
+    cluster.ended(_uid(api), time.monotonic_ns())
     until(lambda: _phase(api) == "Failed")
-    cluster.ended(_uid(api), _now_ns())  # after its SIGKILL it is empty: that is the same end
+    cluster.ended(_uid(api), time.monotonic_ns())  # after its SIGKILL it is empty: that is the same end
     [patched] = api.seen("PATCH", "/pods/web/status")
     assert patched.json()["metadata"]["uid"] == _uid(api)
 
@@ -55,14 +55,14 @@ def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
     monkeypatch.setattr("monitor.side.cluster.reports.HOLD_S", 600.0)  # so long its record is there
     api.store.create("pods", pod("web"))
     first = open_cluster()
-    first.evicting(evicted(api), _now_ns(), True)
+    first.evicting(evicted(api), time.monotonic_ns(), True)
     until(lambda: reasons(api) == BOTH)
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     first.close()
     second = open_cluster()
     until(lambda: second.reports.waiting == 0)
     assert api.seen("PATCH", "/pods/") == []
-    second.ended(_uid(api), _now_ns())
+    second.ended(_uid(api), time.monotonic_ns())
     until(lambda: _phase(api) == "Failed")
     [path] = (tmp_path / "cluster").glob("*.json")
     until(lambda: json.loads(path.read_text())["in_grace"] is False)  # the next one does not wait for it again
@@ -73,9 +73,9 @@ def test_a_later_eviction_of_the_same_pod_takes_its_place(
 ) -> None:
     api.store.create("pods", pod("web"))
     cluster, found = open_cluster(), evicted(api)
-    cluster.evicting(found, _now_ns(), True)
+    cluster.evicting(found, time.monotonic_ns(), True)
     object.__setattr__(found, "decided", found.decided + 60)
-    cluster.evicting(found, _now_ns(), True)
+    cluster.evicting(found, time.monotonic_ns(), True)
     until(lambda: len(api.store.all("events")) == 4)
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
 
