@@ -65,11 +65,6 @@ def with_options(options: str) -> None:
     ready(since)
 
 
-def settings() -> dict[str, Any]:
-    """In force, by name."""
-    return {one["name"]: one["value"] for one in outrace("config", "show")["settings"]}
-
-
 def hard_line() -> str:
     """The hard threshold of memory in force."""
     return next(
@@ -107,20 +102,11 @@ def incidents() -> dict[str, Any]:
     return {one["id"]: one for one in outrace("incidents", "list")["incidents"]}
 
 
-def evicted(known: Collection[str]) -> set[str]:
-    """The evicted pods of the incidents since, of which there is one at least: namespace and name."""
-
-    def new() -> list[Any]:
-        return [one for name, one in incidents().items() if name not in known]
-
-    return {pod["pod"] for one in live.until(new, "its incident") for pod in one["evicted"]}
-
-
 def evicted_alone(pod: str, known: Collection[str], kills_before: int) -> None:
     """The incident since names this one and no other, nothing was killed by the kernel, and the memory is back."""
-    found = evicted(known)
+    new = live.until(lambda: [one for name, one in incidents().items() if name not in known], "its incident")
     assert oom_kills() == kills_before, journal()
-    assert found == {pod}, journal()
+    assert {gone["pod"] for one in new for gone in one["evicted"]} == {pod}, journal()
     live.until(lambda: available_mib() > 250, "its memory")
     assert ssh_answers()
 

@@ -32,7 +32,7 @@ def others(installed: None) -> Mapping[str, int]:
 def test_it_runs_as_soon_as_it_is_installed_and_only_observes(installed: None) -> None:
     package.ready()
     assert systemctl("is-enabled", "outrace") == "enabled"
-    assert package.settings()["mode"] == "observe"
+    assert [one["value"] for one in outrace("config", "show")["settings"] if one["name"] == "mode"] == ["observe"]
     assert "system/ssh.service" in package.pods()
     assert any(one["pod"].endswith("ssh.service") for one in outrace("explain")["order"])
 
