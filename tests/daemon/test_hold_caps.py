@@ -9,7 +9,7 @@ import pytest
 
 from monitor.actions.thaw_reasons import KILL
 from monitor.link.rare_messages import KubeletEviction
-from tests.daemon.hold_world import DB, HOG, hold_world
+from tests.daemon.hold_world import DB, HOG, hold_world, look_later
 from tests.daemon.limited_brake import LimitedBrake, ledger
 from tests.daemon.test_hold_thaws import follow, thaws
 from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World
@@ -100,8 +100,7 @@ def test_near_the_second_line_no_pod_runs_that_could_come_to_it(world: World, le
     """
     uids = held(world, 3)
     world.working_set = int(CAPACITY - left_before * MIB)
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     are_killed(world, uids)
     follow(world, SECOND // 2, taking(world, uids, 3))
     assert (world.sent, left(world) > SECOND_LINE) == ([], True)
@@ -111,8 +110,7 @@ def test_near_the_second_line_no_pod_runs_that_could_come_to_it(world: World, le
 def test_but_for_one_that_somebody_evicts(world: World) -> None:
     held(world, 2)
     world.working_set = CAPACITY - 25 * MIB
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     world.tell(KubeletEviction(HOG, for_memory=True))
     are_killed(world, (HOG, DB))
     follow(world, SECOND // 2)
@@ -149,8 +147,7 @@ def test_without_a_cap_nobody_runs_who_could_come_to_the_second_line(
         brake_of(world, uid).ledger.files.clear()
     uids = held(world)
     world.working_set = CAPACITY - left_before * MIB
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     if evicted:
         world.tell(KubeletEviction(HOG, for_memory=False))
     are_killed(world, uids)

@@ -16,7 +16,7 @@ from monitor.hot.hold_brakes import THAWED_NS
 from monitor.hot.hold_report import REPORTS
 from monitor.link.messages import PodSeen
 from monitor.link.rare_messages import Held, KubeletEviction
-from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, grown, hold_world, reported
+from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
 
@@ -45,10 +45,7 @@ def waits_frozen(brake: StandInBrake, what: str = KILL) -> Callable[[], str]:
 
 def both_held(world: World, available: int) -> None:
     """The hog and the database grew."""
-    world.wait(SECOND // 10)
-    world.put(0, 0, 0, "BestEffort", False, 200)
-    world.put(1, 1000, 300, "Burstable", False, 301)
-    world.run(available, True)
+    both_grow(world, available)
     assert [one.pod for one in reported(world, Held)] == [HOG, DB]
 
 
@@ -84,16 +81,13 @@ def test_a_pod_that_was_thawed_for_a_sigkill_is_stopped_again(world: World) -> N
     grown(world, 301, 99)
     brake = world.brakes[HOG]
     brake.waits = KILL
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert brake.log[-1][0] == "thaw"
     brake.waits = ""
-    world.wait(SECOND // 100)
-    world.look()
+    look_later(world, SECOND // 100)
     assert brake.log[-1][0] == "apply"
     assert len(brake.log) == 3
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert len(brake.log) == 3
 
 
@@ -125,8 +119,7 @@ def test_a_sigkill_needs_no_more_than_what_a_lower_cap_leaves(
     world.table.sets[world.registry.by_uid[HOG].index] -= cache * MIB
     brake.waits = KILL
     world.run(available, False)
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert bool(thaws(brake)) is (cache < 15)
     assert [cap for how, cap in brake.log if how == "apply"][-1] == int(cap * MIB)
 
@@ -147,8 +140,7 @@ def test_one_that_a_kubelet_would_not_evict_stays_frozen(world: World) -> None:
     world.run(98, False)
     brake = world.brakes[HOG]
     brake.waits = START
-    world.wait(SECOND)
-    world.look()
+    look_later(world)
     assert not thaws(brake)
 
 
@@ -319,8 +311,7 @@ def test_no_pod_keeps_another_one_from_being_looked_at(many: World, monkeypatch:
 
 def test_a_crossing_waits_for_no_look_and_puts_none_off(many: World, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, holds = looked_at(monkeypatch, many), many.holds
-    many.wait(SECOND)
-    many.look()
+    look_later(many)
     due_ns = holds.due_ns()
     for _ in range(10):
         holds.crossed(many.now_ns, many.watches[0])
@@ -350,10 +341,8 @@ def test_a_brake_that_changes_at_every_look_is_reported_a_few_times_a_second(man
         many.look()
     caps = [message.cap for message in reported(many, Held)]
     assert len(caps) <= 2 * REPORTS
-    many.wait(SECOND)
-    many.look()
+    look_later(many)
     assert [message.cap for message in reported(many, Held)][-1] == held.cap
     before = len(reported(many, Held))
-    many.wait(SECOND)
-    many.look()
+    look_later(many)
     assert len(reported(many, Held)) == before
