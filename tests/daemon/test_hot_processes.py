@@ -26,13 +26,23 @@ def side_of(daemon: LabDaemon) -> int:
 
 @pytest.mark.once
 def test_it_ends_although_it_was_started_with_signals_blocked(node: LabNode) -> None:
-    """A mask is inherited by exec: a process that waits for signals in a thread has them blocked."""
+    """And cleanly. A mask is inherited by exec: a process that waits for signals in a thread has them blocked."""
     block = "import os, signal, sys; signal.pthread_sigmask(0, (2, 15)); os.execvp(sys.argv[1], sys.argv[1:])"
-    with live.daemon(node, *hard(64), wrapper=(sys.executable, "-c", block)) as daemon:
-        for pid in (daemon.pid, side_of(daemon)):
+    with live.daemon(node, "--enforce", *hard(64), wrapper=(sys.executable, "-c", block)) as daemon:
+        side = side_of(daemon)
+        for pid in (daemon.pid, side):
             (mask,) = [x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("SigBlk")]
             assert int(mask.split()[1], 16) & (1 << 1 | 1 << 14) == 0
-        assert daemon.stop() == 0
+        assert live.metric(daemon, "armed") == 1
+        live.ended(daemon)
+        assert not live.alive(side)
+        assert [r for r in daemon.log if r.get("raw")] == [], "something that is no log record was printed"
+        assert [r["msg"] for r in daemon.log if r.get("level") == "error"] == []
+    # Detached, and the OOM chain still attached.
+    with live.Watching(attach=False) as watch:
+        node.fill(node.add_pod("p"), 8)
+        assert watch.counted()["evaluated"] == 0
+    assert (live.pin_dir() / "link_on_mark_victim").exists()
 
 
 @pytest.mark.once
@@ -97,22 +107,6 @@ def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
         live.killed_hog(node, pod, CROSSES)
         evicted(daemon, pod, since)
         live.ended(daemon)
-
-
-@pytest.mark.once
-def test_sigterm_ends_it_cleanly(node: LabNode) -> None:
-    with live.daemon(node, "--enforce", *hard(64)) as daemon:
-        side = side_of(daemon)
-        assert live.metric(daemon, "armed") == 1
-        live.ended(daemon)
-        assert not live.alive(side)
-        assert [r for r in daemon.log if r.get("raw")] == [], "something that is no log record was printed"
-        assert [r["msg"] for r in daemon.log if r.get("level") == "error"] == []
-    # Detached, and the OOM chain still attached.
-    with live.Watching(attach=False) as watch:
-        node.fill(node.add_pod("p"), 8)
-        assert watch.counted()["evaluated"] == 0
-    assert (live.pin_dir() / "link_on_mark_victim").exists()
 
 
 @pytest.mark.once
