@@ -14,12 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from monitor.kube.errors import CertificateError
-
-if TYPE_CHECKING:
-    from monitor.kube.stream import Patience
 
 #: A socket that the server has not accepted yet is looked for again after so long, twice as long each time: the tables
 #: of 10,000 sockets take 10 ms. One that is nowhere is looked for this long. Seconds.
@@ -42,15 +39,17 @@ class _Owner(NamedTuple):
     accepted: bool
 
 
-def check_peer(sock: socket.socket, peer: Peer, patience: Patience) -> None:
-    """Raises CertificateError where another user serves; TimedOut where no process accepts."""
+def check_peer(sock: socket.socket, peer: Peer, slices: Iterator[float]) -> None:
+    """Raises CertificateError where another user serves. ``slices``: seconds to wait, again and again; it raises what
+    ends that where no process accepts.
+    """
     if peer is Peer.ANYBODY:
         return
     address = _name(sock.getpeername())
     if peer is Peer.ROOT and _in_other_network():
         raise _refused(address, "outrace runs in another network namespace than process 1")
     nowhere, again_s = time.monotonic() + (_NOWHERE_S if peer is Peer.ROOT else 0.0), _AGAIN_S
-    for left_s in patience.slices():
+    for left_s in slices:
         owner = _owner(sock)
         if owner is None and time.monotonic() >= nowhere:
             if peer is Peer.ROOT:

@@ -124,7 +124,7 @@ class Stream:
 
     def check_peer(self, peer: Peer) -> None:
         """Raises CertificateError where another one serves than may; before a byte is sent."""
-        check_peer(self._sock, peer, self.patience)
+        check_peer(self._sock, peer, self.patience.slices())
 
     def start_tls(self, context: ssl.SSLContext, server_name: str) -> bytes:
         """Shake hands; the certificate that the server showed, DER. Raises ssl.SSLError, OSError."""

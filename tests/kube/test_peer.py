@@ -125,7 +125,7 @@ def test_ipv4_to_a_socket_of_both() -> None:
         socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as made,
     ):
         taken, _ = listener.accept()
-        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
+        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0).slices())
         taken.close()
 
 
@@ -136,9 +136,9 @@ def test_what_is_not_accepted_yet_is_waited_for() -> None:
         socket.create_connection(listener.getsockname()) as made,
     ):
         with pytest.raises(TimedOut):
-            check_peer(made, Peer.ROOT, Patience(threading.Event(), 0.2))
+            check_peer(made, Peer.ROOT, Patience(threading.Event(), 0.2).slices())
         taken, _ = listener.accept()
-        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
+        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0).slices())
         taken.close()
 
 
@@ -149,9 +149,9 @@ def test_another_machine_is_believed_by_its_certificate_alone(tmp_path: Path, mo
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as made,
     ):
-        check_peer(made, Peer.ROOT_IF_HERE, Patience(threading.Event(), 5.0))
+        check_peer(made, Peer.ROOT_IF_HERE, Patience(threading.Event(), 5.0).slices())
         with pytest.raises(CertificateError, match="no process of this machine serves it"):
-            check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
+            check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0).slices())
 
 
 def test_in_a_network_of_its_own_no_root_is_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +161,4 @@ def test_in_a_network_of_its_own_no_root_is_the_kubelet(monkeypatch: pytest.Monk
         socket.create_connection(listener.getsockname()) as made,
         pytest.raises(CertificateError, match="another network namespace"),
     ):
-        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0))
+        check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0).slices())
