@@ -32,22 +32,7 @@ STATUS_NOT_TAKEN = "OutraceStatusNotTaken"
 POD_HELD_TOO_LONG = "OutracePodHeldTooLong"
 HOLD_UNANSWERED = "OutraceHoldUnanswered"
 #: Every alert that is pushed. The rule file has the same, and those that only metrics can say.
-NAMES = (
-    OOM_KILL,
-    OWN_LIMIT,
-    EVICTION,
-    WRONG_VICTIM,
-    OVER_EVICTION,
-    PRESSURE,
-    EVICTIONS_BRAKED,
-    VICTIM_MISMATCH,
-    TIME_TO_OOM,
-    EVENTS_LOST,
-    NOT_READY,
-    STATUS_NOT_TAKEN,
-    POD_HELD_TOO_LONG,
-    HOLD_UNANSWERED,
-)
+NAMES = tuple(name for name in vars().values() if str(name).startswith("Outrace"))
 
 #: How long an event that is a point in time counts as firing, in seconds. Alertmanager looks at a group every 5 min by
 #: default (group_interval), and does not notify of an alert that was resolved before: a little longer.
