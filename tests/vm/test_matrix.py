@@ -42,7 +42,7 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     assert " not races" not in suites.suites(options("--all"))[0].selection
     assert (kernel.memory_mib, small.memory_mib) == (None, 512)
     # What cannot be taken back is the last thing a guest does.
-    last = "tests/lab/test_global_oom.py tests/lab/test_swap.py tests/lab/test_lockdown.py\n"
+    last = "tests/lab/test_panic_on_oom.py tests/lab/test_swap.py tests/lab/test_lockdown.py\n"
     assert last in suites.guest_command(options(), small)
     named = set(kernel.selection.split())
     assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
