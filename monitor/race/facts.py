@@ -172,10 +172,14 @@ def facts(episode: Episode) -> Facts:
 
 
 def _marks(events: Iterable[ev.Event]) -> list[ev.Mark]:
-    """All marks, with the scope of those that SysRq f asked for."""
+    """All marks, with the scope of those that SysRq f asked for: the log names one process of a group that dies."""
     by_hand = {e.victim_pid for e in events if isinstance(e, ev.Checked) and e.source == ev.KMSG_BY_HAND}
     marks = [e for e in events if isinstance(e, ev.Mark)]
-    return [replace(m, scope=ev.BY_HAND) if m.victim_pid in by_hand else m for m in marks]
+    named = [m for m in marks if m.victim_pid in by_hand]
+    return [
+        replace(m, scope=ev.BY_HAND) if any(one.ts_ns <= m.ts_ns and one_kill(one, m) for one in named) else m
+        for m in marks
+    ]
 
 
 def _first_of_each(marks: Iterable[ev.Mark]) -> list[ev.Mark]:
@@ -190,8 +194,9 @@ def _denied(events: Iterable[ev.Event]) -> frozenset[int]:
     """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nothing confirms."""
     checks: dict[int, set[tuple[bool, bool]]] = {}
     for event in events:
-        about_place = isinstance(event, ev.Checked) and event.source in (ev.KMSG_PLACE, ev.KMSG_BY_HAND)
-        if isinstance(event, ev.Checked) and event.victim_pid is not None and not about_place:
+        if not isinstance(event, ev.Checked) or event.source in (ev.KMSG_PLACE, ev.KMSG_BY_HAND):
+            continue
+        if event.victim_pid is not None:
             checks.setdefault(event.victim_pid, set()).add((event.source == ev.KMSG, event.agrees))
     return frozenset([pid for pid, answers in checks.items() if answers == {(True, False), (False, False)}])
 

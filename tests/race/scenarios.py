@@ -104,7 +104,8 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
     },
     ("oom_before_decision",): {
         "a kill by SysRq f is no part of the race beside it": (
-            *GROWTH, crossing(), mark(3, "db", pid=9), Checked(ms(4), KMSG_BY_HAND, 9, True, ""), *MARKED, *OVER,
+            *GROWTH, crossing(), mark(3, "db", pid=9, invoker_tid=9), Checked(ms(4), KMSG_BY_HAND, 9, True, ""),
+            *MARKED, *OVER,
         ),
         "crossed in one leap": (sample(-10, 400), *MARKED, End(ms(5000))),
         "before anybody decided": (*GROWTH, crossing(), *MARKED, *CLEAR),
@@ -189,6 +190,11 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
         ),
         "what the runtime kills after an OOM is no user kill": (
             mark(3, **OWN), died(9), kill(20, pid=5, code=0), End(ms(5000)),
+        ),
+    },
+    ("own_limit", "by_hand", "group_kill"): {
+        "SysRq f, and a container that dies as a whole": (
+            mark(3, group=True), mark(3.1, pid=4243, group=True), died(9), died(9, 4243), BY_HAND, End(ms(5000)),
         ),
     },
     ("own_limit", "by_hand"): {
