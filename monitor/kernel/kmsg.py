@@ -20,8 +20,8 @@ _CONSTRAINT = re.compile(
     # To the very end, because a task is called as it likes: "x,pid=1,uid=0" is a name.
     r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*,pid=(\d+),uid=\d+$"
 )
-#: The order of the allocation that called the OOM killer; -1 where SysRq f did (is_sysrq_oom, mm/oom_kill.c).
-_INVOKED = re.compile(r".* invoked oom-killer: gfp_mask=.*, order=(-?\d+), oom_score_adj=-?\d+$")
+#: With the order of the allocation; -1 where SysRq f called the OOM killer (is_sysrq_oom, mm/oom_kill.c).
+_INVOKED = re.compile(r"(.*) invoked oom-killer: (?:.*, order=(-?\d+))?")
 #: What /dev/kmsg writes for each byte that is no printable ASCII, and for a backslash (msg_add_ext_text, printk.c).
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 #: A record of /dev/kmsg is at most this long (CONSOLE_EXT_LOG_MAX).
@@ -52,6 +52,7 @@ class Constraint(NamedTuple):
 class Invoked(NamedTuple):
     """The first line of the report of a kill, before its `Constraint`. ``by_hand``: SysRq f asked for a kill."""
 
+    comm: str
     by_hand: bool
 
 
@@ -79,7 +80,7 @@ def parse(record: bytes) -> Killed | Constraint | Invoked | None:
         oom_memcg = None if found[2] is None else path_of(found[2])
         return Constraint(found[1], oom_memcg, path_of(found[3]), int(found[4]))
     if found := _INVOKED.match(text):
-        return Invoked(int(found[1]) == -1)
+        return Invoked(comm_of(found[1]), found[2] == "-1")
     return None
 
 

@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Killed, comm_of, line_of, parse, path_of
+from monitor.kernel.kmsg import Constraint, Invoked, Killed, line_of, parse, path_of
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import SI_KERNEL, OomEvent
 
-_INVOKED = re.compile(r"(.*) invoked oom-killer: ")
 _WHERE = re.compile(r"CPU: \d+ (?:UID: \d+ )?PID: (\d+) Comm: ")
 _LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
 _HELD = re.compile(
@@ -78,10 +77,11 @@ class OomLog:
         if isinstance(line, Constraint):
             self._constraint = line
             return None
+        if isinstance(line, Invoked):
+            self._report, self._constraint = _Report(invoker_comm=line.comm), None
+            return None
         ts_ns, text = line_of(record)
-        if found := _INVOKED.match(text):
-            self._report, self._constraint = _Report(invoker_comm=comm_of(found[1])), None
-        elif found := _WHERE.match(text):
+        if found := _WHERE.match(text):
             if self._report.invoker_comm and not self._report.invoker_pid:
                 self._report.invoker_pid = int(found[1])
         elif found := _LIMIT.match(text):

@@ -108,7 +108,7 @@ def test_the_logs_place_is_compared(
 def test_the_log_says_which_kill_sysrq_asked_for(tmp_path: Path) -> None:
     asked = Asked(tmp_path, has_log=True)
     for pid, by_hand in ((5, True), (6, False)):
-        asked.confirmation.read([Invoked(by_hand), *lines(pid, None, "/n/a")])
+        asked.confirmation.read([Invoked("x", by_hand), *lines(pid, None, "/n/a")])
         asked.confirmation.marked(pid, RecordedKill(time.monotonic_ns(), 7, "/n/a", None))
     assert [c.victim_pid for c in asked.checked if c.source == KMSG_BY_HAND] == [5]
 

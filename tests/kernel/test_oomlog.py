@@ -40,7 +40,7 @@ def test_the_lines_of_a_kill_of_the_machine() -> None:
 )
 def test_which_kills_were_asked_for_by_hand(name: bytes, order: bytes, by_hand: bool) -> None:
     line = b" invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL|__GFP_ZERO), order=" + order + b", oom_score_adj=-999\n"
-    assert parse(b"4,1,7,-;" + name + line) == Invoked(by_hand)
+    assert parse(b"4,1,7,-;" + name + line) == Invoked(name.decode(), by_hand)
     assert parse(b"12,1,7,-;" + name + line) is None  # a program wrote it
 
 
