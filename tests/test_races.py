@@ -73,17 +73,22 @@ def test_who_was_held_and_damaged_is_a_broken_promise_and_who_was_late_a_loss(ra
     assert races.of_kills([kills]).broken == ["hot: lab/a was changed"]
 
 
+def written(races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A tree whose tests of races are this."""
+    (tmp_path / "test_it.py").write_text(f"import pytest, time\npytestmark = pytest.mark.races\n{text}")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
+    monkeypatch.setattr(races, "ROOT", tmp_path)
+
+
 def test_what_pytest_finds_left_behind_is_broken(
     races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\npytestmark = pytest.mark.races\n"
+    written(
+        races, tmp_path, monkeypatch,
         "@pytest.fixture\ndef left():\n    yield\n    pytest.fail('left a pin')\n"
         "def test_good(): pass\ndef test_late(): assert 0, 'late'\ndef test_leaves(left): pass\n"
-        "def test_not_here(): pytest.skip('x')\n"
-    )
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
-    monkeypatch.setattr(races, "ROOT", tmp_path)
+        "def test_not_here(): pytest.skip('x')\n",
+    )  # fmt: skip
     found = races.tests(["test_it.py"], tmp_path / "junit.xml", None)
     assert found.runs == 3
     assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
@@ -94,12 +99,8 @@ def test_what_pytest_finds_left_behind_is_broken(
 def test_a_race_that_is_still_run_when_time_is_over_is_no_loss(
     races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import pytest, time\npytestmark = pytest.mark.races\n"
-        "def test_late(): assert 0, 'late'\ndef test_endless(): time.sleep(1000)\n"
-    )
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
-    monkeypatch.setattr(races, "ROOT", tmp_path)
+    text = "def test_late(): assert 0, 'late'\ndef test_endless(): time.sleep(1000)\n"
+    written(races, tmp_path, monkeypatch, text)
     monkeypatch.setattr(races, "MORE_S", 4.0)
     found = races.tests(["test_it.py"], tmp_path / "junit.xml", within=1)
     assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
