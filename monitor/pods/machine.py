@@ -53,9 +53,9 @@ _GROUPS = (
     _Group(
         "what keeps the machine from a reboot by a watchdog, or from being fenced by its cluster",
         "watchdog wd_keepalive watchdog-mux sbd sbd_remote corosync corosync-qdevice pacemaker pacemaker_remote"
-        " pve-cluster pve-ha-lrm pve-ha-crm dlm rebootmgr locksmithd zincati update-engine",
+        " pve-cluster pve-ha-lrm pve-ha-crm dlm sanlock wdmd rebootmgr locksmithd zincati update-engine",
         "watchdog wd_keepalive watchdog-mux sbd corosync pacemakerd pacemaker-fenced pacemaker_remoted pmxcfs"
-        " dlm_controld",
+        " dlm_controld sanlock wdmd",
     ),
     _Group(
         "disks over the network and those of several parts",
@@ -66,7 +66,8 @@ _GROUPS = (
         "a package manager at work: broken off, it leaves the system half installed",
         "packagekit apt-daily apt-daily-upgrade unattended-upgrades dnf-automatic dnf-automatic-* dnf-makecache"
         " dnf5daemon-server dnf-system-upgrade yum-cron zypp-refresh transactional-update rpm-ostreed"
-        " rpm-ostreed-automatic bootc-fetch-apply-updates snapd flatpak-system-helper fwupd pamac-daemon",
+        " rpm-ostreed-automatic bootc-fetch-apply-updates nixos-upgrade rauc mender-client mender-updated snapd"
+        " flatpak-system-helper fwupd pamac-daemon",
         "packagekitd dpkg apt apt-get aptitude rpm dnf5 dnf5daemon-server zypper pacman apk rpm-ostree snapd fwupd",
     ),
     _Group(
@@ -99,7 +100,8 @@ _GROUPS = (
         "containers and their runtime",
         "kubelet kubelite containerd crio cri-o docker cri-docker k3s k3s-agent rke2-server rke2-agent k0s"
         " k0scontroller k0sworker snap.microk8s.* snap.docker.* buildkit podman podman-auto-update podman-restart"
-        " nomad ecs slurmd podman-clean-transient podman-kube@* conmon conmon-* lxd incus incusd lxcfs incus-lxcfs"
+        " nomad ecs slurmd mesos-slave mesos-agent condor pbs hadoop-yarn-nodemanager podman-clean-transient"
+        " podman-kube@* conmon conmon-* lxd incus incusd lxcfs incus-lxcfs"
         " snap.lxd.daemon",
         "kubelet kubelite hyperkube containerd crio dockerd cri-dockerd k3s k3s-server k3s-agent rke2 k0s lxd incusd"
         " lxcfs",

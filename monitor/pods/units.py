@@ -42,12 +42,15 @@ _LAYOUTS = tuple(
     for namespace, kind, path in (
         ("lxc", CONTAINER, r"lxc(?:\.payload)?/(.+)"),  # Proxmox (the container is in lxc/101/ns), LXC up to 3
         ("lxc", MONITOR, r"lxc\.monitor/(.+)"),
-        (
-            "containerd",
-            CONTAINER,
-            r"(?:default|k8s\.io|buildkit)/(.+)",
-        ),  # its namespaces: ctr, nerdctl, crictl, BuildKit
+        ("containerd", CONTAINER, r"(?:default|k8s\.io|buildkit)/(.+)"),  # namespaces of ctr, nerdctl, crictl, BuildKit
         (DOCKER, CONTAINER, rf"ecs/[\w-]+/({_ID})"),
+        (DOCKER, CONTAINER, rf"actions_job/({_ID})"),  # runners of GitHub
+        ("mesos", MONITOR, r"mesos/(slave)"),  # the agent itself
+        ("mesos", CONTAINER, r"mesos/(.+)"),
+        ("yarn", CONTAINER, r"hadoop-yarn/(container_.+)"),
+        ("htcondor", CONTAINER, r"htcondor/(.+)"),
+        ("htcondor", CONTAINER, r"system\.slice/htcondor/(.+)"),  # cgroup v2
+        ("pbs", CONTAINER, r"pbs_jobs\.service/(?:jobid|jobs)/(.+)"),
         ("nomad", CONTAINER, r"nomad/(?:share|reserve)/(.+)"),
         ("slurm", CONTAINER, r"slurm(?:_.+)?/uid_\d+/job_(\d+)/step_(.+)"),
         ("slurm", CONTAINER, r"system\.slice/(?:.+_)?slurmstepd\.scope/job_(\d+)/step_(.+)/user"),
