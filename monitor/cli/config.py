@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +18,27 @@ from monitor.cli.output import emit, format_bytes, output_option, print_json, pr
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
-from monitor.policy.configuration import DEFAULT, HARD, SOFT, TEXT_MAPS, Effective, Given, Source
+from monitor.policy.configuration import (
+    DEFAULT,
+    ENFORCE,
+    HARD,
+    SOFT,
+    TEXT_MAPS,
+    Effective,
+    Given,
+    Settings,
+    Source,
+)
 from monitor.policy.errors import PolicyError
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
 from monitor.policy.releases import era
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
+    CONDITION,
     CONTAINERFS,
     CONTAINERFS_INODES,
+    DISK_PRESSURE,
     IMAGEFS,
     IMAGEFS_INODES,
     IN_BYTES,
@@ -33,9 +46,11 @@ from monitor.policy.signals import (
     MEMORY,
     NODEFS,
     NODEFS_INODES,
+    OF_DOMAIN,
     PID,
     RESOURCE,
 )
+from monitor.policy.thresholds import is_off
 from monitor.settings.config import RunConfig
 from monitor.settings.options import SETTINGS
 from monitor.settings.read import Resolved, check_enforced, from_inputs, resolved_again, value_of
@@ -44,6 +59,8 @@ from monitor.settings.read import resolve as resolve_settings
 #: Shown as thresholds, not among the other settings; a recording cannot be asked for.
 _NOT_LISTED = ("eviction-hard", "eviction-soft", "eviction-soft-grace-period", "eviction-minimum-reclaim", "record")
 _NS = 10**9
+#: Signals whose thresholds count where services are pods.
+_OF_SERVICES = {*OF_DOMAIN["node"], PID}
 
 
 @click.group(cls=Group)
@@ -276,20 +293,35 @@ def _shown(value: Any) -> str:
 
 def _warnings(resolved: Resolved, node: Node) -> list[str]:
     run_config = resolved.config
-    found = findings(resolved.settings, resolved.drop_ins, node, era(run_config.policy), run_config.compat)
-    return [*found, *_without_effect(resolved, node), *_commands(run_config)]
+    services = as_settled(run_config).pods == SERVICES
+    settings = _of_services(resolved.settings) if services else resolved.settings
+    found = findings(settings, resolved.drop_ins, node, era(run_config.policy), run_config.compat)
+    return [*found, *(_without_effect(resolved) if services else ()), *_commands(run_config)]
 
 
-def _without_effect(resolved: Resolved, node: Node) -> Iterator[str]:
-    """Configured thresholds that outrace does not act on: those of disks, where services are pods."""
-    if as_settled(resolved.config).pods != SERVICES:
-        return
-    acted_on = {each.threshold.signal for each in _effective(resolved, node)}
+def _of_services(settings: Settings) -> Settings:
+    """Without what surprises only a kubelet: outrace acts on no threshold of disks or kubepods where services are pods.
+    Values that are written of those are checked.
+    """
+    maps = {
+        key: {name: given for name, given in entries.items() if name not in (CONTAINERFS, CONTAINERFS_INODES)}
+        for key, entries in settings.maps.items()
+    }
+    off = {signal: why for signal, why in settings.switched_off.items() if signal in _OF_SERVICES}
+    values = {**settings.values, ENFORCE: Given((), DEFAULT)}  # nor is there a kubepods to copy a threshold for
+    return dataclasses.replace(settings, maps=maps, values=values, switched_off=off)
+
+
+def _without_effect(resolved: Resolved) -> Iterator[str]:
+    """Outrace's own thresholds on which it does not act where services are pods."""
     own, _, _ = from_inputs(resolved.config.inputs)  # what a kubelet's file says is for the kubelet
     for kind in (HARD, SOFT):
-        for signal, entry in resolved.settings.maps[kind].items() if kind in own else ():
-            if signal not in acted_on and not entry.origin.startswith(DEFAULT):
-                yield f"{entry.origin}: {signal}: has no effect: no service is killed for a disk, its files would stay"
+        for signal, (text, origin) in resolved.settings.maps[kind].items() if kind in own else ():
+            if signal in _OF_SERVICES or is_off(text) or origin.startswith(DEFAULT):
+                continue
+            of_disk = CONDITION[signal] == DISK_PRESSURE
+            why = "no service is killed for a disk, its files would stay" if of_disk else "there is no kubepods cgroup"
+            yield f"{origin}: {signal}: has no effect: {why}"
 
 
 def _not_a_command(name: str) -> str:

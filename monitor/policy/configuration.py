@@ -25,9 +25,10 @@ DEFAULT = "default"
 MERGE_DEFAULTS = "mergeDefaultEvictionSettings"
 HARD, SOFT = "evictionHard", "evictionSoft"
 SOFT_GRACE, MIN_RECLAIM = "evictionSoftGracePeriod", "evictionMinimumReclaim"
+SYSTEM_RESERVED, KUBE_RESERVED = "systemReserved", "kubeReserved"
 ENFORCE = "enforceNodeAllocatable"
 #: Keys of a KubeletConfiguration that hold a map of texts, and so are merged entry by entry.
-TEXT_MAPS = (HARD, SOFT, SOFT_GRACE, MIN_RECLAIM, "systemReserved", "kubeReserved")
+TEXT_MAPS = (HARD, SOFT, SOFT_GRACE, MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED)
 
 _RANK = {signal: i for i, signal in enumerate(ALL_SIGNALS)}
 

@@ -12,10 +12,12 @@ from monitor.policy import signals as sig
 from monitor.policy.compat import SANE
 from monitor.policy.configuration import (
     HARD,
+    KUBE_RESERVED,
     MERGE_DEFAULTS,
     MIN_RECLAIM,
     SOFT,
     SOFT_GRACE,
+    SYSTEM_RESERVED,
     Effective,
     Settings,
     Source,
@@ -66,6 +68,7 @@ def findings(
         *_without_effect(settings, [e for e in thresholds if not e.copy]),
         *_by_definition(thresholds, node),
         *_units([e for e in thresholds if not e.copy], node),
+        *_lost_units(settings),
         *_below_huge_pages(thresholds, node, rules),
         *_soft_below_hard(thresholds, node),
         *_copies(thresholds, node),
@@ -136,6 +139,16 @@ def _units(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
             yield f"{e.origin}: {signal}: {e.text} is {amount:,} {resource}, {_MOST[resource][1]}"
         elif resource in sig.IN_BYTES and 0 < amount < _LEAST_BYTES:
             yield f"{e.origin}: {signal}: {e.text} is {amount:,} bytes: met too late; write a unit, as in 100Mi"
+
+
+def _lost_units(settings: Settings) -> Iterator[str]:
+    """Bytes without a unit, of what is reclaimed and reserved."""
+    for key in (MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED):
+        for name, (text, origin) in settings.maps[key].items():
+            in_bytes = sig.RESOURCE.get(name, name) in sig.IN_BYTES
+            amount = Quantity.parse(text).value if in_bytes and not text.endswith("%") else 0
+            if 0 < amount < _LEAST_BYTES:
+                yield f"{origin}: {name}: {text} is {amount:,} bytes: too few to matter; write a unit, as in 100Mi"
 
 
 def _max_grace(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:

@@ -156,6 +156,11 @@ def kubelets(thresholds: Sequence[Threshold]) -> tuple[Threshold, ...]:
     return (*found.values(), *mine)
 
 
+def is_off(text: str) -> bool:
+    """Whether this value says that no threshold is wanted."""
+    return text in ("0%", "100%")
+
+
 def _known(signal: str, known: Sequence[str]) -> None:
     if signal not in known:
         raise PolicyError(f"unsupported eviction signal {signal}")
@@ -165,7 +170,7 @@ def _threshold(signal: str, text: str, known: Sequence[str]) -> Threshold | None
     """One entry of the hard or soft map; None if it switches the threshold off."""
     _known(signal, known)
     if text.endswith("%"):
-        if text in ("0%", "100%"):
+        if is_off(text):
             return None
         fraction = parse_percentage(text)
         if fraction < 0:

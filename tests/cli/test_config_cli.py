@@ -73,7 +73,7 @@ def test_origins_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (code, err) == (0, "")
     assert f"{main_file}: evictionHard" in out.splitlines()[1]
     assert out.splitlines()[2].split()[:3] == ["memory.available", "soft", "3%"]
-    code, out, err = output_of(capsys, "check", *files)
+    code, out, err = output_of(capsys, "check", *files, "--pods", "cgroups")
     assert (code, err) == (4, "")
     *others, grace = [line.removeprefix("warning: ") for line in out.splitlines()]
     assert others == data["warnings"][:-1]
@@ -111,17 +111,24 @@ def second_disk(mounts: Mounts) -> Path:
 
 
 def test_where_services_are_pods_no_disk_evicts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A threshold that nothing acts on is not shown as one in force, and a warning names it."""
     data = shown(capsys, "--pods", "services")
     assert ([row["signal"] for row in data["thresholds"]], data["warnings"]) == (["memory.available"], [])
-    hard = "memory.available<300Mi,nodefs.available<10%,pid.available<9"
-    data = shown(capsys, "--pods", "services", "--eviction-hard", hard)
+    hard = "memory.available<300Mi,nodefs.available<10%,imagefs.available<0%,containerfs.available<9%,pid.available<9"
+    data = shown(capsys, "--pods", "services", "--eviction-hard", f"allocatableMemory.available<9Mi,{hard}")
     assert [row["signal"] for row in data["thresholds"]] == ["memory.available", "pid.available"]
-    assert [line for line in data["warnings"] if "no effect" in line] == [
-        "--eviction-hard: nodefs.available: has no effect: no service is killed for a disk, its files would stay"
+    assert data["warnings"] == [
+        "--eviction-hard: allocatableMemory.available: has no effect: there is no kubepods cgroup",
+        "--eviction-hard: nodefs.available: has no effect: no service is killed for a disk, its files would stay",
+        "--eviction-hard: containerfs.available: has no effect: no service is killed for a disk, its files would stay",
     ]
+    kubelets = write(tmp_path, "k.yaml", KUBELET + "evictionHard: {memory.available: 9%, nodefs.available: 5%}\n")
+    data = shown(capsys, "--pods", "services", "--eviction-hard", "memory.available<9Gi,nodefs.inodesFree<100Mi")
+    assert "100Mi is 104,857,600 inodes" in data["warnings"][0]
+    for words in (("--eviction-hard", "memory.available<9000Mi,pid.available<0%"), ("--kubelet-config", kubelets)):
+        assert shown(capsys, "--pods", "services", *words)["warnings"] == []
     monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)
     data = shown(capsys)  # auto is shown as what it comes to here
     assert [row["signal"] for row in data["thresholds"]] == ["memory.available"]

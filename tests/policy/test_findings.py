@@ -114,6 +114,24 @@ def test_what_has_another_unit_than_it_seems(signal: str, text: str, said: str) 
         assert found(Node({signal: 1 << 60}), evictionHard={**ALL, signal: text}) == []  # it has so many
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "text", "said"),
+    [
+        ("systemReserved", "memory", "500m", "500m is 1 bytes: too few to matter; write a unit, as in 100Mi"),
+        ("kubeReserved", "ephemeral-storage", "10", "10 is 10 bytes: too few to matter"),
+        ("evictionMinimumReclaim", "nodefs.available", "5", "5 is 5 bytes: too few to matter"),
+        ("evictionMinimumReclaim", "nodefs.available", "5%", ""),
+        ("evictionMinimumReclaim", "memory.available", "0", ""),
+        ("systemReserved", "cpu", "500m", ""),
+        ("systemReserved", "pid", "1000", ""),
+        ("kubeReserved", "memory", "1Mi", ""),
+    ],
+)
+def test_what_is_reclaimed_or_reserved_without_a_unit(key: str, name: str, text: str, said: str) -> None:
+    lines = found(evictionHard=ALL, **{key: {name: text}})
+    assert [line.startswith(f"file: {key}: {name}: {said}") for line in lines] == ([True] if said else [])
+
+
 def test_the_maximum_pod_grace_counts_where_a_soft_threshold_is() -> None:
     def lines(**content: Any) -> list[str]:
         return found(evictionHard=ALL, enforceNodeAllocatable=["none"], **content)
