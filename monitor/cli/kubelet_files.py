@@ -13,6 +13,7 @@ from monitor.errors import ConfigError
 from monitor.kernel.procfs import Process
 from monitor.policy.errors import PolicyError
 from monitor.policy.translate import KIND, is_carried_over
+from monitor.settings.files import value
 
 _REMEDY = (
     "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it; give each "
@@ -102,13 +103,15 @@ def _unwrapped(words: Iterable[Word], others: bool = True) -> Iterator[Word]:
 
 
 def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
-    """The fields of a KubeletConfiguration; None for what is none."""
-    if not any(line.startswith("kind:") for line in text.splitlines()):
+    """The fields of a KubeletConfiguration, also as a kubelet answers /configz; None for what is none."""
+    if not text.lstrip().startswith("{") and not any(line.startswith("kind:") for line in text.splitlines()):
         return None
     try:
-        (found,) = documents.from_yaml(text)
-    except (UnreadableError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}", "name one KubeletConfiguration") from None
+        found = value(text)
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if isinstance(found, dict) and isinstance(inner := found.get("kubeletconfig"), dict):
+        found = {"kind": KIND, **inner}
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise ConfigError(f"{path}: is no {KIND}", _REMEDY)
     return {key: value for key, value in found.items() if key not in ("apiVersion", "kind")}

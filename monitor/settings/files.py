@@ -62,7 +62,7 @@ def _read(path: str, toml: bool = False) -> dict[str, Any]:
     try:
         content = read_alone(Path(path), pipes=True) if os.geteuid() == 0 else documents.read_bytes(path, pipes=True)
         text = documents.decoded(content)
-        data = _toml(text) if toml else _value(text)
+        data = _toml(text) if toml else value(text)
     except documents.NotAFileError as error:
         raise ConfigError(f"{path}: {error}", "name a file") from None
     except OSError as error:
@@ -87,7 +87,8 @@ def _toml(text: str) -> dict[str, Any]:
         raise UnreadableError(f"not TOML: {one_line(error)}; correct the syntax") from None
 
 
-def _value(text: str) -> Any:
+def value(text: str) -> Any:
+    """The value of a JSON text, or of a YAML text of one document. Raises UnreadableError."""
     if not text.lstrip().startswith("{"):
         return _document(text)
     try:  # JSON is nearly a subset of YAML, but not to PyYAML: it refuses tabs

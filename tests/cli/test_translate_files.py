@@ -1,5 +1,6 @@
 """`outrace config translate` with files and processes of a node."""
 
+import json
 import os
 import subprocess
 import sys
@@ -62,8 +63,11 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(
         "systemReserved": {"memory": "1Gi"},
         "maxPods": 30,
     }
-    made, notes = translated(capsys, *files[:2])
-    assert (made, notes) == ({"evictionHard": {"memory.available": "1Gi", "pid.available": "5%"}, "maxPods": 30}, "")
+    from_yaml = {"evictionHard": {"memory.available": "1Gi", "pid.available": "5%"}, "maxPods": 30}
+    assert translated(capsys, *files[:2]) == (from_yaml, "")
+    for fields in ({"kubeletconfig": from_yaml}, {"kind": "KubeletConfiguration", **from_yaml}):  # /configz, and a file
+        (tmp_path / "kubelet.json").write_text(json.dumps(fields, indent="\t"))
+        assert translated(capsys, "--file", str(tmp_path / "kubelet.json")) == (from_yaml, "")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,8 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(
         (b"--evicton-hard=memory.available<1Gi\n", "1: --evicton-hard: is not known here; did you mean --"),
         (b"kind: Pod\n", f"is no KubeletConfiguration; {REMEDY}"),
         (b"kind: KubeletConfiguration\nkind: Pod\n", "key 'kind' is given twice"),
+        (b"kind: ClusterConfiguration\n---\nkind: KubeletConfiguration\n", "holds 2 YAML documents"),
+        (b'{"kubeletconfig": 1}', f"is no KubeletConfiguration; {REMEDY}"),
     ],
 )  # fmt: skip
 def test_what_is_none_of_them_is_one_line_with_a_remedy(
