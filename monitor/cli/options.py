@@ -19,8 +19,8 @@ from monitor.settings.options import (
     KUBELET_SWITCH,
     NUMBER,
     OPTIONS,
+    OWN_KEY,
     SWITCH,
-    TABLE,
     TEXTS,
     Option,
     variable_of,
@@ -58,7 +58,7 @@ def _click_option(option: Option) -> Callable[[F], F]:
 def configuration_options(command: F, but: Collection[str] = ()) -> F:
     """Give a click command every option of the configuration; all arrive as keyword arguments, for `resolve`."""
     for option in reversed(
-        [option for option in OPTIONS if option.kind not in (TABLE, KEY) and option.name not in but]
+        [option for option in OPTIONS if option.kind not in (OWN_KEY, KEY) and option.name not in but]
     ):
         command = _click_option(option)(command)
     return command

@@ -83,6 +83,7 @@ class RunConfig:
     record: str = ""  # file that every input is recorded in, for `outrace replay`
     alertmanagers: tuple[str, ...] = ()  # base URLs
     webhooks: tuple[str, ...] = ()
+    runbook_url: str = ""  # base URL of the pages about alerts; "": their path in the source tree
 
     #: The release whose policy decides (`monitor.policy.releases`), and which of two answers where it is plainly wrong
     #: (`monitor.policy.compat`): another one than the default only in a recording of an earlier release, and in tests.

@@ -20,7 +20,7 @@ from monitor.settings.config import MODES
 #: ``--x/--no-x``, and as the kubelet's own switches: ``--x``, ``--x=true``, ``--x=false``.
 TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch", "kubelet switch"
 #: ... what only the own file has, and what only a KubeletConfiguration has.
-TABLE, KEY = "table", "key"
+OWN_KEY, KEY = "own key", "key"
 
 HOOKS = (AUTO, *NAMES)
 
@@ -146,7 +146,7 @@ OPTIONS: tuple[Option, ...] = (
         values.services,
         "",
         "Priority, request, grace and never of services, by pattern.",
-        kind=TABLE,
+        kind=OWN_KEY,
         default="none",
         live=True,
     ),
@@ -323,6 +323,7 @@ OPTIONS: tuple[Option, ...] = (
     _setting("record", values.record, "FILE", "Record every input to FILE, for outrace replay.", default="none"),
     _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
     _urls("webhook", "POST every alert to this URL; repeatable."),
+    _setting("runbook-url", values.base_url, "", "Where docs/runbooks is served.", kind=OWN_KEY, default="none"),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
     _setting(
         "state-dir",

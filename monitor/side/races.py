@@ -63,7 +63,7 @@ class Races:
     def _sender(self, config: RunConfig) -> AlertSender | None:
         if not config.alertmanagers and not config.webhooks:
             return None
-        return AlertSender(config.alertmanagers, config.webhooks, self._log, self._node)
+        return AlertSender(config.alertmanagers, config.webhooks, self._log, self._node, runbooks=config.runbook_url)
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""

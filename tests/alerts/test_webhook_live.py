@@ -72,6 +72,17 @@ def test_one_object_for_each_change() -> None:
     assert {one.path for one in hook.asked} == {"/hook/secret"}
 
 
+def test_a_link_to_the_page_about_an_alert() -> None:
+    hook = Webhook()
+    (alert,) = alerts_for(EVICTION_WON, "node1")
+    with hook.running(), sender(webhooks=[hook.hook], runbooks="https://wiki.example/runbooks") as sending:
+        sending.fire(alert)
+        sending.update([Alert(PRESSURE, {"node": "node1"}, {}, time.time())], time.time())
+        until(lambda: {one["name"] for one in hook.got()} == {EVICTION, PRESSURE}, "two alerts")
+    links = {one["name"]: one["annotations"]["runbook_url"] for one in hook.got()}
+    assert links == {name: f"https://wiki.example/runbooks/{name}.md" for name in (EVICTION, PRESSURE)}
+
+
 def test_every_change_in_order_after_it_was_down() -> None:
     hook = Webhook()
     now = time.time()

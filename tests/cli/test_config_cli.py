@@ -13,7 +13,7 @@ from monitor.cli.main import main
 from monitor.cli.run import run
 from monitor.kernel import disks, meminfo
 from monitor.settings.config import RunConfig
-from monitor.settings.options import KEY, SETTINGS, TABLE
+from monitor.settings.options import KEY, OWN_KEY, SETTINGS
 from tests import live
 from tests.daemon.config_files import KUBELET, write
 from tests.filesystems import Mounts
@@ -37,7 +37,7 @@ def test_the_commands_read_what_run_reads() -> None:
     names = {parameter.name for parameter in run.params}
     for command, more in ((show, {"no_daemon"}), (check, set())):
         assert {parameter.name for parameter in command.params} == names | {"output"} | more
-    assert {s.name.replace("-", "_") for s in SETTINGS if s.kind not in (TABLE, KEY)} == names - {
+    assert {s.name.replace("-", "_") for s in SETTINGS if s.kind not in (OWN_KEY, KEY)} == names - {
         "config",
         "kubelet_config",
     }

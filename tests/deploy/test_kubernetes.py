@@ -319,6 +319,10 @@ def test_the_cronjob_keeps_what_was_evicted_today_and_its_command_takes_that(
 def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:
     made = {o["kind"]: o for o in chart("--set", EVERYTHING)}
     assert made["PrometheusRule"]["spec"] == yaml.safe_load((DEPLOY / "prometheus/outrace.rules.yml").read_text())
+    linked = chart("--set", f"{EVERYTHING},prometheusRule.runbookUrl=https://w/r/")
+    rules = next(str(o["spec"]) for o in linked if o["kind"] == "PrometheusRule")
+    assert "docs/runbooks" not in rules
+    assert "'https://w/r/OutraceOOMKill.md'" in rules
     (data,) = made["ConfigMap"]["data"].values()
     assert json.loads(data) == json.loads((DEPLOY / "grafana/outrace.json").read_text())
 

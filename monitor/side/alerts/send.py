@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from monitor.side.alerts import http_post
@@ -25,7 +26,7 @@ class AlertSender:
     """Sends every alert to every receiver. No method but `close` waits for a network.
 
     ``alertmanagers`` are base URLs and ``webhooks`` URLs, both through `check_url`; ``node`` is for the body of
-    webhooks.
+    webhooks; ``runbooks`` is the base URL of the pages about alerts, "" for their path in the source tree.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class AlertSender:
         log: Log,
         node: str,
         resend_s: float = RESEND_S,
+        runbooks: str = "",
     ) -> None:
-        self._log, self._node, self._resend_s = log, node, resend_s
+        self._log, self._node, self._resend_s, self._runbooks = log, node, resend_s, runbooks
         self._receivers: Mapping[tuple[str, str], Receiver] = {}  # by kind and URL; replaced as a whole
         self._receivers = self._made(alertmanagers, webhooks)
 
@@ -74,6 +76,9 @@ class AlertSender:
 
     def fire(self, alert: Alert) -> None:
         """Raise an alert. With ``ends_at`` it is resolved by itself then; without, by `update`."""
+        if self._runbooks:
+            link = f"{self._runbooks}/{alert.name}.md"
+            alert = replace(alert, annotations={**alert.annotations, "runbook_url": link})
         for receiver in self._receivers.values():
             receiver.fire(alert)
 
@@ -84,9 +89,9 @@ class AlertSender:
         value that trembles around its limit is one alert.
         """
         keep = {alert.fingerprint for alert in current}
+        for alert in current:
+            self.fire(alert)
         for receiver in self._receivers.values():
-            for alert in current:
-                receiver.fire(alert)
             for known in receiver.active():
                 if known.fingerprint not in keep:
                     receiver.end(known.fingerprint, when + settle_s)
