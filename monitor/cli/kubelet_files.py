@@ -27,7 +27,7 @@ _EMBEDDING = ("k3s", "rke2")
 
 
 #: The value of a flag with a < that no quote keeps from a shell.
-_REDIRECTED = re.compile(r"""\s--?[\w-]+[= ][^\s'"\\]*<""")
+_REDIRECTED = re.compile(r"""^(?:[^'"]|'[^']*'|"[^"]*")*\s--?[\w-]+[= ][^\s'"\\]*<""")
 
 
 class Word(NamedTuple):
