@@ -51,6 +51,7 @@ class _Asked:
     again_s: float = 0.0
     pause_s: float = _RETRY_S
     problem: str = ""
+    unknown: frozenset[str] = frozenset()  # ids that it did not know then
 
 
 class Runtimes:
@@ -81,11 +82,12 @@ class Runtimes:
         now = self._clock()
         for runtime in missing:
             asked = self._asked.setdefault(runtime, _Asked())
-            if now < asked.again_s:
-                continue
             ids = [ident for ident, of in wanted.items() if of == runtime]
+            if now < asked.again_s and (asked.problem or asked.unknown.issuperset(set(ids) - self._known.keys())):
+                continue
             self._ask(runtime, ids, asked)
-            if all(ident in self._known for ident in ids):
+            asked.unknown = frozenset(ids) - self._known.keys()
+            if not asked.unknown:
                 del self._asked[runtime]
             else:
                 asked.again_s = self._clock() + asked.pause_s

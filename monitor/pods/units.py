@@ -140,7 +140,9 @@ def unsplit(parts: tuple[str, ...]) -> Place | None:
     if found is None:
         return None
     prefix, ident = found.groups()
-    name, runtime = ident[:12] if re.fullmatch(_ID, ident) else ident, _LABELLED.get(prefix, "")
+    is_id = re.fullmatch(_ID, ident) is not None
+    runtime = _LABELLED.get(prefix, "") if is_id else ""  # docker lists no step of a build, which has a short one
+    name = ident[:12] if is_id else ident
     return Place(CONTAINER, runtime or prefix, name, parts, ident if runtime else "", runtime)
 
 

@@ -135,6 +135,17 @@ def test_a_runtime_that_hangs_is_asked_ever_more_seldom(tmp_path: Path, monkeypa
     assert "docker does not answer" in known.problems[0]
 
 
+def test_one_that_the_runtime_never_lists_delays_no_other(docker: FakeRuntime, tmp_path: Path) -> None:
+    known = Runtimes({"docker": str(tmp_path / "docker.sock")}, clock=lambda: 0.0)
+    for _ in range(2):
+        known.refresh({POD: "docker"})
+    assert docker.asked == [LIST, IMAGES]
+    for _ in range(2):
+        known.refresh({POD: "docker", ID: "docker"})
+    assert docker.asked == [LIST, IMAGES] * 2
+    assert known.known(ID) is not None
+
+
 def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "MOST_BYTES", 100)
     with closing(FakeRuntime(tmp_path / "docker.sock", {LIST: ["x" * 200]})):

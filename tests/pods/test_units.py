@@ -103,6 +103,7 @@ def test_a_directory_for_each_container(path: str, kind: str, name: str) -> None
         (f"system.slice:docker:{ID}", ("docker", ID[:12], ID, "docker")),
         (f"machine.slice:libpod:{ID}", ("podman", ID[:12], ID, "podman")),
         ("system.slice:nerdctl:odd", ("nerdctl", "odd", "", "")),
+        ("system.slice:docker:jvifp9a6b1lxa1kuw8bwfcovf", ("docker", "jvifp9a6b1lxa1kuw8bwfcovf", "", "")),  # a build
         ("system.slice:odd", None),
     ],
 )
