@@ -245,6 +245,11 @@ def test_the_grace_of_a_soft_threshold(own: int | None, given: int, evictions: E
     assert api.seen("POST", EVICTION)[0].json()["deleteOptions"]["gracePeriodSeconds"] == given
 
 
+def test_the_grace_is_that_of_the_configuration_in_force(evictions: Evictions, api: FakeApiServer) -> None:
+    evictions.node.config = RunConfig(eviction_max_pod_grace_period_s=60)  # by a reload
+    test_the_grace_of_a_soft_threshold(45, 45, evictions, api)
+
+
 def test_one_that_does_not_end_does_not_hold_up_the_next_for_ever(evictions: Evictions) -> None:
     evictions.add("stuck")
     evictions.add("other")

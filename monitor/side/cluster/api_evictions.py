@@ -176,7 +176,6 @@ class ApiEvictions:
         self.outcomes = dict.fromkeys(OUTCOMES, 0)  # for the metrics, as the next
         self.seconds = Histogram(ACCEPTED_S)
         self._view = view
-        self._max_pod_grace_s = view.config.eviction_max_pod_grace_period_s
         self._log = view.log
         self._clock = clock
         back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
@@ -299,7 +298,7 @@ class ApiEvictions:
         if decision.kind != "soft":
             return max(_LEAST_GRACE_S, decision.grace_s)
         own_s = DEFAULT_POD_GRACE_S if own is None else own
-        most_s = self._max_pod_grace_s
+        most_s = self._view.config.eviction_max_pod_grace_period_s  # of now: a reload may change it
         return max(_LEAST_GRACE_S, own_s if most_s < 0 else min(own_s, most_s))
 
     def _accepted(self, decision: Decision, pod: Asked, rank: int) -> None:
