@@ -68,7 +68,7 @@ class LeftChanges:
                 lock = os.stat(f"{self._config.state_dir}/lock")
                 locks = (line.split() for line in lines if f":{lock.st_ino} " in line)
                 pids = {fields[4] for fields in locks if fields[1] == "FLOCK"}
-                if any(_has_open(pid, lock) for pid in pids):
+                if any(time.monotonic() < deadline and _has_open(pid, lock) for pid in pids):
                     return True
             if time.monotonic() > deadline:
                 return False

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,29 @@ def tmpfs(path: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", path], check=True)
+
+
+def test_of_many_processes_only_those_are_looked_at_that_time_allows(
+    held: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod whose processes lock a file of the same inode number would keep all pods frozen."""
+    held.state.mkdir(exist_ok=True)
+    looked: list[str] = []
+
+    def slow(pid: str, _: os.stat_result) -> bool:
+        looked.append(pid)
+        time.sleep(0.02)
+        return False
+
+    monkeypatch.setattr(left_changes, "_has_open", slow)
+    lines = "".join(f"{n}: FLOCK  ADVISORY  WRITE {n} 00:2b:{{inode}} 0 EOF\n" for n in range(1, 101))
+    lock_fd = lock(held.state)
+    text = lines.format(inode=(held.state / "lock").stat().st_ino)
+    monkeypatch.setattr(left_changes, "open", lambda _: StringIO(text), raising=False)
+    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
+    assert not LeftChanges(config, HIERARCHY, lambda *_, **__: None, next_s=0.1)._next_one()
+    os.close(lock_fd)
+    assert 1 <= len(looked) < 100
 
 
 def test_of_millions_of_descriptors_the_first_are_read(tmp_path: Path) -> None:
