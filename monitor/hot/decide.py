@@ -342,9 +342,11 @@ class Decider:
             )
         )
 
-    def forget_disks(self) -> None:
+    def helper_lost(self) -> None:
         """The helper is gone: what it sent counts no more."""
         self._disks.forget()
+        if self.holds is not None:
+            self.holds.helper_lost()
         self.run_pass()
 
     def restart_recording(self) -> None:

@@ -249,7 +249,12 @@ class HoldControl:
             self._brakes.of(held.entry).high_is_left = False  # the new helper has undone what the last one set
             if held.asked:
                 self._brakes.soften_again(held, self._grace_left_ns(held))
-            if held.soft and not held.cap:  # nothing bounds its growth until the new one has set it again
+
+    def helper_lost(self) -> None:
+        """The next helper undoes what this one set before it reports: freeze each pod that nothing else bounds."""
+        for held in self._holds.values():
+            if held.soft and not held.cap:
+                held.unslowed = True
                 self._put_in_force(held, held.pod)
 
     def release_all(self) -> None:

@@ -196,8 +196,8 @@ class HoldBrakes:
     # held pods
 
     def apply(self, held: Hold, pod: Pod, *, runs: bool) -> bool:
-        """Stop the pod at its cap, or let it run below it; False where nothing is in force. Without a cap only a pod
-        that the helper slows may run.
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force. Where the kernel would
+        panic at a cap, only a pod that the helper slows may run.
         """
         brake = self.of(held.entry)
         runs = runs and ((held.soft and not held.unslowed) or not panics_at_cap(self._hierarchy.version))

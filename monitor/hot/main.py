@@ -93,7 +93,7 @@ class Hot:
         about = guard, gauge, registry, trigger, decider, records, sweeps, housekeeping, configuration
         self.pods = pods = PodSync(side, *about, stats, log, others)
         self.restarts = restarts = SideRestarts(
-            side, outbox, loop, stats, started=pods.begin, lost=decider.forget_disks, receive=pods.receive
+            side, outbox, loop, stats, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
         self.report = Report(config, gauge, registry, decider, records, guard, service, restarts, stats, outbox)
         self.timers = self._timers()
