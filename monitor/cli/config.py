@@ -104,7 +104,7 @@ def show(output: str, no_daemon: bool, **options: Any) -> None:
 @configuration_options
 @output_option
 def check(output: str, **options: Any) -> int:
-    """Check a configuration: errors, and what may surprise. Exit 0 if nothing, 4 for warnings, 2 for errors."""
+    """Check a configuration for errors and surprises. Exit 0 if nothing, 4 for warnings, 2 for errors."""
     warnings = _warnings(*_read(options))
     emit(output, {"warnings": warnings}, lambda: [f"warning: {warning}" for warning in warnings])
     return EXIT_FINDINGS if warnings else EXIT_OK
@@ -117,10 +117,10 @@ def check(output: str, **options: Any) -> int:
     "files",
     multiple=True,
     metavar="FILE",
-    help="A file with one flag of a kubelet a line, or a KubeletConfiguration that flags override.",
+    help="Read one kubelet flag a line, or a KubeletConfiguration that flags override.",
 )
 @click.option("--pid", type=click.IntRange(min=1), metavar="PID",
-              help="The process of a kubelet, k3s or RKE2: its command line.")  # fmt: skip
+              help="Read the command line of this kubelet, k3s or RKE2.")  # fmt: skip
 @output_option
 def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, output: str) -> None:
     """Turn old kubelet FLAGS into a KubeletConfiguration: outrace config translate -- --eviction-hard=...

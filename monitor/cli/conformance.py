@@ -24,7 +24,7 @@ _MOST = 64 << 20
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--show", "show", type=click.IntRange(0), default=5, show_default=True, help="Failures to explain.")
+@click.option("--show", "show", type=click.IntRange(0), default=5, show_default=True, help="Failures to print.")
 @output_option
 def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
     """Compare the policy with recorded answers of a kubelet; exit 4 if any differs.

@@ -95,7 +95,7 @@ def described(path: Path) -> Daemon:
 
 def no_daemon_option(command: F) -> F:
     """Give a click command `--no-daemon`, for `choose_daemon`."""
-    return click.option("--no-daemon", is_flag=True, help="Ask no daemon: read files, with the defaults of `run`.")(
+    return click.option("--no-daemon", is_flag=True, help="Read files with the defaults of `run`, without the daemon.")(
         command
     )
 

@@ -73,15 +73,15 @@ def _state(daemon: Daemon) -> str:
     "--state-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help=f"State directory of the monitor: what it loaded, what was refused. [the daemon's, or {_STATE_DIR}]",
+    help=f"State directory of the daemon. [the daemon's, or {_STATE_DIR}]",
 )
 @no_daemon_option
 @output_option
 def doctor(state_dir: Path | None, no_daemon: bool, output: str) -> int:
     """Show what this kernel and these privileges allow, each "no" with its remedy, and the daemon that runs here.
 
-    The hook ladder is that of `outrace run` on the same state directory, by default the running daemon's; bounds are
-    those of a threshold that is near, with the machine as the node.
+    Hooks are those of `outrace run` with the same state directory, by default the running daemon's. Bounds count near
+    a threshold, with the machine as the node.
 
     Exit code 0 if the monitor can run here, 3 if it cannot.
     """

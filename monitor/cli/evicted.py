@@ -45,9 +45,9 @@ def given(_ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 def cluster_options(command: F) -> F:
     for option in (
-        click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig."),
+        click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig."),
         click.option("--kubeconfig", default="", metavar="FILE",
-                     help="Default: $KUBECONFIG, else the cluster that this pod is in, else ~/.kube/config."),
+                     help="Kubeconfig; default: $KUBECONFIG, else the cluster of this pod, else ~/.kube/config."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -59,13 +59,13 @@ def selection_options(command: F) -> F:
         click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", callback=given,
                      help="Only pods of this namespace; repeatable. [all]"),
         click.option("-l", "--selector", metavar="LABELS", callback=given,
-                     help="Label selector, as kubectl's."),
-        click.option("--node", metavar="NAME", callback=given, help="Only pods that were on this node."),
+                     help="Only pods that this label selector matches, as in kubectl."),
+        click.option("--node", metavar="NAME", callback=given, help="Only pods of this node."),
         click.option("--owner-kind", "owner_kinds", multiple=True, metavar="KIND", callback=given,
                      help="Only pods whose owner is of this kind: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, "
                           "none (bare pods), or a custom kind; repeatable. [all]"),
         click.option("--older-than", metavar="DURATION", callback=duration,
-                     help="Keep what was evicted more recently: 90s, 12h, 7d."),
+                     help="Only pods evicted longer ago than this: 90s, 12h, 7d."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -84,7 +84,7 @@ def criteria_of(options: dict[str, Any]) -> Criteria:
 
 
 rate_option = click.option("--rate", type=Finite(min=0.0, min_open=True), default=10.0, show_default=True,
-                           metavar="N", help="Deletes a second, on average.")  # fmt: skip
+                           metavar="N", help="Average number of deletions a second.")  # fmt: skip
 
 
 #: How long a delete is tried again while the server is away, throttles or fails (seconds).
@@ -106,7 +106,7 @@ def evicted() -> None:
 @selection_options
 @cluster_options
 @output_option
-@click.option("--check", is_flag=True, help="Exit with 4 if there are any to delete.")
+@click.option("--check", is_flag=True, help="Exit with code 4 if there is a pod to delete.")
 def list_(output: str, check: bool, kubeconfig: str, context: str, **options: Any) -> int:
     """Show evicted pods, oldest first, why each stays or goes, and what their owners do."""
     criteria = criteria_of(options)
@@ -119,15 +119,14 @@ def list_(output: str, check: bool, kubeconfig: str, context: str, **options: An
 
 @click.command()
 @selection_options
-@click.option("--yes", is_flag=True, help="Delete. Without it: show what would be deleted.")
+@click.option("--yes", is_flag=True, help="Delete. Without it: a dry run.")
 @rate_option
 @cluster_options
 @output_option
 def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, **options: Any) -> int:
     """Delete evicted pods, oldest first; a dry run without --yes.
 
-    Each is deleted on condition that it is the pod that was looked at, unchanged. Ended or failed half way: run it
-    again.
+    A pod that changed since it was listed stays. After an interruption, run the command again.
     """
     criteria = criteria_of(options)
     with _sweep(kubeconfig, context, criteria, rate, _RETRY_S) as sweep:

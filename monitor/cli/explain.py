@@ -39,7 +39,7 @@ from monitor.settings.read import Resolved, resolved_again
 
 @click.command()
 @click.argument("pod", required=False, metavar="[NS/POD]")
-@click.option("--signal", metavar="SIGNAL", help="Rank pods for this signal. [the starved one, else memory.available]")
+@click.option("--signal", metavar="SIGNAL", help="Rank pods for this signal. [the one met, else memory.available]")
 @node_options
 @no_daemon_option
 @output_option
@@ -52,7 +52,7 @@ def explain(
 ) -> None:
     """Show which pod would be evicted next and why; with NS/POD (a uid, or a unique name), why this one or why not.
 
-    Nothing is changed. Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an
+    Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an
     option that describes a node: that node, with figures from the cgroup files. The output says which.
     """
     if signal is not None and signal not in ALL_SIGNALS:

@@ -60,7 +60,7 @@ def state_dir_option(command: F) -> F:
         return command(state_dir=_state_dir(state_dir, no_daemon), **rest)
 
     option = click.option(
-        "--state-dir", metavar="DIR", help=f"The monitor's state directory. [the daemon's, or {_STATE_DIR}]"
+        "--state-dir", metavar="DIR", help=f"State directory of the daemon. [the daemon's, or {_STATE_DIR}]"
     )
     return cast(F, option(no_daemon_option(chosen)))
 
@@ -107,8 +107,8 @@ def incidents() -> None:
 
 
 @incidents.command("list")
-@moment_option("--since", "Begun since then: 1h, 7d, 2026-01-31T12:00.")
-@moment_option("--until", "Begun until then.")
+@moment_option("--since", "Only incidents that began since: 1h, 7d, 2026-01-31T12:00.")
+@moment_option("--until", "Only incidents that began until then.")
 @click.option(
     "--verdict",
     metavar="NAME",
@@ -144,7 +144,7 @@ def list_(state_dir: str, output: str, **filters: Any) -> None:
 
 @incidents.command()
 @click.argument("incident", metavar="ID|latest")
-@click.option("--html", is_flag=True, help="Print it as one HTML page with charts, which needs nothing else.")
+@click.option("--html", is_flag=True, help="Print one self-contained HTML page with charts.")
 @state_dir_option
 @output_option
 def show(incident: str, state_dir: str, output: str, html: bool) -> None:
@@ -171,17 +171,16 @@ def show(incident: str, state_dir: str, output: str, html: bool) -> None:
 
 
 @incidents.command()
-@moment_option("--since", "Only from those begun since then: 7d, 2026-01-31T12:00.")
-@click.option("--quantile", metavar="PART", default=0.99, show_default=True, help="The part of the races to be won.",
+@moment_option("--since", "Only races that began since: 7d, 2026-01-31T12:00.")
+@click.option("--quantile", metavar="PART", default=0.99, show_default=True, help="Part of the races to be won.",
               type=Finite(0.0, 1.0, min_open=True))  # fmt: skip
 @state_dir_option
 @output_option
 def advise(state_dir: str, output: str, since: float | None, quantile: float) -> None:
-    """Work out the thresholds and reservations with which eviction would have won the stored races.
+    """Compute the thresholds and reservations with which eviction would have won the stored races.
 
-    For a kubelet that polls, for one notified by the kernel (cgroup v1), and for outrace in each mode, from how fast
-    memory was taken each time; and how fast memory may grow with the threshold in force. Below some dozen races it
-    says what was, not what will be.
+    For a polling kubelet, one notified by the kernel (cgroup v1), and outrace in each mode, from the growth of each
+    race; with the growth that the threshold in force survives. Fewer than some dozen races describe the past alone.
     """
     from monitor.race.burst import Burst
     from monitor.race.codec import RecordError

@@ -22,7 +22,7 @@ def output_option(command: F) -> F:
         type=click.Choice(["table", "json"]),
         default="table",
         show_default=True,
-        help="How to print data on stdout.",
+        help="Format of the data on stdout.",
     )(command)
 
 

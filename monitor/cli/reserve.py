@@ -64,7 +64,7 @@ class _Node(NamedTuple):
 
 @click.command()
 @click.option("--model", type=click.Choice([KUBELET, CCE_V1, CCE_V2]), default=KUBELET, show_default=True,
-              help="Whose rules: reservations that are given, or those that CCE works out.")  # fmt: skip
+              help="Rules: the reservations that you give, or those that CCE computes.")  # fmt: skip
 @click.option("--memory", metavar="QUANTITY", help="Memory of the node (MemTotal), such as 16Gi.")
 @click.option("--cpu", metavar="QUANTITY", help="Cores of the node, such as 4 or 3500m.")
 @click.option("--max-pods", type=int, metavar="N", help="Pods that the node may run (maxPods). cce-*: required.")
@@ -72,20 +72,19 @@ class _Node(NamedTuple):
               help="The container runtime (cce-v2).")  # fmt: skip
 @click.option("--data-disk", metavar="QUANTITY", help="kubelet: the disk of /var/lib/kubelet; cce-*: the data disk.")
 @click.option("--huge-pages", metavar="QUANTITY", help="Memory set aside as huge pages (hugetlb), of all sizes.")
-@click.option("--this-node", is_flag=True, help="What is not given is read from this machine and its kubelet.")
-@click.option("--system-reserved", metavar="RESOURCE=QUANTITY,...", help="As of the kubelet: memory=1Gi,cpu=500m.")
-@click.option("--kube-reserved", metavar="RESOURCE=QUANTITY,...", help="As of the kubelet.")
-@click.option("--eviction-hard", metavar="SIGNAL<VALUE,...", help="As of the kubelet: memory.available<100Mi.")
-@click.option("--enforce-node-allocatable", metavar="LIST", help="As of the kubelet: pods, or none. [pods]")
-@click.option("--kubelet-config", metavar="FILE", help="A KubeletConfiguration that has them.")
-@click.option("--growth", metavar="QUANTITY", help="Growth to survive, in bytes a second, such as 50Mi: what it needs.")
+@click.option("--this-node", is_flag=True, help="Read what you do not give from this machine and its kubelet.")
+@click.option("--system-reserved", metavar="RESOURCE=QUANTITY,...", help="As in the kubelet: memory=1Gi,cpu=500m.")
+@click.option("--kube-reserved", metavar="RESOURCE=QUANTITY,...", help="As in the kubelet.")
+@click.option("--eviction-hard", metavar="SIGNAL<VALUE,...", help="As in the kubelet: memory.available<100Mi.")
+@click.option("--enforce-node-allocatable", metavar="LIST", help="As in the kubelet: pods, or none. [pods]")
+@click.option("--kubelet-config", metavar="FILE", help="Read these from a KubeletConfiguration.")
+@click.option("--growth", metavar="QUANTITY", help="Show what a growth of so many bytes a second, such as 50Mi, needs.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "kubelet-config"]), default="table",
-              show_default=True, help="How to print it; kubelet-config: a KubeletConfiguration, as YAML.")  # fmt: skip
+              show_default=True, help="Format; kubelet-config: a KubeletConfiguration in YAML.")  # fmt: skip
 def reserve(model: str, output: str, **options: Any) -> None:
-    """Work out Allocatable = Capacity - Reserved - Eviction threshold for a node, each term with its rule.
+    """Compute Allocatable = Capacity - Reserved - Eviction threshold for a node, each term with its rule.
 
-    Also how fast memory may grow for eviction to win with that threshold; with --growth, which threshold that growth
-    needs.
+    Show also the growth against which eviction wins with that threshold, and with --growth the threshold it needs.
     """
     from monitor.kernel import meminfo
 

@@ -22,7 +22,7 @@ _PIPE = 140
 
 
 @click.command()
-@click.option("--once", "is_once", is_flag=True, help="Print one frame and end.")
+@click.option("--once", "is_once", is_flag=True, help="Print one frame and exit.")
 @node_options
 @no_daemon_option
 @output_option
@@ -31,7 +31,7 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
 
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
     a node: that node, with figures from the cgroup files (memory.stat may lag by up to 2 s). The frame says which.
-    Without a terminal, or with -o json: a frame each second, until it is ended.
+    Without a terminal, or with -o json: a frame each second, until you end it.
     """
     found = choose_daemon(flags, no_daemon)
     sampler = Sampler(resolve_here(flags).config if found is None else found.config, found, is_live=not is_once)

@@ -26,14 +26,14 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    help="Only the pins and taints of this state dir. Default: all pins, and taints of their state dirs and of "
-    f"{_STATE_DIR}. What daemons that ended changed in the kernel is always undone.",
+    help="Remove the pins and taints of this state directory only. Default: all pins, with taints of theirs and of "
+    f"{_STATE_DIR}. Changes of ended daemons in the kernel are always undone.",
 )
 @click.option(
     "--holds", is_flag=True, help="Only undo what a killed daemon changed in the kernel (systemd: ExecStopPost=)."
 )
 @click.option(
-    "--force", is_flag=True, help="Also those a running daemon uses (it keeps its own descriptors until it ends)."
+    "--force", is_flag=True, help="Also pins that a running daemon uses; it keeps its own descriptors until it ends."
 )
 def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
     """Remove every BPF program, map and link that outrace pinned, and undo what a killed daemon left behind.

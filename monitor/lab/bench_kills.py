@@ -306,18 +306,18 @@ class HoldKills(Kills):
 
 
 @bench()
-@number("--runs", 200, "Kills; half of them hit the side.")
+@number("--runs", 200, "Kills; half of them of the helper.")
 @trigger_option
 @mode_option
 @click.option("--seed", type=int, help="Seed of the random moments of the kills. [random]")
 def kills(runs: int, trigger: str, mode: str, seed: int | None) -> Found:
-    """Kill the hot process or the side around the crossing, start it again, and look for what may never happen.
+    """Kill the hot process or the helper near a crossing, start it again, and look for what may never happen.
 
-    That is: an OOM kill in no incident or in two, two evictions for one shortage, a pod that had no part in it killed
-    or changed, anything left behind. Exit code 1 if there is any. Takes about 3 s for each run.
+    That is: an OOM kill in no incident or in two, two evictions for one shortage, a pod without part in it killed or
+    changed, anything left behind. Exit code 1 if there is any. A run takes about 3 s.
 
-    With --mode hold they are killed during holds, or as one ends. What may never happen then: a pod that stays
-    held, a file of a brake or an oom_score_adj that is not as before, an OOM kill although the pod was held.
+    With --mode hold, kill them during holds or as one ends. What may never happen then: a pod that stays held, a
+    limit, freezer or oom_score_adj with another value than before, an OOM kill of a held pod.
     """
     seed = random.randrange(1 << 32) if seed is None else seed
     if mode == HOLD and trigger != "user":

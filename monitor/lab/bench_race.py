@@ -242,10 +242,10 @@ def race(
 
     p50 and max are crossing to decision in microseconds; kill_* are crossing to SIGKILL sent.
 
-    With --mode hold the pod that grows is held, and let go on when another pod has given its memory back: grew_* is
-    what it still took while it was held, brake_* the time from the crossing to the brake in force, right the runs in
-    which all its processes went on and every byte of theirs is what they wrote, failed the runs in which a system call
-    of theirs failed or came back short. Exit code 1 unless all were held, none was OOM-killed, and all are right.
+    With --mode hold the growing pod is held, and released when another pod has freed its memory. grew_* is its growth
+    during the hold, brake_* the time from the crossing to the hold. right counts the runs in which all its processes
+    continued with every byte intact, failed those with a system call that failed or returned short. Exit code 1 unless
+    all pods were held, none was OOM-killed, and all are right.
     """
     if mode == HOLD:
         if hooks is not None or no_baselines:

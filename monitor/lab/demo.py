@@ -20,14 +20,14 @@ from monitor.settings.options import HOOKS
 
 
 @click.command()
-@number("--runs", 3, "How many races.")
+@number("--runs", 3, "Number of races.")
 @click.option("--margin", default="8Mi", show_default=True, type=Size(), help="Evict when less than this is available.")
 @click.option("--node-memory", default="512Mi", show_default=True, type=Size(), help="Memory of the node, a cgroup.")
-@number("--hogs", 1, "Processes that take memory at once.", 1, 64)
-@click.option("--thp", is_flag=True, help="Let the processes take huge pages.")
+@number("--hogs", 1, "Processes that allocate together.", 1, 64)
+@click.option("--thp", is_flag=True, help="Let the processes use huge pages.")
 @trigger_option
-@click.option("--hooks", default="auto", show_default=True, type=click.Choice(HOOKS), help="A rung of the hook ladder.")
-@click.option("--no-monitor", is_flag=True, help="Start no monitor: see what the kernel does alone.")
+@click.option("--hooks", default="auto", show_default=True, type=click.Choice(HOOKS), help="Hook that watches memory.")
+@click.option("--no-monitor", is_flag=True, help="Start no monitor: the kernel acts alone.")
 @output_option
 def demo(
     runs: int,

@@ -112,7 +112,7 @@ OPTIONS: tuple[Option, ...] = (
         "config",
         values.text,
         "FILE",
-        "Own configuration, YAML or TOML; keys are the option names.",
+        "Read this configuration file, YAML or TOML; keys are the option names.",
         field="",
         own_file=False,
     ),
@@ -121,7 +121,7 @@ OPTIONS: tuple[Option, ...] = (
         "kubelet-config",
         values.text,
         "FILE",
-        "A KubeletConfiguration, as it is.",
+        "Read this KubeletConfiguration, unchanged.",
         default="that of the kubelet of this node",
         field="",
     ),
@@ -137,8 +137,8 @@ OPTIONS: tuple[Option, ...] = (
         "pods",
         values.pods,
         "SOURCE",
-        "auto (the kubelet's, where there is one, else services), kubelet[:URL], apiserver, manifests:DIR, services or "
-        "cgroups.",
+        "Where pods come from: auto (the kubelet if there is one, else services), kubelet[:URL], apiserver, "
+        "manifests:DIR, services or cgroups.",
         default="auto",
     ),
     _setting(
@@ -155,17 +155,17 @@ OPTIONS: tuple[Option, ...] = (
         "kubeconfig",
         values.absolute_path,
         "FILE",
-        "A kubeconfig with credentials for the cluster.",
+        "Read credentials for the cluster from this kubeconfig.",
         default="those of the pod, or the kubelet's",
     ),
     # Known where the kubelet is seen; in a pod without the host's network it has to be given.
-    _setting("node-name", values.text, "NAME", "The node's name in the cluster.", default="the kubelet's"),
+    _setting("node-name", values.text, "NAME", "Name of the node in the cluster.", default="the kubelet's"),
     # What answers on the kubelet's port decides which pod is evicted: it has to show that it is the kubelet.
     _setting(
         "kubelet-ca",
         values.absolute_path,
         "FILE",
-        "CA file that signed the kubelet's certificate.",
+        "Trust a kubelet whose certificate this CA signed.",
         default="require the certificate in the kubelet's own directory",
     ),
     _key("cgroup-root", values.optional_text, "kubepods is below it.", default="the root"),
@@ -173,16 +173,16 @@ OPTIONS: tuple[Option, ...] = (
     _choice(
         "mode",
         MODES,
-        "At a crossing: observe logs, hold brakes the pod until room is there again and kills only below a second "
-        "line, enforce kills at once.",
+        "At a crossing: observe only reports, hold stops the growing pod and kills only below the kill threshold, "
+        "enforce kills at once.",
     ),
-    _switch("enforce", "Short for --mode enforce."),
+    _switch("enforce", "The same as --mode enforce."),
     # A pod that stands still for longer fails its probes; what would have made room has had time.
     _setting(
         "hold-limit",
         values.positive_duration_ns,
         "DURATION",
-        "After so long the policy decides, and a pod is held no longer than twice that; --hard-grace comes on top.",
+        "Maximum time that a pod is held before the policy decides; in all at most twice that, and --hard-grace.",
         default="2m",
         field="hold_limit_ns",
     ),
@@ -191,26 +191,26 @@ OPTIONS: tuple[Option, ...] = (
         "hard-grace",
         values.whole_seconds_ns,
         "DURATION",
-        "With --mode enforce on cgroup v2: brake, then SIGTERM, and SIGKILL after this or below the second line.",
+        "With --mode enforce on cgroup v2: hold, send SIGTERM, and SIGKILL after this or below the kill threshold.",
         default="none",
         field="hard_grace_ns",
     ),
     # User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.
-    _choice("trigger", ("user", "kernel"), "Who kills under --enforce: user space, or the BPF program too."),
+    _choice("trigger", ("user", "kernel"), "What kills under --enforce: user space alone, or the BPF program too."),
     # An eviction by the API takes seconds, and the OOM killer does not wait.
     _choice(
         "evict-by",
         ("kill", "api"),
-        "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
+        "How --enforce evicts: kill sends SIGKILL; api requests pods/eviction, which respects PodDisruptionBudgets.",
     ),
     # None: the kubelet's own conditions taint the node too, and taints take rights in the cluster.
     _choice(
         "node-taints",
         ("none", "own"),
-        "Taint the node while a condition holds: own is outrace.io/memory-pressure:NoSchedule and so on.",
+        "Taint the node while a condition lasts; own: outrace.io/memory-pressure:NoSchedule and the like.",
     ),
     # Policy and thresholds
-    _choice("policy", ERAS, "The release whose policy decides."),
+    _choice("policy", ERAS, "Release of the kubelet whose policy decides."),
     # Naming one signal switches the other defaults off, as in the kubelet.
     _text_map(
         "eviction-hard",
@@ -224,7 +224,7 @@ OPTIONS: tuple[Option, ...] = (
     _text_map(
         "eviction-soft-grace-period",
         "=",
-        "How long a soft threshold has to be met before pods are evicted",
+        "Time that a soft threshold must be met before an eviction",
         "memory.available=1m30s",
         live=True,
     ),
@@ -233,7 +233,7 @@ OPTIONS: tuple[Option, ...] = (
         "eviction-max-pod-grace-period",
         values.whole_number,
         "SECONDS",
-        "Longest grace of a soft eviction.",
+        "Maximum grace of a soft eviction; below 0 the pod's own.",
         kind=NUMBER,
         kubelet=True,
         field="eviction_max_pod_grace_period_s",
@@ -244,7 +244,7 @@ OPTIONS: tuple[Option, ...] = (
     _text_map(
         "eviction-minimum-reclaim",
         "=",
-        "How far above its threshold a signal has to be brought back",
+        "Distance above its threshold to which evictions bring a signal",
         "memory.available=0Mi",
         live=True,
     ),
@@ -252,7 +252,7 @@ OPTIONS: tuple[Option, ...] = (
         "eviction-pressure-transition-period",
         values.duration_ns,
         "DURATION",
-        "How long a condition stays.",
+        "Time that a condition lasts after its threshold is clear.",
         default="5m",
         kubelet=True,
         field="eviction_pressure_transition_period_ns",
@@ -261,12 +261,12 @@ OPTIONS: tuple[Option, ...] = (
     _key(
         "enforce-node-allocatable",
         values.enforceable,
-        "With pods the hard threshold for memory holds for the memory of all pods together too.",
+        "With pods: the hard threshold for memory counts for the memory of all pods together too.",
         default="pods",
     ),
     # Taken off what pods may use; both have to be the kubelet's.
-    _text_map("system-reserved", "=", "Reserved for daemons of the system", "memory=500Mi"),
-    _text_map("kube-reserved", "=", "Reserved for daemons of Kubernetes", "memory=500Mi"),
+    _text_map("system-reserved", "=", "Reserve for the daemons of the system", "memory=500Mi"),
+    _text_map("kube-reserved", "=", "Reserve for the daemons of Kubernetes", "memory=500Mi"),
     # Every threshold is compared in the kernel already.
     _setting(
         "kernel-memcg-notification",
@@ -285,12 +285,12 @@ OPTIONS: tuple[Option, ...] = (
         field="local_storage",
     ),
     # Disks, found by where the kubelet and the container runtime keep their files
-    _setting("nodefs", values.absolute_path, "PATH", "A path on the node's file system.", default="found at start"),
+    _setting("nodefs", values.absolute_path, "PATH", "Path on the node's file system.", default="found at start"),
     _setting(
         "imagefs",
         values.absolute_path,
         "PATH",
-        "A path on the file system of images and writable layers.",
+        "Path on the file system of images and writable layers.",
         default="found at start",
     ),
     # None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work.
@@ -298,15 +298,15 @@ OPTIONS: tuple[Option, ...] = (
         "reclaim-images",
         values.prunes_images,
         "crictl|podman|COMMAND",
-        "What makes room on a disk before pods are evicted: crictl (`crictl rmi --prune`), podman (`podman image prune "
-        "--all --force`), or a command.",
+        "Free disk space before pods are evicted: crictl (`crictl rmi --prune`), podman (`podman image prune --all "
+        "--force`), or a command.",
         default="none",
     ),
     # How memory is watched
     _choice(
         "hooks",
         HOOKS,
-        f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}.",
+        f"How to watch memory: auto (the best that works), {', '.join(NAMES)}.",
         "NAME",
         gone={"psi": POLL, "eventfd": POLL},
     ),
@@ -323,16 +323,16 @@ OPTIONS: tuple[Option, ...] = (
     _setting("record", values.record, "FILE", "Record every input to FILE, for outrace replay.", default="none"),
     _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
     _urls("webhook", "POST every alert to this URL; repeatable."),
-    _setting("runbook-url", values.base_url, "", "Where docs/runbooks is served.", kind=OWN_KEY, default="none"),
+    _setting("runbook-url", values.base_url, "", "Link alerts to pages below this URL.", kind=OWN_KEY, default="none"),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
     _setting(
         "state-dir",
         values.path,
         "DIR",
-        "Where statuses of evicted pods and the lock live.",
+        "Keep incidents, statuses of evicted pods and the lock here.",
         default="/var/lib/outrace",
     ),
-    _choice("log-format", ("logfmt", "json"), "How log lines look."),
+    _choice("log-format", ("logfmt", "json"), "Format of log lines."),
 )
 #: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.
 GONE_OPTIONS = {
