@@ -52,27 +52,27 @@ RECORDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
 _HISTOGRAM_HELP = {
     "detection_us": "Time from a threshold crossed in the kernel to the decision.",
     "kill_us": "Time from a threshold crossed in the kernel to SIGKILL sent.",
-    "hold_us": "Time from a threshold crossed in the kernel to the brake of a pod in force.",
+    "hold_us": "Time from a threshold crossed in the kernel to a pod held.",
     "gone_us": "Time from a threshold crossed in the kernel to the pod's cgroup empty.",
     "memory_return_us": "Time from the end of a pod's last process to its memory given back.",
 }
 _COUNTERS = {
     "passes": "Passes of the eviction policy.",
     "evictions": "Pods evicted.",
-    "eviction_failures": "Evictions that left processes behind.",
-    "holds": "Pods braked at a crossing, or in the pass after it.",
-    "oom_exiting": "OOM victims marked that were exiting anyway: nobody was killed.",
-    "memory_kept": "Pods that went and kept some of their memory: page cache, tmpfs, slab.",
-    "eviction_waits": "Times the next pod was not evicted yet because memory of the last was coming back.",
-    "eviction_waits_cut": "Times the wait for memory of the last pod was cut short because other pods grew.",
-    "side_starts": "Starts of the side process.",
-    "side_hangs": "Side processes that were killed because they hung.",
+    "eviction_failures": "Evictions after which processes were left.",
+    "holds": "Pods held at a crossing, or in the pass after it.",
+    "oom_exiting": "OOM victims marked that were exiting already: the kernel killed nothing.",
+    "memory_kept": "Ended pods whose cgroup kept some memory: page cache, tmpfs, slab.",
+    "eviction_waits": "Times the next eviction waited for a pending release of memory.",
+    "eviction_waits_cut": "Times the wait for a pending release ended early because other pods grew.",
+    "side_starts": "Starts of the helper process.",
+    "side_hangs": "Helper processes that were killed because they hung.",
     "arms": "Times the fine-grained program was attached.",
     "disarms": "Times the fine-grained program was detached.",
-    "rests": "Times that steps, kills and reclaim were not read for a while because they had used a fifth of the time.",
-    "looks": "Cheap looks at headroom while the fine-grained program was detached.",
+    "rests": "Times that the hot process paused reading steps, kills and reclaim, after a fifth of its time.",
+    "looks": "Samples of the headroom while the fine-grained program was detached.",
     "sweeps": "Complete sweeps of all memory cgroups.",
-    "sweeps_given_up": "Sweeps begun again because memory cgroups vanished faster than they could be counted.",
+    "sweeps_given_up": "Sweeps that began again because memory cgroups ended faster than they could be counted.",
     "loops": "Turns of the hot event loop.",
 }
 #: Gauges of one shared counter each: name -> counter, help. Nanoseconds become seconds.
@@ -80,20 +80,20 @@ _GAUGES = {
     "sweep_partial": ("sweep_partial", "1 while a sweep has begun and is not complete."),
     "sweep_took_seconds": ("sweep_took_ns", "CPU time of the last complete sweep of all memory cgroups."),
     "sweep_max_seconds": ("sweep_max_ns", "CPU time of the longest sweep of all memory cgroups."),
-    "sweep_turn_max_seconds": ("sweep_turn_max_ns", "The most that a sweep took in one turn of the hot event loop."),
+    "sweep_turn_max_seconds": ("sweep_turn_max_ns", "Longest part of a sweep in one turn of the hot event loop."),
     "pods_uncounted": (
         "pods_uncounted",
-        "Pods that are not watched because the programs in the kernel do not look that deep.",
+        "Pods that are not watched because their cgroup is too deep for the programs in the kernel.",
     ),
     "armed": ("armed", "1 while the fine-grained program is attached."),
     "memory_return_bound_seconds": (
         "return_bound_ns",
-        "How long memory of a pod that went is waited for before the next pod is evicted.",
+        "Longest wait for the memory of an ended pod before the next eviction.",
     ),
-    "unseen_bytes_bound": ("bound_bytes", "Bytes that can move unseen right now."),
+    "unseen_bytes_bound": ("bound_bytes", "Bytes that can change now before outrace knows."),
     "unseen_seconds_bound": (
         "bound_ns",
-        "How long until memory that moves unseen is read again; 0 where the kernel reports it.",
+        "Time until memory is sampled again; 0 where the kernel reports it.",
     ),
 }
 #: Figures of a domain: name -> help. (`MemoryReading` has them by these names.)
@@ -107,8 +107,8 @@ _DOMAIN = {
 }
 #: Counters of `monitor.side.victim_marks`.
 _GUIDED = {
-    "marks": "Times the OOM killer was guided to a pod.",
-    "failures": "Times oom_score_adj of a pod's processes could not be raised or set back.",
+    "marks": "Times a pod's processes were raised to oom_score_adj 1000.",
+    "failures": "Times oom_score_adj of a pod's processes could not be raised or restored.",
 }
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -173,16 +173,14 @@ class Metrics(Collector):
         yield gauge("ready", "1 when decisions can be made.", not view.not_ready())
         for name, (slot, text) in _GAUGES.items():
             yield gauge(name, text, stats.get(slot) / (1e9 if slot.endswith("_ns") else 1))
-        text = (
-            "Times there was no room to note the page cache of a memory cgroup, which counts as working set meanwhile."
-        )
+        text = "Times the table of page caches of memory cgroups was full; such page cache counts as working set."
         yield counter("memory_cgroups_uncounted", text, view.counted().get("uncounted", 0))
         yield from reload_metrics(self.reloader.state)
         yield from reclaim_metrics(view.disks.cleanup)
         rungs = {name: name == view.config.rung for name in NAMES}
-        yield gauge("hook_rung", "1 for the rung of the hook ladder that is in use.", rungs, "rung")
+        yield gauge("hook_rung", "1 for the hook in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(view.pods))
-        text = "Pods that have a cgroup and are not in the list of their source (yet): not watched, never evicted."
+        text = "Pods with a cgroup that their source does not list (yet): not watched, never evicted."
         source = view.watch.source
         yield gauge("pods_unlisted", text, len(source.unlisted))
         text = "1 while the kubelet or API server that pods come from does not answer: its last pods stay in use."
@@ -214,9 +212,9 @@ class Metrics(Collector):
                 for key, t in thresholds.items()
                 if t.operator and (total := mine.get(t.signal, (None, None))[1]) is not None
             }
-            yield gauge(f"signal_available_{unit}", "What is available by the signal.", available, "signal")
+            yield gauge(f"signal_available_{unit}", "Amount available by the signal.", available, "signal")
             yield gauge(f"signal_capacity_{unit}", "Capacity behind the signal.", capacity, "signal")
-            text = "The threshold what is available is compared with."
+            text = "Threshold of the signal."
             yield gauge(f"threshold_{unit}", text, quantities, "signal", "kind")
         met = {(entry["signal"], entry["kind"]) for entry in view.met}
         crossed = {key: key in met for key in thresholds}
@@ -233,24 +231,22 @@ class Metrics(Collector):
         yield gauge("node_condition", "1 while the node condition holds.", conditions, "condition")
         reason = ((view.state and view.state.braked) or {}).get("reason")
         held = {name: name == reason for name in REASONS}
-        text = "1 while evictions for memory are held because they would not help."
+        text = "1 while evictions for memory are suspended because they would not help."
         yield gauge("evictions_braked", text, held, "reason")
         braked = {name: stats.get(f"braked_{name}") for name in REASONS}
-        yield counter(
-            "eviction_brakes", "Times evictions began to be held, since the daemon started.", braked, "reason"
-        )
+        yield counter("eviction_brakes", "Times evictions were suspended, since the daemon started.", braked, "reason")
         decisions = {(signal, view.config.mode): view.decisions[signal] for signal in (*ALL_SIGNALS, "local-storage")}
-        yield counter("decisions", "Pods chosen for eviction, since the side started.", decisions, "signal", "mode")
+        yield counter("decisions", "Pods chosen for eviction, since the helper started.", decisions, "signal", "mode")
         yield counter(
             "oom_kills",
             "Processes killed by the kernel's OOM killer, at a cgroup's limit or because the machine ran out, since "
-            "the side started.",
+            "the helper started.",
             {scope: view.oom_kills[scope] for scope in SCOPES},
             "scope",
         )
-        text = "What evicted pods left and the kernel took back when asked (page cache mostly), since the side started."
+        text = "Memory of ended pods that reclaim freed (mostly page cache), since the helper started."
         yield counter("given_back_bytes", text, view.given_back_bytes)
-        text = "Processes killed by the OOM killer outside the cgroup that is the node, since the side started."
+        text = "Processes killed by the OOM killer outside the node's cgroup, since the helper started."
         yield counter("oom_kills_elsewhere", text, view.kills_outside_node)
 
     def _records(self) -> Iterator[Metric]:
@@ -262,9 +258,9 @@ class Metrics(Collector):
         yield counter("records", text, records, "kind", "side")
         lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.view.lost()
         lost |= {"log": self.lines.dropped, "files": self.files.dropped, "processes": self.scores.skipped}
-        yield counter("events_lost", "What was dropped, and where: a full ring, channel or queue.", lost, "where")
+        yield counter("events_lost", "Records dropped at a full ring, channel or queue.", lost, "where")
         dropped = {name: stats.get(f"dropped_{name}") for name in MESSAGES}
-        text = "Messages for the side process that were dropped, by type."
+        text = "Messages to the helper process that were dropped, by type."
         yield counter("channel_dropped", text, dropped, "message")
         failed = {call: stats.get(f"errors_{call}") for call in CALLS}
         yield counter("errors", "System calls of the hot process that failed, by purpose.", failed, "call")
@@ -275,18 +271,20 @@ class Metrics(Collector):
         yield counter("oom_score_adj_written", "Values of oom_score_adj written.", scores.written)
         yield counter("oom_score_adj_denied", "Writes the kernel refused (EACCES).", scores.denied)
         marked = self.marks.marked if self.marks is not None else {}
-        text = "Pods whose processes have oom_score_adj 1000 now, because they would be evicted next."
+        text = "Pods whose processes have oom_score_adj 1000 because the policy would evict them next."
         yield gauge("oom_guided_pods", text, sum(raised > 0 for raised in marked.values()))
-        yield gauge("oom_guided_processes", "Their processes that are raised.", sum(marked.values()))
+        yield gauge(
+            "oom_guided_processes", "Processes of these pods with a raised oom_score_adj.", sum(marked.values())
+        )
         for name, text in _GUIDED.items():
             yield counter(f"oom_guide_{name}", text, getattr(self.marks, name, 0))
-        yield counter("state_write_failures", "Failed writes to the state dir.", files.failures)
+        yield counter("state_write_failures", "Failed writes to the state directory.", files.failures)
         failing = files.failing is not None
-        yield gauge("state_write_failing", "1 while the last write to the state dir failed.", failing)
-        yield gauge("state_writes_waiting", "Writes waiting for the state dir.", files.waiting)
-        yield counter("http_refused", "Requests refused: too many wait, or their CPU time is used up.", server.refused)
-        yield counter("http_cut", "Connections closed: slow, or to make room.", server.cut)
-        yield gauge("http_connections", "HTTP connections that are open.", server.connections)
+        yield gauge("state_write_failing", "1 while writes to the state directory fail.", failing)
+        yield gauge("state_writes_waiting", "Writes that wait for the state directory.", files.waiting)
+        yield counter("http_refused", "Requests refused: too many wait, or the CPU budget is used up.", server.refused)
+        yield counter("http_cut", "Connections closed: slow, or replaced by a new one.", server.cut)
+        yield gauge("http_connections", "Open HTTP connections.", server.connections)
         pids = {"hot": self.view.hot_pid, "side": self.view.side_pid}
         usage = {name: found for name, pid in pids.items() if (found := process_usage(pid)) is not None}
         resident = {name: found[0] for name, found in usage.items()}
@@ -322,10 +320,10 @@ def memory_signals(view: View, domains: Mapping[str, MemoryReading]) -> dict[str
 def reload_metrics(state: Reloads) -> Iterator[Metric]:
     """A label value for each result from the start, at 0."""
     results = {"taken": state.taken, "refused": state.refused}
-    yield counter("config_reloads", "Times the configuration was read again while running.", results, "result")
-    text = "0 while the configuration in force is not what the files say: the last reload was refused."
+    yield counter("config_reloads", "Reloads of the configuration, by result.", results, "result")
+    text = "0 while the configuration in force differs from the files, because the last reload was refused."
     yield gauge("config_last_reload_successful", text, not state.problem)
-    text = "When the last reload was taken; 0: never."
+    text = "Time of the last successful reload; 0: never."
     yield gauge("config_last_reload_success_timestamp_seconds", text, state.taken_at)
 
 
@@ -333,10 +331,12 @@ def reload_metrics(state: Reloads) -> Iterator[Metric]:
 def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
     """Since the helper started."""
     runs = {(action, result): cleanup.runs[action, result] for action in ACTIONS for result in RESULTS}
-    yield counter("reclaim_runs", "Times the node was cleaned up before a pod is evicted.", runs, "action", "result")
-    text = "Bytes that were free after a clean-up and not before."
+    yield counter(
+        "reclaim_runs", "Clean-ups of the node before an eviction, by action and result.", runs, "action", "result"
+    )
+    text = "Bytes freed by clean-ups."
     yield counter("reclaim_freed_bytes", text, {action: cleanup.freed_bytes[action] for action in ACTIONS}, "action")
-    text = "Inodes that were free after a clean-up and not before."
+    text = "Inodes freed by clean-ups."
     yield counter("reclaim_freed_inodes", text, {action: cleanup.freed_inodes[action] for action in ACTIONS}, "action")
 
 
@@ -345,16 +345,16 @@ def hold_metrics(view: View) -> Iterator[Metric]:
     holds = view.holds
     now = list(holds.now.values())
     held = {reason: sum(one.reason == reason for one in now) for reason in HELD_FOR}
-    text = "Pods that are held, by why: `victim`, the policy's next, or `grows`."
+    text = "Held pods, by reason: `victim`, the policy's next, or `grows`."
     yield gauge("pods_held", text, held, "reason")
-    text = "For how long the pod that is held longest has been; 0 while none is."
+    text = "Age of the oldest hold; 0 without one."
     yield gauge("longest_hold_seconds", text, holds.longest_s())
     begun = {reason: holds.begun[reason] for reason in HELD_FOR}
-    yield counter("holds_begun", "Pods that began to be held, since the side started.", begun, "reason")
+    yield counter("holds_begun", "Holds that began, since the helper started.", begun, "reason")
     ended = {why: holds.ended[why] for why in HOLD_ENDS}
-    yield counter("holds_ended", "Holds that ended, by why, since the side started.", ended, "why")
-    yield counter("held_seconds", "For how long pods were held, of holds that are over.", holds.seconds)
-    text = "Bytes by which held pods grew all the same, of holds that are over."
+    yield counter("holds_ended", "Holds that ended, by reason, since the helper started.", ended, "why")
+    yield counter("held_seconds", "Duration of ended holds.", holds.seconds)
+    text = "Growth of pods during ended holds."
     yield counter("held_growth_bytes", text, holds.grown_bytes)
 
 
@@ -363,33 +363,35 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     reports = cluster.reports
     text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
     yield histogram("cluster_status_seconds", text, {"": reports.seconds.shown()})
-    text = "Of that, until the request was on its way: outrace's own part."
+    text = "Part of outrace_cluster_status_seconds before the request was sent."
     yield histogram("cluster_status_sent_seconds", text, {"": reports.sent.shown()})
-    text = "Statuses of evicted pods, by what became of them; only `taken` is sure to stay."
+    text = "Statuses of evicted pods, by outcome; only `taken` is certain to stay."
     yield counter("cluster_statuses", text, dict(reports.fates), "outcome")
-    text = "Times a kubelet wrote another phase over such a status, and it was written again."
+    text = "Times a kubelet replaced such a status by another phase, and outrace wrote it again."
     yield counter("cluster_statuses_erased", text, reports.erased)
     if cluster.evictions is not None:
         asked = cluster.evictions
         text = "Time from a decision to its eviction accepted by the API server (--evict-by api)."
         yield histogram("cluster_eviction_seconds", text, {"": asked.seconds.shown()})
-        text = "Requests to evict a pod, by the answer: `budget`: a PodDisruptionBudget keeps it."
+        text = "Requests to evict a pod, by answer; `budget`: a PodDisruptionBudget refuses it."
         yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
-    yield counter("cluster_events", "Events that the API server has taken.", reports.events_sent)
+    yield counter("cluster_events", "Events that the API server accepted.", reports.events_sent)
     yield counter(
-        "cluster_events_dropped", "Events that the API server refused, or that were too many.", reports.events_dropped
+        "cluster_events_dropped",
+        "Events that the API server refused, or beyond the limit of the queue.",
+        reports.events_dropped,
     )
-    yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", reports.waiting)
+    yield gauge("cluster_records_waiting", "Evictions whose events are not sent yet.", reports.waiting)
 
 
 # Metrics of single pods, and the limits of pods, node and kubepods. A limit that is not set, swap on a machine
 # without, and what a pod has never caused are absent: 0 would say something else.
 _POD = ("namespace", "pod")
-_LIMITS = "What the cgroup is limited to or protected up to: min, low, high, max, swap_max; soft on cgroup v1."
-_SWAP = "Swapped out; no part of usage or working set."
+_LIMITS = "Limits and protections of the cgroup: min, low, high, max, swap_max; soft on cgroup v1."
+_SWAP = "Memory in swap; no part of usage or working set."
 _OVER = (
-    "What a pod's processes caused faster than it is looked at one by one: steps of memory, SIGKILLs, new processes, "
-    "reclaim, and lines of the log."
+    "Records of a pod beyond its budget, which are only counted: steps of memory, SIGKILLs, new processes, reclaim, "
+    "lines of the log."
 )
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from monitor.side.races import Races
 
 _ALERTS = {
-    "sent": "Changes of alerts that a receiver took.",
-    "failed": "Tries to send that failed; what was not taken is tried again.",
+    "sent": "Changes of alerts that a receiver accepted.",
+    "failed": "Requests that failed; outrace sends the alerts again.",
     "dropped": "Changes of alerts dropped: a full queue, or a receiver that refuses them.",
 }
 
@@ -27,25 +27,25 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     yield counter("incident_flags", "Flags given with verdicts on episodes of pressure.", judge.flags, "flag")
     seconds = {verdict: found.shown() for verdict, found in judge.margin_s.items()}
     nbytes = {verdict: found.shown() for verdict, found in judge.margin_bytes.items()}
-    yield histogram("race_margin_seconds", "By how much a race was won or lost.", seconds, "verdict")
-    yield histogram("race_margin_bytes", "By how many bytes a race was won or lost.", nbytes, "verdict")
+    yield histogram("race_margin_seconds", "Time by which races were won or lost, by verdict.", seconds, "verdict")
+    yield histogram("race_margin_bytes", "Bytes by which races were won or lost, by verdict.", nbytes, "verdict")
     yield from _ahead(races)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
     yield gauge("incident_store_failing", "1 while incidents cannot be stored.", store.failing)
     lost = store.lost + judge.dropped
-    yield counter("incidents_lost", "Incidents refused by the store, or dropped before it.", lost)
+    yield counter("incidents_lost", "Incidents that are not stored: refused, or dropped before.", lost)
 
     counters = races.alerts.counters if races.alerts is not None else {}
     for name, text in _ALERTS.items():
         yield counter(f"alerts_{name}", text, {to: counts[name] for to, counts in counters.items()}, "receiver")
     waiting = {to: counts["waiting"] for to, counts in counters.items()}
-    yield gauge("alerts_waiting", "Changes of alerts not yet taken.", waiting, "receiver")
+    yield gauge("alerts_waiting", "Changes of alerts that are not accepted yet.", waiting, "receiver")
 
     written, dropped = (recorder.written, recorder.dropped) if recorder is not None else (0, 0)
-    text = "Bytes written to the recording since the side process started; 0 without --record."
+    text = "Bytes written to the recording since the helper started; 0 without --record."
     yield gauge("recording_bytes", text, written)
-    text = "Inputs missing in the recording: no room in the channel, in the queue or on the disk."
+    text = "Inputs missing in the recording: channel, queue or disk was full."
     yield counter("recording_dropped", text, dropped)
     failing = recorder is not None and recorder.failing
     yield gauge("recording_failing", "1 while the recording cannot be written.", failing)
@@ -65,9 +65,9 @@ def _ahead(races: Races) -> Iterator[Metric]:
         outlook = forecaster.outlook(what)
         labels = ("domain", "signal") if what == "threshold" else ("domain",)
         keys = {domain: (domain, made.signal)[: len(labels)] for domain, made in outlook.items()}
-        text = f"Until {until} if memory goes on growing so; +Inf when it does not grow, absent without a forecast."
+        text = f"Time until {until} at the present growth; +Inf without growth, absent without a forecast."
         yield gauge(f"{name}_seconds", text, _middles(outlook, keys), *labels)
-        text = f"Interval that {LEVEL:.0%} of crossings came in, by its ends: until {until}. Absent without a forecast."
+        text = f"Ends of the {LEVEL:.0%} interval of the time until {until}. Absent without a forecast."
         yield gauge(f"{name}_interval_seconds", text, _ends(outlook, keys), *labels, "end")
     pods = forecaster.view.pods
     near = {
@@ -75,13 +75,11 @@ def _ahead(races: Races) -> Iterator[Metric]:
         for uid, seconds in forecaster.pods().items()
         if uid in pods
     }
-    text = "Until a pod hits its own limit, of those that there is a forecast for."
+    text = "Time until a pod hits its own limit; absent without a forecast."
     yield gauge("pod_forecast_oom_seconds", text, near, "namespace", "pod")
-    text = "By how much the first forecast of the last 30 s was wrong when a threshold was crossed."
+    text = "Error of the first forecast in the 30 s before a crossing."
     yield histogram("forecast_error_seconds", text, {"": forecaster.error_s.shown()})
-    text = (
-        f"Crossings, by the first forecast of the last 30 s: inside its {LEVEL:.0%} interval, sooner, later, or none."
-    )
+    text = f"Crossings, by the first forecast in the 30 s before: inside its {LEVEL:.0%} interval, sooner, later, none."
     yield counter("forecasts_judged", text, forecaster.judged, "outcome")
 
 
