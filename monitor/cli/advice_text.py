@@ -37,7 +37,7 @@ def advice_lines(advised: Sequence[Advised], reserved: Reservation | None) -> It
         for each in advised
     ]
     part = f"wins {advised[0].quantile:.4g} of races"
-    yield from table_lines(["who reacts", part, "now", "now survives growth up to", "because"], rows, prose=True)
+    yield from table_lines(["reaction", part, "now", "now survives growth up to", "because"], rows, prose=True)
     for signal in dict.fromkeys(each.signal for each in advised):
         mine = next(each for each in advised if each.signal == signal)
         yield f"{signal}: {_from(mine.evidence)}"

@@ -142,12 +142,12 @@ def _verdict(seen: Situation, outcome: Outcome | None) -> str:
         if evicted:
             return f"{text}, but over a limit of local storage: {', '.join(evicted)} would be evicted now"
         waiting = "".join(f"; {t} is met and acts if it stays so" for t in (outcome.observed if outcome else ()))
-        return f"{text}: nobody would be evicted now{waiting}"
+        return f"{text}: no pod would be evicted now{waiting}"
     text = f"{outcome.starved.signal} is starved"
     if evicted:
         first = "unless cleaning up is enough, " if seen.config.cleanups() & set(seen.result.reclaimed) else ""
         return f"{text}: {first}{', '.join(evicted)} would be evicted now"
-    return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: nobody would be evicted"
+    return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: no pod would be evicted"
 
 
 def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) -> Iterator[dict[str, Any]]:

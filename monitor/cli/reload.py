@@ -66,7 +66,7 @@ def _answer(found: Daemon) -> dict[str, Any]:
         except (OSError, ValueError):
             continue  # its side is being started again
         if info.side_pid != found.info.side_pid:
-            raise MonitorError("the side process was started again meanwhile", "look: outrace config show")
+            raise MonitorError("the helper process was started again meanwhile", "look: outrace config show")
         if info.reload["answered"] >= wanted:
             return dict(info.reload)
     raise MonitorError(f"the daemon does not answer within {_TIMEOUT_S:g} s", "look: outrace config show")

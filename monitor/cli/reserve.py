@@ -379,7 +379,7 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
             )
             for each in growth["survives"]
         ]
-        head = ["who reacts", "always wins up to", "never above", "from a crossing"]
+        head = ["reaction", "always wins up to", "never above", "from a crossing"]
         yield from table_lines(head, survived, prose=True)
         system = written(memory, growth["system_may_use_bytes"])
         yield f"While pods use no more than their requests, the system may use {system} before any is evicted."
@@ -399,4 +399,4 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
         )
         for each in growth["needs"]
     ]
-    yield from table_lines(["who reacts", "threshold", "allocatable then"], rows, prose=True)
+    yield from table_lines(["reaction", "threshold", "allocatable then"], rows, prose=True)

@@ -290,16 +290,16 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         )
     if config.enforce and config.pods.startswith("kubelet:http://"):
         log.warning(
-            "who is evicted is decided by a list that nobody vouches for: any root process, also in a pod, may "
-            "serve that port while the kubelet restarts: give --pods apiserver, or kubelet with its https port",
+            "the list that decides evictions is not authenticated: any root process, also in a pod, may serve that "
+            "port while the kubelet restarts; give --pods apiserver, or kubelet with its https port",
             pods=config.pods,
         )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
     if config.asks_api:
         log.warning(
-            "pods are evicted by the API server, and nobody is killed: an eviction takes as long as the kubelet needs "
-            "to see it, so the OOM killer may come first",
+            "the API server evicts pods, and outrace kills none: an eviction takes until the kubelet sees it, so the "
+            "OOM killer may come first",
             evict_by=config.evict_by,
         )
         if config.trigger == "kernel":

@@ -46,7 +46,7 @@ class LeftHolds:
         """
         held = [entry for entry in pods if is_noted(entry.cgroup, self._mine)]
         for entry in go_on(held):
-            self._log("warning", "a hold of an earlier daemon goes on", pod=entry.title)
+            self._log("warning", "a hold of an earlier daemon continues", pod=entry.title)
         for entry in held:  # what this daemon cannot continue
             for _ in islice(self.steps([entry.cgroup]), CGROUPS):
                 pass

@@ -135,7 +135,7 @@ class PodSync:
         self._is_stale = True
 
     def _bad(self, message: messages.Bad) -> None:
-        self._log("error", "a message of the side could not be read", type=message.type, problem=message.problem)
+        self._log("error", "a message of the helper could not be read", type=message.type, problem=message.problem)
 
     def _counted(self) -> None:
         """A sweep has been over all pods that were sent."""

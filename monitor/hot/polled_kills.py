@@ -64,7 +64,7 @@ class PolledKills(Records):
             self._send(
                 LogLine(
                     "warning",
-                    "OOM kills are only counted: who was killed cannot be known",
+                    "OOM kills are only counted: the victims are not known",
                     {"problem": error.message, "remedy": error.remedy},
                 )
             )

@@ -177,7 +177,7 @@ class RingRecords(Records):
             self._send(
                 LogLine(
                     "warning",
-                    "the pinned BPF objects are gone: kills while no daemon runs will not be seen",
+                    "the pinned BPF objects were removed: kills without a daemon are not recorded",
                     {
                         "pin_dir": str(self._pins.directory),
                         "remedy": "mount bpffs again if it is not, and restart outrace",

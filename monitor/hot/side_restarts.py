@@ -80,7 +80,7 @@ class SideRestarts:
     def _look(self, now_ns: int) -> None:
         """Kill a helper that hangs; do not wait for one that does not die."""
         if self._side.is_overdue(now_ns):
-            self._complaint = f"the side process {self._hung}: it was killed, does not end, and another was started"
+            self._complaint = f"the helper process {self._hung}: it was killed, does not end, and another was started"
             self._side.leave()
             self._without_side()
             return
@@ -101,7 +101,7 @@ class SideRestarts:
         self._without_side()
         if not self._loop.is_stopping:
             why = f"{self._hung}: it was killed" if killed else f"ended (wait status {status})"
-            self._complaint = f"the side process {why} and was started again"
+            self._complaint = f"the helper process {why} and was started again"
 
     def _without_side(self) -> None:
         self._outbox.side_lost()

@@ -162,7 +162,7 @@ def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
     if problem:
         return (
             f"a program that does nothing was refused: {problem}",
-            "add CAP_BPF and CAP_PERFMON where they are missing; else take the next rung, as --hooks auto does",
+            "add CAP_BPF and CAP_PERFMON where they are missing; else use the next hook, as --hooks auto does",
         )
     return "", ""
 

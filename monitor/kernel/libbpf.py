@@ -65,7 +65,7 @@ def failure(what: str) -> MonitorError:
         return CannotError(text, PRIVILEGES)
     if number == errno.EBUSY:  # a program of fentry is attached once
         return MonitorError(text, "stop the outrace that runs on the same state directory")
-    return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or `--hooks` with a lower rung"))
+    return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or another hook (`--hooks`)"))
 
 
 #: System call numbers of bpf and perf_event_open.

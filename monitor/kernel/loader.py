@@ -257,7 +257,7 @@ def prepare_headers(tree: Path, text: str) -> str:
             (tree / link).symlink_to(".")
     except OSError as error:
         raise CannotError(
-            f"cannot write {tree}: {error.strerror}", "make room there, or use another --state-dir"
+            f"cannot write {tree}: {error.strerror}", "free space there, or use another --state-dir"
         ) from None
     return str(tree)
 

@@ -61,8 +61,8 @@ class Endpoints:
 
     def _healthz(self, _accept: str) -> Response:
         if not self._view.side_lives():
-            return text(503, "the side's main loop does not turn")
-        return text(200, "ok") if self._view.hot_lives() else text(503, "the hot loop does not turn")
+            return text(503, "the helper's main loop stands still")
+        return text(200, "ok") if self._view.hot_lives() else text(503, "the hot loop stands still")
 
     def _readyz(self, _accept: str) -> Response:
         reason = self._view.not_ready()

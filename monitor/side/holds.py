@@ -138,7 +138,7 @@ class Holds:
             self.left_out += 1
             return ""
         fields = _logged(message, left_out, held_ns=message.ts_ns, threshold=message.quantity)
-        self._log.warning("pod held" if new else "the brake of a held pod changed", **fields)
+        self._log.warning("pod held" if new else "the hold of a pod changed", **fields)
         why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
         left = f"{message.available >> 20}Mi of {message.signal} left"
         return f"Held ({message.brake}) because {why}, with {left}.{_more(left_out)}" if new else ""
@@ -177,7 +177,7 @@ class Holds:
     def flush(self, *, at_once: bool = False) -> None:
         """Log how much was left out in each minute that is over, or, ``at_once``, in all of them."""
         for uid, name, number in self._ration.said(self._clock(), at_once=at_once):
-            self._log.warning("more holds of a pod, and changes of its brake", pod=name, uid=uid, left_out=number)
+            self._log.warning("more holds of a pod, and changes of them", pod=name, uid=uid, left_out=number)
 
     def is_at_cap(self, uid: str, limit: int | None) -> bool:
         """Whether this limit (bytes) is the cap that a pod is held with."""

@@ -41,6 +41,6 @@ class HotWatch:
         self._missed = 0 if lives or loops != self._loops else self._missed + 1
         self._loops = loops
         if self._missed >= (_MOST if loops else _AT_START):
-            self._view.log.error("the hot loop does not turn: it is killed, to be started again", looks=self._missed)
+            self._view.log.error("the hot loop stands still: it is killed, to be started again", looks=self._missed)
             with suppress(ProcessLookupError):
                 self._kill(self._hot)

@@ -176,7 +176,7 @@ class MessageHandler:
             return
         if self.view.braked is not None or not self.view.takers:
             self.view.takers = found
-        self.log.warning("what no eviction gives back is taken by", takers=list(found))
+        self.log.warning("largest memory users outside evictable pods", takers=list(found))
 
     def _on_held(self, message: Held) -> None:
         self._pod_event(message, "OutraceHeld", self.view.holds.held(message))

@@ -189,7 +189,7 @@ class Reloader:
                 return
             if view.stats.get("config_refused") == number:
                 raise MonitorError(
-                    "the hot process has no descriptor left for it, or is of another version than the side process",
+                    "the hot process has no descriptor left for it, or is of another version than the helper process",
                     "try again: outrace reload; if that is refused too, restart outrace",
                 )
             if self.due is not None:

@@ -81,4 +81,4 @@ class SoftBrakes:
     def _harden(self, uid: str) -> None:
         brake = self._brakes.pop(uid, None)
         for file, outcome in brake.harden() if brake is not None else ():
-            self._view.log.info("a soft brake is taken back", uid=uid, file=file, outcome=outcome)
+            self._view.log.info("memory.high or pids.max of a pod is restored", uid=uid, file=file, outcome=outcome)

@@ -203,4 +203,4 @@ def test_a_full_disk_evicts_no_service(capsys: pytest.CaptureFixture[str], monke
     assert main(["explain", "--no-daemon", "--eviction-hard", full, "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["node"]
     assert [row["signal"] for row in found["thresholds"]] == ["memory.available"]
-    assert (found["verdict"], found["conditions"]) == ("nothing is starved: nobody would be evicted now", [])
+    assert (found["verdict"], found["conditions"]) == ("nothing is starved: no pod would be evicted now", [])

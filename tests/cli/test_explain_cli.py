@@ -16,7 +16,7 @@ from tests.commands import called
 from tests.live import MIB, Puppet, cgroup, daemon, one_line, until
 
 MEMORY = "memory.available"
-NOTHING = "nothing is starved: nobody would be evicted now"
+NOTHING = "nothing is starved: no pod would be evicted now"
 pytestmark = [pytest.mark.live, pytest.mark.once, pytest.mark.skipif(os.geteuid() != 0, reason="not root: no cgroup")]
 
 
@@ -115,12 +115,12 @@ def test_a_soft_threshold_begins_its_grace(node: LabNode) -> None:
 def test_nobody_is_left_to_evict() -> None:
     with LabNode("test-explain-few", 64 * MIB) as node:
         starved = ("--eviction-hard", "memory.available<100Mi")
-        assert explain(node, *starved)["node"]["verdict"].endswith("but there are no pods: nobody would be evicted")
+        assert explain(node, *starved)["node"]["verdict"].endswith("but there are no pods: no pod would be evicted")
         assert "no pods\n" in text(node)
         one_line(called("explain", *options(node), "x"), 1, "no pod 'x'", "there are no pods here")
         node.add_pod("critical", priority=2 * 10**9)
         assert explain(node, *starved)["node"]["verdict"] == (
-            "memory.available is starved, but every pod is critical: nobody would be evicted"
+            "memory.available is starved, but every pod is critical: no pod would be evicted"
         )
         assert explain(node, "--eviction-hard", "")["node"]["verdict"].startswith("no threshold is configured")
 

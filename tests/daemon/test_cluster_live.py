@@ -66,7 +66,7 @@ def test_an_evicted_pod_ends_failed_and_evicted_in_the_api(
             assert relist(api, "hog", "shop", relisted_before=True) == "Running"
             live.until(lambda: live.metric(daemon, "cluster_statuses_erased_total") >= 1, "the status written again")
         assert relist(api, "hog", "shop") == "Failed"
-        live.message(daemon, "the kubelet has taken the status of an evicted pod", pod="shop/hog")
+        live.message(daemon, "the kubelet has accepted the status of an evicted pod", pod="shop/hog")
         status = api.store.get(KEY)["status"]
         assert (status["phase"], status["reason"]) == ("Failed", "Evicted")
         assert "The node was low on resource: memory. Threshold quantity: 48Mi" in status["message"]

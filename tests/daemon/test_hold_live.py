@@ -143,7 +143,7 @@ def test_sigkill_of_a_process(node: LabNode, process: str) -> None:
             running.process.kill()
             running.process.wait()
             running.start()
-            live.message(running, "a hold of an earlier daemon goes on", pod="lab/hog")
+            live.message(running, "a hold of an earlier daemon continues", pod="lab/hog")
         else:
             [side] = live.children(running.pid)
             os.kill(side, signal.SIGKILL)

@@ -71,7 +71,7 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert logged["kubelet_would_evict"].startswith("lab/small-")
         hog.expect("grown")
         live.until(lambda: braked(daemon), "the metric")
-        taker = live.message(daemon, "what no eviction gives back is taken by")["takers"][0]
+        taker = live.message(daemon, "largest memory users outside evictable pods")["takers"][0]
         assert str(hog.pid) in taker
         assert "/system:" in taker
         assert armed() == 0

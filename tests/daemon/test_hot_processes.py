@@ -60,7 +60,7 @@ def test_a_side_that_hangs_is_replaced(node: LabNode) -> None:
         assert node.oom_kills() == 0
         live.ends(gone, fd=True)
         evicted(daemon, pod, since)
-        logged = live.message(daemon, "the side process is stopped: it was killed and was started again", since)
+        logged = live.message(daemon, "the helper process is stopped: it was killed and was started again", since)
         assert logged["level"] == "warning"
         live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
         assert side_of(daemon) != side

@@ -103,7 +103,7 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
         pytest.skip("kernel.dmesg_restrict is 0: anybody may read the log")
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
     with soft(node, tmp_path, "poll", wrapper=without("syslog", "sys_admin")) as daemon:
-        live.message(daemon, "OOM kills are only counted: who was killed cannot be known")
+        live.message(daemon, "OOM kills are only counted: the victims are not known")
         live.killed_hog(node, pod, 64)
         killed = live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert killed["victim_pid"] == 0
@@ -250,7 +250,7 @@ def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: 
         else:
             here = ["nsenter", "--mount", f"--target={daemon.pid}", "umount", "-l", "/sys/fs/bpf"]
             subprocess.run(here, check=True)
-        live.message(daemon, "the pinned BPF objects are gone: kills while no daemon runs will not be seen")
+        live.message(daemon, "the pinned BPF objects were removed: kills without a daemon are not recorded")
         live.killed_hog(node, pod, 64)
         live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert live.rung(daemon) in BPF_RUNGS

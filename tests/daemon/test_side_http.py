@@ -33,7 +33,7 @@ def test_readiness_and_liveness(node: Node) -> None:
     hot.stats.set("published_ns", time.monotonic_ns() + 10**12)
     eventually(lambda: hot.get("/healthz") == (200, "ok\n"))
     hot.stats.set("published_ns", 0)
-    eventually(lambda: hot.get("/healthz") == (503, "the hot loop does not turn\n"))
+    eventually(lambda: hot.get("/healthz") == (503, "the hot loop stands still\n"))
     assert hot.receive("refresh") == Refresh()  # it had been asked for a sign of life
     status, body = hot.get("/nothing")
     assert status == 404
@@ -66,7 +66,7 @@ def test_a_main_loop_that_hangs_is_not_healthy(node: Node) -> None:
     hot.stats.set("published_ns", time.monotonic_ns() + 10**12)  # the hot loop is not what is tested
     live.until(lambda: hot.get("/healthz") == (200, "ok\n"), "the side's main loop to turn")
     with main_thread_stopped(hot.process.pid):
-        assert hot.get("/healthz") == (503, "the side's main loop does not turn\n")
+        assert hot.get("/healthz") == (503, "the helper's main loop stands still\n")
     live.until(lambda: hot.get("/healthz") == (200, "ok\n"), "the side's main loop to turn")
 
 

@@ -95,7 +95,7 @@ def test_a_list_without_authentication_is_taken_where_it_is_given(
     assert choice.spec == given
     for enforce in (False, True):
         _announce(dataclasses.replace(config, enforce=enforce), choice, False, ())
-        assert ("a list that nobody vouches for" in capfd.readouterr().err) == enforce
+        assert ("is not authenticated" in capfd.readouterr().err) == enforce
 
 
 @pytest.mark.parametrize("text", ["{", "kind: Config", "clusters: [7]"])

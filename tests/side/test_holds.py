@@ -88,7 +88,7 @@ def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_
 def test_another_brake_is_the_same_hold(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:
     holds.held(HELD)
     holds.held(HELD._replace(brake="limit+high", ts_ns=7))
-    assert [text for text, _ in lines] == ["pod held", "the brake of a held pod changed"]
+    assert [text for text, _ in lines] == ["pod held", "the hold of a pod changed"]
     assert holds.begun.total() == 1
     assert holds.now["u"].since_ns == 0
 
@@ -184,7 +184,7 @@ def test_the_rest_is_said_when_the_minute_is_over() -> None:
     for _ in range(2):
         side.holds.flush()
     assert side.lines[2:] == [
-        {"text": "more holds of a pod, and changes of its brake", "pod": "ns/u", "uid": "u", "left_out": 2 * CYCLES - 2}
+        {"text": "more holds of a pod, and changes of them", "pod": "ns/u", "uid": "u", "left_out": 2 * CYCLES - 2}
     ]
     assert side.holds.due_ns() is None
     side.lines.clear()
@@ -199,7 +199,7 @@ def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
     side = Side()
     side.take(cycles(1, every_ns=MINUTE_NS // 2, changes=5000))
     texts = [line["text"] for line in side.lines]
-    assert texts == ["pod held", *["the brake of a held pod changed"] * CHANGES, "hold ended"]
+    assert texts == ["pod held", *["the hold of a pod changed"] * CHANGES, "hold ended"]
     assert side.lines[-1]["left_out"] == 5000 - CHANGES
     assert len(side.events) == 2
 

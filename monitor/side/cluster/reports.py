@@ -46,7 +46,7 @@ _LONGEST_GRACE_S = 86_400.0
 TAKEN, UNCONFIRMED, AWAY, GONE, REFUSED = "taken", "unconfirmed", "away", "gone", "refused"
 #: What becomes of a status -> the line of the log and its level.
 FATES: Mapping[str, tuple[str, str]] = {
-    TAKEN: ("info", "the kubelet has taken the status of an evicted pod"),
+    TAKEN: ("info", "the kubelet has accepted the status of an evicted pod"),
     UNCONFIRMED: (
         "warning",
         "the status of an evicted pod is written; the kubelet has not said how its containers ended",
@@ -56,7 +56,7 @@ FATES: Mapping[str, tuple[str, str]] = {
         "the API server took no status of an evicted pod in time: its kubelet runs it again, and its event is sent "
         "when the server is back",
     ),
-    GONE: ("info", "an evicted pod was deleted before its kubelet had taken its status"),
+    GONE: ("info", "an evicted pod was deleted before its kubelet accepted its status"),
     REFUSED: ("error", "the API server refuses the status of an evicted pod"),
 }
 #: On the event of a pod whose status could not be written.
