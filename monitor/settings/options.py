@@ -93,7 +93,7 @@ def _text_map(name: str, operator: str, what: str, example: str, **rest: Any) ->
     """A map of signals or resources to amounts, as a kubelet's file or flag has it."""
     return _setting(
         name,
-        values.text_map(operator),
+        values.text_map(operator, example),
         "MAP",
         f"{what}, such as '{example}'.",
         kubelet=True,
@@ -173,8 +173,8 @@ OPTIONS: tuple[Option, ...] = (
     _choice(
         "mode",
         MODES,
-        "At a crossing: observe only reports, hold stops the growing pod and kills only below the kill threshold, "
-        "enforce kills at once.",
+        "At a crossing: observe only reports; hold stops the growing pod until memory is free again, and below the "
+        "kill threshold or after --hold-limit the policy decides; enforce kills at once.",
     ),
     _switch("enforce", "The same as --mode enforce."),
     # A pod that stands still for longer fails its probes; what would have made room has had time.
@@ -182,7 +182,7 @@ OPTIONS: tuple[Option, ...] = (
         "hold-limit",
         values.positive_duration_ns,
         "DURATION",
-        "Maximum time that a pod is held before the policy decides; in all at most twice that, and --hard-grace.",
+        "Maximum time that a pod is held before the policy decides, plus --hard-grace; in all at most twice that.",
         default="2m",
         field="hold_limit_ns",
     ),

@@ -65,14 +65,14 @@ def whole_number(value: Any) -> int:
 
 def text(value: Any) -> str:
     if not optional_text(value):
-        raise ValueError("'' is not a text")
+        raise ValueError("'' is not a text; leave it out for the default")
     return str(value)
 
 
 def optional_text(value: Any) -> str:
     """A text, which may be empty."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")
+        raise ValueError(f"{value!r} is not a text" + ("; put it in quotes" if isinstance(value, int | float) else ""))
     return value
 
 
@@ -121,8 +121,15 @@ def size(value: Any) -> int:
     return size.value
 
 
+def _period(value: Any) -> int:
+    """Nanoseconds; a number would be of no unit."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError(f"{value!r} has no unit; write {value}s")
+    return parse_duration(text(value))
+
+
 def duration_ns(value: Any) -> int:
-    period = parse_duration(text(value))
+    period = _period(value)
     if period < 0:
         raise ValueError(f"{value!r} is negative")
     return period or DEFAULT_TRANSITION_PERIOD_NS  # the kubelet replaces a period of zero by its default
@@ -130,7 +137,7 @@ def duration_ns(value: Any) -> int:
 
 def positive_duration_ns(value: Any) -> int:
     """A duration of more than nothing, such as ``90s`` or ``2m``; at most a day."""
-    period = parse_duration(text(value))
+    period = _period(value)
     if not 0 < period <= _LONGEST_NS:
         raise ValueError(f"{value!r} is not a duration above 0 and of at most 24h, such as 30s or 2m")
     return period
@@ -138,22 +145,20 @@ def positive_duration_ns(value: Any) -> int:
 
 def whole_seconds_ns(value: Any) -> int:
     """A `positive_duration_ns` of whole seconds, as a pod's grace is."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        raise ValueError(f"{value!r} has no unit; write {value}s")
     period = positive_duration_ns(value)
     if period % 1_000_000_000:
         raise ValueError(f"{value!r} is not a number of whole seconds, such as 30s")
     return period
 
 
-def text_map(operator: str) -> Callable[[Any], dict[str, str]]:
+def text_map(operator: str, example: str) -> Callable[[Any], dict[str, str]]:
     """A map as the kubelet's flag writes it (``key<value,...``) or as its configuration file does."""
 
     def parse(value: Any) -> dict[str, str]:
         if isinstance(value, str):
             return dict(parse_flag_map(value, operator))
         if not isinstance(value, Mapping):
-            raise ValueError(f"{value!r} is not a map of key to text")
+            raise ValueError(f"{value!r} is not a map of key to text; write {example.replace(operator, ': ')}")
         for key, item in value.items():
             if not isinstance(key, str) or not isinstance(item, str):
                 raise ValueError(f'{key}: {item!r} is not a text; put it in quotes: {key}: "{item}"')

@@ -286,7 +286,10 @@ def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path
         (KUBELET + "evictionHard: {memory.available: 1x}\n", "evictionHard: memory.available: 1x"),
         (KUBELET + "localStorageCapacityIsolation: 1\n", "localStorageCapacityIsolation: 1 is not true or false"),
         (KUBELET + "evictionMaxPodGracePeriod: '5'\n", "evictionMaxPodGracePeriod: '5' is not a whole number"),
-        (KUBELET + "evictionPressureTransitionPeriod: 5\n", "evictionPressureTransitionPeriod: 5 is not a text"),
+        (
+            KUBELET + "evictionPressureTransitionPeriod: 5\n",
+            "evictionPressureTransitionPeriod: 5 has no unit; write 5s",
+        ),
         (KUBELET + "enforceNodeAllocatable: pods\n", "enforceNodeAllocatable: must be a list"),
         (KUBELET + "evictionHard: memory.available<1Gi\n", "evictionHard: must be a map"),
         (KUBELET + "evictionHard: {memory.available: }\n", "evictionHard: memory.available: has no value"),

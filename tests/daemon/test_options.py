@@ -123,7 +123,9 @@ OPTIONS = {
         (("memory.available=1e30", "at most 4Ei; write"), ("memory.available=-1", "negative")),
         live=True,
     ),
-    "eviction-pressure-transition-period": Row("90s", 90 * S, (("-1s", "negative"), (5, "not a text")), live=True),
+    "eviction-pressure-transition-period": Row(
+        "90s", 90 * S, (("-1s", "negative"), (5, "5 has no unit; write 5s")), live=True
+    ),
     "system-reserved": Row({"memory": "1Gi"}, 1 << 30, (("ram=1Gi", "ram: 1Gi: cannot be reserved; resources are c"),)),
     "kube-reserved": Row({"memory": "1Gi"}, 1 << 30, (("memory=-1Gi", "not an amount from 0 to 4Ei"),)),
     "kernel-memcg-notification": Row(True, True, (("maybe", "not true or false"),)),
