@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import socket
 import stat
 import struct
@@ -222,6 +221,8 @@ def program(name: str) -> str:
     """The path of a program that root alone could have written, looked for in `search_path` where ``name`` has no
     slash. Raises ChangeableError, or OSError where there is none.
     """
+    import shutil  # 0.5 MiB that the hot process does not need
+
     found = shutil.which(name, path=search_path())
     if found is None:
         where = (

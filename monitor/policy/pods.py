@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,6 +141,8 @@ def stable_uid(namespace: str, name: str) -> str:
     Users name their units and cgroups, so it is a hash for which no two texts of one value are known (128 bits of
     SHA-256).
     """
+    import hashlib  # 3.7 MiB, libcrypto, that the hot process does not need
+
     # No namespace has a slash, so different pairs give different texts. A byte of a path that is no UTF-8 is half of a
     # surrogate pair here (os.fsdecode), which surrogatepass keeps apart from every other text.
     digits = hashlib.sha256(f"{namespace}/{name}".encode(errors="surrogatepass")).hexdigest()[:32]
