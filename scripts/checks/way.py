@@ -1,8 +1,9 @@
-"""docs/architecture.md leads through the code: each step is there, and leads to the next one.
+"""docs/architecture.md leads through the code in ten steps: each function is there, and leads to the next one.
 
-A step is ``N. `file: name` text``, with ``Class.method`` for a method. Its source names the next step's function.
-Otherwise it names what connects the two: ``(by `word`)`` is a name that both files use (a ring, a map, the socket);
-``(wired in `file`)`` has both of them; ``(from N)`` goes on from an earlier step.
+A step is ``N. `file: name` text``, with ``Class.method`` for a method, and may name more functions in the same way. The
+source of each names the next one. Otherwise the text names what connects the two: ``(by `word`)`` is a name that both
+files use (a ring, a map, the socket); ``(wired in `file`)`` has both of them; ``(from `name`)`` goes on from an earlier
+function.
 """
 
 import ast
@@ -13,7 +14,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/architecture.md"
-STEP = re.compile(r"(\d+)\. `([\w/.]+): ([\w.]+)`(.*)")
+ITEM = re.compile(r"(\d+)\. (.*)")
+FUNCTION = re.compile(r"`([\w/.]+): ([\w.]+)`")
+STEPS = 10
 
 
 class Step(NamedTuple):
@@ -28,18 +31,25 @@ class Step(NamedTuple):
 
 
 def ways(page: str) -> Iterator[tuple[str, list[Step]]]:
-    """The heading of each numbered list, and its steps; a step may go on in the lines below."""
-    heading, steps = "", []
+    """The heading of each numbered list, and its functions in order; an item may go on in the lines below."""
+    heading, items = "", list[tuple[int, str]]()
     for line in [*page.splitlines(), "## "]:
-        found = STEP.match(line)
+        found = ITEM.match(line)
         if line.startswith("#"):
-            if steps:
-                yield heading, steps
-            heading, steps = line.lstrip("# "), []
+            if items:
+                yield heading, [step for number, text in items for step in functions(number, text)]
+            heading, items = line.lstrip("# "), []
         elif found:
-            steps.append(Step(int(found[1]), found[2], found[3], found[4]))
-        elif steps and line.startswith("   "):
-            steps[-1] = steps[-1]._replace(text=f"{steps[-1].text} {line.strip()}")
+            items.append((int(found[1]), found[2]))
+        elif items and line.startswith("   "):
+            items[-1] = (items[-1][0], f"{items[-1][1]} {line.strip()}")
+
+
+def functions(number: int, text: str) -> Iterator[Step]:
+    """Those that an item names, each with the text up to the next one."""
+    _, *parts = FUNCTION.split(text)
+    for file, name, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        yield Step(number, file, name, after)
 
 
 def body(step: Step) -> str:
@@ -85,24 +95,27 @@ def gap(before: Step, step: Step) -> str:
 
 
 def gaps(steps: list[Step]) -> Iterator[str]:
-    for at, step in enumerate(steps):
+    by_name: dict[str, Step] = {}
+    before: Step | None = None
+    for step in steps:
+        by_name[step.name] = step
         try:
             body(step)
         except (OSError, LookupError) as error:
             yield f"{step.number}: {error}"
             continue
-        origin = re.match(r" \(from (\d+)\)", step.text)
-        before = steps[int(origin[1]) - 1] if origin else steps[at - 1] if at else None
-        if step.number != at + 1:
-            yield f"{step.number} is the step {at + 1}"
-        elif before is not None and (why := gap(before._replace(text="") if origin else before, step)):
+        if origin := re.match(r" \(from `([\w.]+)`\)", step.text):
+            before = by_name.get(origin[1], step)._replace(text="")
+        if before is not None and (why := gap(before, step)):
             yield f"{before.number} to {step.number}: {why}"
+        before = step
 
 
 def complaints() -> Iterator[str]:
     page = PAGE.read_text()
     found = list(ways(page))
-    if len(found) != 1 or len(found[0][1]) <= 10 or len(page.splitlines()) > 100:
-        yield f"{PAGE.relative_to(ROOT)}: it is one page with one way of more than ten steps"
+    numbers = [list(dict.fromkeys(step.number for step in steps)) for _, steps in found]
+    if numbers != [list(range(1, STEPS + 1))] or len(page.splitlines()) > 100:
+        yield f"{PAGE.relative_to(ROOT)}: it is one page with one way of {STEPS} steps"
     for heading, steps in found:
         yield from (f"{PAGE.relative_to(ROOT)}: {heading}: {text}" for text in gaps(steps))
