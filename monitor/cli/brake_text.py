@@ -23,8 +23,8 @@ def brake_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
         NO_GAIN: "the last evictions gained nothing",
     }
     reason = why.get(braked["reason"], braked["reason"])
-    yield f"evictions for {braked['signal']} are held for {braked['held_s']:.1f} s: {reason}"
-    yield f"the kubelet would evict {braked['name']} now; {outside} are in use that no eviction gives back"
+    yield f"evictions for {braked['signal']} are suspended for {braked['held_s']:.1f} s: {reason}"
+    yield f"the kubelet would evict {braked['name']} now; {outside} are in use that no eviction frees"
     for taker in braked["takers"]:
         yield f"  {taker}"
 

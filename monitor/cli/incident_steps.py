@@ -142,15 +142,15 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     ),
     "seen": "{by} sees it",
     "held": (
-        "evictions are held: they would not help ({reason}[, pods have {pods:bytes}][, outside {outside:bytes}])"
+        "evictions are suspended: they would not help ({reason}[, pods have {pods:bytes}][, outside {outside:bytes}])"
         "[; a kubelet would evict {kubelet_would_evict}]"
     ),
-    "not_held": "evictions are not held any more",
+    "not_held": "evictions are resumed",
     "decided": _decided,
     "refused": _refused,
     "pod_held": (
         "{pod} is held ({reason}, {brake}[, at most {cap:bytes}]): it has {usage:bytes}[, {step} the kubelet's line]"
-        "[; killed after all below {second_line:bytes}]" + _LEFT_OUT
+        "[; killed below {second_line:bytes}]" + _LEFT_OUT
     ),
     "pod_released": _released,
     "signalled": _signalled,

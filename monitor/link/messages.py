@@ -49,7 +49,7 @@ class State(NamedTuple):
     victim: str | None  # uid of the first
     observation: Mapping[str, Mapping[str, int]]  # {domain: {usage, inactive_file, active_file, working_set, ...}}
     pods: int  # watched
-    braked: Mapping[str, Any] | None  # the fields of `braked` while evictions are held
+    braked: Mapping[str, Any] | None  # the fields of `braked` while evictions are suspended
     trigger: str  # `user` or `kernel`: sends the first signal
     ready: bool  # all pods are known, evictions may begin
     scheduler: str  # scheduling policy of the hot process
@@ -87,7 +87,7 @@ class Decision(NamedTuple):
     usage: int = 0  # the same
     coming: int = 0  # bytes of pods that are gone and charged still; of memory only
     cleanup: Sequence[str] = ()  # for a disk: actions that go before
-    braked: str = ""  # why evictions are held, where growth demands this one
+    braked: str = ""  # why evictions are suspended, where growth demands this one
     message: str = ""  # which limit of its own the pod is over
     resent: bool = False  # sent to a side before, which died before it stored what came of it
 
@@ -149,7 +149,7 @@ class Braked(NamedTuple):
 
 
 class Released(NamedTuple):
-    """Evictions are not held any more."""
+    """Evictions are resumed."""
 
     ts_ns: int
     was: str  # the reason they were held for

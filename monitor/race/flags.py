@@ -62,7 +62,7 @@ def collateral(f: Facts) -> list[Mark]:
 
 
 def braked_at(f: Facts, ts_ns: int) -> Held | None:
-    """That evictions were held at this moment, as last reported."""
+    """That evictions were suspended at this moment, as last reported."""
     held = [e for e in f.episode.events if isinstance(e, Held) and e.ts_ns <= ts_ns]
     return held[-1] if held and held[-1].reason else None
 

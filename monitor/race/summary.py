@@ -97,7 +97,7 @@ def _before(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, 
     kind = "soft threshold" if f.crossing is not None and not f.crossing.hard else "threshold"
     when = f"{span(had)} after the {kind} was crossed" if had else f"in the very moment the {kind} was crossed"
     if braked_at(f, f.kill_ns or 0):
-        return f"OOM killer won: it took {killed(f)} {when}, while evictions were held that would not have helped"
+        return f"OOM killer won: it took {killed(f)} {when}, while evictions were suspended that would not have helped"
     late = f"; it was decided {span(-margin_ms * 1e6)} too late" if margin_ms else ""
     return f"OOM killer won: it took {killed(f)} {when}, before anybody decided{late}"
 
@@ -217,7 +217,7 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     if outside:
         found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")
     if i.BRAKED in flags and not braked_at(f, f.kill_ns or 0):
-        found.append("evictions were held that would not have helped")
+        found.append("evictions were suspended that would not have helped")
     if i.GROUP_KILL in flags:
         found.append(f"{len(f.kills)} processes were killed as a group")
     if f.user_kills:

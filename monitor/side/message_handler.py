@@ -158,13 +158,13 @@ class MessageHandler:
         return False
 
     def _on_released(self, message: Released) -> None:
-        self.log.info("evictions are not held any more", reason="", **message._asdict())
+        self.log.info("evictions are resumed", reason="", **message._asdict())
         self.view.takers = ()
 
     def _on_braked(self, message: Braked) -> None:
         """Evictions are suspended, or their reason has changed."""
         fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
-        self.log.warning("evictions are held: they would not help", kubelet_would_evict=message.name, **fields)
+        self.log.warning("evictions are suspended: they would not help", kubelet_would_evict=message.name, **fields)
         self._takers.submit(self._look_for_takers)
 
     def _look_for_takers(self) -> None:

@@ -103,7 +103,7 @@ class Node:
         return self._outside if name == OUTSIDE else self.world.table.sets[(self._directory / name).stat().st_ino]
 
     def reasons(self) -> list[str]:
-        """What evictions were held for, and why they are not any more."""
+        """What evictions were suspended for, and why they are not any more."""
         heard = [message for message in self.told if isinstance(message, Braked | Released)]
         return [message.reason if isinstance(message, Braked) else message.why for message in heard]
 

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.previous]
 #: follows from it does not (monitor/policy).
 ENFORCE = pytest.param(("--enforce",), id="enforce")
 
-HELD = "evictions are held: they would not help"
-OVER = "evictions are not held any more"
+HELD = "evictions are suspended: they would not help"
+OVER = "evictions are resumed"
 
 node = live.fixture(losing_node)
 
@@ -54,7 +54,7 @@ def survive(hogs: list[Hog]) -> None:
 
 
 def braked(daemon: LabDaemon) -> list[str]:
-    """The reasons that evictions are held for, as the metric has them."""
+    """The reasons that evictions are suspended for, as the metric has them."""
     prefix = 'outrace_evictions_braked{reason="'
     return [k.removeprefix(prefix)[:-2] for k, v in daemon.metrics().items() if k.startswith(prefix) and v == 1]
 

@@ -89,7 +89,7 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
             while available_now() > threshold:
                 nobodys.do("anon(16)")
             # To evict a pod of 8 MiB would not help.
-            row = live.message(daemon, "evictions are held: they would not help", kubelet_would_evict="lab/small")
+            row = live.message(daemon, "evictions are suspended: they would not help", kubelet_would_evict="lab/small")
         assert (row["signal"], row["domain"]) == ("memory.available", "node")
         assert row["available"] < threshold
 

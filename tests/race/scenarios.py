@@ -118,7 +118,7 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
         ),
     },
     ("oom_before_decision", "braked"): {
-        "evictions were held": (*GROWTH, crossing(), held(0.1), *MARKED, *CLEAR),
+        "evictions were suspended": (*GROWTH, crossing(), held(0.1), *MARKED, *CLEAR),
     },
     ("oom_before_decision", "collateral"): {
         "collateral": (crossing(), mark(3, None), died(9), *CLEAR),
@@ -219,7 +219,7 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
         "only an exiting process was marked": (mark(3, **OWN, exiting=True), died(9), End(ms(5000))),
     },
     ("relieved", "braked"): {
-        "evictions were held and it went away": (crossing(), held(0.1), held(11, ""), *CLEAR),
+        "evictions were suspended and it went away": (crossing(), held(0.1), held(11, ""), *CLEAR),
     },
     ("relieved", "kubelet_only"): {
         "only the kubelet's formula was crossed": (

@@ -251,7 +251,7 @@ def alerts_for_state(
             kind=kind,
         )
     if braked is not None:
-        text = f"{node} is short of memory that no eviction gives back: evictions are held"
+        text = f"{node} is short of memory that no eviction frees: evictions are suspended"
         rest = {key: value for key, value in braked.items() if key not in ("reason", "signal", "held_s", "takers")}
         rest["takers"] = "; ".join(braked.get("takers", ())) or None
         alert(EVICTIONS_BRAKED, "critical", text, rest, reason=str(braked["reason"]), signal=str(braked["signal"]))
