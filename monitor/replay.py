@@ -23,13 +23,13 @@ from monitor.hot.pass_record import (
 )
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import Decisions
-from monitor.policy.eviction_brake import judge as judge_brake
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, is_urgent, run_pass
 from monitor.policy.gate import BUSY, EVICT, HELD, gate
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
+from monitor.policy.suspension import judge as judge_suspension
 from monitor.race import episode
 from monitor.race.events import Clock, End, event_from_json
 from monitor.settings.config import RunConfig
@@ -151,7 +151,7 @@ class Passes:
         # Recordings of earlier versions, which waited for nothing and held no pod, have none of these.
         coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
         waits = decisions.waits(outcome, observations, coming, forced=bool(value.get("forced")))
-        brake = judge_brake(outcome.met, observations, figures_of(value.get("brake", {})))
+        brake = judge_suspension(outcome.met, observations, figures_of(value.get("brake", {})))
         holding = bool(value.get("holding"))  # as the looks that were recorded say
         answer = gate(
             outcome,

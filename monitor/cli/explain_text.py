@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from monitor.cli.brake_text import brake_lines, held_lines
 from monitor.cli.output import format_bytes, table_lines
+from monitor.cli.suspension_text import held_lines, suspension_lines
 
 Data = Mapping[str, Any]
 #: Comparisons whose verdicts end alike for every pod.
@@ -34,7 +34,7 @@ def _node(node: Data) -> Iterator[str]:
         yield from table_lines(columns, [_threshold(t) for t in node["thresholds"]])
         yield ""
     yield node["verdict"]
-    yield from brake_lines(node["braked"])
+    yield from suspension_lines(node["braked"])
     yield from held_lines(node["held"])
     yield f"conditions a pass would raise now: {', '.join(node['conditions']) or 'none'}"
     if node["held_conditions"] is not None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from monitor.cli.brake_text import brake_lines, held_lines
 from monitor.cli.output import format_bytes
 from monitor.cli.spans import Line, Span, clip, line, plain, shorten, text_of, width_of
+from monitor.cli.suspension_text import held_lines, suspension_lines
 from monitor.cli.top_frame import Sample
 from monitor.policy.signals import DOMAIN_OF
 from monitor.race.units import span
@@ -140,7 +140,7 @@ def _notices(sample: Sample, most: int | None = _NOTICES) -> Iterator[_Block]:
     texts = [] if frame.get("daemon") is not None or not sample.asked else [frame["source"]]
     texts += [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
     texts += [f"node conditions: {', '.join(daemon['conditions'])}"] if daemon.get("conditions") else []
-    texts += [*brake_lines(frame["braked"]), *held_lines(frame["held"]), *_compared(frame["thresholds"])]
+    texts += [*suspension_lines(frame["braked"]), *held_lines(frame["held"]), *_compared(frame["thresholds"])]
     texts += [] if most is None else frame["problems"]
     texts += [frame["unlisted"]] if frame["unlisted"] else []
     for text in texts[:most]:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from monitor.hot.brake import UNASKED, Asked, Brake
-from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor, SentKill
 from monitor.hot.gauge import Gauge
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.suspension import UNASKED, Asked, Suspension
+from monitor.hot.suspension_figures import SuspensionFigures
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
@@ -80,8 +80,8 @@ class Actor:
         evictor: Evictor,
         patience: Patience,
         disks: DiskSignals,
-        figures: BrakeFigures,
-        brake: Brake,
+        figures: SuspensionFigures,
+        suspension: Suspension,
         stats: SharedStats,
         send: Send,
         *,
@@ -96,7 +96,7 @@ class Actor:
         self._evictor = evictor
         self._patience = patience
         self._figures = figures
-        self._brake = brake
+        self._suspension = suspension
         self._stats = stats
         self.send = send
 
@@ -120,8 +120,8 @@ class Actor:
             return _NOTHING
         if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
             return _NOTHING
-        asked = self._brake.crossing(watch, reading, moved, coming)
-        if not asked.answer.go or (self._registry.grown and not self._brake.is_of_first):
+        asked = self._suspension.crossing(watch, reading, moved, coming)
+        if not asked.answer.go or (self._registry.grown and not self._suspension.is_of_first):
             return _NOTHING  # the pod that grows may be one that was evicted and runs again: run the pass first
         victim = self._trigger.ready(entry.uid)
         if victim is None:

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor, OnePass
-from monitor.hot.brake import UNASKED, Brake
-from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge
@@ -20,19 +18,21 @@ from monitor.hot.outbox import Outbox
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.suspension import UNASKED, Suspension
+from monitor.hot.suspension_figures import SuspensionFigures
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, patience
 from monitor.policy.compat import SANE
-from monitor.policy.eviction_brake import Answer
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
 from monitor.policy.gate import BUSY, EVICT, gate
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.policy.suspension import Answer
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
@@ -75,10 +75,10 @@ class Decider:
         self._disks = disks = DiskSignals(config, era(config.policy), send)
         self.pods = MovedPods(gauge, registry, evictor, send)
         # Holds need figures, whatever the policy's release.
-        self.figures = figures = BrakeFigures(gauge, registry, active=sane or config.holds)
-        self._brake = brake = Brake(gauge, registry, trigger, figures, stats, send, active=sane)
+        self.figures = figures = SuspensionFigures(gauge, registry, active=sane or config.holds)
+        self._suspension = suspension = Suspension(gauge, registry, trigger, figures, stats, send, active=sane)
         self._actor = Actor(
-            gauge, registry, trigger, evictor, patience, disks, figures, brake, stats, send, enforces=config.kills
+            gauge, registry, trigger, evictor, patience, disks, figures, suspension, stats, send, enforces=config.kills
         )
         self.holds: HoldControl | None = None
         if config.holds:
@@ -103,7 +103,7 @@ class Decider:
     @property
     def braked(self) -> dict[str, Any] | None:
         """The report of evictions that are suspended, because they would not help; None while they are not."""
-        return self._brake.state
+        return self._suspension.state
 
     @property
     def is_calm(self) -> bool:
@@ -150,7 +150,7 @@ class Decider:
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
             self.pods.take_back(at_leisure=True)
             # Where a crossing must first decide whether the first may be evicted, the kernel must not signal it there.
-            self._trigger.prepare(may_arm=not (self._patience.active or self._brake.forbids_arming()))
+            self._trigger.prepare(may_arm=not (self._patience.active or self._suspension.forbids_arming()))
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
         """One pass of the policy on numbers of this moment; acts on what it decides.
@@ -194,7 +194,7 @@ class Decider:
             pods.take_back(at_leisure=self._enforce and reading is None)  # else a pod was signalled
         if sent is not None and watch is not None:
             reading = sent.reading
-            asked = self._brake.figured(asked, watch, reading, coming)
+            asked = self._suspension.figured(asked, watch, reading, coming)
         one = OnePass(time.monotonic_ns(), crossed_ns, coming, sent, asked)
         self._timer.begin(one.now_ns)
         if self._recorder is not None:
@@ -272,14 +272,14 @@ class Decider:
         """Whether evictions are suspended, which is reported."""
         if one.sent is None:
             settled = not self._patience.active
-            one.asked = self._brake.ask(outcome, one.observations, one.readings, one.coming, settled=settled)
-        self._brake.take(one.asked, outcome, one.observations, victim, one.now_ns)
+            one.asked = self._suspension.ask(outcome, one.observations, one.readings, one.coming, settled=settled)
+        self._suspension.take(one.asked, outcome, one.observations, victim, one.now_ns)
         return one.asked.answer
 
     def _after(self, before: Outcome | None, outcome: Outcome, one: OnePass) -> None:
         """What the helper has to know of a pass."""
-        self._brake.look_after(outcome, one.now_ns)
-        self.changed |= self._brake.take_changed() or (one.acted is not None and one.acted.decision is not None)
+        self._suspension.look_after(outcome, one.now_ns)
+        self.changed |= self._suspension.take_changed() or (one.acted is not None and one.acted.decision is not None)
         self._stats.add("passes")
         for threshold in before.observed if before is not None else ():
             if threshold not in outcome.observed and threshold.signal in MEMORY_SIGNALS:

@@ -14,7 +14,6 @@ from monitor.actions.brake_limit import ROOM, panics_at_cap
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.act import Acted
-from monitor.hot.brake_figures import BrakeFigures
 from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge
 from monitor.hot.hold_brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
@@ -23,6 +22,7 @@ from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.outbox import Outbox
 from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.suspension_figures import SuspensionFigures
 from monitor.link.counters import SharedStats
 from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
@@ -51,7 +51,7 @@ class HoldControl:
         gauge: Gauge,
         registry: Registry,
         evictor: Evictor,
-        figures: BrakeFigures,
+        figures: SuspensionFigures,
         recorder: PassRecorder | None,
         stats: SharedStats,
         outbox: Outbox,

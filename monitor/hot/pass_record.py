@@ -17,11 +17,11 @@ from monitor.hot.act import Acted, OnePass
 from monitor.link.messages import HotMessage
 from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
-from monitor.policy.eviction_brake import Figures, Growth
 from monitor.policy.gate import EVICT, HELD
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
+from monitor.policy.suspension import Figures, Growth
 from monitor.policy.synchronize import Outcome, State
 
 #: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.

@@ -44,7 +44,7 @@ COUNTERS = (
     "evictions",  # pods really evicted
     "eviction_failures",
     "holds",  # pods braked at a crossing instead of killed
-    "braked_not_covered",  # times evictions were suspended, by reason (`monitor.policy.eviction_brake.REASONS`)
+    "braked_not_covered",  # times evictions were suspended, by reason (`monitor.policy.suspension.REASONS`)
     "braked_outgrown",
     "braked_no_gain",
     "oom_kills",  # victims the kernel marked and killed

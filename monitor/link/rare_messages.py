@@ -41,7 +41,7 @@ class Pass(NamedTuple):
     coming: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.patience.Coming`}
     forced: bool  # a signal had gone out
     waits: bool  # for what is coming back
-    brake: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.eviction_brake.Figures`}
+    brake: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.suspension.Figures`}
     crossed_ns: int  # 0: no crossing led to it
     decided_ns: int | None  # null: nothing was done
     fired: Sequence[str] | None  # uid and name of the pod that the kernel's trigger had taken

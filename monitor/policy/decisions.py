@@ -39,7 +39,7 @@ def waits(
 def for_threshold(result: PassResult, observations: Mapping[str, Observation], held: str = "") -> dict[str, Any]:
     """What a `decision` says of the threshold that is acted on and its numbers (bytes, inodes, processes; seconds).
 
-    ``held``: why evictions are suspended, where growth demands this one (`monitor.policy.eviction_brake`).
+    ``held``: why evictions are suspended, where growth demands this one (`monitor.policy.suspension`).
     """
     threshold = result.outcome.starved
     assert threshold is not None

@@ -5,7 +5,7 @@
 | `NO_VICTIM` | the policy chose no pod, or not all pods are known yet |
 | `BUSY` | another pod is being evicted |
 | `RETURNS` | a release is pending, and may be enough (`monitor.policy.patience`) |
-| `SUSPENDED` | the eviction would not help, or that is not known yet (`monitor.policy.eviction_brake`) |
+| `SUSPENDED` | the eviction would not help, or that is not known yet (`monitor.policy.suspension`) |
 | `HELD` | pods are held for the shortage (`monitor.policy.hold`) |
 | `EVICT` | nothing |
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monitor.policy.eviction_brake import WAIT, Answer
 from monitor.policy.ranking import Candidate
+from monitor.policy.suspension import WAIT, Answer
 from monitor.policy.synchronize import Outcome
 
 NO_VICTIM, BUSY, RETURNS, SUSPENDED, HELD, EVICT = "no victim", "busy", "returns", "suspended", "held", "evict"

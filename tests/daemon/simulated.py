@@ -143,7 +143,7 @@ class Node:
             self.told.append(message)
             take(message)
 
-        world.decider._brake._send = heard
+        world.decider._suspension._send = heard
         if world.decider.holds is not None:
             world.decider.holds._send = heard
         world.sent = self.decided  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot import act, brake_figures, decide, moved_pods, pass_timer, succession
+from monitor.hot import act, decide, moved_pods, pass_timer, succession, suspension_figures
 from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, PassTimer
@@ -31,7 +31,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         config = RunConfig(**{"eviction_hard": HARD, "compat": "kubelet-1.36", **settings})
         world = World(config, tmp_path)
         clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
-        for module in (act, brake_figures, decide, moved_pods, pass_timer):
+        for module in (act, suspension_figures, decide, moved_pods, pass_timer):
             monkeypatch.setattr(module, "time", clock)
         world.put(0, 0, 10, "Burstable", False, 50)
         world.put(1, 0, 10, "Burstable", False, 200)

@@ -1,6 +1,6 @@
 """Which pods are evicted, and when evictions are suspended because they would not help, on the simulated node.
 
-On the real one: test_hot_eviction.py, test_hot_brake.py.
+On the real one: test_hot_eviction.py, test_hot_suspension.py.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.policy.eviction_brake import OBSERVE_NS
+from monitor.policy.suspension import OBSERVE_NS
 from tests.daemon.simulated import OUTSIDE, Node, Taking, simulated
 from tests.replay.world import MIB, SECOND
 

@@ -12,7 +12,6 @@ import pytest
 
 from monitor.hot import (
     act,
-    brake_figures,
     decide,
     hold,
     hold_brakes,
@@ -20,6 +19,7 @@ from monitor.hot import (
     hold_report,
     moved_pods,
     pass_timer,
+    suspension_figures,
 )
 from monitor.hot.decide import Decider
 from monitor.hot.hold import HoldControl
@@ -242,7 +242,7 @@ def clocked(world: World) -> Iterator[None]:
         for module in (
             decide,
             act,
-            brake_figures,
+            suspension_figures,
             moved_pods,
             pass_timer,
             hold,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from monitor.hot.gauge import Gauge
 from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel.domains import Reading
-from monitor.policy.eviction_brake import (
+from monitor.policy.suspension import (
     DYING_NS,
     GREW,
     LEAST_SPAN_NS,
@@ -79,7 +79,7 @@ class Grown(NamedTuple):
     lately: dict[str, int] | None
 
 
-class BrakeFigures:
+class SuspensionFigures:
     """Samples of the domains, and the figures that follow from them."""
 
     def __init__(self, gauge: Gauge, registry: Registry, *, active: bool) -> None:

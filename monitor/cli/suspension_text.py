@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from monitor.cli.output import format_bytes
-from monitor.policy.eviction_brake import NO_GAIN, NOT_COVERED, OUTGROWN
+from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 
 
-def brake_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
+def suspension_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
     """No line while evictions are not suspended. ``braked``: `View.braked`."""
     if braked is None:
         return

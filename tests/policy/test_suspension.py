@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.hot.pass_record import figures_of
-from monitor.policy.eviction_brake import (
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
+from monitor.policy.suspension import (
     DYING_NS,
     GO,
     IN_VAIN,
@@ -26,7 +27,6 @@ from monitor.policy.eviction_brake import (
     missing,
     was_in_vain,
 )
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
 from monitor.policy.thresholds import parse_thresholds
 
 MIB = 1 << 20

@@ -1,6 +1,6 @@
 """Suspends evictions in the hot process where they would not help.
 
-`monitor.policy.eviction_brake` decides, by the figures of `monitor.hot.brake_figures`. This file calls it, and reports
+`monitor.policy.suspension` decides, by the figures of `monitor.hot.suspension_figures`. This file calls it, and reports
 when evictions are suspended and when they are resumed.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monitor.hot.brake_figures import BrakeFigures, Measured
 from monitor.hot.gauge import Gauge
 from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.suspension_figures import Measured, SuspensionFigures
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Braked, Released, Send
-from monitor.policy.eviction_brake import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.patience import Coming
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
+from monitor.policy.suspension import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.watch import Watch
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 UNASKED = Asked(GO, {})
 
 
-class Brake:
+class Suspension:
     """``state`` is the report to the helper of suspended evictions; None while they are not suspended."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Brake:
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
-        figures: BrakeFigures,
+        figures: SuspensionFigures,
         stats: SharedStats,
         send: Send,
         *,
