@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor, SentKill
 from monitor.hot.gauge import Gauge
-from monitor.hot.patience import Patience
+from monitor.hot.pending_release import PendingRelease
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.suspension import UNASKED, Asked, Suspension
 from monitor.hot.suspension_figures import SuspensionFigures
@@ -21,11 +21,11 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, Send
-from monitor.policy import patience
+from monitor.policy import pending_release
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
 from monitor.policy.gate import NO_VICTIM
-from monitor.policy.patience import Coming
+from monitor.policy.pending_release import Coming
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.sources.watch import Watch
 
@@ -78,7 +78,7 @@ class Actor:
         registry: Registry,
         trigger: Trigger,
         evictor: Evictor,
-        patience: Patience,
+        pending: PendingRelease,
         disks: DiskSignals,
         figures: SuspensionFigures,
         suspension: Suspension,
@@ -94,7 +94,7 @@ class Actor:
         self._trigger = trigger
         self._disks = disks
         self._evictor = evictor
-        self._patience = patience
+        self._pending = pending
         self._figures = figures
         self._suspension = suspension
         self._stats = stats
@@ -118,7 +118,7 @@ class Actor:
         available = watch.capacity - reading.used
         if not takes_first_at_once(available, watch.hard_line):
             return _NOTHING
-        if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
+        if pending_release.waits(coming.get(watch.signal, pending_release.NOTHING), available, watch.hard_line):
             return _NOTHING
         asked = self._suspension.crossing(watch, reading, moved, coming)
         if not asked.answer.go or (self._registry.grown and not self._suspension.is_of_first):
@@ -137,7 +137,7 @@ class Actor:
         """
         signal = about["signal"]
         if signal in MEMORY_SIGNALS:
-            figures = {"usage": one.readings[signal].usage, "coming": self._patience.left_in(signal)}
+            figures = {"usage": one.readings[signal].usage, "coming": self._pending.left_in(signal)}
             return self.act(entry, about, figures, one.crossed_ns, one.sent)
         if self._trigger.is_pulled:
             return None  # the kernel has signalled a pod already: its record comes next

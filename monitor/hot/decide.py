@@ -16,7 +16,7 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.outbox import Outbox
 from monitor.hot.pass_timer import PassTimer
-from monitor.hot.patience import Patience
+from monitor.hot.pending_release import PendingRelease
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.suspension import UNASKED, Suspension
 from monitor.hot.suspension_figures import SuspensionFigures
@@ -24,11 +24,11 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
-from monitor.policy import decisions, patience
+from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
 from monitor.policy.gate import BUSY, EVICT, gate
-from monitor.policy.patience import Coming
+from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -56,7 +56,7 @@ class Decider:
         registry: Registry,
         trigger: Trigger,
         evictor: Evictor,
-        patience: Patience,
+        pending: PendingRelease,
         recorder: PassRecorder | None,
         stats: SharedStats,
         outbox: Outbox,
@@ -66,7 +66,7 @@ class Decider:
         self._registry = registry
         self._trigger = trigger
         self._evictor = evictor
-        self._patience = patience
+        self._pending = pending
         self._recorder = recorder
         self._stats = stats
         send = outbox.send
@@ -78,7 +78,7 @@ class Decider:
         self.figures = figures = SuspensionFigures(gauge, registry, active=sane or config.holds)
         self._suspension = suspension = Suspension(gauge, registry, trigger, figures, stats, send, active=sane)
         self._actor = Actor(
-            gauge, registry, trigger, evictor, patience, disks, figures, suspension, stats, send, enforces=config.kills
+            gauge, registry, trigger, evictor, pending, disks, figures, suspension, stats, send, enforces=config.kills
         )
         self.holds: HoldControl | None = None
         if config.holds:
@@ -117,7 +117,7 @@ class Decider:
         if self._enforce:
             from monitor.hot.succession import succeed  # once, before the first decision
 
-            parts = self._gauge, self._registry, self._trigger, self._evictor, self._patience
+            parts = self._gauge, self._registry, self._trigger, self._evictor, self._pending
             succeed(*parts, self._send, pulled_ns, pressed=self.pressed)
         if self.holds is not None:  # before the first pass, which would kill a pod that is not known to be held
             self.holds.left.take_over(self._registry, self.holds.go_on)
@@ -150,7 +150,7 @@ class Decider:
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
             self.pods.take_back(at_leisure=True)
             # Where a crossing must first decide whether the first may be evicted, the kernel must not signal it there.
-            self._trigger.prepare(may_arm=not (self._patience.active or self._suspension.forbids_arming()))
+            self._trigger.prepare(may_arm=not (self._pending.active or self._suspension.forbids_arming()))
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
         """One pass of the policy on numbers of this moment; acts on what it decides.
@@ -158,7 +158,7 @@ class Decider:
         ``crossed_ns`` is the kernel's time of the crossing that led here (0: none did), with the domain that crossed
         and, where they are to be used, its numbers then.
         """
-        was_waiting = self._patience.active
+        was_waiting = self._pending.active
         one = self._look(crossed_ns, watch, reading)
         result = run_pass(
             self.config,
@@ -171,7 +171,7 @@ class Decider:
         before = self._take(result, one)
         self._carry_out(result, one)
         self._after(before, result.outcome, one)
-        if was_waiting and not self._patience.active and not crossed_ns:
+        if was_waiting and not self._pending.active and not crossed_ns:
             self.prepare()
         if self._recorder is not None:
             holding = self.holds is not None and self.holds.is_in_the_way
@@ -183,7 +183,7 @@ class Decider:
         pods = self.pods
         if pods.moved and not pods.keeps_order():
             pods.rank()
-        coming = self._patience.look(time.monotonic_ns())
+        coming = self._pending.look(time.monotonic_ns())
         sent, asked = None, UNASKED
         if crossed_ns and watch is not None and reading is None and self.may_act:
             if self.holds is not None:
@@ -271,7 +271,7 @@ class Decider:
     def _suspends(self, victim: PodEntry, outcome: Outcome, one: OnePass) -> Answer:
         """Whether evictions are suspended, which is reported."""
         if one.sent is None:
-            settled = not self._patience.active
+            settled = not self._pending.active
             one.asked = self._suspension.ask(outcome, one.observations, one.readings, one.coming, settled=settled)
         self._suspension.take(one.asked, outcome, one.observations, victim, one.now_ns)
         return one.asked.answer
@@ -292,7 +292,7 @@ class Decider:
         if waits and not self._waiting:
             self._stats.add("eviction_waits")
         elif self._waiting and not waits and outcome.victim is not None and outcome.starved is not None:
-            seen = coming.get(outcome.starved.signal, patience.NOTHING)
+            seen = coming.get(outcome.starved.signal, pending_release.NOTHING)
             if seen.coming and seen.back_ns > 0:
                 self._stats.add("eviction_waits_cut")
         self._waiting = waits
@@ -303,19 +303,19 @@ class Decider:
         ours = (
             entry.evicted or self._evictor.holds(entry.uid) or (current is not None and current.victim.uid == entry.uid)
         )
-        if not ours and self._patience.killed(entry, size, time.monotonic_ns()):
+        if not ours and self._pending.killed(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def left(self, entry: PodEntry, size: int) -> None:
         """A process of a pod exited by itself, and the kernel frees ``size`` bytes of it late."""
-        if not self._evictor.holds(entry.uid) and self._patience.left_late(entry, size, time.monotonic_ns()):
+        if not self._evictor.holds(entry.uid) and self._pending.left_late(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def dropped(self, entry: PodEntry) -> None:
         """A pod is about to be forgotten. If it has no process left, its memory is a pending release."""
         if self.holds is not None:
             self.holds.dropped(entry.uid)
-        if not self._evictor.holds(entry.uid) and self._patience.dropped(entry, time.monotonic_ns()):
+        if not self._evictor.holds(entry.uid) and self._pending.dropped(entry, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def follow_return(self) -> None:
@@ -324,9 +324,9 @@ class Decider:
         if self.pressed:
             self.run_pass()
         else:
-            self._patience.look(time.monotonic_ns())
-        self._patience.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
-        if not self._patience.active:
+            self._pending.look(time.monotonic_ns())
+        self._pending.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
+        if not self._pending.active:
             self.prepare()  # a pass that came of a crossing may have ended the wait
 
     def _send_clear(self, threshold: Threshold, one: OnePass) -> None:

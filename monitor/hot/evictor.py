@@ -11,7 +11,7 @@ from monitor.actions.evict import Eviction
 from monitor.actions.victim import Victim
 from monitor.hot.gauge import Gauge
 from monitor.hot.loop import Listener
-from monitor.hot.patience import Patience
+from monitor.hot.pending_release import PendingRelease
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
@@ -44,7 +44,7 @@ class Evictor:
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
-        patience: Patience,
+        pending: PendingRelease,
         stats: SharedStats,
         epoll: Listener,
         send: Send,
@@ -58,7 +58,7 @@ class Evictor:
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
-        self._patience = patience
+        self._pending = pending
         self._stats = stats
         self._epoll = epoll
         self._send = send
@@ -226,7 +226,7 @@ class Evictor:
         pids = sorted(eviction.pids)
         evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids), exits=exits)
         left = eviction.last_usage if usage is None else usage
-        self._patience.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
+        self._pending.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
 
     def _fail(self, eviction: Eviction, why: str) -> None:
         """An eviction is given up."""

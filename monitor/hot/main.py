@@ -30,7 +30,7 @@ from monitor.hot.gauge import Gauge, NodeGone
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard, Loop, Timer, Timers
 from monitor.hot.outbox import Outbox
-from monitor.hot.patience import Patience
+from monitor.hot.pending_release import PendingRelease
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
 from monitor.hot.registry import Registry
@@ -74,14 +74,14 @@ class Hot:
         registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
-        self.patience = patience = Patience(gauge, registry, stats, send)
+        self.pending = pending = PendingRelease(gauge, registry, stats, send)
         self._ends = loop.listener(self._process_ended)
         note, graceful = EvictionNote(source.eviction), config.holds and config.hard_grace_ns > 0
         self.evictor = evictor = Evictor(
-            gauge, registry, trigger, patience, stats, self._ends, send, note, asks_exits=graceful
+            gauge, registry, trigger, pending, stats, self._ends, send, note, asks_exits=graceful
         )
         self.decider = decider = Decider(
-            config, pass_config, gauge, registry, trigger, evictor, patience, recorder, stats, outbox
+            config, pass_config, gauge, registry, trigger, evictor, pending, recorder, stats, outbox
         )
         self.records = records = _records(source, gauge, registry, decider, stats, send)
         self.sweeps = sweeps = Sweeps(gauge, registry, stats, records.read_events, log)
@@ -89,7 +89,7 @@ class Hot:
         self.configuration = configuration = Configuration(
             config, gauge, registry, trigger, decider, records, housekeeping, side, stats, send
         )
-        others = _other_messages(decider, evictor, patience, configuration, outbox)
+        others = _other_messages(decider, evictor, pending, configuration, outbox)
         about = guard, gauge, registry, trigger, decider, records, sweeps, housekeeping, configuration
         self.pods = pods = PodSync(side, *about, stats, log, others)
         self.restarts = restarts = SideRestarts(
@@ -105,7 +105,7 @@ class Hot:
 
     def _timers(self) -> Timers:
         """The table. What one timer does with more than one object is here."""
-        decider, evictor, patience, records = self.decider, self.evictor, self.patience, self.records
+        decider, evictor, pending, records = self.decider, self.evictor, self.pending, self.records
         housekeeping, guarded = self.housekeeping, self.guard
 
         def rank_due_ns() -> int | None:
@@ -120,7 +120,7 @@ class Hot:
             if decider.holds is not None and decider.may_act:
                 guarded(decider.holds.look_uncrossed, now_ns)
             guarded(decider.prepare)
-            patience.hasten()
+            pending.hasten()
             decider.changed = True
             if decider.braked is not None:
                 guarded(decider.run_pass)  # what grows may be in a pod now
@@ -142,7 +142,7 @@ class Hot:
                 Timer("sample", decider.figures.due_ns, decider.figures.note),
                 Timer("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
                 Timer("eviction", evictor.due_ns, follow_eviction),
-                Timer("return", patience.due_ns, lambda _: decider.follow_return()),
+                Timer("return", pending.due_ns, lambda _: decider.follow_return()),
                 Timer("pass", decider.pass_due_ns, lambda _: decider.run_pass()),
                 Timer("sweep", self.sweeps.due_ns, lambda _: self.sweeps.go_on()),
                 Timer("look", housekeeping.look_due_ns, housekeeping.look),
@@ -205,7 +205,7 @@ class Hot:
         self.service.stopping()
         if self.decider.holds is not None:
             self.decider.holds.release_all()
-        self.patience.flush()
+        self.pending.flush()
         self.trigger.disarm()
         self.gauge.arming.detach()
         self.side.stop()
@@ -223,7 +223,7 @@ def _eviction_order(config: RunConfig, outbox: Outbox) -> tuple[EvictionOrder, P
 
 
 def _other_messages(
-    decider: Decider, evictor: Evictor, patience: Patience, configuration: Configuration, outbox: Outbox
+    decider: Decider, evictor: Evictor, pending: PendingRelease, configuration: Configuration, outbox: Outbox
 ) -> dict[type, Callable[[Any], object]]:
     """What handles the messages of the helper that are not of pods."""
     made: dict[type, Callable[[Any], object]] = {
@@ -231,8 +231,8 @@ def _other_messages(
         messages.DiskFigures: decider.take_disk_figures,
         messages.Stored: lambda message: outbox.stored(message.total),
         messages.Reaped: lambda message: evictor.reaped(message.id),
-        messages.Reclaimed: lambda message: patience.reclaimed(message.id),
-        messages.Lives: lambda message: patience.answered(message.id, message.lives),
+        messages.Reclaimed: lambda message: pending.reclaimed(message.id),
+        messages.Lives: lambda message: pending.answered(message.id, message.lives),
         rare_messages.Reconfigure: configuration.take,
     }
     if decider.holds is not None:

@@ -13,7 +13,7 @@ from itertools import islice
 from monitor.actions.evict import Eviction
 from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, KILLED, Evictor, Noted
 from monitor.hot.gauge import Gauge
-from monitor.hot.patience import MOST_BOUND_NS, Patience
+from monitor.hot.pending_release import MOST_BOUND_NS, PendingRelease
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
@@ -29,7 +29,7 @@ def succeed(
     registry: Registry,
     trigger: Trigger,
     evictor: Evictor,
-    patience: Patience,
+    pending: PendingRelease,
     send: Send,
     pulled_ns: int,
     *,
@@ -53,7 +53,7 @@ def succeed(
     if noted.state == GONE or _is_over(entry, noted):
         if cgroup_procs.empty(entry.cgroup, _MOST):
             if now < noted.killed_ns + MOST_BOUND_NS:
-                patience.dropped(entry, now)  # its memory may be a pending release
+                pending.dropped(entry, now)  # its memory may be a pending release
             registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
         evictor.note.gone(entry.cgroup_id)
         return

@@ -16,7 +16,7 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Braked, Released, Send
-from monitor.policy.patience import Coming
+from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.synchronize import Outcome

@@ -38,7 +38,7 @@ class Pass(NamedTuple):
     may_act: bool
     busy: bool  # a pod is being evicted
     held: bool  # the kernel's trigger had been pulled, and its victim was not known
-    coming: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.patience.Coming`}
+    coming: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.pending_release.Coming`}
     forced: bool  # a signal had gone out
     waits: bool  # for what is coming back
     brake: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.suspension.Figures`}

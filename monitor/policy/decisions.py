@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from monitor.policy import patience
+from monitor.policy import pending_release
 from monitor.policy.eviction_pass import PassConfig, PassResult, is_of_memory
-from monitor.policy.patience import Coming
+from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, RESOURCE, Observation
 from monitor.policy.synchronize import Outcome
 
@@ -33,7 +33,7 @@ def waits(
         return False
     seen = observations[threshold.signal]
     quantity = threshold.quantity(seen.capacity)
-    return patience.waits(coming.get(threshold.signal, patience.NOTHING), seen.available, quantity)
+    return pending_release.waits(coming.get(threshold.signal, pending_release.NOTHING), seen.available, quantity)
 
 
 def for_threshold(result: PassResult, observations: Mapping[str, Observation], held: str = "") -> dict[str, Any]:

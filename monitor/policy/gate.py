@@ -4,7 +4,7 @@
 |---|---|
 | `NO_VICTIM` | the policy chose no pod, or not all pods are known yet |
 | `BUSY` | another pod is being evicted |
-| `RETURNS` | a release is pending, and may be enough (`monitor.policy.patience`) |
+| `RETURNS` | a release is pending, and may be enough (`monitor.policy.pending_release`) |
 | `SUSPENDED` | the eviction would not help, or that is not known yet (`monitor.policy.suspension`) |
 | `HELD` | pods are held for the shortage (`monitor.policy.hold`) |
 | `EVICT` | nothing |

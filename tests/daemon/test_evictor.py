@@ -11,7 +11,7 @@ import pytest
 from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction
 from monitor.actions.victim import Victim
 from monitor.hot.evictor import EvictionNote, Evictor
-from monitor.hot.patience import Patience
+from monitor.hot.pending_release import PendingRelease
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
@@ -38,8 +38,8 @@ class Bench:
         stats: Any = SimpleNamespace(add=nothing, observe_us=nothing, set=nothing)
         trigger: Any = SimpleNamespace(take=lambda _: self.victim)
         note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
-        self.patience = Patience(gauge, registry, stats, self.sent.append)
-        self.evictor = Evictor(gauge, registry, trigger, self.patience, stats, self.epoll, self.sent.append, note)
+        self.pending = PendingRelease(gauge, registry, stats, self.sent.append)
+        self.evictor = Evictor(gauge, registry, trigger, self.pending, stats, self.epoll, self.sent.append, note)
 
     def begin(self) -> Eviction:
         eviction = self.evictor.begin(cast(Any, self.entry), 0)
@@ -77,7 +77,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         assert bench.evictor.follow(1, 0), "they are gone"
         assert bench.messages() == [], "what they held is not back yet"
         held, bench.held = bench.held, 0
-        bench.patience.look(2)
+        bench.pending.look(2)
         assert bench.messages() == ["evicted"]
         assert (bench.sent[-1].gone_ns, bench.sent[-1].settled_ns, bench.sent[-1].freed) == (1, 2, held)
 

@@ -30,7 +30,7 @@ from monitor.link import codec
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
 from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToHolds
-from monitor.policy.patience import Coming
+from monitor.policy.pending_release import Coming
 from monitor.policy.releases import era
 from monitor.policy.signals import Observation
 from monitor.replay import Replayed, replay
@@ -101,14 +101,14 @@ class World:
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, stand_down=lambda: None
         )
         self.coming: dict[str, Coming] = {}
-        patience: Any = types.SimpleNamespace(
+        pending: Any = types.SimpleNamespace(
             active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming, dropped=lambda *_: False
         )
         outbox: Any = types.SimpleNamespace(send=self.take, log=lambda _, msg, **__: self.logged.append(msg))
         self.brakes: dict[str, StandInBrake] = {}
         self.logged: list[str] = []
         self.told: list[HotMessage] = []  # of holds
-        about = gauge, self.registry, self.trigger, self.evictor, patience
+        about = gauge, self.registry, self.trigger, self.evictor, pending
         self.decider = Decider(config, rules, *about, self.recorder, STATS, outbox)
         self.decider.may_act = True
 

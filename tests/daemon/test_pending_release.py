@@ -1,6 +1,6 @@
 """What is coming back and how the others grow, with stand-ins for the counters: time and memory can be anything.
 
-On the live kernel: test_hot_patience.py.
+On the live kernel: test_hot_pending_release.py.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from monitor.actions.thaw_reasons import CGROUPS
-from monitor.hot.patience import (
+from monitor.hot.pending_release import (
     CONFIRM_NS,
     DOUBTS_NS,
     FIRST_BOUND_NS,
@@ -18,12 +18,12 @@ from monitor.hot.patience import (
     RECLAIM_NS,
     REMEMBERED,
     STAYS_NS,
-    Patience,
+    PendingRelease,
 )
 from monitor.kernel import cgroup_procs
 from monitor.kernel.domains import Reading
 from monitor.link.messages import NAMES, Evicted
-from monitor.policy.patience import Coming, waits
+from monitor.policy.pending_release import Coming, waits
 
 MIB, MS, SIGNAL = 1 << 20, 1_000_000, "memory.available"
 ROOT = Path("/node")
@@ -49,7 +49,7 @@ class World:
         )
         stats = SimpleNamespace(add=self.count, set=self.stats.__setitem__, observe_us=lambda *_: None)
         registry = SimpleNamespace(by_uid=self.by_uid)
-        self.patience = Patience(*cast(Any, (gauge, registry, stats, self.sent.append)))
+        self.pending = PendingRelease(*cast(Any, (gauge, registry, stats, self.sent.append)))
 
     def count(self, name: str) -> None:
         self.stats[name] = self.stats.get(name, 0) + 1
@@ -62,11 +62,11 @@ class World:
 
     def evicted(self, name: str) -> None:
         held = self.held[name]
-        self.patience.left(name, held, held, self.now, Evicted(1, name, self.now, [], 0))
+        self.pending.left(name, held, held, self.now, Evicted(1, name, self.now, [], 0))
 
     def look(self, after_ms: float = 1) -> Coming | None:
         self.now += int(after_ms * MS)
-        return self.patience.look(self.now).get(SIGNAL)
+        return self.pending.look(self.now).get(SIGNAL)
 
     def messages(self, kind: str) -> list[Any]:
         return [message for message in self.sent if NAMES[type(message)] == kind]
@@ -77,7 +77,7 @@ def test_what_is_coming_and_who_grows_are_kept_apart() -> None:
     world.pod("dead", 100)
     world.pod("other", 20)
     world.evicted("dead")
-    assert world.look() == (100 * MIB, FIRST_BOUND_NS - MS, 0, 0, 0, 0, world.patience._noise)
+    assert world.look() == (100 * MIB, FIRST_BOUND_NS - MS, 0, 0, 0, 0, world.pending._noise)
     world.held["dead"] -= 60 * MIB
     world.held["other"] += 3 * MIB
     seen = world.look()
@@ -95,7 +95,7 @@ def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain() -> None
     world.look()
     world.rest = world.held.pop("dead")
     del world.by_uid["dead"]
-    assert world.look() == (100 * MIB, FIRST_BOUND_NS - 2 * MS, 0, MS, 0, MS, world.patience._noise)
+    assert world.look() == (100 * MIB, FIRST_BOUND_NS - 2 * MS, 0, MS, 0, MS, world.pending._noise)
     world.rest -= 70 * MIB
     seen = world.look()
     assert (seen.coming, seen.grown) == (30 * MIB, 0)
@@ -114,7 +114,7 @@ def test_what_stays_is_asked_for_and_given_up() -> None:
     (asked,) = world.messages("giveback")
     seen = world.look()
     assert seen.back_ns > FIRST_BOUND_NS
-    world.patience.reclaimed(asked.id)
+    world.pending.reclaimed(asked.id)
     seen = world.look()
     assert seen.back_ns < FIRST_BOUND_NS, "what the kernel frees by itself has its time still"
     assert world.look(FIRST_BOUND_NS / MS) is None
@@ -136,10 +136,10 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
     for second in range(3):
         begun, waited = world.now, 0
         while world.now < begun + DOUBTS_NS:
-            if world.patience.killed(entry, 0, world.now):
+            if world.pending.killed(entry, 0, world.now):
                 before = world.now
                 assert world.look(10) is not None
-                world.patience.answered(world.messages("left")[-1].id, lives=True)
+                world.pending.answered(world.messages("left")[-1].id, lives=True)
                 assert world.look(0) is None
                 waited += world.now - before
             else:
@@ -150,9 +150,9 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
 def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
     world = World()
     entry = world.pod("pod", 100)
-    assert world.patience.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
-    assert not world.patience.killed(entry, 70 * MIB, world.now)
-    world.patience.answered(world.messages("left")[0].id, lives=True)
+    assert world.pending.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
+    assert not world.pending.killed(entry, 70 * MIB, world.now)
+    world.pending.answered(world.messages("left")[0].id, lives=True)
     seen = world.look()
     assert seen.coming == 70 * MIB
     world.held["pod"] = 30 * MIB
@@ -163,7 +163,7 @@ def test_memory_counts_once() -> None:
     """A process of a pod is killed, then the pod is evicted; it runs again, and is evicted again."""
     world = World()
     entry = world.pod("pod", 100)
-    world.patience.killed(entry, 0, world.now)
+    world.pending.killed(entry, 0, world.now)
     for _ in range(2):
         world.evicted("pod")
         seen = world.look()
@@ -230,9 +230,9 @@ def test_whether_anybody_is_left_in_a_pod_that_is_forgotten_is_not_looked_for_fo
     world = World()
     entry = world.pod("gone", 100)
     entry.cgroup = tmp_path
-    assert not world.patience.dropped(entry, world.now)
+    assert not world.pending.dropped(entry, world.now)
     assert 0 < len(read) <= CGROUPS + 1
     for number in range(150):
         (tmp_path / f"c{number}" / "cgroup.procs").unlink()
         (tmp_path / f"c{number}").rmdir()
-    assert world.patience.dropped(entry, world.now)
+    assert world.pending.dropped(entry, world.now)

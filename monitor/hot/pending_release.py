@@ -1,7 +1,7 @@
 """The pending release: memory of the dead that is still charged, how fast the rest grows, and until when to wait.
 
-The rule is `monitor.policy.patience.waits`; this file has its numbers, from the exact counters of the domains and of
-the ended pods. It samples them often at first, then more slowly, and never for more than a fifth of a CPU.
+The rule is `monitor.policy.pending_release.waits`; this file has its numbers, from the exact counters of the domains
+and of the ended pods. It samples them often at first, then more slowly, and never for more than a fifth of a CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Evicted, GiveBack, Left, Send
-from monitor.policy.patience import JUMP_NS, Coming
+from monitor.policy.pending_release import JUMP_NS, Coming
 from monitor.sources.watch import Watch
 
 #: An ended pod that holds less than this, and what each CPU keeps of its charges (64 pages), has released all: the
@@ -91,7 +91,7 @@ class Growth:
         return now - was, ended - began
 
 
-class Patience:
+class PendingRelease:
     """Follows pending releases. `active` while there is one."""
 
     def __init__(self, gauge: Gauge, registry: Registry, stats: SharedStats, send: Send) -> None:

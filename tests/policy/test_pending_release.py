@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.patience import LEAD_NS, SPAN_NS, Coming, waits
+from monitor.policy.pending_release import LEAD_NS, SPAN_NS, Coming, waits
 
 MIB, MS = 1 << 20, 1_000_000
 NOISE = 512 << 10
