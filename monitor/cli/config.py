@@ -50,7 +50,7 @@ from monitor.policy.signals import (
     PID,
     RESOURCE,
 )
-from monitor.policy.thresholds import is_off
+from monitor.policy.thresholds import OFF
 from monitor.settings.config import RunConfig
 from monitor.settings.options import SETTINGS
 from monitor.settings.read import Resolved, check_enforced, from_inputs, resolved_again, value_of
@@ -317,7 +317,7 @@ def _without_effect(resolved: Resolved) -> Iterator[str]:
     own, _, _ = from_inputs(resolved.config.inputs)  # what a kubelet's file says is for the kubelet
     for kind in (HARD, SOFT):
         for signal, (text, origin) in resolved.settings.maps[kind].items() if kind in own else ():
-            if signal in _OF_SERVICES or is_off(text) or origin.startswith(DEFAULT):
+            if signal in _OF_SERVICES or text in OFF or origin.startswith(DEFAULT):
                 continue
             of_disk = CONDITION[signal] == DISK_PRESSURE
             why = "no service is killed for a disk, its files would stay" if of_disk else "there is no kubepods cgroup"

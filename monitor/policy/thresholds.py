@@ -27,6 +27,7 @@ DEFAULT_HARD: dict[str, str] = {
 DEFAULT_TRANSITION_PERIOD_NS = 300 * 10**9
 
 LESS_THAN = "LessThan"
+OFF = ("0%", "100%")  # values that switch a threshold off
 _RANK = {signal: i for i, signal in enumerate(ALL_SIGNALS)}
 _INT64_MIN = -(2**63)
 
@@ -156,11 +157,6 @@ def kubelets(thresholds: Sequence[Threshold]) -> tuple[Threshold, ...]:
     return (*found.values(), *mine)
 
 
-def is_off(text: str) -> bool:
-    """Whether this value says that no threshold is wanted."""
-    return text in ("0%", "100%")
-
-
 def _known(signal: str, known: Sequence[str]) -> None:
     if signal not in known:
         raise PolicyError(f"unsupported eviction signal {signal}")
@@ -170,7 +166,7 @@ def _threshold(signal: str, text: str, known: Sequence[str]) -> Threshold | None
     """One entry of the hard or soft map; None if it switches the threshold off."""
     _known(signal, known)
     if text.endswith("%"):
-        if is_off(text):
+        if text in OFF:
             return None
         fraction = parse_percentage(text)
         if fraction < 0:

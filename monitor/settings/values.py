@@ -6,7 +6,6 @@ All raise ValueError (a PolicyError is one) naming what is wrong with the value;
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -274,11 +273,8 @@ def urls(option: str) -> Callable[[Any], tuple[str, ...]]:
 
 
 def base_url(value: Any) -> str:
-    """A URL to which the name of a page is added, without the slash at its end."""
-    found = text(value)
-    if not re.fullmatch(r"https?://[!-~]+", found):
-        raise ValueError(f"{found!r} is no URL; write https://HOST/PATH")
-    return found.rstrip("/")
+    """A URL to which the name of a page is added."""
+    return check_url(text(value), "--runbook-url").rstrip("/")
 
 
 def check_url(text: str, option: str) -> str:

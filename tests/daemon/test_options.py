@@ -158,7 +158,7 @@ OPTIONS = {
     "runbook-url": Row(
         "https://w/outrace/",
         "https://w/outrace",
-        (("docs/runbooks", "'docs/runbooks' is no URL"), ("http://a b", "is no URL"), (1, "1 is not a text")),
+        (("docs/runbooks", "does not begin with http:// or"), ("http://a b", "has a blank"), (1, "1 is not a text")),
     ),
     "state-dir": Row("/s", "/s", (("", "'' is not a text"),)),
     "log-format": Row("json", "json", (("xml", "logfmt, json"),)),
