@@ -41,16 +41,13 @@ def processes(pid: int) -> list[int]:
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
-def memory(pid: int) -> tuple[int, int]:
-    """Bytes resident (Rss) and its fair share of them (Pss: what is shared counts once among its sharers).
+def memory(pid: int) -> int:
+    """Bytes resident.
 
     Not psutil's `memory_info`: statm lags behind by what each CPU has counted, up to 64 pages of each kind.
     """
-    values = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-        key, kib = line.split()[:2]
-        values[key] = int(kib) * 1024
-    return values["Rss:"], values["Pss:"]
+    found = dict(line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return int(found["Rss:"]) * 1024
 
 
 def cpu_ns(pid: int) -> int:
@@ -78,13 +75,7 @@ def to_ready(daemon: LabDaemon) -> float:
 
 
 def _memory_rows(daemon: LabDaemon, after: str) -> list[Row]:
-    hot, tree = memory(daemon.pid), [memory(pid) for pid in processes(daemon.pid)]
-    figures = {
-        "rss_hot": hot[0],
-        "pss_hot": hot[1],
-        "rss_tree": sum(rss for rss, _ in tree),
-        "pss_tree": sum(pss for _, pss in tree),
-    }
+    figures = {"rss_hot": memory(daemon.pid), "rss_tree": sum(map(memory, processes(daemon.pid)))}
     return [summary(name + after, [float(value)], "bytes") for name, value in figures.items()]
 
 

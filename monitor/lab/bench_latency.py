@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from monitor.cli.output import format_bytes
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import MonitorError
 from monitor.kernel import loader
 from monitor.lab.bench import (
     STATISTICS,
@@ -29,54 +29,13 @@ from monitor.lab.bench import (
     ratio,
     shares,
     summary,
-    trigger_option,
 )
 from monitor.lab.bench import state_dir as temporary_state_dir
 from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.janitor import remove_tree
 from monitor.lab.node import MIB, LabNode, LabPod
 
 CLIENTS = 16
-#: The period of a CPU limit, as runtimes set it, microseconds.
-_PERIOD_US = 100_000
-_CPU_V1 = Path("/sys/fs/cgroup/cpu")
-
-
-@contextlib.contextmanager
-def cpu_cgroup(quota_millicores: int) -> Iterator[Path]:
-    """A cgroup as that of a container with this CPU limit (0: none). A kernel with CONFIG_RT_GROUP_SCHED refuses
-    SCHED_FIFO in it, as in a container. Raises CannotError.
-    """
-    parent = _CPU_V1 if (_CPU_V1 / "cpu.cfs_quota_us").exists() else Path("/sys/fs/cgroup")
-    group = parent / f"outrace-flood-{os.getpid()}"
-    quota_us = quota_millicores * _PERIOD_US // 1000
-    try:
-        group.mkdir()
-        if quota_us and parent == _CPU_V1:
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-        elif quota_us:
-            (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        raise CannotError(f"{group}: {error.strerror}", "needs the cpu controller in the root cgroup") from None
-    try:
-        yield group
-    finally:
-        remove_tree(str(group))  # the last process of the daemon may still be ending
-
-
-def joining(group: Path) -> tuple[str, ...]:
-    """A command that runs another one in the cgroup."""
-    return ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group))
-
-
-def throttled(group: Path) -> int:
-    """How many periods ended with the quota used up."""
-    fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-    return int(fields.get("nr_throttled", 0))
 
 
 @contextlib.contextmanager
@@ -270,25 +229,21 @@ def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Ro
     return rows
 
 
-def under_flood(state_dir: Path, kills: int, turns: int, quota: int, trigger: str) -> list[Row]:
-    """Kills by a daemon in a cgroup as a container's: quiet, flooded with requests, quiet, in turns."""
+def under_flood(state_dir: Path, kills: int, turns: int) -> list[Row]:
+    """Kills: quiet, flooded with requests, quiet, in turns."""
     quiet, flooded = Samples(), Samples()
-    with cpu_cgroup(quota) as group, LabNode("flood", NODE_BYTES) as node:
+    with LabNode("flood", NODE_BYTES) as node:
         fill_pods(node, PODS - 1)
         victim = node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
         line = f"memory.available<{node.memory_bytes - node.usage() - MARGIN_MIB * MIB}"
-        options = ("--enforce", "--trigger", trigger, "--eviction-hard", line)
-        with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True, wrapper=joining(group)) as daemon:
+        with LabDaemon(node, "--enforce", "--eviction-hard", line, state_dir=state_dir, keep_pins=True) as daemon:
             for part in shares(kills, turns):
                 for found, n in ((quiet, part // 2), (flooded, part), (quiet, part - part // 2)):
-                    before = throttled(group)
                     with flooding(daemon) if found is flooded else contextlib.nullcontext([0]) as answers:
                         evictions(found, daemon, victim, n, 2 * MARGIN_MIB)
-                    progress(f"{n} kills: throttled {throttled(group) - before} times, {sum(answers)} answers")
-    rows = [summary("crossing_to_sigkill_quiet", quiet.signalled)]
-    rows.append(summary("crossing_to_sigkill_flooded", flooded.signalled))
-    if not rows[0]["p50"]:  # the kernel's trigger: inside the charge that crosses
-        return rows
+                    progress(f"{n} kills: {sum(answers)} answers")
+    both = (("quiet", quiet), ("flooded", flooded))
+    rows = [summary(f"crossing_to_sigkill_{name}", found.signalled) for name, found in both]
     return [*rows, ratio("flooded_to_quiet", rows[1], rows[0])]
 
 
@@ -299,29 +254,14 @@ def under_flood(state_dir: Path, kills: int, turns: int, quota: int, trigger: st
 @number("--turns", 6, "Turns of monitor and floor.")
 @number("--pods", PODS, "Pods beside the floor.", 3)
 @click.option("--flood", is_flag=True, help="Only SIGKILLs while 16 clients repeat GET /metrics, and without them.")
-@number("--cpu-quota", 0, "With --flood: the CPU limit of the daemon's cgroup in millicores; 0 is none.", 0)
-@trigger_option
-def latency(
-    crossings: int,
-    kills: int,
-    floor_only: bool,
-    turns: int,
-    pods: int,
-    flood: bool,
-    cpu_quota: int,
-    trigger: str,
-) -> list[Row]:
+def latency(crossings: int, kills: int, floor_only: bool, turns: int, pods: int, flood: bool) -> list[Row]:
     """Measure crossing to decision (4 processes at full speed, observe mode) and to SIGKILL (110 pods, enforce mode).
 
     Then, in turns, the SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows
     only the processes to kill. The rows sigkill_to_floor_* are the ratio of the two.
-
-    With --flood the daemon runs in a cgroup of its own, as in a container with a CPU limit of --cpu-quota.
     """
-    rows: list[Row] = []
     with temporary_state_dir() as state_dir:
         if flood:
-            return under_flood(state_dir, kills, turns, cpu_quota, trigger)
-        if not floor_only:
-            rows += measure(state_dir, crossings, kills)
+            return under_flood(state_dir, kills, turns)
+        rows = [] if floor_only else measure(state_dir, crossings, kills)
         return rows + against_floor(state_dir, kills, turns, pods)

@@ -14,10 +14,8 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import click
-
 from monitor.kernel import cgroupfs, loader
-from monitor.kernel.domains import POD, RECLAIMABLE, DomainTable, ceiling_pages
+from monitor.kernel.domains import POD, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
 from monitor.lab.bench import STATISTICS, Row, bench, number, state_dir, summary
@@ -29,20 +27,15 @@ NODE_BYTES = 256 * MIB
 THRESHOLD_BYTES = 100 * MIB
 LOOP_MIB = 8
 ROUND_NS = 50_000_000
-FORMULAS = ("available", "reclaimable")
 
 
-def watch(pins: Pins, node: LabNode, pod: LabPod, formulas: int = loader.KUBELETS) -> DomainTable:
-    """Configure the domains as the daemon does: a ceiling on the node, steps of 1 MiB on the pod, a plain container.
-    ``formulas``: a ceiling on the node by outrace's own as well.
-    """
+def watch(pins: Pins, node: LabNode, pod: LabPod) -> DomainTable:
+    """Configure the domains as the daemon does: a ceiling on the node, steps of 1 MiB on the pod, a plain container."""
     table = DomainTable(pins)
     table.reset()
     at = table.add(cgroupfs.cgroup_id(node.cgroup))
     ceiling = ceiling_pages(node.memory_bytes, THRESHOLD_BYTES)
     table.set_ceilings(at, [ceiling], pull_above=ceiling)
-    for formula in (RECLAIMABLE,)[:formulas]:
-        table.set_ceilings(table.add_formula(at, formula), [ceiling])
     table.add(cgroupfs.cgroup_id(pod.cgroup), flags=POD, step=MIB)
     for directory in pod.containers.values():
         table.add(cgroupfs.cgroup_id(directory))
@@ -74,28 +67,20 @@ def _took(child: Child, passes: int) -> int:
 
 @bench(STATISTICS)
 @number("--triples", 100, "Rounds in each state.", 3)
-@click.option(
-    "--formula",
-    type=click.Choice(FORMULAS),
-    default=FORMULAS[0],
-    show_default=True,
-    help="The thresholds there are: this one, and those before it.",
-)
-def overhead(triples: int, formula: str) -> list[Row]:
+def overhead(triples: int) -> list[Row]:
     """Measure what page faults cost with the programs attached.
 
     Ratios of CPU time per 4K page fault: 1.08 is 8 % more than with nothing attached. "armed" is the cost near a
     threshold; "disarmed" is the cost everywhere else.
     """
     with LabNode("bench-overhead", NODE_BYTES) as node, state_dir(node) as state:
-        formulas = FORMULAS.index(formula)
-        directory = loader.ensure_loaded(state, signals=formulas)[0]
+        directory = loader.ensure_loaded(state)[0]
         pins = Pins.open(directory)
         for name in OOM:
             # Pinned links would keep these attached in the rounds that are to have nothing attached.
             (directory / f"link_{name}").unlink()
         pod = node.add_pod("faulting", "Burstable", request=64 * MIB)
-        table = watch(pins, node, pod, formulas)
+        table = watch(pins, node, pod)
         Sweeper(pins, table).run()
         rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
         child = node.start(pod, "monitor.lab.workers:faults", mib=LOOP_MIB, cpu=max(os.sched_getaffinity(0)))

@@ -177,18 +177,15 @@ def _hold_races(
     load: tuple[str, ...] | None,
     hogs: tuple[int, ...] | None,
     margin: tuple[int, ...] | None,
-    node_memory: int | None,
     watch: float | None,
 ) -> Found:
     """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
-    size = node_memory or _HOLD_NODE
     margins = margin or (HOLD_MARGINS[1:2] if quick else HOLD_MARGINS)
     for line in margins:
-        if not Sizes.of(size, line).fits():
-            room = f"what leaves room on a node of {format_bytes(size)}"
-            raise ConfigError(f"--margin {format_bytes(line)} is more than {room}", "give it less, or the node more")
+        if not Sizes.of(_HOLD_NODE, line).fits():
+            raise ConfigError(f"--margin {format_bytes(line)} is more than leaves room on the node", "give less")
     rows, clean = [], True
-    with LabNode("race", size, with_freezer=True) as node, state_dir(node) as directory:
+    with LabNode("race", _HOLD_NODE, with_freezer=True) as node, state_dir(node) as directory:
         instance = loader.instance_directory(directory)
         for line in margins:
             stage = HoldStage(node, line)
@@ -220,9 +217,6 @@ def _hold_races(
 )
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
 @click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]")
-@click.option(
-    "--node-memory", type=Size(), help="In mode hold: memory of the node. Less takes smaller margins. [512Mi]"
-)
 @click.option("--margin", type=Listed(Size()), help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]")
 @click.option("--hogs", type=Listed(click.IntRange(1, 16)), help="In mode hold: how many processes. [1,2,4]")
 @click.option(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -22,9 +21,8 @@ from monitor.race.incident import VERDICTS
 @bench(root=False)
 @number("--runs", 20, "Runs of each scenario.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this scenario; repeatable.")
-@number("--jobs", 1, "Scenarios played at once.", 1, 4)
 @click.option("--list", "only_list", is_flag=True, help="Only list the scenarios.")
-def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> Found:
+def scenarios(runs: int, only: tuple[str, ...], only_list: bool) -> Found:
     """Play scripted situations and compare the incidents with the truth; exit code 1 if any is wrong.
 
     The truth is the verdict, exactly these flags, and the pods that were evicted and killed.
@@ -42,8 +40,7 @@ def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> F
             if problem:
                 progress(f"{name}: left out: {problem}")
         chosen = tuple(scenario for scenario in chosen if not problems[scenario.name])
-    with ThreadPoolExecutor(jobs) as pool:
-        played = dict(zip(chosen, pool.map(lambda scenario: _play(scenario, runs), chosen), strict=True))
+    played = {scenario: _play(scenario, runs) for scenario in chosen}
     rows_of = [_row(scenario, outcomes) for scenario, outcomes in played.items()]
     confusion: dict[str, Counter[str]] = {}
     for scenario, outcomes in played.items():

@@ -51,7 +51,6 @@ def test_bench_footprint_measures_starts_memory_and_idle_cpu(tmp_path: Path) -> 
     for after in ("", "_scraped"):
         hot, tree = rows[f"rss_hot{after}"], rows[f"rss_tree{after}"]
         assert 0 < hot["p50"] < tree["p50"]
-        assert 0 < rows[f"pss_tree{after}"]["p50"] <= tree["p50"]
     for process in ("hot", "side"):
         assert rows[f"idle_{process}"]["unit"] == "ms/min"
         assert rows[f"idle_{process}"]["p50"] >= 0
@@ -92,10 +91,9 @@ def test_a_row_is_median_99th_percentile_and_maximum() -> None:
 
 
 def test_memory_and_cpu_are_of_the_process_asked_for() -> None:
-    rss, pss = bench_footprint.memory(os.getpid())
+    rss = bench_footprint.memory(os.getpid())
     ballast = b"\1" * (32 << 20)
-    assert bench_footprint.memory(os.getpid())[0] - rss >= len(ballast) // 2
-    assert 0 < pss <= rss
+    assert bench_footprint.memory(os.getpid()) - rss >= len(ballast) // 2
     before = bench_footprint.cpu_ns(os.getpid())
     sum(range(1_000_000))
     assert bench_footprint.cpu_ns(os.getpid()) > before
