@@ -117,6 +117,8 @@ gone, done = threading.Thread(target=int), threading.Event()
 gone.start()
 threading.Thread(target=done.wait).start()
 gone.join()
+while os.path.exists(f"/proc/self/task/{gone.native_id}"):
+    pass  # join() waits for Python's part of it alone
 listdir, cuts = os.listdir, 2 * [[str(os.getpid()), str(gone.native_id)]]
 os.listdir = lambda path: cuts.pop() if cuts else listdir(path)
 sched.started()
