@@ -52,8 +52,8 @@ def explain(
 ) -> None:
     """Show which pod would be evicted next and why; with NS/POD (a uid, or a unique name), why this one or why not.
 
-    Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an
-    option that describes a node: that node, with figures from the cgroup files. The output says which.
+    Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
+    a node: that node, with figures from the cgroup files. The output says which.
     """
     if signal is not None and signal not in ALL_SIGNALS:
         raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(ALL_SIGNALS)}")

@@ -98,17 +98,19 @@ def gaps(steps: list[Step]) -> Iterator[str]:
     by_name: dict[str, Step] = {}
     before: Step | None = None
     for step in steps:
-        by_name[step.name] = step
         try:
             body(step)
         except (OSError, LookupError) as error:
             yield f"{step.number}: {error}"
             continue
         if origin := re.match(r" \(from `([\w.]+)`\)", step.text):
-            before = by_name.get(origin[1], step)._replace(text="")
+            if origin[1] not in by_name:
+                yield f"{step.number}: {step.name} comes from {origin[1]}, which is no step before it"
+                continue
+            before = by_name[origin[1]]._replace(text="")
         if before is not None and (why := gap(before, step)):
             yield f"{before.number} to {step.number}: {why}"
-        before = step
+        before = by_name[step.name] = step
 
 
 def complaints() -> Iterator[str]:
