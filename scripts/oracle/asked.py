@@ -113,8 +113,9 @@ def _configuration(files: Path) -> Iterator[Question]:
     vary = tuple(f"out.thresholds.*.{key}" for key in ("capacity", "quantity"))
     for name, text in _CONFIGURATIONS.items():
         words = (*text.format(files=files).split(), *here, "-o", "json")
-        yield Question(f"commands/config show {name}", ("config", "show", "--no-daemon", *words), vary=vary)
-        yield Question(f"commands/config check {name}", ("config", "check", *words))
+        memory = ("out.warnings.1",) if name == "own signal" else ()  # names the machine's
+        yield Question(f"commands/config show {name}", ("config", "show", "--no-daemon", *words), vary=vary + memory)
+        yield Question(f"commands/config check {name}", ("config", "check", *words), vary=memory)
     for flags in _FLAGS:
         words = ("config", "translate", "-o", "json", "--", *flags.split())
         yield Question(f"commands/config translate {flags}", words)
