@@ -1,0 +1,198 @@
+"""Stall: the share of time in which a pod waits for memory that it had, and the pod that took it. Pure.
+
+A reader whose files no longer fit beside a growing pod ran at 1/365 of its speed, with 208 MiB available and memory
+pressure at 1 %: the kernel counts a refault of file pages as io pressure, unless they were in the working set. So the
+share here is memory pressure, and of io pressure the part that refaults explain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from monitor.policy.errors import PolicyError
+from monitor.policy.gosyntax import parse_duration, parse_percentage
+
+#: What a rule is about: each pod, all of them together, the machine.
+POD, KUBEPODS, MACHINE = "pod", "kubepods", "machine"
+SCOPES = (POD, KUBEPODS, MACHINE)
+#: The share that users see is measured over this: a window of PSI's own averages (10 s) lags.
+WINDOW_NS = 1_000_000_000
+#: A stall is over when the share has been below its line for so long: a reader that stalls has single good seconds.
+CALM_NS = 5_000_000_000
+#: Growth that can be the cause is measured over this.
+GROWTH_NS = 30_000_000_000
+#: A pod is a cause if it explains at least this part of what the stalled pod lacks.
+EXPLAINS = 1 / 3
+#: What reclaim brings back so fast is noise: pages.
+_FEW_REFAULTS = 10
+#: Pods shrink by less all the time: bytes.
+_LEAST_LOST = 1 << 20
+_DEFAULT_GRACE_NS = 10_000_000_000
+_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>.+))?")
+
+
+class Load(NamedTuple):
+    """Counters of a cgroup at a moment, which only grow. ``memory_us``, ``io_us``: time in which at least one task
+    waited (PSI, ``some``). ``refaults``, ``reclaimed``: pages; None: not read.
+    """
+
+    ts_ns: int
+    memory_us: int
+    io_us: int
+    refaults: int | None = None
+    reclaimed: int | None = None
+
+
+class Rule(NamedTuple):
+    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it."""
+
+    scope: str
+    share: float
+    grace_ns: int = _DEFAULT_GRACE_NS
+
+
+def parse_rule(text: str) -> Rule:
+    """``pod>50%,grace=10s``. Raises PolicyError."""
+    found = _RULE.fullmatch(text.replace(" ", ""))
+    if found is None or found["scope"] not in SCOPES:
+        raise PolicyError(f"{text!r} is not a rule like 'pod>50%,grace=10s' (pod, kubepods or machine)")
+    share = parse_percentage(found["share"])
+    if not 0 < share < 1:
+        raise PolicyError(f"{text!r}: the share is more than 0% and less than 100%")
+    grace_ns = _DEFAULT_GRACE_NS if found["grace"] is None else parse_duration(found["grace"])
+    if not WINDOW_NS <= grace_ns <= 3600 * WINDOW_NS:
+        raise PolicyError(f"{text!r}: the grace is 1s to 1h")
+    return Rule(found["scope"], share, grace_ns)
+
+
+def share(before: Load, now: Load) -> float:
+    """The share of the time between two samples in which work waited because of memory, 0 to 1.
+
+    Where the pages are not known, io counts as no wait for memory: the share is a lower bound then.
+    """
+    took_us = (now.ts_ns - before.ts_ns) / 1000
+    if took_us <= 0:
+        return 0.0
+    memory, io = now.memory_us - before.memory_us, now.io_us - before.io_us
+    return min(1.0, max(0.0, (memory + io * _refault_share(before, now)) / took_us))
+
+
+def waited(before: Load, now: Load) -> float:
+    """The share of time in which work waited for memory or io: no stall is above it."""
+    took_us = (now.ts_ns - before.ts_ns) / 1000
+    return 0.0 if took_us <= 0 else (now.memory_us - before.memory_us + now.io_us - before.io_us) / took_us
+
+
+def _refault_share(before: Load, now: Load) -> float:
+    """Which part of the pages that reclaim took was needed again: 1 where it took none and there are refaults."""
+    if None in (before.refaults, before.reclaimed) or now.refaults is None or now.reclaimed is None:
+        return 0.0
+    refaults, reclaimed = now.refaults - (before.refaults or 0), now.reclaimed - (before.reclaimed or 0)
+    if reclaimed > 0:
+        return min(1.0, max(0, refaults) / reclaimed)
+    return 1.0 if refaults > _FEW_REFAULTS else 0.0
+
+
+def latest(loads: Sequence[Load], window_ns: int = WINDOW_NS) -> float | None:
+    """The share over the last ``window_ns``, by samples in order of time; None where they do not go back so far.
+
+    By parts: of a part without pages only the memory pressure is known.
+    """
+    if not loads or loads[-1].ts_ns - loads[0].ts_ns < window_ns * 9 // 10:
+        return None
+    since_ns, waited_ns, over_ns = loads[-1].ts_ns - window_ns, 0.0, 0
+    for before, now in reversed(list(pairwise(loads))):
+        if over_ns and before.ts_ns < since_ns:
+            break
+        waited_ns += share(before, now) * (now.ts_ns - before.ts_ns)
+        over_ns += now.ts_ns - before.ts_ns
+    return waited_ns / over_ns if over_ns else None
+
+
+class Stall(NamedTuple):
+    """One stall: since when, when the share was last above the line, the most it was, how much of the time since then
+    was waiting. ``counts``: its grace is over.
+    """
+
+    since_ns: int
+    above_ns: int
+    most: float
+    waited_ns: float = 0.0
+    counts: bool = False
+
+
+def advance(rule: Rule, stall: Stall | None, loads: Sequence[Load]) -> Stall | None:
+    """The stall of one subject after another sample; None where there is none, or it is over.
+
+    It counts where the share over a whole grace is above the line. A program that writes files waits as long now and
+    then (26 of 200 seconds), so single seconds prove nothing.
+    """
+    now_share = latest(loads)
+    if now_share is None:
+        return stall
+    before, now = loads[-2], loads[-1]
+    if now_share > rule.share:
+        stall = stall or Stall(before.ts_ns, now.ts_ns, now_share)
+        stall = stall._replace(above_ns=now.ts_ns, most=max(stall.most, now_share))
+    elif stall is None or now.ts_ns - stall.above_ns >= CALM_NS:
+        return None
+    stall = stall._replace(waited_ns=stall.waited_ns + share(before, now) * (now.ts_ns - before.ts_ns))
+    lasts_ns = now.ts_ns - stall.since_ns
+    if stall.counts or lasts_ns < rule.grace_ns:
+        return stall
+    if stall.waited_ns > rule.share * lasts_ns:
+        return stall._replace(counts=True)
+    return stall._replace(since_ns=now.ts_ns, waited_ns=0.0)
+
+
+#: Why a stall is over: its cause has freed half of its memory, the stalled pod is gone, or neither.
+FREED, GONE, CALM = "freed", "gone", "calm"
+#: Why a pod is the cause: it reached its own limit or its memory.high; it grew; what grew is in no pod; no growth
+#: explains a third.
+OWN_LIMIT, THROTTLED, GREW, OUTSIDE, UNKNOWN = "own_limit", "throttled", "grew", "outside", "unknown"
+
+
+class Lacks(NamedTuple):
+    """What a stalled pod lacks. ``lost``: by how many bytes its memory shrank in `GROWTH_NS`; ``refaulted``: bytes that
+    it read again in the last second, the same ones perhaps many times, so no more than it has. ``limit``: `OWN_LIMIT`
+    or `THROTTLED` where it is at one; "" else.
+    """
+
+    uid: str
+    lost: int = 0
+    refaulted: int = 0
+    limit: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.lost if self.lost >= _LEAST_LOST else self.refaulted
+
+
+class Cause(NamedTuple):
+    """``uid``: the pod that caused it, "" for none. ``grew``: its bytes of memory that cannot be reclaimed."""
+
+    uid: str
+    why: str
+    grew: int = 0
+
+
+def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[str]) -> Cause:
+    """Which pod caused a stall. ``grew``: by how much each pod grew in `GROWTH_NS`, in bytes of memory that cannot be
+    reclaimed; ``outside``: all that is in no pod. ``order``: uids in eviction order, critical pods last. Of
+    several that explain the stall it is the first of the order.
+    """
+    if lacks.limit:
+        return Cause(lacks.uid, lacks.limit, max(0, grew.get(lacks.uid, 0)))
+    if not lacks.size:  # not known: any growth would explain it
+        return Cause("", UNKNOWN)
+    least = max(1, int(lacks.size * EXPLAINS))
+    able = {uid for uid, more in grew.items() if more >= least and uid != lacks.uid}
+    found = next((uid for uid in order if uid in able), "")
+    if found:
+        return Cause(found, GREW, grew[found])
+    if grew.get(lacks.uid, 0) >= least:
+        return Cause(lacks.uid, GREW, grew[lacks.uid])
+    return Cause("", OUTSIDE, outside) if outside >= least else Cause("", UNKNOWN)

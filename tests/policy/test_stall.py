@@ -1,0 +1,184 @@
+"""Stalls: laws of the share, when a stall counts, and which pod is its cause. Figures are those of measured loads."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.errors import PolicyError
+from monitor.policy.stall import (
+    CALM_NS,
+    GREW,
+    OUTSIDE,
+    OWN_LIMIT,
+    POD,
+    THROTTLED,
+    UNKNOWN,
+    Cause,
+    Lacks,
+    Load,
+    Rule,
+    Stall,
+    advance,
+    cause,
+    latest,
+    parse_rule,
+    share,
+    waited,
+)
+
+S, MIB = 10**9, 1 << 20
+RULE = Rule(POD, 0.5, 10 * S)
+counters = st.integers(0, 10**7)
+pages = st.integers(0, 10**6) | st.none()
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("pod>50%,grace=10s", RULE),
+        ("pod>50%", RULE),
+        (" machine > 40% , grace = 1m30s", Rule("machine", 0.4, 90 * S)),
+        ("kubepods>0.5%,grace=1s", Rule("kubepods", 0.005, S)),
+    ],
+)
+def test_a_rule_is_read_as_it_is_written(text: str, rule: Rule) -> None:
+    found = parse_rule(text)
+    assert (found.scope, found.grace_ns) == (rule.scope, rule.grace_ns)
+    assert found.share == pytest.approx(rule.share)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is not a rule like 'pod>50%,grace=10s'"),
+        ("node>50%", "pod, kubepods or machine"),
+        ("pod<50%", "is not a rule"),
+        ("pod>50", "is not a rule"),
+        ("pod>100%", "less than 100%"),
+        ("pod>0%", "more than 0%"),
+        ("pod>50%,grace=10", "10"),
+        ("pod>50%,grace=0s", "the grace is 1s to 1h"),
+        ("pod>50%,grace=2h", "the grace is 1s to 1h"),
+        ("pod>50%,grace=", "is not a rule"),
+    ],
+)
+def test_what_is_no_rule_is_named(text: str, problem: str) -> None:
+    with pytest.raises(PolicyError, match=problem):
+        parse_rule(text)
+
+
+@given(counters, counters, pages, pages, st.integers(1, 2_000_000))
+def test_the_share_is_a_part_of_what_was_waited(memory: int, io: int, back: int, taken: int, took_us: int) -> None:
+    before = Load(0, 0, 0, None if back is None else 0, None if taken is None else 0)
+    now = Load(took_us * 1000, memory, io, back, taken)
+    found = share(before, now)
+    assert 0 <= found <= 1
+    assert found <= waited(before, now) + 1e-9
+    assert found >= min(1.0, memory / took_us) - 1e-9
+    more = share(before, now._replace(refaults=(back or 0) + 1000) if back is not None else now)
+    assert more >= found
+
+
+@pytest.mark.parametrize(
+    ("memory", "io", "refaults", "reclaimed", "expected"),
+    [
+        (0, 340_000, 1500, 1500, 0.34),  # refaults of file pages: memory pressure says nothing
+        (0, 340_000, 750, 1500, 0.17),
+        (0, 340_000, 0, 1500, 0.0),  # a backup reads once: what reclaim took was not needed again
+        (970_000, 0, 0, 0, 0.97),  # memory.high: no reclaim, no refault
+        (0, 800_000, 2000, 0, 0.8),  # reclaim on behalf of others
+        (0, 800_000, 9, 0, 0.0),
+        (100_000, 900_000, None, None, 0.1),  # not known: no guess
+        (900_000, 900_000, 10, 10, 1.0),
+    ],
+)
+def test_io_counts_as_far_as_refaults_explain_it(
+    memory: int, io: int, refaults: int | None, reclaimed: int | None, expected: float
+) -> None:
+    known = None if refaults is None else 0
+    assert share(Load(0, 0, 0, known, known), Load(S, memory, io, refaults, reclaimed)) == pytest.approx(expected)
+
+
+def played(shares: list[float], pace_ns: int = S) -> list[Stall | None]:
+    """The stall after each second in which memory was waited for that share of the time."""
+    loads, found, stall = [Load(0, 0, 0)], [], None
+    for each in shares:
+        last = loads[-1]
+        loads.append(Load(last.ts_ns + pace_ns, last.memory_us + int(each * pace_ns / 1000), 0))
+        stall = advance(RULE, stall, loads)
+        found.append(stall)
+    return found
+
+
+def test_a_stall_counts_when_its_grace_is_over() -> None:
+    found = played([0.1] * 3 + [0.9] * 12)
+    assert found[2] is None
+    assert [stall is not None and stall.counts for stall in found] == [False] * 12 + [True] * 3
+    last = found[-1]
+    assert last is not None
+    assert (last.since_ns, last.most) == (3 * S, pytest.approx(0.9))
+
+
+def test_single_seconds_are_no_stall_and_end_none() -> None:
+    """A writer of files waits for more than half of a second in 26 of 200; a reader that stalls has good seconds."""
+    assert not any(stall and stall.counts for stall in played([0.84] + [0.05] * 3 + [0.84] + [0.1] * 4) * 5)
+    assert not any(stall and stall.counts for stall in played(([0.84] + [0.05] * 3) * 20))
+    stalls = played([0.95, 0.95, 0.95, 0.4] * 5)
+    assert all(stall is not None for stall in stalls)
+    assert stalls[-1] is not None
+    assert stalls[-1].counts
+
+
+def test_a_stall_is_over_when_the_pod_has_run_for_a_while() -> None:
+    calm = CALM_NS // S
+    found = played([0.9] * 12 + [0.2] * calm)
+    assert [stall is None for stall in found] == [False] * (11 + calm) + [True]
+
+
+def test_what_began_slowly_counts_by_its_last_grace() -> None:
+    found = played([0.51, 0.1] * 5 + [0.95] * 20)
+    assert [k for k, stall in enumerate(found, 1) if stall and stall.counts][:1] == [20]
+
+
+@given(st.lists(st.floats(0, 0.5), max_size=40))
+def test_no_stall_below_the_line(shares: list[float]) -> None:
+    assert not any(stall is not None for stall in played(shares))
+
+
+def test_without_samples_of_a_whole_window_nothing_is_known() -> None:
+    assert latest([]) is None
+    assert latest([Load(0, 0, 0)]) is None
+    assert latest([Load(0, 0, 0), Load(S // 2, S, 0)]) is None
+    quick = [Load(k * S // 4, k * 250_000 if k > 2 else 0, 0) for k in range(5)]
+    assert latest(quick) == pytest.approx(0.5)  # by its parts
+    assert advance(RULE, None, quick[:2]) is None
+
+
+@pytest.mark.parametrize(
+    ("lacks", "grew", "outside", "expected"),
+    [
+        (Lacks("reader", 33 * MIB), {"hog": 90 * MIB, "reader": 0, "probe": MIB}, 0, Cause("hog", GREW, 90 * MIB)),
+        (Lacks("reader", 33 * MIB), {"first": 12 * MIB, "hog": 90 * MIB}, 0, Cause("first", GREW, 12 * MIB)),
+        (Lacks("reader", 33 * MIB), {"first": 10 * MIB, "hog": 90 * MIB}, 0, Cause("hog", GREW, 90 * MIB)),
+        (Lacks("reader", 33 * MIB), {"hog": 10 * MIB}, 5 * MIB, Cause("", UNKNOWN)),
+        (Lacks("reader", 33 * MIB), {"hog": 10 * MIB}, 50 * MIB, Cause("", OUTSIDE, 50 * MIB)),
+        (Lacks("reader", 33 * MIB), {"hog": -MIB, "reader": 40 * MIB}, 0, Cause("reader", GREW, 40 * MIB)),
+        (Lacks("reader", 33 * MIB), {"hog": 40 * MIB, "reader": 90 * MIB}, 0, Cause("hog", GREW, 40 * MIB)),
+        (Lacks("reader", 90 * MIB, limit=OWN_LIMIT), {"hog": 90 * MIB}, 0, Cause("reader", OWN_LIMIT)),
+        (Lacks("reader", limit=THROTTLED), {"reader": -5}, 0, Cause("reader", THROTTLED)),
+        (Lacks("reader", 0, 6 * MIB), {"hog": 2 * MIB + 1}, 0, Cause("hog", GREW, 2 * MIB + 1)),
+        (Lacks("reader"), {"hog": 0}, 0, Cause("", UNKNOWN)),
+        (Lacks("", 0, 30 * MIB), {"reader": 0, "hog": 11 * MIB}, 0, Cause("hog", GREW, 11 * MIB)),
+    ],
+)
+def test_the_cause_is_the_first_of_the_order_that_explains_a_third(
+    lacks: Lacks, grew: dict[str, int], outside: int, expected: Cause
+) -> None:
+    assert cause(lacks, grew, outside, ["first", "hog", "probe", "reader"]) == expected
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(-MIB, 64 * MIB)), st.integers(0, 64 * MIB))
+def test_no_pod_is_the_cause_that_did_not_grow_by_a_third(grew: dict[str, int], lost: int) -> None:
+    found = cause(Lacks("a", lost), grew, 0, "abcd")
+    if found.uid:
+        assert grew[found.uid] >= lost // 3 > 0
