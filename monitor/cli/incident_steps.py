@@ -153,6 +153,7 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
         "[; killed below {second_line:bytes}]" + _LEFT_OUT
     ),
     "pod_released": _released,
+    "stalled": "{pod} waits for memory, {share:.0%} of the time; it lacks {lacks:bytes} ({why}[, {cause}])[: {over}]",
     "signalled": _signalled,
     "gone": _gone,
     "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",

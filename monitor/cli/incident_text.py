@@ -77,7 +77,8 @@ def _whom(incident: Json) -> str:
     """The evicted pods and the OOM killer's victims, the first of each."""
     evicted = [clean(pod["pod"]) for pod in incident.get("evicted", ())]
     killed = [clean(victim.get("pod") or victim.get("comm")) for victim in incident.get("oom_victims", ())]
-    parts = [f"evicted {_first(evicted)}"] if evicted else []
+    parts = [f"stalled {clean(incident['stall']['pod'])}"] if incident.get("stall") else []
+    parts += [f"evicted {_first(evicted)}"] if evicted else []
     parts += [f"OOM {_first(list(dict.fromkeys(killed)))}"] if killed else []
     return "; ".join(parts) or "nobody"
 
@@ -145,6 +146,9 @@ def _who(incident: Json) -> str:
         f"{clean(pod['pod'])} {would}{by} (rank {pod['rank']}, grace {pod['grace_s']:g} s)"
         for pod in incident.get("evicted", ())
     ]
+    if stall := incident.get("stall"):
+        cause = f", because of {clean(stall['cause'])}" if stall.get("cause") else ""
+        parts.append(f"{clean(stall['pod'])} waited for memory for {format_ms(stall['ms'])}{cause}")
     victims = incident.get("oom_victims", ())
     for name in incident.get("reported_evicted", ()):
         if name in {victim.get("pod") for victim in victims}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
+from monitor.race import stalls
 from monitor.race.events import BY_HAND, KUBELET, KUBEPODS, PODS, Held, Refused, Sample
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, last_sample
@@ -201,10 +202,14 @@ def _nothing(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None)
     return []
 
 
+def _stalled(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
+    return stalls.remedy(f)
+
+
 def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     lost = sum(e.count for e in f.lost)
     return [f"{lost} events were lost: the metrics say which and why."] if lost else []
 
 
-_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _nothing, _undetermined)
+_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _nothing, _undetermined, _stalled)
 _VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))

@@ -186,7 +186,7 @@ def _with(state: State, o: Open, event: ev.Event) -> Open:
     if ranked is not None and isinstance(event, ev.Mark | ev.Decided) and o.ranked_ns != ranked.ts_ns:
         o = joined(o, ranked, state.bounds)
     o = joined(o, event, state.bounds)
-    if isinstance(event, ev.Mark | ev.Kill | ev.Gone):
+    if isinstance(event, ev.Mark | ev.Kill | ev.Gone | ev.Stalled):
         o = replace(o, touched_ns=state.latest_ns)
     if isinstance(event, ev.Mark):
         for old in state.recorder:
@@ -205,7 +205,9 @@ def _recorded(state: State, event: ev.Event) -> tuple[ev.Event, ...]:
 
 def _opened(state: State, event: ev.Event) -> Open | None:
     """A new episode, if this event begins one; with what the flight recorder holds about it."""
-    if isinstance(event, ev.Crossing | ev.Mark | ev.Decided | ev.Hold):
+    if isinstance(event, ev.Stalled) and event.over:
+        return None
+    if isinstance(event, ev.Crossing | ev.Mark | ev.Decided | ev.Hold | ev.Stalled):
         where = key_of(event)
         assert where is not None
         key, domain = where

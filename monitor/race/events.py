@@ -259,6 +259,29 @@ class HoldEnd(Timed):
     left_out: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Stalled(Timed):
+    """A pod waits because of memory that was taken from it, since `since_ns`; again when its cause is another one, and
+    at the end. `domain`: its cgroup's path. `share`: the most of a second. `cause`: uid of the pod that caused it, None
+    for none; `why`: of `monitor.policy.stall`. `lacks`: bytes that it had; `grew`: bytes that the cause grew by.
+    `swap`: it reads swap. `over`: why it is over: `freed` (by its cause), `gone` (the pod), or `calm`.
+    """
+
+    domain: str
+    pod: str
+    pod_name: str
+    since_ns: int
+    share: float
+    cause: str | None
+    cause_name: str | None
+    why: str
+    lacks: int
+    grew: int
+    available: int | None = None
+    swap: bool = False
+    over: str = ""
+
+
 # ---- SIGKILL, the marks of the OOM killer, and how processes end
 
 #: si_code of a signal the kernel itself sent: the OOM killer, or bpf_send_signal.
@@ -413,7 +436,8 @@ class End(Timed):
 
 Event = (
     Clock | Lost | Watched | Ranked | Sample | WorkingSets | Reclaim | Crossing | Seen | Held | Decided
-    | Refused | Hold | HoldEnd | Signalled | Kill | Mark | Exit | Gone | KubeletEvicted | Checked | Clear | Tick | End
+    | Refused | Hold | HoldEnd | Stalled | Signalled | Kill | Mark | Exit | Gone | KubeletEvicted | Checked | Clear
+    | Tick | End
 )  # fmt: skip
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.

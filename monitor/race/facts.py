@@ -42,7 +42,7 @@ class Facts:
     the domain. `kubelets_line`: the first crossing, before the first kill, of a line that only a kubelet would have;
     `only_kubelets`: it is the only one, and no pod was evicted. `rate`: its growth in bytes/s then, None if not known
     or not growing. `exiting`: marks that killed no process; `denied`: those of them that both the victim's counter and
-    the kernel's log deny.
+    the kernel's log deny. `stalls`: reports of a pod that stalls, and of its end.
     """
 
     episode: Episode
@@ -62,6 +62,7 @@ class Facts:
     order: tuple[Candidate, ...]
     kubelets_line: ev.Crossing | None = None
     only_kubelets: bool = False
+    stalls: tuple[ev.Stalled, ...] = ()
 
     @property
     def race(self) -> bool:
@@ -167,6 +168,7 @@ def facts(episode: Episode) -> Facts:
         lost=tuple([e for e in events if isinstance(e, ev.Lost) and e.count > 0]),
         kubelets_line=_kubelets_line(episode, compared, at),
         only_kubelets=only_kubelets and crossed_ns is not None,
+        stalls=tuple([e for e in events if isinstance(e, ev.Stalled)]),
         order=_order(events, at),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monitor.policy import stall
 from monitor.race import incident as i
 from monitor.race.badness import evictable
 from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Held, Mark
@@ -29,6 +30,9 @@ def flags(f: Facts) -> tuple[str, ...]:
         i.HELD_THEN_EVICTED: any(one.by_kubelet for one in holds),
         i.HOLD_UNANSWERED: any(one.why in UNANSWERED for one in holds),
         i.BY_HAND: i.BY_HAND in scopes,
+        i.OWN_LIMIT: any(s.why == stall.OWN_LIMIT for s in f.stalls),
+        i.THROTTLED: any(s.why == stall.THROTTLED for s in f.stalls),
+        i.SWAP: any(s.swap for s in f.stalls),
         i.LOST_EVENTS: any(lost.what not in ("sample", "reclaim") for lost in f.lost),
     }
     return tuple([flag for flag in i.FLAGS if found[flag]])

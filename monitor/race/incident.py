@@ -10,6 +10,7 @@ from monitor.race.codec import Record
 from monitor.race.counterfactual import Counterfactual
 from monitor.race.holds import HeldPod
 from monitor.race.memory import Memory
+from monitor.race.stalls import StalledPod
 
 EVICTION_WON = "eviction_won"
 OOM_UNSEEN = "oom_unseen"
@@ -18,6 +19,7 @@ OOM_DURING_GRACE = "oom_during_grace"
 OOM_AFTER_EVICTION = "oom_after_eviction"
 OWN_LIMIT = "own_limit"
 RELIEVED = "relieved"
+STALLED = "stalled"
 UNDETERMINED = "undetermined"
 VERDICTS = (
     EVICTION_WON,
@@ -28,6 +30,7 @@ VERDICTS = (
     OWN_LIMIT,
     RELIEVED,
     UNDETERMINED,
+    STALLED,
 )
 #: Verdicts of a race that was lost.
 LOST_RACES = frozenset({OOM_UNSEEN, OOM_BEFORE_DECISION, OOM_DURING_GRACE, OOM_AFTER_EVICTION})
@@ -47,6 +50,8 @@ HELD = "held"
 HELD_THEN_EVICTED = "held_then_evicted"
 HOLD_UNANSWERED = "hold_unanswered"
 BY_HAND = "by_hand"
+THROTTLED = "throttled"
+SWAP = "swap"
 FLAGS = (
     GLOBAL,
     KUBEPODS_LIMIT,
@@ -63,6 +68,9 @@ FLAGS = (
     HELD_THEN_EVICTED,
     HOLD_UNANSWERED,
     BY_HAND,
+    OWN_LIMIT,
+    THROTTLED,
+    SWAP,
 )
 
 
@@ -110,6 +118,7 @@ class Incident(Record):
     `reported_evicted`: pods that the API server has as Evicted by the kubelet, whatever became of them here.
     `refused`: pods that the API server was asked to evict and did not (`--evict-by api`).
     `holds`: pods that were braked instead of killed. `memory`: its curves and thresholds, None where none was recorded.
+    `stall`: the pod that waited for memory, of the verdict `stalled`.
     """
 
     RETIRED = frozenset(("forecast",))  # stored by earlier releases
@@ -137,6 +146,7 @@ class Incident(Record):
     refused: tuple[str, ...] = ()
     holds: tuple[HeldPod, ...] = ()
     memory: Memory | None = None
+    stall: StalledPod | None = None
 
     def to_json(self, steps: bool = True) -> dict[str, Any]:
         """The incident as a dict; without ``steps`` for lists."""

@@ -10,8 +10,10 @@ from monitor.race.codec import Record
 
 #: How long before its mark a victim may have left: what lies between is a preemption. No pid is used again so soon.
 EARLY_EXIT_NS = 1_000_000_000
-#: Key of the one episode that node and kubepods have together.
-PRESSURE = ""
+#: Key of the one episode that node and kubepods have together, and how that of a stalled pod begins.
+PRESSURE, STALL = "", "stall "
+#: A stall lasts until its end is reported: for so long at most.
+_STALL_NS = 24 * 3600 * 10**9
 
 #: What only accompanies an episode, and does not keep it open.
 _ASIDE = (
@@ -79,6 +81,8 @@ def key_of(event: ev.Event) -> tuple[str, str] | None:
     """Key and domain of the episode that this event may begin or surely belongs to."""
     if isinstance(event, ev.Crossing | ev.Clear | ev.Seen | ev.Held | ev.Decided | ev.Refused | ev.Hold):
         return (PRESSURE if event.domain in (ev.NODE, ev.KUBEPODS) else event.domain), event.domain
+    if isinstance(event, ev.Stalled):
+        return STALL + event.domain, event.domain
     if isinstance(event, ev.Mark):
         if event.scope in ev.RACE_SCOPES:
             return PRESSURE, (ev.KUBEPODS if event.scope in ev.KUBEPODS_SCOPES else ev.NODE)
@@ -212,10 +216,10 @@ def _tracked(o: Open, event: ev.Event, bounds: Bounds) -> Open:
     if isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None:
         known = any(uid == event.pod for uid, _ in o.pods)
         return o if known else replace(o, pods=(*o.pods, (event.pod, event.ts_ns + bounds.victim_ns)))
-    if isinstance(event, ev.Hold):
-        until = event.until_ns + bounds.victim_ns
+    if isinstance(event, ev.Hold) or (isinstance(event, ev.Stalled) and not event.over):
+        until = (event.until_ns if isinstance(event, ev.Hold) else event.ts_ns + _STALL_NS) + bounds.victim_ns
         return replace(o, holds=(*[p for p in o.holds if p[0] != event.pod], (event.pod, until)))
-    if isinstance(event, ev.HoldEnd):
+    if isinstance(event, ev.HoldEnd | ev.Stalled):
         return replace(o, holds=tuple([p for p in o.holds if p[0] != event.pod]))
     if isinstance(event, ev.Gone):
         return replace(o, pods=tuple([p for p in o.pods if p[0] != event.pod]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monitor.policy.signals import KUBELETS
 from monitor.race import incident as i
+from monitor.race import stalls
 from monitor.race.events import (
     BY_HAND,
     KMSG_PLACE,
@@ -176,6 +177,10 @@ def _only_kubelets(f: Facts) -> str:
     )
 
 
+def _stalled(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    return stalls.sentence(f)
+
+
 def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     if f.kills:
         pods = list(dict.fromkeys(_who(m) for m in f.kills))
@@ -184,7 +189,7 @@ def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | 
     return "Undetermined, because this is not known"
 
 
-_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _relieved, _undetermined)
+_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _relieved, _undetermined, _stalled)
 _VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))
 
 

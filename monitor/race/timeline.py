@@ -76,6 +76,10 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
             made = {"what": "pod_released", "pod": event.pod_name, "why": event.why, "held_ms": event.held_ns / 1e6}
             made |= {"grew": event.grew, "usage": event.usage, "available": event.available, "instead": event.instead}
             made |= {"left_out": event.left_out or None}
+        case ev.Stalled():
+            made = {"what": "stalled", "over": event.over or None, "pod": event.pod_name, "share": event.share}
+            made |= {"why": event.why, "cause": event.cause_name, "lacks": event.lacks, "grew": event.grew}
+            made |= {"available": event.available}
         case ev.Signalled():
             made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
         case ev.Gone():

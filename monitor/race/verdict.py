@@ -20,6 +20,7 @@ from monitor.race.holds import held_pods
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
 from monitor.race.margins import Ruling, balance, margins, observed_in_time
 from monitor.race.memory import memory
+from monitor.race.stalls import stalled_pod
 from monitor.race.summary import summary
 from monitor.race.timeline import steps
 from monitor.race.units import listed
@@ -63,6 +64,7 @@ def verdict(episode: Episode, realtime_ns: int = 0) -> Incident:
         reported_evicted=tuple(dict.fromkeys(e.pod_name for e in episode.events if isinstance(e, KubeletEvicted))),
         holds=held_pods(f),
         memory=memory(f),
+        stall=stalled_pod(f),
         refused=tuple(dict.fromkeys(name for e in episode.events if isinstance(e, Refused) for name in e.pods)),
     )
 
@@ -90,6 +92,8 @@ def rule(f: Facts) -> Ruling:
 
 
 def _rule(f: Facts) -> Ruling:
+    if f.stalls:
+        return Ruling(i.STALLED)
     if not f.kills:
         return _nobody_killed(f)
     if not f.race:

@@ -26,6 +26,7 @@ from monitor.race.events import (
     Ranked,
     Sample,
     Signalled,
+    Stalled,
     Watched,
 )
 from monitor.race.incident import Incident
@@ -122,6 +123,17 @@ def hold(t: float, name: str = "hog", **more: Any) -> Hold:
 def hold_end(t: float, why: str, name: str = "hog", **more: Any) -> HoldEnd:
     given: dict[str, Any] = {"hold": 1, "held_ns": ms(t) - ms(0.5), "grew": 3 * MI, "usage": 513 * MI}
     return HoldEnd(ms(t), f"uid-{name}", f"shop/{name}", why=why, available=700 * MI, **given | more)
+
+
+def stalled(t: float, **more: Any) -> Stalled:
+    given: dict[str, Any] = {
+        "domain": "/kubepods/web",
+        "pod": "uid-web",
+        "pod_name": "shop/web",
+        "since_ns": T0 - 10 * S,
+    }
+    given |= {"share": 0.9, "cause": "uid-hog", "cause_name": "shop/hog", "why": "grew", "lacks": 33 * MI}
+    return Stalled(ms(t), **{**given, "grew": 90 * MI, "available": 208 * MI, **more})
 
 
 def reported(t: float, name: str = "hog") -> KubeletEvicted:

@@ -22,6 +22,7 @@ from tests.race.builders import (
     reported,
     sample,
     signalled,
+    stalled,
     watched,
 )
 
@@ -257,6 +258,18 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
     ("relieved", "user_kill"): {
         "user kill": (kill(3, code=0), died(4), End(ms(5000))),
         "a user kill under pressure": (crossing(), kill(3, code=0), *CLEAR),
+    },
+    ("stalled",): {
+        "a pod waits for what another took": (stalled(0), stalled(9000, over="freed"), End(ms(20_000))),
+    },
+    ("stalled", "own_limit"): {
+        "a pod waits at its own limit": (stalled(0, why="own_limit", cause="uid-web"), End(ms(20_000))),
+    },
+    ("stalled", "throttled"): {
+        "a pod waits at its memory.high": (stalled(0, why="throttled", cause="uid-web"), End(ms(20_000))),
+    },
+    ("stalled", "swap"): {
+        "a pod waits for swap": (stalled(0, why="outside", cause=None, swap=True), End(ms(20_000))),
     },
     ("undetermined",): {
         "the record stops": (crossing(), End(ms(1000))),

@@ -1,0 +1,81 @@
+"""What an incident says of a stall: which pod waited, for how long, which pod caused it, and what ended it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monitor.policy.stall import FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, THROTTLED
+from monitor.race.codec import Record
+from monitor.race.facts import Facts
+from monitor.race.units import quantity, size, span
+
+
+@dataclass(frozen=True, slots=True)
+class StalledPod(Record):
+    """The pod that stalled, or "machine", "kubepods". `share`: the most of a second. `ms`: how long it has lasted.
+    `cause`: the pod that caused it; None: no pod did. `why`: of `monitor.policy.stall`. `lacks_bytes` it had, the cause
+    grew by `grew_bytes`. `over`: why it is over; "" while it lasts.
+    """
+
+    pod: str
+    share: float
+    ms: float
+    cause: str | None
+    why: str
+    lacks_bytes: int
+    grew_bytes: int
+    over: str
+
+
+def stalled_pod(f: Facts) -> StalledPod | None:
+    """None where no pod stalled."""
+    if not f.stalls:
+        return None
+    last = f.stalls[-1]
+    ms = round(((last.ts_ns if last.over else f.episode.end_ns) - last.since_ns) / 1e6, 3)
+    return StalledPod(last.pod_name, last.share, ms, last.cause_name, last.why, last.lacks, last.grew, last.over)
+
+
+def sentence(f: Facts) -> str:
+    """The first part of the summary."""
+    found = stalled_pod(f)
+    assert found is not None
+    return (
+        f"Stalled: {found.pod} waited for memory for {span(found.ms * 1e6)}, up to {found.share:.0%} of the time; "
+        f"{_because(found)}; {_ended_by(found)}"
+    )
+
+
+def _because(found: StalledPod) -> str:
+    if found.why == OWN_LIMIT:
+        return "it is at its own limit"
+    if found.why == THROTTLED:
+        return "it is at its memory.high"
+    lacks, grew = f"it lacks {size(found.lacks_bytes)}", f"grew by {size(found.grew_bytes)}"
+    if found.why == GREW:
+        return f"{lacks}, and {grew} itself" if found.cause == found.pod else f"{lacks}, and {found.cause} {grew}"
+    if found.why == OUTSIDE:
+        return f"{lacks}, and memory outside every pod {grew}"
+    return f"{lacks}, and no growth explains a third of that"
+
+
+def _ended_by(found: StalledPod) -> str:
+    if found.over == FREED:
+        return f"it ended when {found.cause} had freed memory"
+    return {"": "nothing has ended it yet", GONE: "it ended with the pod"}.get(found.over, "it ended by itself")
+
+
+def remedy(f: Facts) -> list[str]:
+    """What would have prevented it."""
+    found = stalled_pod(f)
+    assert found is not None
+    if found.why == OWN_LIMIT:
+        return [f"Raise the memory limit of {found.pod}: its files and memory do not fit."]
+    if found.why == THROTTLED:
+        return [f"Raise memory.high of {found.pod}: the kernel puts each allocation to sleep there."]
+    if found.why == GREW and found.cause != found.pod:
+        return [
+            f"Limit the memory of {found.cause}, or protect {quantity(found.lacks_bytes)} more of {found.pod} "
+            "(memory.low; its request with MemoryQoS)."
+        ]
+    return []
