@@ -99,6 +99,8 @@ class RunConfig:
     #: documentation promises; with compat kubelet-1.36 it kills at once, as its code does (Kubernetes issue 118172).
     eviction_max_pod_grace_period_s: int = 0
     eviction_pressure_transition_period_ns: int = DEFAULT_TRANSITION_PERIOD_NS
+    #: Rules of stalls, as they were written (`monitor.policy.stall.parse_rule`).
+    stall: tuple[str, ...] = ("pod>50%,grace=10s",)
     enforce_node_allocatable: tuple[str, ...] = ("pods",)
     #: Memory kept back from pods. The capacity of kubepods is capacity - both where its cgroup has no limit of its own.
     system_reserved: int = 0

@@ -258,6 +258,14 @@ OPTIONS: tuple[Option, ...] = (
         field="eviction_pressure_transition_period_ns",
         live=True,
     ),
+    _setting(
+        "stall",
+        values.stall_rules,
+        "",
+        "Report a pod that waits for memory for more than this share of the grace; none: never.",
+        kind=OWN_KEY,
+        default="pod>50%,grace=10s",
+    ),
     _key(
         "enforce-node-allocatable",
         values.enforceable,

@@ -19,6 +19,7 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
 from monitor.policy.qos import MOST_PRIORITY
 from monitor.policy.quantity import Quantity
+from monitor.policy.stall import parse_rule
 from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, parse_flag_map
 
 #: What a node can reserve (`--system-reserved`, `--kube-reserved` of the kubelet).
@@ -258,6 +259,19 @@ def record(value: Any) -> str:
             if problem := changed_by(Path(path)):
                 raise ValueError(f"{problem}: root writes there; {mend(problem)}, or name another file")
     return path
+
+
+def stall_rules(value: Any) -> tuple[str, ...]:
+    """One rule, or a list of them, one of each scope; "none" for none."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(isinstance(rule, str) for rule in found):
+        raise ValueError(f"{value!r} is not a rule like pod>50%,grace=10s, or a list of them")
+    if list(found) == ["none"]:
+        return ()
+    scopes = [parse_rule(rule).scope for rule in found]
+    if len(set(scopes)) < len(scopes):
+        raise ValueError("two rules have the same scope; write one for each of pod, kubepods and machine")
+    return tuple(found)
 
 
 def urls(option: str) -> Callable[[Any], tuple[str, ...]]:

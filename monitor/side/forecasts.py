@@ -215,10 +215,10 @@ class Forecaster:
         total = total_pages(view.hierarchy, view.node_path)
         inside = None if view.config.node_cgroup is None else str(view.node_path)
         victim = likely_victim(processes, total, inside, frozenset(groups(view.node_path)))
-        found = mismatch(victim, self._order())
+        found = mismatch(victim, self.order())
         return None if found is None else found._asdict()
 
-    def _order(self) -> list[Candidate]:
+    def order(self) -> list[Candidate]:
         """The policy's order by the figures of this moment."""
         stats = {}
         for uid, found in self.view.pods.items():

@@ -20,7 +20,7 @@ from monitor.link.clock import wall_offset_ns
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.thresholds import kubelets
 from monitor.race.episode import Episode
-from monitor.race.incident import FLAGS, LOST_RACES, OWN_LIMIT, VERDICTS, Incident
+from monitor.race.incident import FLAGS, LOST_RACES, OWN_LIMIT, STALLED, VERDICTS, Incident
 from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
@@ -38,7 +38,7 @@ _QUEUE = 256
 #: Pause between two tries to store an incident.
 _RETRY_S = 5.0
 #: Verdicts that count as soon as they are given. (One that is another at the end counts under both.)
-AT_ONCE = LOST_RACES | {OWN_LIMIT}
+AT_ONCE = LOST_RACES | {OWN_LIMIT, STALLED}
 
 
 def judge(found: Episode, config: PassConfig, realtime_ns: int) -> Incident:

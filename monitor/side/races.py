@@ -14,6 +14,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, State, Stored
 from monitor.link.rare_messages import Record
+from monitor.policy.stall import parse_rule
 from monitor.race.events import Crossing, Event
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
@@ -21,6 +22,7 @@ from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Judge
+from monitor.side.stalls import Stalls
 from monitor.side.view import OtherEviction, View
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Races:
             view, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
         )
         self.forecaster = Forecaster(view, self.event_builder.facts)
+        self.stalls = Stalls(view, tuple(map(parse_rule, config.stall)), self._order)
         self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
@@ -59,6 +62,10 @@ class Races:
         config = self._view.config
         head = header(config, self._view.hierarchy.version, self.judge.offset_ns)
         return Recorder(Path(config.record), head, self._log, lambda: self._view.send(Record()))
+
+    def _order(self) -> list[str]:
+        """Uids of the pods that may be evicted, by the figures of this moment."""
+        return [one.uid for one in self.forecaster.order() if not one.critical]
 
     def _sender(self, config: RunConfig) -> AlertSender | None:
         if not config.alertmanagers and not config.webhooks:
@@ -76,6 +83,7 @@ class Races:
 
     def start(self) -> None:
         self.forecaster.start()
+        self.stalls.start()
         if self.alerts is not None:
             self.alerts.start()
 

@@ -23,7 +23,7 @@ from monitor.link.messages import Decision, Refresh, SideMessage, State
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
-from monitor.race.events import Gone, Refused
+from monitor.race.events import Gone, Refused, Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.holds import Holds
@@ -44,9 +44,9 @@ _REFRESH_POLL_S = 0.005
 _QUIET_NS = 5_000_000_000
 _PROBE_TIMEOUT_S = 2.0
 
-#: What others do with pods. With --evict-by api: a decision that the API server accepted or refused, and the end of its
-#: pod. Uid, name and message of a pod that is reported as Evicted.
-OtherEviction = Decision | Refused | Gone | tuple[str, str, str]
+#: What other threads report to the main loop. With --evict-by api: a decision that the API server accepted or refused,
+#: and the end of its pod. Uid, name and message of a pod that is reported as Evicted. A pod that stalls.
+OtherEviction = Decision | Refused | Gone | Stalled | tuple[str, str, str]
 
 
 @dataclass

@@ -95,6 +95,15 @@ def test_the_same_trouble_is_the_same_alert() -> None:
     assert [(a.fingerprint, a.starts_at) for a in later] == [(a.fingerprint, a.starts_at) for a in first]
 
 
+def test_a_stalled_pod_is_one_alert_whatever_caused_it() -> None:
+    incident = {**OWN_LIMIT, "verdict": "stalled", "oom_victims": [], "stall": {"pod": "shop/web", "cause": "shop/hog"}}
+    (alert,) = alerts_for(incident, "n")
+    assert (alert.name, alert.labels["severity"]) == (rules.STALLED, "warning")
+    assert (alert.labels["namespace"], alert.labels["pod"], "cgroup" in alert.labels) == ("shop", "web", False)
+    (machine,) = alerts_for({**incident, "domain": "node", "stall": {"pod": "machine", "cause": None}}, "n")
+    assert (machine.labels["domain"], machine.labels["pod"]) == ("node", "machine")
+
+
 def test_a_container_s_directory_is_no_label() -> None:
     (alert,) = alerts_for(OWN_LIMIT, "n")
     assert "podapi" not in str(alert.labels)

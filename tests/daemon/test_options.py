@@ -155,6 +155,11 @@ OPTIONS = {
         (("http://localhost:0/", "port 0"), (1, "1 is not a URL")),
         live=True,
     ),
+    "stall": Row(
+        ["machine>40%", "pod>60%,grace=1m"],
+        ("machine>40%", "pod>60%,grace=1m"),
+        (("pod>60", "is not a rule"), (5, "is not a rule"), (["pod>50%", "pod>60%"], "two rules have the same scope")),
+    ),
     "runbook-url": Row(
         "https://w/outrace/",
         "https://w/outrace",

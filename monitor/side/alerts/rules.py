@@ -31,6 +31,7 @@ NOT_READY = "OutraceNotReady"
 STATUS_NOT_TAKEN = "OutraceStatusNotTaken"
 POD_HELD_TOO_LONG = "OutracePodHeldTooLong"
 HOLD_UNANSWERED = "OutraceHoldUnanswered"
+STALLED = "OutraceStalled"
 #: Every alert that is pushed. The rule file has the same, and those that only metrics can say.
 NAMES = tuple(name for name in vars().values() if str(name).startswith("Outrace"))
 
@@ -134,7 +135,9 @@ def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
         identity = {"severity": severity, "node": node, **where, "namespace": namespace, "pod": short, **labels}
         return Alert(name, identity, _annotations(name, incident), starts_at, ends_at)
 
-    if verdict == "own_limit":
+    if verdict == "stalled":
+        yield alert(STALLED, "warning", incident["stall"]["pod"])
+    elif verdict == "own_limit":
         for pod in killed or [""]:
             yield alert(OWN_LIMIT, "info", pod)
     elif verdict.startswith("oom_"):

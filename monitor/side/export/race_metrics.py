@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
+from monitor.policy.stall import KUBEPODS, MACHINE
+from monitor.race.events import NODE
 from monitor.race.forecast import LEVEL, STILL, Forecast
 from monitor.side.export.families import counter, gauge, histogram
 
@@ -30,6 +32,7 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     yield histogram("race_margin_seconds", "Time by which races were won or lost, by verdict.", seconds, "verdict")
     yield histogram("race_margin_bytes", "Bytes by which races were won or lost, by verdict.", nbytes, "verdict")
     yield from _ahead(races)
+    yield from _stalls(races)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
     yield gauge("incident_store_failing", "1 while incidents cannot be stored.", store.failing)
@@ -49,6 +52,17 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     yield counter("recording_dropped", text, dropped)
     failing = recorder is not None and recorder.failing
     yield gauge("recording_failing", "1 while the recording cannot be written.", failing)
+
+
+def _stalls(races: Races) -> Iterator[Metric]:
+    stalls, pods = races.stalls, races.forecaster.view.named_pods()
+    yield counter("stalls", "Stalls that lasted for their grace.", stalls.counted)
+    shown = stalls.shown
+    shares = {names: shown[found.pod.uid].share for names, found in pods.items() if found.pod.uid in shown}
+    text = "Part of the last second in which a pod waited because of memory; absent where the kernel does not say."
+    yield gauge("pod_stall_ratio", text, shares, "namespace", "pod")
+    domains = {(domain,): shown[key].share for key, domain in ((MACHINE, NODE), (KUBEPODS, KUBEPODS)) if key in shown}
+    yield gauge("stall_ratio", "The same of the machine and of all pods, where a rule watches them.", domains, "domain")
 
 
 def _ahead(races: Races) -> Iterator[Metric]:

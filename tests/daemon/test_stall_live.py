@@ -1,0 +1,90 @@
+"""Stalls of the real kernel: files of a pod that no longer fit beside another pod, and are read again and again."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import pressure
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import LabNode
+from tests import live
+
+MIB = live.MIB
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(pressure.waited(pressure.PROC) is None, reason="this kernel has no PSI"),
+]
+RATIO = 'outrace_pod_stall_ratio{namespace="lab",pod="reader"}'
+#: A thread reads pages of a mapped file at random.
+READ = """
+import random
+def reads(path):
+    attend(path)
+    block, rng = kept[-1], random.Random(1)
+    while True: block[rng.randrange(len(block) // 4096) * 4096]
+threading.Thread(target=reads, args=('{}',), daemon=True).start()
+"""
+
+
+@contextmanager
+def counted(hierarchy: Hierarchy, *puppets: live.Puppet, cgroups: tuple[Path, ...]) -> Iterator[None]:
+    """On v1 the processes are in cgroups of the same paths in the v2 hierarchy beside it, as systemd has them."""
+    root, made = pressure.unified(hierarchy), []
+    try:
+        for puppet, cgroup in zip(puppets, cgroups, strict=True):
+            if hierarchy.version == 1 and root is not None:
+                made.append(root / cgroup.relative_to(hierarchy.root))
+                made[-1].mkdir(parents=True)
+                (made[-1] / "cgroup.procs").write_text(str(puppet.pid))
+        yield
+    finally:
+        for puppet in puppets:
+            puppet.close()
+        for path in (*made, *{path.parent for path in made}):
+            live.until(lambda path=path: not path.exists() or removed(path), f"{path} to be empty")
+
+
+def removed(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except OSError:  # EBUSY: a process has not left yet
+        return False
+    return True
+
+
+@pytest.fixture
+def file() -> Iterator[Path]:
+    """On a disk: /tmp may be a tmpfs, whose pages are not file pages."""
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
+        yield Path(directory) / "read"
+
+
+def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(file: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("stall: pod>40%,grace=3s\n")
+    with LabNode("stall", 128 * MIB) as node:
+        reader, hog = node.add_pod("reader"), node.add_pod("hog")
+        puppets = live.Puppet(reader.cgroup), live.Puppet(hog.cgroup)
+        with counted(node.hierarchy, *puppets, cgroups=(reader.cgroup, hog.cgroup)):
+            puppets[0].do(f"write('{file}', 80)")
+            options = ("--config", str(own), "--eviction-hard", "memory.available<1Mi")
+            with LabDaemon(node, *options) as daemon:
+                puppets[0].do(f"exec({READ.format(file)!r})")
+                live.until(lambda: RATIO in daemon.metrics(), "figures")
+                puppets[1].do("[anon(1) or time.sleep(0.02) for _ in range(90)]")
+                named = live.message(daemon, "a pod waits for memory that it had", pod="lab/reader")
+                assert (named["cause"], named["why"]) == ("lab/hog", "grew")
+                assert named["grew"] >= 80 * MIB
+                stalled = live.message(daemon, "a pod stalls")
+                assert (stalled["pod"], stalled["cause"]) == ("lab/reader", "lab/hog")
+                puppets[1].do("kept.clear()")
+                incident = live.message(daemon, "incident", verdict="stalled", final=True)
+                assert "lab/reader waited for memory" in incident["summary"]
+                assert "lab/hog grew by " in incident["summary"]
+                assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
+                assert live.metric(daemon, "stalls_total") == 1
+            assert node.oom_kills() == 0

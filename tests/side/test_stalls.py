@@ -1,0 +1,177 @@
+"""The helper looks for stalls, on a tree of cgroup v2 files."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kernel import pressure
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import pod_from_object
+from monitor.policy.stall import parse_rule
+from monitor.race.events import Stalled
+from monitor.settings.config import RunConfig
+from monitor.side.stalls import Stalls
+from tests.side.views import view
+
+S, MIB = 10**9, 1 << 20
+
+
+class Node:
+    """A node of files with two pods, and what `Stalls` finds there second by second."""
+
+    def __init__(self, root: Path, *rules: str) -> None:
+        self.root, self.now_ns = root, 100 * S
+        self.waits = {"reader": [0, 0, 0, 0], "hog": [0, 0, 0, 0], "": [0, 0, 0, 0]}
+        self.sizes = {"reader": (10, 80), "hog": (1, 0), "": (20, 90)}  # MiB that reclaim cannot take, and files
+        self.limits = {"reader": "max", "hog": "max"}
+        self.view = view(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB)
+        self.view.pods = {name: self._pod(name) for name in ("reader", "hog")}
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+        self.view.log_budget = lambda level, text, **more: self.lines.append((text, more))  # type: ignore[assignment]
+        self.write()
+        self.stalls = Stalls(
+            self.view, tuple(map(parse_rule, rules or ("pod>50%,grace=10s",))), lambda: ["hog", "reader"]
+        )
+
+    def _pod(self, name: str) -> FoundPod:
+        made = pod_from_object({"metadata": {"name": name, "namespace": "ns", "uid": name}})
+        return FoundPod(made, self.root / name, {"c": self.root / name / "c"})
+
+    def write(self) -> None:
+        for name, (memory, io, back, taken) in self.waits.items():
+            place = self.root / name
+            kept, cache = self.sizes[name]
+            files = {
+                "cgroup.procs": "",
+                "memory.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={memory}\nfull total=0\n",
+                "io.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={io}\nfull total=0\n",
+                "memory.stat": f"anon {kept * MIB}\nfile {cache * MIB}\ninactive_file {cache * MIB}\nactive_file 0\n"
+                f"workingset_refault_anon 0\nworkingset_refault_file {back}\npgsteal {taken}\n",
+                "memory.current": str((kept + cache) * MIB),
+                "memory.max": self.limits.get(name, "max"),
+                "memory.high": "max",
+            }
+            for at in (place, *([place / "c"] if name else [])):
+                at.mkdir(parents=True, exist_ok=True)
+                for file, text in files.items():
+                    (at / file).write_text(text)
+
+    def second(self, **shares: float) -> None:
+        """One second in which pods waited for io for that share, and read again what reclaim took."""
+        for _ in range(4):
+            self.now_ns += S // 4
+            for name, share in shares.items():
+                waits = self.waits["" if name == "machine" else name]
+                waits[1] += int(share * 250_000)
+                waits[2] += int(share * 400)
+                waits[3] += int(share * 400)
+            self.write()
+            self.stalls.turn(self.now_ns)
+
+    def events(self) -> list[Any]:
+        return [self.view.evictions.get_nowait() for _ in range(self.view.evictions.qsize())]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node")
+
+
+def test_a_stalled_pod_and_its_cause_are_named_at_once_and_reported_after_the_grace(node: Node) -> None:
+    for _ in range(6):
+        node.second(reader=0.05)
+    assert node.stalls.shown["reader"].share < 0.1
+    node.sizes |= {"hog": (91, 0), "reader": (10, 47)}
+    for seconds in range(1, 12):
+        node.second(reader=0.9)
+        named = node.stalls.shown["reader"].cause
+        if seconds == 3:
+            assert named == "hog", "named within 3 s of the loss of speed"
+        if seconds < 9:
+            assert node.events() == []
+    assert node.lines[0] == (
+        "a pod waits for memory that it had",
+        {"pod": "ns/reader", "share": node.lines[0][1]["share"], "cause": "ns/hog", "why": "grew"}
+        | {"lacks": 33 * MIB, "grew": 90 * MIB},
+    )
+    (found,) = node.events()
+    assert isinstance(found, Stalled)
+    assert (found.domain, found.pod_name, found.cause_name, found.why) == (
+        "/node/reader",
+        "ns/reader",
+        "ns/hog",
+        "grew",
+    )
+    assert (found.lacks, found.grew, found.swap) == (33 * MIB, 90 * MIB, False)
+    assert (found.ts_ns - found.since_ns) / S == pytest.approx(10, abs=1)
+    assert node.stalls.counted == 1
+    for _ in range(7):
+        node.second(reader=0.1)
+    (over,) = node.events()
+    assert over == replace(found, ts_ns=over.ts_ns, share=over.share, over="calm")
+    assert over.share > 0.8
+    assert node.stalls.shown["reader"].since_ns == 0
+
+
+def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
+    node.limits["reader"] = str(91 * MIB)
+    node.second()
+    node.sizes["hog"] = (91, 0)
+    for _ in range(14):
+        node.second(reader=0.8)
+    (found,) = node.events()
+    assert (found.cause, found.why) == ("reader", "own_limit")
+
+
+def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
+    node.second()
+    for _ in range(14):
+        node.second(reader=0.8)
+    (begun,) = node.events()
+    assert (begun.cause, begun.why) == (None, "unknown")
+    node.view.pods = {"hog": node.view.pods["hog"]}
+    node.second()
+    (over,) = node.events()
+    assert over.over == "gone"
+    assert "reader" not in node.stalls.shown
+
+
+def test_a_pod_that_outrace_holds_does_not_stall(node: Node) -> None:
+    node.second()
+    node.view.holds.now = {"reader": None}  # type: ignore[dict-item]
+    for _ in range(14):
+        node.second(reader=0.9, hog=0.6)
+    assert [found.pod for found in node.events()] == ["hog"]
+
+
+def test_where_the_kernel_says_nothing_nothing_is_known(node: Node) -> None:
+    for _ in range(3):
+        node.second(reader=0.9)
+    assert "reader" in node.stalls.shown
+    for file in ("memory.pressure", "io.pressure"):
+        (node.root / "reader" / file).unlink()
+    node.stalls.turn(node.now_ns + S)
+    assert "reader" not in node.stalls.shown, "unknown is not 0"
+    assert "hog" in node.stalls.shown
+
+
+def test_the_machine_can_stall_as_a_whole(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", "machine>40%,grace=5s")
+    node.second()
+    node.sizes["hog"] = (91, 0)
+    for _ in range(9):
+        node.second(machine=0.6)
+    (found,) = node.events()
+    assert (found.domain, found.pod, found.pod_name, found.cause) == ("node", "machine", "machine", "hog")
+    assert set(node.stalls.shown) == {"machine"}
+
+
+def test_without_psi_no_thread_begins_and_the_log_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(pressure, "waited", lambda directory: None)
+    monkeypatch.setattr(node.view.log, "info", lines.append)
+    node.stalls.start()
+    assert lines == ["stalls are not known: the kernel has no PSI (boot with psi=1)"]
