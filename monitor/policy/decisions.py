@@ -14,6 +14,8 @@ from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, RESOURCE, Observation
 from monitor.policy.synchronize import Outcome
 
+#: Kind of a decision on the pod that caused a stall, and how its message begins.
+STALL, _OF_STALL = "stall", "The pod took memory that others need: "
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
 REPEAT_NS = 10_000_000_000
 #: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
@@ -58,9 +60,15 @@ def for_threshold(result: PassResult, observations: Mapping[str, Observation], h
 
 
 def for_limit(config: PassConfig, message: str) -> dict[str, Any]:
-    """The same for a pod over a limit of its own; ``message`` says which."""
+    """The same for a pod over a limit of its own, or that caused a stall; ``message`` says which."""
     grace_s = config.limit_grace_s
-    return {"signal": None, "kind": "limit", "message": message, "grace_s": grace_s, "given_s": grace_s}
+    kind = STALL if message.startswith(_OF_STALL) else "limit"
+    return {"signal": None, "kind": kind, "message": message, "grace_s": grace_s, "given_s": grace_s}
+
+
+def stall_message(stalled: str, share: float, grew: int) -> str:
+    """Why the pod that caused a stall is evicted. ``stalled``: the pod that waits; ``grew``: bytes."""
+    return f"{_OF_STALL}{stalled} waited for memory {share:.0%} of the time after this pod had grown by {grew} bytes. "
 
 
 class Decisions:

@@ -31,7 +31,7 @@ _FEW_REFAULTS = 10
 #: Pods shrink by less all the time: bytes.
 _LEAST_LOST = 1 << 20
 _DEFAULT_GRACE_NS = 10_000_000_000
-_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>.+))?")
+_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<evicts>,evict)?")
 
 
 class Load(NamedTuple):
@@ -47,15 +47,18 @@ class Load(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it."""
+    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it. ``evicts``: the
+    pod that caused it is evicted then.
+    """
 
     scope: str
     share: float
     grace_ns: int = _DEFAULT_GRACE_NS
+    evicts: bool = False
 
 
 def parse_rule(text: str) -> Rule:
-    """``pod>50%,grace=10s``. Raises PolicyError."""
+    """``pod>50%,grace=10s`` or ``pod>50%,grace=10s,evict``. Raises PolicyError."""
     found = _RULE.fullmatch(text.replace(" ", ""))
     if found is None or found["scope"] not in SCOPES:
         raise PolicyError(f"{text!r} is not a rule like 'pod>50%,grace=10s' (pod, kubepods or machine)")
@@ -65,7 +68,7 @@ def parse_rule(text: str) -> Rule:
     grace_ns = _DEFAULT_GRACE_NS if found["grace"] is None else parse_duration(found["grace"])
     if not WINDOW_NS <= grace_ns <= 3600 * WINDOW_NS:
         raise PolicyError(f"{text!r}: the grace is 1s to 1h")
-    return Rule(found["scope"], share, grace_ns)
+    return Rule(found["scope"], share, grace_ns, found["evicts"] is not None)
 
 
 def share(before: Load, now: Load) -> float:

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from monitor.errors import MonitorError
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
+from monitor.link.rare_messages import Culprit
 from monitor.policy import stall
+from monitor.policy.decisions import stall_message
 from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall
 from monitor.race.events import NODE, Stalled
 from monitor.side.view import View, label
@@ -178,6 +180,8 @@ class Stalls:
         if one.reported is None:
             self.counted += 1
             self._view.log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
+        if one.rule.evicts and cause.why == stall.GREW and cause.uid in self._order():  # critical pods are not
+            self._view.send(Culprit(cause.uid, stall_message(one.name, now.most, cause.grew)))
         one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
         self._view.others_evicted(one.reported)
 

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -28,6 +29,12 @@ def reads(path):
     while True: block[rng.randrange(len(block) // 4096) * 4096]
 threading.Thread(target=reads, args=('{}',), daemon=True).start()
 """
+
+
+class Stage(NamedTuple):
+    node: LabNode
+    reader: live.Puppet
+    hog: live.Puppet
 
 
 @contextmanager
@@ -63,28 +70,57 @@ def file() -> Iterator[Path]:
         yield Path(directory) / "read"
 
 
-def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(file: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text("stall: pod>40%,grace=3s\n")
+@pytest.fixture
+def stage(file: Path) -> Iterator[Stage]:
+    """A node of 128 MiB on which one pod has 80 MiB of files, and another is about to take 90 MiB."""
     with LabNode("stall", 128 * MIB) as node:
-        reader, hog = node.add_pod("reader"), node.add_pod("hog")
-        puppets = live.Puppet(reader.cgroup), live.Puppet(hog.cgroup)
-        with counted(node.hierarchy, *puppets, cgroups=(reader.cgroup, hog.cgroup)):
+        pods = node.add_pod("reader"), node.add_pod("hog")
+        puppets = live.Puppet(pods[0].cgroup), live.Puppet(pods[1].cgroup)
+        with counted(node.hierarchy, *puppets, cgroups=(pods[0].cgroup, pods[1].cgroup)):
             puppets[0].do(f"write('{file}', 80)")
-            options = ("--config", str(own), "--eviction-hard", "memory.available<1Mi")
-            with LabDaemon(node, *options) as daemon:
-                puppets[0].do(f"exec({READ.format(file)!r})")
-                live.until(lambda: RATIO in daemon.metrics(), "figures")
-                puppets[1].do("[anon(1) or time.sleep(0.02) for _ in range(90)]")
-                named = live.message(daemon, "a pod waits for memory that it had", pod="lab/reader")
-                assert (named["cause"], named["why"]) == ("lab/hog", "grew")
-                assert named["grew"] >= 80 * MIB
-                stalled = live.message(daemon, "a pod stalls")
-                assert (stalled["pod"], stalled["cause"]) == ("lab/reader", "lab/hog")
-                puppets[1].do("kept.clear()")
-                incident = live.message(daemon, "incident", verdict="stalled", final=True)
-                assert "lab/reader waited for memory" in incident["summary"]
-                assert "lab/hog grew by " in incident["summary"]
-                assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
-                assert live.metric(daemon, "stalls_total") == 1
-            assert node.oom_kills() == 0
+            yield Stage(node, *puppets)
+        assert node.oom_kills() == 0
+
+
+def stalled(stage: Stage, daemon: LabDaemon, file: Path) -> None:
+    """The reader reads, and then the other pod grows."""
+    stage.reader.do(f"exec({READ.format(file)!r})")
+    live.until(lambda: RATIO in daemon.metrics(), "figures")
+    stage.hog.do("[anon(1) or time.sleep(0.02) for _ in range(90)]")
+    named = live.message(daemon, "a pod waits for memory that it had", pod="lab/reader")
+    assert (named["cause"], named["why"]) == ("lab/hog", "grew")
+    assert named["grew"] >= 80 * MIB
+    found = live.message(daemon, "a pod stalls")
+    assert (found["pod"], found["cause"]) == ("lab/reader", "lab/hog")
+
+
+def options(tmp_path: Path, rule: str) -> tuple[str, ...]:
+    own = tmp_path / "own.yaml"
+    own.write_text(f"stall: {rule}\n")
+    return ("--config", str(own), "--eviction-hard", "memory.available<1Mi")
+
+
+def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
+    stage: Stage, file: Path, tmp_path: Path
+) -> None:
+    with LabDaemon(stage.node, *options(tmp_path, "pod>40%,grace=3s,evict")) as daemon:  # mode observe
+        stalled(stage, daemon, file)
+        assert live.message(daemon, "would evict")["pod"] == "lab/hog"
+        stage.hog.do("kept.clear()")
+        incident = live.message(daemon, "incident", verdict="stalled", final=True)
+        assert "lab/reader waited for memory" in incident["summary"]
+        assert "lab/hog grew by " in incident["summary"]
+        assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
+        assert live.metric(daemon, "stalls_total") == 1
+
+
+def test_the_pod_that_caused_it_is_evicted_and_the_reader_runs_again(stage: Stage, file: Path, tmp_path: Path) -> None:
+    with LabDaemon(stage.node, "--enforce", *options(tmp_path, "pod>40%,grace=3s,evict")) as daemon:
+        stalled(stage, daemon, file)
+        decision = live.message(daemon, "evicting")
+        assert (decision["pod"], decision["kind"]) == ("lab/hog", "stall")
+        assert live.message(daemon, "evicted")["pod"] == "lab/hog"
+        incident = live.message(daemon, "incident", verdict="stalled", final=True)
+        assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
+        assert len(live.messages(daemon, "evicted")) == 1
+        assert daemon.metrics()[RATIO] < 0.1

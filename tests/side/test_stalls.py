@@ -139,6 +139,23 @@ def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
     assert "reader" not in node.stalls.shown
 
 
+@pytest.mark.parametrize(("rule", "order"), [("pod>50%,evict", ["hog"]), ("pod>50%", ["hog"]), ("pod>50%,evict", [])])
+def test_the_cause_is_evicted_once_where_the_rule_says_so_and_the_policy_may(
+    tmp_path: Path, rule: str, order: list[str]
+) -> None:
+    node = Node(tmp_path / "node", rule)
+    sent: list[Any] = []
+    node.view.send = lambda message: bool(sent.append(message)) or True
+    node.stalls._order = lambda: order
+    node.second()
+    node.sizes |= {"hog": (91, 0), "reader": (10, 47)}
+    for _ in range(20):
+        node.second(reader=0.9)
+    assert [(one.pod, one.message[:38]) for one in sent] == [("hog", "The pod took memory that others need: ")] * (
+        rule.endswith("evict") and bool(order)
+    )
+
+
 def test_a_pod_that_outrace_holds_does_not_stall(node: Node) -> None:
     node.second()
     node.view.holds.now = {"reader": None}  # type: ignore[dict-item]
