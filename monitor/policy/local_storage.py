@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
-from monitor.policy.per_pod import per_pod
-from monitor.policy.pods import Pod
+from monitor.policy.pods import Pod, per_pod
 from monitor.policy.quantity import Quantity
 from monitor.policy.resources import pod_limit
 from monitor.policy.stats import PodStats

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
 
 Quantities = Mapping[str, Quantity]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Volume:
 _LOCAL_SOURCES = frozenset({"hostPath", "configMap", "gitRepo"})
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod. `grace_period_s` is terminationGracePeriodSeconds; `resources` None means no `spec.resources` at all."""
 
@@ -93,11 +96,30 @@ class Pod:
     #: Not empty for a service, session or container of the machine itself (`monitor.policy.services`): where its
     #: priority, request and class come from. Its oom_score_adj is its operator's, and stays as it is.
     written: Mapping[str, str] = field(default_factory=dict)
+    #: What `per_pod` worked out of it.
+    answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def known_priority(self) -> int | None:
         """Its priority, 0 where its spec names none; None if its spec is not known."""
         return self.priority or 0 if self.spec_known else None
+
+
+def per_pod(work_out: Callable[Concatenate[Pod, P], R]) -> Callable[Concatenate[Pod, P], R]:
+    """Works out once what follows from a pod alone, which never changes: every pass needs it. The arguments of the
+    function have to be given by place.
+    """
+
+    @wraps(work_out)
+    def answer(pod: Pod, *args: Any) -> Any:
+        key = work_out, args
+        try:
+            return pod.answers[key]
+        except KeyError:
+            made = pod.answers[key] = work_out(pod, *args)  # type: ignore[call-arg]
+            return made
+
+    return answer
 
 
 def pod_from_object(obj: Mapping[str, Any]) -> Pod:

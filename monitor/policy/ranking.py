@@ -11,8 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from monitor.policy.per_pod import per_pod
-from monitor.policy.pods import Pod
+from monitor.policy.pods import Pod, per_pod
 from monitor.policy.qos import CRITICAL_PRIORITY, is_critical
 from monitor.policy.quantity import Quantity
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monitor.policy.per_pod import per_pod
-from monitor.policy.pods import Pod
+from monitor.policy.pods import Pod, per_pod
 from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
 
 _IN_BYTES = frozenset({"memory", "storage", "ephemeral-storage"})

@@ -14,8 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
-from monitor.policy.per_pod import per_pod
-from monitor.policy.pods import Pod
+from monitor.policy.pods import Pod, per_pod
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usage_key
 from monitor.policy.resources import pod_request
