@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
@@ -131,29 +131,29 @@ def pod_from_object(obj: Mapping[str, Any]) -> Pod:
         raise PolicyError(f"a Pod is a map of keys, not {_kind(obj)}")
     if obj.get("kind", "Pod") != "Pod":
         raise PolicyError(f"kind: {obj['kind']!r} is not a Pod")
-    meta, spec, status = (_mapping(obj, key, key) for key in ("metadata", "spec", "status"))
-    name = _text(meta, "name", "metadata.name")
+    whole = _Part(obj, "")
+    meta, spec, status = (whole.map(key) for key in ("metadata", "spec", "status"))
+    name = meta.text("name")
     if not name:
         raise PolicyError("metadata.name: missing")
-    namespace = _text(meta, "namespace", "metadata.namespace") or "default"
-    resources = spec.get("resources")
+    namespace = meta.text("namespace") or "default"
     return Pod(
-        uid=_text(meta, "uid", "metadata.uid") or stable_uid(namespace, name),
+        uid=meta.text("uid") or stable_uid(namespace, name),
         namespace=namespace,
         name=name,
-        annotations=_strings(meta, "annotations", "metadata.annotations"),
-        labels=_strings(meta, "labels", "metadata.labels"),
+        annotations=meta.strings("annotations"),
+        labels=meta.strings("labels"),
         containers=_containers(spec, "containers"),
         init_containers=_containers(spec, "initContainers"),
-        resources=None if resources is None else Resources(*_requests_limits(spec, "spec")),
-        overhead=_quantities(spec, "overhead", "spec.overhead"),
-        priority=_integer(spec, "priority", "spec.priority"),
-        priority_class_name=_text(spec, "priorityClassName", "spec.priorityClassName"),
-        qos_class_status=_text(status, "qosClass", "status.qosClass"),
-        tolerations=_tolerations(spec),
-        grace_period_s=_integer(spec, "terminationGracePeriodSeconds", "spec.terminationGracePeriodSeconds"),
-        phase=_text(status, "phase", "status.phase"),
-        volumes=_volumes(spec),
+        resources=None if spec.items.get("resources") is None else Resources(*spec.requests_limits()),
+        overhead=spec.quantities("overhead"),
+        priority=spec.integer("priority"),
+        priority_class_name=spec.text("priorityClassName"),
+        qos_class_status=status.text("qosClass"),
+        tolerations=tuple([Toleration(*map(one.text, _TOLERATION)) for one in spec.maps("tolerations")]),
+        grace_period_s=spec.integer("terminationGracePeriodSeconds"),
+        phase=status.text("phase"),
+        volumes=tuple([_volume(one) for one in spec.maps("volumes")]),
     )
 
 
@@ -171,112 +171,78 @@ def stable_uid(namespace: str, name: str) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+_TOLERATION = ("key", "operator", "value", "effect")
+
+
 def _kind(value: object) -> str:
     names = {dict: "a map", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), type(value).__name__) if value is not None else "empty"
 
 
-def _mapping(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
-    value = parent.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise PolicyError(f"{path}: must be a map, not {_kind(value)}")
-    return value
+class _Part(NamedTuple):
+    """A map in the object, and the path of its keys. What is null is not there; what is of another kind than asked for
+    raises PolicyError.
+    """
+
+    items: Mapping[str, Any]
+    path: str
+
+    def value(self, key: str, kinds: Any, what: str) -> Any:
+        value = self.items.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise PolicyError(f"{self.path}{key}: must be {what}, not {_kind(value)}")
+        return value
+
+    def map(self, key: str) -> _Part:
+        return _Part(self.value(key, Mapping, "a map") or {}, f"{self.path}{key}.")
+
+    def maps(self, key: str) -> Iterator[_Part]:
+        """The items of a list of maps."""
+        for i, item in enumerate(self.value(key, list | tuple, "a list") or ()):
+            path = f"{self.path}{key}[{i}]"
+            if not isinstance(item, Mapping):
+                raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
+            yield _Part(item, f"{path}.")
+
+    def text(self, key: str) -> str:
+        return str(self.value(key, str, "text (put it in quotes)") or "")
+
+    def integer(self, key: str) -> int | None:
+        found: int | None = self.value(key, int, "a whole number")
+        return found
+
+    def strings(self, key: str) -> Mapping[str, str]:
+        found = self.map(key)
+        for name, value in found.items.items():
+            if not isinstance(name, str):
+                raise PolicyError(f"{found.path}{name}: must be text (put it in quotes), not {_kind(value)}")
+        return {name: found.text(name) for name in found.items}
+
+    def quantity(self, key: str) -> Quantity | None:
+        value = self.value(key, str | int | float, "a quantity such as 100Mi")
+        # Kubernetes trims the text and reads an unquoted number by its digits. An integer of more digits than int will
+        # print is no quantity either.
+        try:
+            return None if value is None else Quantity.parse(str(value).strip())
+        except ValueError as error:
+            raise PolicyError(f"{self.path}{key}: {error}") from None
+
+    def quantities(self, key: str) -> Quantities:
+        found = self.map(key)
+        return {str(name): found.quantity(name) or ZERO for name in found.items}
+
+    def requests_limits(self) -> tuple[Quantities, Quantities]:
+        resources = self.map("resources")
+        return resources.quantities("requests"), resources.quantities("limits")
 
 
-def _text(parent: Mapping[str, Any], key: str, path: str) -> str:
-    value = parent.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise PolicyError(f"{path}: must be text (put it in quotes), not {_kind(value)}")
-    return value
-
-
-def _integer(parent: Mapping[str, Any], key: str, path: str) -> int | None:
-    value = parent.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise PolicyError(f"{path}: must be a whole number, not {_kind(value)}")
-    return value
-
-
-def _strings(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, str]:
-    found = _mapping(parent, key, path)
-    for name, value in found.items():
-        if not isinstance(name, str) or not isinstance(value, str | None):
-            raise PolicyError(f"{path}.{name}: must be text (put it in quotes), not {_kind(value)}")
-    return {name: value or "" for name, value in found.items()}
-
-
-def _quantities(parent: Mapping[str, Any], key: str, path: str) -> Quantities:
-    return {str(name): _quantity(value, f"{path}.{name}") for name, value in _mapping(parent, key, path).items()}
-
-
-def _quantity(value: object, path: str) -> Quantity:
-    if value is None:
-        return ZERO
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise PolicyError(f"{path}: must be a quantity such as 100Mi, not {_kind(value)}")
-    # Kubernetes trims the text and reads an unquoted number by its digits. An integer of more digits than int will
-    # print is no quantity either.
-    try:
-        return Quantity.parse(str(value).strip())
-    except ValueError as error:
-        raise PolicyError(f"{path}: {error}") from None
-
-
-def _requests_limits(parent: Mapping[str, Any], path: str) -> tuple[Quantities, Quantities]:
-    path = f"{path}.resources"
-    resources = _mapping(parent, "resources", path)
-    return (
-        _quantities(resources, "requests", f"{path}.requests"),
-        _quantities(resources, "limits", f"{path}.limits"),
-    )
-
-
-def _maps(spec: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The items of a list of maps, each with its path."""
-    found = spec.get(key)
-    if found is not None and not isinstance(found, list | tuple):
-        raise PolicyError(f"spec.{key}: must be a list, not {_kind(found)}")
-    for i, item in enumerate(found or ()):
-        path = f"spec.{key}[{i}]"
-        if not isinstance(item, Mapping):
-            raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
-        yield path, item
-
-
-def _containers(spec: Mapping[str, Any], key: str) -> tuple[Container, ...]:
-    found = []
-    for path, item in _maps(spec, key):
-        requests, limits = _requests_limits(item, path)
-        policy = _text(item, "restartPolicy", f"{path}.restartPolicy") or None
-        found.append(Container(_text(item, "name", f"{path}.name"), requests, limits, policy))
-    return tuple(found)
-
-
-def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
-    keys = ("key", "operator", "value", "effect")
+def _containers(spec: _Part, key: str) -> tuple[Container, ...]:
     return tuple(
-        [Toleration(*[_text(item, k, f"{path}.{k}") for k in keys]) for path, item in _maps(spec, "tolerations")]
+        [Container(one.text("name"), *one.requests_limits(), one.text("restartPolicy") or None) for one in spec.maps(key)]
     )
 
 
-def _volumes(spec: Mapping[str, Any]) -> tuple[Volume, ...]:
-    found = []
-    for path, item in _maps(spec, "volumes"):
-        source = next((str(key) for key, value in item.items() if key != "name" and value is not None), "")
-        empty_dir = _mapping(item, "emptyDir", f"{path}.emptyDir")
-        limit = empty_dir.get("sizeLimit")
-        found.append(
-            Volume(
-                _text(item, "name", f"{path}.name"),
-                source,
-                _text(empty_dir, "medium", f"{path}.emptyDir.medium"),
-                None if limit is None else _quantity(limit, f"{path}.emptyDir.sizeLimit"),
-            )
-        )
-    return tuple(found)
+def _volume(one: _Part) -> Volume:
+    source = next((str(key) for key, value in one.items.items() if key != "name" and value is not None), "")
+    empty_dir = one.map("emptyDir")
+    return Volume(one.text("name"), source, empty_dir.text("medium"), empty_dir.quantity("sizeLimit"))
