@@ -22,12 +22,11 @@ from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
-from monitor.policy.explain import comparisons, contrast
+from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import eviction_message
-from monitor.policy.pod_reasons import why_class, why_critical, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import ALL_SIGNALS, IN_BYTES, MEMORY_SIGNALS, OWN_SIGNALS, PID, RESOURCE, Observation
@@ -192,7 +191,10 @@ def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:
             "critical": one.fixed.critical,
             "usage": one.usage,
             "request": one.fixed.request,
-            "comparisons": [p._asdict() for p in comparisons(one, seen.signal, seen.layout, seen.era)],
+            "comparisons": [
+                {"name": name, "verdict": verdict}
+                for name, verdict in comparisons(one, seen.signal, seen.layout, seen.era).items()
+            ],
         }
         for rank, one in enumerate(order, 1)
     ]
@@ -261,7 +263,7 @@ def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked |
                 "uid": other.pod.uid,
                 "rank": order.index(other) + 1,
                 "goes_first": other.key < one.key,
-                "comparisons": [c._asdict() for c in contrast(one, other, seen.signal, seen.layout, seen.era)],
+                "comparisons": contrast(one, other, seen.signal, seen.layout, seen.era),
             }
         )
     return found

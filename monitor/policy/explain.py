@@ -1,72 +1,63 @@
-"""Why a pod has its place in the order of eviction, as text.
+"""Why a pod has its place in the order of eviction, is critical, has its QoS class and its request, as text.
 
-Nothing is decided here: places are compared by the keys of `victims.rank_pods`.
+Nothing is decided here: places are compared by the keys of `victims.rank_pods`. Reasons are those of the pod's spec, or
+what an operator wrote.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from monitor.policy.layout import DiskLayout, measured
-from monitor.policy.pod_reasons import why_critical
-from monitor.policy.quantity import Quantity
+from monitor.policy.pods import Container, Pod, Resources
+from monitor.policy.qos import BEST_EFFORT, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
+from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, Era
+from monitor.policy.resources import containers_request, pod_level_resources_set
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.victims import Ranked
 
 _PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes"}
 
 
-class Comparison(NamedTuple):
-    """One thing pods are compared by: what it is called, and how this pod does in it."""
-
-    name: str
-    verdict: str
-
-
-class Contrast(NamedTuple):
-    """One comparison of two pods: the verdict on each, and whether it decides which is evicted first."""
-
-    name: str
-    one: str
-    other: str
-    decides: bool
-
-
-def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Comparison]:
-    """What decides about this pod's place for ``signal``, in the order in which it is compared."""
+def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> dict[str, str]:
+    """What decides about this pod's place for ``signal``, in the order in which it is compared: name -> how the pod
+    does in it.
+    """
     c = one.candidate
     last = ", unknown ones last" if c.priority is None else ""
     known = "unknown" if c.priority is None else c.priority
-    priority = Comparison("priority", f"{known}: lower ones go first{last}")
+    priority = {"priority": f"{known}: lower ones go first{last}"}
     if era.name == "kubelet-1.8":
-        found = [Comparison("QoS class", f"{era.qos_class(one.pod)}: BestEffort goes first, Guaranteed last")]
+        found = {"QoS class": f"{era.qos_class(one.pod)}: BestEffort goes first, Guaranteed last"}
         if RESOURCE[signal] != "inodes":
-            found.append(_usage(one, signal, layout, era, compared=signal in MEMORY_SIGNALS))
+            found["usage"] = _usage(one, signal, layout, era, compared=signal in MEMORY_SIGNALS)
     elif signal == PID:
-        found = [priority]
+        found = priority
         if era.ranker is None:  # counts are compared since 1.19
-            found.append(Comparison("processes", "no stats: goes first" if c.usage is None else str(c.usage)))
+            found["processes"] = "no stats: goes first" if c.usage is None else str(c.usage)
     else:
-        found = [_usage(one, signal, layout, era, compared=True), priority]
+        found = {"usage": _usage(one, signal, layout, era, compared=True), **priority}
         if c.usage is not None:
-            found.append(Comparison("excess", _excess(signal, c.usage, c.request)))
+            found["excess"] = _excess(signal, c.usage, c.request)
     if c.critical:
-        found.append(Comparison("critical", f"{why_critical(one.pod, era)}: never evicted"))
+        found["critical"] = f"{why_critical(one.pod, era)}: never evicted"
     return found
 
 
-def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Contrast]:
-    """Both pods, comparison by comparison. Of equal pods the names decide (the kubelet leaves those to chance)."""
-    decisive = next((name for i, name in enumerate(_deciding(signal, era)) if one.key[i] != other.key[i]), None)
-    mine = dict(comparisons(one, signal, layout, era))
-    theirs = dict(comparisons(other, signal, layout, era))
-    names = dict.fromkeys((*mine, *theirs))
-    found = [Contrast(name, mine.get(name, "-"), theirs.get(name, "-"), name == decisive) for name in names]
-    if decisive is None:
-        labels = [f"{pod.namespace}/{pod.name}".lstrip("/") for pod in (one.pod, other.pod)]
-        found.append(Contrast("name", labels[0], labels[1], True))
-    return found
+def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[dict[str, Any]]:
+    """Both pods, comparison by comparison: its name, the verdict on each, and whether it decides which is evicted
+    first. Of equal pods the names decide (the kubelet leaves those to chance).
+    """
+    decisive = next((name for i, name in enumerate(_deciding(signal, era)) if one.key[i] != other.key[i]), "name")
+    mine, theirs = (comparisons(each, signal, layout, era) for each in (one, other))
+    if decisive == "name":
+        mine["name"], theirs["name"] = (f"{p.namespace}/{p.name}".lstrip("/") for p in (one.pod, other.pod))
+    return [
+        {"name": name, "one": mine.get(name, "-"), "other": theirs.get(name, "-"), "decides": name == decisive}
+        for name in dict.fromkeys((*mine, *theirs))
+    ]
 
 
 def _deciding(signal: str, era: Era) -> tuple[str, str, str, str]:
@@ -78,11 +69,11 @@ def _deciding(signal: str, era: Era) -> tuple[str, str, str, str]:
     return ("usage", "priority", "excess", "excess")
 
 
-def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: bool) -> Comparison:
+def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: bool) -> str:
     """``compared``: what was requested plays a part."""
     c = one.candidate
     if c.usage is None:
-        return Comparison("usage", "no stats: goes first")
+        return "no stats: goes first"
     if signal in MEMORY_SIGNALS:
         what = "working set"
     else:
@@ -91,11 +82,11 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: boo
         what = ", ".join(_PARTS[part] for part in kinds) or "nothing is counted for this disk"
     text = f"{_shown(signal, c.usage)} ({what})"
     if not compared:
-        return Comparison("usage", f"{text}: more goes first")
+        return f"{text}: more goes first"
     # No pod requests inodes, so any use of them is above the request.
     request = c.request if RESOURCE[signal] in IN_BYTES else 0
     place = "above" if c.usage > request else "within"
-    return Comparison("usage", f"{text}, requested {_shown(signal, request)}: {place} its request")
+    return f"{text}, requested {_shown(signal, request)}: {place} its request"
 
 
 def _excess(signal: str, usage: int, request: int) -> str:
@@ -107,3 +98,77 @@ def _excess(signal: str, usage: int, request: int) -> str:
 
 def _shown(signal: str, n: int) -> str:
     return str(Quantity.of(n, RESOURCE[signal]))
+
+
+def why_critical(pod: Pod, era: Era = CURRENT) -> str:
+    """What protects the pod from eviction; empty if nothing does."""
+    if pod.taken_critical:
+        return pod.taken_critical
+    if era.name == "kubelet-1.8":
+        return "marked by annotation" if era.is_critical(pod) else ""
+    if is_static(pod):
+        return "static pod"
+    if is_mirror(pod):
+        return "mirror pod"
+    if (pod.priority or 0) >= CRITICAL_PRIORITY:
+        return f"priority {pod.priority}"
+    return ""
+
+
+def why_class(pod: Pod, era: Era = CURRENT) -> str:
+    """How the pod's QoS class came about."""
+    if pod.written:
+        return pod.written["class"]
+    if not pod.spec_known:
+        return "its cgroup is that of one"
+    if pod.qos_class_status:
+        return "as its status says (status.qosClass)"
+    quality = era.qos_class(pod)
+    whole = pod.resources if era.qos_class is CURRENT.qos_class else None
+    holders: list[tuple[str, Container | Resources]] = [("spec.resources", whole)] if whole is not None else []
+    holders = holders or [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
+    if quality == BEST_EFFORT:
+        none = "no container names a" if whole is None else "spec.resources names no"
+        return f"{none} request or limit of cpu or memory"
+    asked = {name: sum((holder.requests.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
+    limit = {name: sum((holder.limits.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
+    if quality == GUARANTEED:
+        return f"requests and limits are the same: cpu {asked['cpu']}, memory {asked['memory']}"
+    reasons = [
+        f"{owner} has no {name} limit"
+        for owner, holder in holders
+        for name in ("cpu", "memory")
+        if not holder.limits.get(name, ZERO) > ZERO
+    ]
+    reasons += [f"{name}: {asked[name]} requested, limit {limit[name]}" for name in asked if asked[name] != limit[name]]
+    return "not Guaranteed: " + reasons[0]
+
+
+def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
+    """How the request that is compared came about: ``memory`` or ``ephemeral-storage``."""
+    total = era.request(pod, resource)
+    if pod.written:
+        return f"{total}: {pod.written['request'] if resource == 'memory' else 'services ask for memory alone'}"
+    if not pod.spec_known:
+        return f"{total}: its spec is not known, guessed from its cgroup and processes"
+    if era.request is not CURRENT.request:
+        regular = sum((c.requests.get(resource, ZERO) for c in pod.containers), ZERO)
+        rule = "the containers' together" if total == regular else "the largest init container's"
+        return f"{total}: {rule} ({era.name} knows no sidecars, overhead or pod-level requests)"
+    if pod_level_resources_set(pod):
+        assert pod.resources is not None
+        named = pod.resources.requests.get(resource) if resource == "memory" else None
+        parts = ["spec.resources names none, which hides the containers'" if named is None else f"{named} for the pod"]
+        needed = ZERO if named is None else named
+    else:
+        sidecars = tuple(c for c in pod.init_containers if c.sidecar)
+        regular = containers_request(replace(pod, init_containers=()), resource)
+        running = containers_request(replace(pod, init_containers=sidecars), resource)
+        needed = containers_request(pod, resource)
+        if needed > running:
+            parts = [f"{needed} at a step of the init containers, more than the {running} of the running ones"]
+        else:
+            parts = [f"containers {regular}"] + ([f"sidecars {running - regular}"] if running != regular else [])
+    if total != needed:
+        parts.append(f"overhead {total - needed}")
+    return f"{total}: {' + '.join(parts)}"

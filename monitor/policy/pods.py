@@ -237,9 +237,8 @@ class _Part(NamedTuple):
 
 
 def _containers(spec: _Part, key: str) -> tuple[Container, ...]:
-    return tuple(
-        [Container(one.text("name"), *one.requests_limits(), one.text("restartPolicy") or None) for one in spec.maps(key)]
-    )
+    parts = spec.maps(key)
+    return tuple([Container(p.text("name"), *p.requests_limits(), p.text("restartPolicy") or None) for p in parts])
 
 
 def _volume(one: _Part) -> Volume:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.explain import why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import kubelet_pass
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.oom_score import oom_score_adj
-from monitor.policy.pod_reasons import why_class, why_critical, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era

@@ -16,7 +16,7 @@ def words(
     one: Pod, figures: dict[str, Any] | None, signal: str, layout: DiskLayout = SINGLE_DISK, name: str = "kubelet-1.36"
 ) -> list[str]:
     (alone,) = ranked([one], [] if figures is None else [figures], signal, layout, name)
-    return [f"{c.name}: {c.verdict}" for c in comparisons(alone, signal, layout, era(name))]
+    return [f"{part}: {verdict}" for part, verdict in comparisons(alone, signal, layout, era(name)).items()]
 
 
 def test_memory_in_words() -> None:
@@ -89,7 +89,7 @@ def test_the_old_one_speaks_of_classes() -> None:
 
 def decided(one: Ranked, other: Ranked, signal: str = MEMORY, name: str = "kubelet-1.36") -> list[str]:
     found = contrast(one, other, signal, SINGLE_DISK, era(name))
-    return [f"{c.name}: {c.one} | {c.other}" for c in found if c.decides]
+    return [f"{c['name']}: {c['one']} | {c['other']}" for c in found if c["decides"]]
 
 
 @pytest.mark.parametrize(

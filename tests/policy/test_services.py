@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.pod_reasons import why_class, why_critical, why_request
+from monitor.policy.explain import why_class, why_critical, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.qos import MOST_PRIORITY, is_critical
 from monitor.policy.releases import ERAS, era
