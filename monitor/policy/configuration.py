@@ -12,25 +12,25 @@ defaults, as with an empty file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.releases import CURRENT, Era
-from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF
-from monitor.policy.thresholds import LESS_THAN, Threshold
+from monitor.policy.signals import ALLOCATABLE_OF
+from monitor.policy.thresholds import LESS_THAN, OFF, Threshold, place
 
 DEFAULT = "default"
 MERGE_DEFAULTS = "mergeDefaultEvictionSettings"
-HARD, SOFT = "evictionHard", "evictionSoft"
-SOFT_GRACE, MIN_RECLAIM = "evictionSoftGracePeriod", "evictionMinimumReclaim"
+HARD, SOFT, SOFT_GRACE, MIN_RECLAIM = THRESHOLDS = (
+    *("evictionHard", "evictionSoft"),
+    *("evictionSoftGracePeriod", "evictionMinimumReclaim"),
+)
 SYSTEM_RESERVED, KUBE_RESERVED = "systemReserved", "kubeReserved"
 ENFORCE = "enforceNodeAllocatable"
 #: Keys of a KubeletConfiguration that hold a map of texts, and so are merged entry by entry.
-TEXT_MAPS = (HARD, SOFT, SOFT_GRACE, MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED)
-
-_RANK = {signal: i for i, signal in enumerate(ALL_SIGNALS)}
+TEXT_MAPS = (*THRESHOLDS, SYSTEM_RESERVED, KUBE_RESERVED)
 
 
 class Source(NamedTuple):
@@ -84,23 +84,20 @@ class Settings:
 
         Raises PolicyError, as parsing the maps does.
         """
-        grace, reclaim = self.texts(SOFT_GRACE), self.texts(MIN_RECLAIM)
-        # It is the whole that must be right.
-        rules.parse_thresholds(self.texts(HARD), self.texts(SOFT), grace, reclaim, own=True)
-        found = []
-        for key in (HARD, SOFT):
-            for signal, entry in self.maps[key].items():
-                one = {signal: entry.value}
-                maps = (one, {}) if key == HARD else ({}, one)
-                for threshold in rules.parse_thresholds(*maps, grace, reclaim, own=True):  # none, if it is switched off
-                    found.append(Effective(threshold, entry.value, reclaim.get(signal), entry.origin))
+        reclaim = self.texts(MIN_RECLAIM)
+        parsed = rules.parse_thresholds(*map(self.texts, THRESHOLDS), in_order=True, own=True)
+        entries = [entry for key in (HARD, SOFT) for entry in self.maps[key].values() if entry.value not in OFF]
+        found = [
+            Effective(t, value, reclaim.get(t.signal), origin)
+            for t, (value, origin) in zip(parsed, entries, strict=True)
+        ]
         if "pods" in self.enforced():
             for original in [e for e in found if e.threshold.signal in ALLOCATABLE_OF and e.threshold.hard]:
                 t = original.threshold
-                copy = Threshold(ALLOCATABLE_OF[t.signal], t.value, t.grace_ns, t.min_reclaim)
                 origin = f"copy of {t.signal} ({original.origin})"
+                copy = replace(t, signal=ALLOCATABLE_OF[t.signal])
                 found.append(original._replace(threshold=copy, origin=origin, copy=True))
-        found.sort(key=lambda e: (_RANK[e.threshold.signal], e.threshold.grace_ns))
+        found.sort(key=lambda e: place(e.threshold))
         return _overlaid(found, layout) if rules.containerfs else tuple(found)
 
     def enforced(self) -> tuple[str, ...]:
@@ -147,16 +144,10 @@ def in_force(
     for drop_in in drop_ins:
         for key in TEXT_MAPS:
             if key in drop_in.content:
-                patch = drop_in.content[key]
-                if patch is None:
-                    maps[key] = {}
-                else:
-                    # An entry named keeps its place, as it would in the JSON; a new one comes last.
-                    maps[key].update(_entries(drop_in, key, patch=True))
-                    maps[key] = {name: entry for name, entry in maps[key].items() if patch.get(name, "") is not None}
+                maps[key] = _patched(maps[key], drop_in, key)
                 origins[key] = f"{drop_in.name}: {key}"
-        taken = {key for key, value in drop_in.content.items() if value is None}
-        values = {key: given for key, given in values.items() if key not in taken} | _values(drop_in)
+        kept = {key: given for key, given in values.items() if drop_in.content.get(key, "") is not None}
+        values = kept | _values(drop_in)
     for key, given in (own or {}).items():
         if key in maps:
             maps[key] = {name: Given(text, given.origin) for name, text in given.value.items()}
@@ -167,6 +158,13 @@ def in_force(
             values[key] = given
     off = {signal: origin for signal, origin in off.items() if signal not in maps[HARD]}
     return Settings(maps, values, origins, off)
+
+
+def _patched(entries: dict[str, Given], drop_in: Source, key: str) -> dict[str, Given]:
+    """A map with a drop-in's entries. One that it had keeps its place, as it would in the JSON; a new one comes last."""
+    patch = drop_in.content[key]
+    merged = entries | _entries(drop_in, key, patch=True)
+    return {} if patch is None else {name: e for name, e in merged.items() if patch.get(name, "") is not None}
 
 
 def _entries(source: Source, key: str, patch: bool = False) -> dict[str, Given]:

@@ -59,17 +59,16 @@ class Era:
         soft_grace: Mapping[str, str] | None = None,
         min_reclaim: Mapping[str, str] | None = None,
         enforce_node_allocatable: Sequence[str] = (),
+        in_order: bool = False,
         own: bool = False,
     ) -> tuple[Threshold, ...]:
-        """The thresholds of a configuration; ``hard`` None is this release's defaults. Raises PolicyError. ``own``:
-        outrace's own signals, which no release has, are known as well.
-        """
+        """As `parse_thresholds`; ``hard`` None is this release's defaults. No release has outrace's own signals."""
         hard = self.default_hard if hard is None else hard
         for entries in (hard, soft, soft_grace, min_reclaim):
             for signal in entries or ():
                 if signal in SIGNALS and signal not in self.signals:
                     raise PolicyError(f"unsupported eviction signal {signal}: {self.name} does not know it")
-        return parse_thresholds(hard, soft, soft_grace, min_reclaim, enforce_node_allocatable, own=own)
+        return parse_thresholds(hard, soft, soft_grace, min_reclaim, enforce_node_allocatable, in_order, own)
 
 
 CURRENT = Era(

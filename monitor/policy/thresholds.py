@@ -7,8 +7,9 @@ errors and the order of `SIGNALS` for results, hard before soft.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration, parse_percentage
@@ -28,8 +29,8 @@ DEFAULT_TRANSITION_PERIOD_NS = 300 * 10**9
 
 LESS_THAN = "LessThan"
 OFF = ("0%", "100%")  # values that switch a threshold off
-_RANK = {signal: i for i, signal in enumerate(ALL_SIGNALS)}
 _INT64_MIN = -(2**63)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +123,13 @@ def parse_thresholds(
     copies; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as well.
     """
     known = ALL_SIGNALS if own else SIGNALS
-    found = [_threshold(signal, value, known) for signal, value in (hard or {}).items()]
-    gentle = [_threshold(signal, value, known) for signal, value in (soft or {}).items()]
-    graces = {signal: _grace(signal, value, known) for signal, value in (soft_grace or {}).items()}
-    reclaims = {signal: _reclaim(signal, value, known) for signal, value in (min_reclaim or {}).items()}
+    found = _parsed(hard, known, _threshold)
+    gentle = _parsed(soft, known, _threshold)
+    graces = _parsed(soft_grace, known, _grace)
+    reclaims = _parsed(min_reclaim, known, _reclaim)
 
-    thresholds = [threshold for threshold in found if threshold is not None]
-    for threshold in gentle:
-        if threshold is None:
-            continue
+    thresholds = [threshold for threshold in found.values() if threshold is not None]
+    for threshold in filter(None, gentle.values()):
         if threshold.signal not in graces:
             raise PolicyError(f"grace period must be specified for the soft eviction threshold {threshold.signal}")
         thresholds.append(replace(threshold, grace_ns=graces[threshold.signal]))
@@ -140,7 +139,12 @@ def parse_thresholds(
         thresholds += [
             replace(t, signal=ALLOCATABLE_OF[t.signal]) for t in thresholds if t.signal in ALLOCATABLE_OF and t.hard
         ]
-    return tuple(thresholds if in_order else sorted(thresholds, key=lambda t: (_RANK[t.signal], t.grace_ns)))
+    return tuple(thresholds if in_order else sorted(thresholds, key=place))
+
+
+def place(threshold: Threshold) -> tuple[int, int]:
+    """Sort key: the order of `ALL_SIGNALS`, hard before soft."""
+    return ALL_SIGNALS.index(threshold.signal), threshold.grace_ns
 
 
 def kubelets(thresholds: Sequence[Threshold]) -> tuple[Threshold, ...]:
@@ -157,14 +161,17 @@ def kubelets(thresholds: Sequence[Threshold]) -> tuple[Threshold, ...]:
     return (*found.values(), *mine)
 
 
-def _known(signal: str, known: Sequence[str]) -> None:
-    if signal not in known:
-        raise PolicyError(f"unsupported eviction signal {signal}")
+def _parsed(entries: Mapping[str, str] | None, known: Sequence[str], parse: Callable[[str, str], T]) -> dict[str, T]:
+    found = {}
+    for signal, text in (entries or {}).items():
+        if signal not in known:
+            raise PolicyError(f"unsupported eviction signal {signal}")
+        found[signal] = parse(signal, text)
+    return found
 
 
-def _threshold(signal: str, text: str, known: Sequence[str]) -> Threshold | None:
+def _threshold(signal: str, text: str) -> Threshold | None:
     """One entry of the hard or soft map; None if it switches the threshold off."""
-    _known(signal, known)
     if text.endswith("%"):
         if text in OFF:
             return None
@@ -180,16 +187,14 @@ def _threshold(signal: str, text: str, known: Sequence[str]) -> Threshold | None
     return Threshold(signal, ThresholdValue(quantity))
 
 
-def _grace(signal: str, text: str, known: Sequence[str]) -> int:
-    _known(signal, known)
+def _grace(_signal: str, text: str) -> int:
     grace = parse_duration(text)
     if grace < 0:
         raise PolicyError(f"invalid eviction grace period specified: {text}, must be a positive value")
     return grace
 
 
-def _reclaim(signal: str, text: str, known: Sequence[str]) -> ThresholdValue:
-    _known(signal, known)
+def _reclaim(signal: str, text: str) -> ThresholdValue:
     if text.endswith("%"):
         fraction = parse_percentage(text)
         # Over 100% is allowed, and NaN, which compares with nothing, passes too.
