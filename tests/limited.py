@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from monitor.kernel.limits import EVERYTHING, Limits
+from monitor.kernel.limits import EVERYTHING
 
 MIB = 1 << 20
 #: What v1 prints for "no limit".
@@ -18,7 +18,7 @@ def write(path: Path, files: dict[str, int | str]) -> Path:
     return path
 
 
-def limit(path: Path, mib: int) -> Limits:
+def limit(path: Path, mib: int) -> dict[str, int]:
     """Set all limits of a real cgroup, ``mib`` the hardest; what should be read then, its swap aside (0 or unknown)."""
     v1 = (path / "memory.limit_in_bytes").exists()
     size = mib * MIB
@@ -31,7 +31,7 @@ def limit(path: Path, mib: int) -> Limits:
     there = {name: value for name, value in wanted.items() if (path / name).exists()}
     for name, value in there.items():
         (path / name).write_text(str(value))
-    swap_max = MIB if {"memory.memsw.limit_in_bytes", "memory.swap.max"} & there.keys() else None
+    swap_max = {"swap_max": MIB} if {"memory.memsw.limit_in_bytes", "memory.swap.max"} & there.keys() else {}
     if v1:
-        return Limits(max=size, soft=size // 2, swap_max=swap_max)
-    return Limits(size // 8, size // 4, size // 2, size, swap_max)
+        return {"max": size, "soft": size // 2, **swap_max}
+    return {"min": size // 8, "low": size // 4, "high": size // 2, "max": size, **swap_max}

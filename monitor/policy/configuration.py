@@ -161,7 +161,7 @@ def in_force(
 
 
 def _patched(entries: dict[str, Given], drop_in: Source, key: str) -> dict[str, Given]:
-    """A map with a drop-in's entries. One that it had keeps its place, as it would in the JSON; a new one comes last."""
+    """A map with a drop-in's entries. One that it had keeps its place, as in the JSON; a new one comes last."""
     patch = drop_in.content[key]
     merged = entries | _entries(drop_in, key, patch=True)
     return {} if patch is None else {name: e for name, e in merged.items() if patch.get(name, "") is not None}

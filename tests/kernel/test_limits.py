@@ -1,13 +1,12 @@
 """Limits and swap of a memory cgroup: from the files of either version, of real cgroups, and when one goes."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel import cgroupfs, limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.limits import EVERYTHING, Limits, read
+from monitor.kernel.limits import EVERYTHING, read
 from tests import live
 from tests.limited import MIB, UNLIMITED, limit, write
 from tests.puppet import cgroup
@@ -23,30 +22,36 @@ MEMSW, USED, SOFT = "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"
 @pytest.mark.parametrize(
     ("version", "files", "found"),
     [
-        (2, {f"memory.{name}": n for n, name in enumerate(NAMES, 1)}, Limits(1, 2, 3, 4, 5, None, 6)),
-        (2, UNSET, Limits()),
+        (
+            2,
+            {f"memory.{name}": n for n, name in enumerate(NAMES, 1)},
+            dict(zip(("min", "low", "high", "max", "swap_max", "swap"), range(1, 7), strict=True)),
+        ),
+        (2, UNSET, {}),
         # A protection of 0 is none. A limit of 0 is one, and the hardest.
-        (2, {"memory.high": 0, "memory.max": 0, "memory.swap.max": 0}, Limits(high=0, max=0, swap_max=0)),
-        (2, {"memory.min": "max", "memory.low": "max", "memory.max": "max"}, Limits(min=EVERYTHING, low=EVERYTHING)),
-        (2, {"memory.swap.max": "max", "memory.swap.current": 0}, Limits(swap=0)),
-        (2, {"memory.high": "", "memory.max": "many"}, Limits()),
-        (1, V1, Limits(max=64 * MIB)),  # swapaccount=0
+        (2, {"memory.high": 0, "memory.max": 0, "memory.swap.max": 0}, {"high": 0, "max": 0, "swap_max": 0}),
+        (2, {"memory.min": "max", "memory.low": "max", "memory.max": "max"}, {"min": EVERYTHING, "low": EVERYTHING}),
+        (2, {"memory.swap.max": "max", "memory.swap.current": 0}, {"swap": 0}),
+        (2, {"memory.high": "", "memory.max": "many"}, {}),
+        (1, V1, {"max": 64 * MIB}),  # swapaccount=0
         (
             1,
             {**V1, MEMSW: 80 * MIB, USED: 13 * MIB, SOFT: 32 * MIB},
-            Limits(max=64 * MIB, swap_max=16 * MIB, soft=32 * MIB, swap=3 * MIB),
+            {"max": 64 * MIB, "swap_max": 16 * MIB, "soft": 32 * MIB, "swap": 3 * MIB},
         ),
         # What is read first is older: memory may have been charged meanwhile.
-        (1, {**V1, USED: 9 * MIB}, Limits(max=64 * MIB, swap=0)),
-        (1, {**V1, MEMSW: UNLIMITED}, Limits(max=64 * MIB)),
-        (1, {"memory.limit_in_bytes": UNLIMITED, SOFT: UNLIMITED}, Limits()),
-        (1, {**V1, "memory.high": MIB}, Limits(max=64 * MIB)),  # a file of the other version means nothing
+        (1, {**V1, USED: 9 * MIB}, {"max": 64 * MIB, "swap": 0}),
+        (1, {**V1, MEMSW: UNLIMITED}, {"max": 64 * MIB}),
+        (1, {"memory.limit_in_bytes": UNLIMITED, SOFT: UNLIMITED}, {}),
+        (1, {**V1, "memory.high": MIB}, {"max": 64 * MIB}),  # a file of the other version means nothing
     ],
 )
-def test_the_files_of_a_cgroup(tmp_path: Path, version: int, files: dict[str, int | str], found: Limits) -> None:
+def test_the_files_of_a_cgroup(
+    tmp_path: Path, version: int, files: dict[str, int | str], found: dict[str, int]
+) -> None:
     hierarchy, path = Hierarchy(version, tmp_path), write(tmp_path / "pod", files)
     assert read(hierarchy, path) == found
-    assert read(hierarchy, path, swap=False) == dataclasses.replace(found, swap=None)
+    assert read(hierarchy, path, swap=False) == {name: n for name, n in found.items() if name != "swap"}
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -57,15 +62,15 @@ def test_the_root_has_the_machines_swap_and_no_limits(
     values = {"MemTotal": 1, "SwapTotal": 8 * MIB, "SwapFree": 5 * MIB}
     monkeypatch.setattr(meminfo, "read", lambda: values)
     hierarchy = Hierarchy(version, tmp_path)
-    assert read(hierarchy, tmp_path) == Limits(swap=3 * MIB)
-    assert read(hierarchy, tmp_path, swap=False) == Limits()
+    assert read(hierarchy, tmp_path) == {"swap": 3 * MIB}
+    assert read(hierarchy, tmp_path, swap=False) == {}
     values["SwapTotal"] = 0
-    assert read(hierarchy, tmp_path) == Limits()
+    assert read(hierarchy, tmp_path) == {}
 
 
 def test_a_cgroup_without_any_file_is_not_one_that_is_gone(tmp_path: Path) -> None:
     hierarchy = Hierarchy(2, tmp_path)
-    assert read(hierarchy, write(tmp_path / "bare", {})) == Limits()
+    assert read(hierarchy, write(tmp_path / "bare", {})) == {}
     assert read(hierarchy, tmp_path / "gone") is None
     assert read(hierarchy, write(tmp_path / "pod", {}) / "cgroup.procs") is None  # no directory at all
 
@@ -73,19 +78,19 @@ def test_a_cgroup_without_any_file_is_not_one_that_is_gone(tmp_path: Path) -> No
 pod = live.fixture(cgroup, "limits")
 
 
-def without_swap(found: Limits | None) -> Limits | None:
+def without_swap(found: dict[str, int] | None) -> dict[str, int] | None:
     """No test can rely on swap: what is in use is asserted to be none, or not known."""
-    assert found is None or found.swap in (0, None)
-    return None if found is None else dataclasses.replace(found, swap=None)
+    assert found is None or not found.get("swap")
+    return None if found is None else {name: n for name, n in found.items() if name != "swap"}
 
 
 @pytest.mark.kernel
 def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
     hierarchy = cgroupfs.detect()
     inner = cgroupfs.make(pod / "inner")
-    assert without_swap(read(hierarchy, inner)) == Limits()
+    assert without_swap(read(hierarchy, inner)) == {}
     wanted = limit(inner, 64)
-    assert wanted.max == 64 * MIB
+    assert wanted["max"] == 64 * MIB
     assert without_swap(read(hierarchy, inner)) == wanted
     inner.rmdir()
     assert read(hierarchy, inner) is None

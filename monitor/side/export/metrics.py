@@ -416,7 +416,7 @@ def pod_metrics(view: View) -> Iterator[Metric]:
 
 def limit_metrics(view: View) -> Iterator[Metric]:
     """Limits, and swap where the machine has any."""
-    has_swap = limits.machine().swap is not None
+    has_swap = bool(limits.machine_swap())
     domains = {("node",): view.node_path}
     if view.kubepods is not None:
         domains[("kubepods",)] = view.kubepods
@@ -425,7 +425,7 @@ def limit_metrics(view: View) -> Iterator[Metric]:
         looks = {key: limits.read(view.hierarchy, path, has_swap) for key, path in cgroups.items()}
         # The pod source reports a cgroup that was removed.
         read = {key: found for key, found in looks.items() if found is not None}
-        limited = {(*key, name): n for key, found in read.items() for name, n in found.named().items() if n is not None}
-        swap = {key: found.swap for key, found in read.items() if found.swap is not None}
+        swap = {key: found.pop("swap") for key, found in read.items() if "swap" in found}
+        limited = {(*key, name): n for key, found in read.items() for name, n in found.items()}
         yield gauge(f"{prefix}memory_limit_bytes", _LIMITS, limited, *labels, "limit")
         yield gauge(f"{prefix}memory_swap_bytes", _SWAP, swap, *labels)
