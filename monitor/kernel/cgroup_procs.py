@@ -20,6 +20,7 @@ _KEPT = 64
 CGROUPS = 64
 #: Cgroups that are listed in the time that one of them takes to read.
 _LISTED = 16
+_GONE = (*GONE, errno.ENOTDIR)
 
 
 def pids_below(path: Path) -> set[int]:
@@ -44,12 +45,11 @@ def walk(path: Path) -> Generator[tuple[str, set[int]]]:
                 if len(directory) > _LONG:
                     anchors.append((os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), len(stack)))
                     directory = f"/proc/self/fd/{anchors[-1][0]}"
-                pids = set(_pids_in(directory))
+                pids = _pids_in(directory)
             except OSError as e:
-                if e.errno not in (*GONE, errno.ENOTDIR):
+                if e.errno not in _GONE:
                     raise
             else:
-                pids.discard(0)
                 yield directory, pids
                 for _ in _listed(directory, stack):
                     yield directory, set()
@@ -69,16 +69,16 @@ def _listed(directory: str, stack: list[str]) -> Generator[None]:
                 if not number % _LISTED:
                     yield
     except OSError as e:
-        if e.errno not in (*GONE, errno.ENOTDIR):
+        if e.errno not in _GONE:
             raise
 
 
-def pids_in(directory: str) -> set[int]:
-    """Processes of this one cgroup; none if it is gone. Raises OSError."""
+def pids_in(directory: str, kept: int | None = None) -> set[int]:
+    """Processes of this one cgroup; none if it is gone. ``kept``: its cgroup.procs is open already. Raises OSError."""
     try:
-        return set(_pids_in(directory))
+        return _pids_in(directory) if kept is None else _read(kept)
     except OSError as e:
-        if e.errno not in (*GONE, errno.ENOTDIR):
+        if e.errno not in _GONE:
             raise
         return set()
 
@@ -106,7 +106,7 @@ class KeptProcesses:
         if self._files and self._below() == self._counted:
             try:
                 for directory, file in self._files.items():
-                    yield directory, _kept(file)
+                    yield directory, _read(file)
                 return
             except OSError as e:
                 if e.errno not in GONE:
@@ -125,15 +125,7 @@ class KeptProcesses:
 
     def pids_in(self, directory: str) -> set[int]:
         """As `pids_in`. Raises OSError."""
-        file = self._files.get(directory)
-        if file is None:
-            return pids_in(directory)
-        try:
-            return _kept(file)
-        except OSError as e:
-            if e.errno not in GONE:
-                raise
-            return set()
+        return pids_in(directory, self._files.get(directory))
 
     def populated(self) -> bool | None:
         """As `populated`."""
@@ -163,8 +155,8 @@ class KeptProcesses:
             os.close(self._files.popitem()[1])
 
 
-def _kept(file: int) -> set[int]:
-    """What a cgroup.procs says that is open already; nothing for a threaded cgroup. Raises OSError."""
+def _read(file: int) -> set[int]:
+    """What a cgroup.procs says; nothing for a threaded v2 cgroup, which refuses to say (EOPNOTSUPP). Raises OSError."""
     text = b""
     try:
         while part := os.pread(file, 1 << 16, len(text)):
@@ -173,6 +165,14 @@ def _kept(file: int) -> set[int]:
         if e.errno != errno.EOPNOTSUPP:
             raise
     return {int(line) for line in text.split()} - {0}
+
+
+def _pids_in(directory: str) -> set[int]:
+    file = os.open(f"{directory}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read(file)
+    finally:
+        os.close(file)
 
 
 def anybody(path: Path, most: int = 1000, counts: Callable[[int], bool] = bool) -> bool | None:
@@ -187,29 +187,17 @@ def anybody(path: Path, most: int = 1000, counts: Callable[[int], bool] = bool) 
     return False
 
 
-def _pids_in(directory: str) -> list[int]:
-    """What a cgroup.procs says; nothing for a threaded v2 cgroup, which refuses to say (EOPNOTSUPP)."""
-    try:
-        with open(f"{directory}/cgroup.procs", "rb") as file:
-            return [int(line) for line in file.read().split()]
-    except OSError as e:
-        if e.errno == errno.EOPNOTSUPP:
-            return []
-        raise
-
-
 def processes(path: Path, recursive: bool = True, most: int | None = None) -> list[int]:
     """Process ids in the cgroup (and below it, in ``most`` cgroups), ascending; see `pids_below`. MonitorError if it
     cannot be read.
     """
     try:
         below = itertools.islice(walk(path), most)
-        found = {pid for _, pids in below for pid in pids} if recursive else set(_pids_in(os.fspath(path)))
+        return sorted({pid for _, pids in below for pid in pids} if recursive else _pids_in(os.fspath(path)))
     except OSError as e:
         if e.errno in GONE:
             return []
         raise failure(path / "cgroup.procs", "read", e) from e
-    return sorted(found - {0})
 
 
 def populated(path: Path) -> bool | None:
