@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from monitor.cli.checks import Check, examine
 from monitor.cli.daemons import Daemon, no_daemon_option, running
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
-from monitor.kernel import bounds, rungs
+from monitor.kernel import bounds, cgroupfs, meminfo, rungs
 from monitor.kernel.charging import Offer
 from monitor.settings.config import RunConfig, fastest_fill
 
@@ -34,21 +35,35 @@ def _first(failed: list[Check]) -> tuple[str, str]:
 
 def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
     """The hook ladder here: the ``rung`` that `outrace run --hooks auto` would take (None: none), and all ``rungs``."""
-    seen = rungs.facts(fastest_fill(), bpf_offers(checks, state_dir))
-    offered = [replace(rung, detail=rung.detail + _bounds_on_a_cgroup(seen, rung)) for rung in rungs.rungs(seen)]
+    poll = Offer(rungs.POLL, True, "usage and memory.stat, read as often as the headroom asks for")
+    offers = [*bpf_offers(checks, state_dir), poll]
+    try:
+        cgroupfs.detect()
+    except MonitorError as error:
+        remedy = "mount a cgroup hierarchy with the memory controller"
+        offers = [Offer(offer.name, False, str(error), remedy) for offer in offers]
     able = not any(check.required and not check.ok for check in checks)
-    taken = next((rung.name for rung in offered if rung.ok), None) if able else None
-    return {"rung": taken, "rungs": [asdict(rung) for rung in offered]}
+    taken = next((offer.name for offer in offers if offer.ok), None) if able else None
+    machine = fastest_fill(), os.cpu_count() or 1, meminfo.huge_page()
+    return {"rung": taken, "rungs": [_rung(offer, *machine) for offer in offers]}
 
 
-def _bounds_on_a_cgroup(seen: rungs.Facts, rung: rungs.Rung) -> str:
-    """The bound with a cgroup as the node."""
-    if not rung.ok:
-        return ""
-    text = f"; with --node-cgroup {format_bytes(rungs.promise(seen, rung.name, machine=False).unseen_bytes)}"
-    if rung.name != rungs.MEMCG:  # it looks
-        text += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
-    return text
+def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
+    """``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold of the machine."""
+    promised, detail = rungs.promise(offer.name, *machine), offer.why
+    if offer.ok:
+        on_a_cgroup = rungs.promise(offer.name, *machine, machine=False).unseen_bytes
+        detail += f"; with --node-cgroup {format_bytes(on_a_cgroup)}"
+        if offer.name != rungs.MEMCG:  # it looks
+            detail += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
+    return {
+        "name": offer.name,
+        "ok": offer.ok,
+        "detail": detail,
+        "remedy": "" if offer.ok else offer.remedy,
+        "unseen_bytes": promised.unseen_bytes,
+        "unseen_ms": promised.unseen_ns / 1e6,
+    }
 
 
 def _running(state_dir: Path | None, no_daemon: bool) -> Daemon | None:

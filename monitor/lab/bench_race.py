@@ -15,7 +15,7 @@ from monitor.cli.finite import Finite
 from monitor.cli.output import format_bytes
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import loader, meminfo
-from monitor.kernel.rungs import AUTO, NAMES, facts, rungs
+from monitor.kernel.rungs import AUTO, NAMES, bpf_offers
 from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, print_rows, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.checked import KINDS
@@ -132,9 +132,9 @@ def _where(hogs: int, thp: bool, margin: int) -> str:
 
 def _check_offered(names: Sequence[str]) -> None:
     """Raises CannotError for a hook that is not there."""
-    for rung in rungs(facts(fastest_fill())) if names else ():
-        if rung.name in names and not rung.ok:
-            raise CannotError(f"--hooks {rung.name}: {rung.detail}", rung.remedy)
+    for offer in bpf_offers() if names else ():
+        if offer.name in names and not offer.ok:
+            raise CannotError(f"--hooks {offer.name}: {offer.why}", offer.remedy)
 
 
 # -- mode hold: load by load, held at the crossing, and let go on with its data checked --------------------------------

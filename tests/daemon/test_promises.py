@@ -9,7 +9,7 @@ import pytest
 
 from monitor.kernel import bounds, meminfo
 from monitor.kernel.cgroupfs import detect
-from monitor.kernel.rungs import BPF_RUNGS, POLL, Facts, promise
+from monitor.kernel.rungs import BPF_RUNGS, POLL, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -96,11 +96,10 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
 
 @pytest.mark.parametrize("machine", [True, False])
 def test_the_metric_of_the_poller_is_the_promise(machine: bool) -> None:
-    seen = Facts(bpf=(), cpus=2, huge_page=2 * MIB, fill_rate=12 << 30)
     stats: dict[str, int] = {}
-    soft = polled(arming=SimpleNamespace(rate=seen.fill_rate), stats=SimpleNamespace(set=stats.__setitem__))
+    soft = polled(arming=SimpleNamespace(rate=12 << 30), stats=SimpleNamespace(set=stats.__setitem__))
     soft.watches = {0: SimpleNamespace(machine=machine)}  # type: ignore[dict-item]
-    soft._cpus = seen.cpus
-    row = promise(seen, POLL, machine=machine)
+    soft._cpus = 2
+    row = promise(POLL, 12 << 30, 2, 2 * MIB, machine=machine)
     soft._bound(row.unseen_ns)
     assert (stats["bound_bytes"], stats["bound_ns"]) == row

@@ -6,6 +6,7 @@ For `outrace run` and `outrace doctor` alike.
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,9 +37,9 @@ def refuse(state: Path, *hooks: str) -> None:
         charging.remember_refused(state, loader.stamps()[hook], f"the verifier refused {hook}")
 
 
-def planned(state: Path, *found: checks.Check) -> dict[str, rungs.Rung]:
+def planned(state: Path, *found: checks.Check) -> dict[str, SimpleNamespace]:
     """What `outrace doctor` shows."""
-    return {rung["name"]: rungs.Rung(**rung) for rung in doctor.hook_plan(list(found), state)["rungs"]}
+    return {rung["name"]: SimpleNamespace(**rung) for rung in doctor.hook_plan(list(found), state)["rungs"]}
 
 
 def taken(state: Path, monkeypatch: pytest.MonkeyPatch, fails: dict[str, CannotError] | None = None) -> str:

@@ -1,14 +1,18 @@
 """The hook ladder as data: which rungs a machine offers, why not the others, and what each can promise."""
 
-import dataclasses
 import itertools
 import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from monitor.cli import doctor
 from monitor.errors import CannotError
-from monitor.kernel import bounds
-from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Facts, Offer, facts, promise, rungs
+from monitor.kernel import bounds, cgroupfs, meminfo
+from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Offer, bpf_offers, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab import bench_race
 from tests import live
@@ -16,31 +20,42 @@ from tests import live
 GIB = 1 << 30
 BPF = tuple(Offer(name, True, "there") for name in BPF_RUNGS)
 NO_BPF = tuple(Offer(name, False, "bpf(2) is refused", "give it CAP_BPF") for name in BPF_RUNGS)
-HERE = Facts(bpf=BPF, cpus=2, fill_rate=12 * GIB)
+RATE = 12 * GIB
 
 
-def offered(seen: Facts) -> list[str]:
-    return [rung.name for rung in rungs(seen) if rung.ok]
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """What `outrace doctor` makes of the BPF rungs, where memory cgroups are mounted or not."""
+
+    def made(bpf: tuple[Offer, ...] = BPF, no_cgroups: str = "") -> dict[str, Any]:
+        def detect() -> None:
+            if no_cgroups:
+                raise CannotError(no_cgroups)
+
+        monkeypatch.setattr(doctor, "bpf_offers", lambda *_: bpf)
+        monkeypatch.setattr(cgroupfs, "detect", detect)
+        return doctor.hook_plan([], Path())
+
+    return made
 
 
 @pytest.mark.parametrize(
-    ("seen", "names"),
-    [
-        (HERE, [*BPF_RUNGS, "poll"]),
-        (dataclasses.replace(HERE, bpf=NO_BPF), ["poll"]),
-        (dataclasses.replace(HERE, no_cgroups="no memory controller"), []),
-    ],
+    ("given", "names"),
+    [({}, [*BPF_RUNGS, "poll"]), ({"bpf": NO_BPF}, ["poll"]), ({"no_cgroups": "no memory controller"}, [])],
 )
-def test_what_is_offered_and_best_first(seen: Facts, names: list[str]) -> None:
-    assert offered(seen) == names
-    assert tuple(rung.name for rung in rungs(seen)) == NAMES, "all are listed, best first"
-    for rung in rungs(seen):
-        assert rung.detail
-        assert bool(rung.remedy) != rung.ok, f"{rung.name}: a remedy for what is not there, and only for that"
+def test_what_is_offered_and_best_first(
+    plan: Callable[..., dict[str, Any]], given: dict[str, Any], names: list[str]
+) -> None:
+    rungs = plan(**given)["rungs"]
+    assert [rung["name"] for rung in rungs if rung["ok"]] == names
+    assert tuple(rung["name"] for rung in rungs) == NAMES, "all are listed, best first"
+    for rung in rungs:
+        assert rung["detail"]
+        assert bool(rung["remedy"]) != rung["ok"], f"{rung['name']}: a remedy for what is not there, and only for that"
 
 
 def test_a_bench_refuses_hooks_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_race, "facts", lambda _: dataclasses.replace(HERE, bpf=NO_BPF))
+    monkeypatch.setattr(bench_race, "bpf_offers", lambda: NO_BPF)
     bench_race._check_offered(("poll",))
     with pytest.raises(CannotError, match=r"--hooks fentry: bpf\(2\) is refused; give it CAP_BPF"):
         bench_race._check_offered(("poll", "fentry"))
@@ -56,10 +71,9 @@ ON_CHARGES = BPF_RUNGS[1:]
 def test_a_lower_rung_never_promises_more(cpus: int, huge_page: int, whole: bool) -> None:
     """Every pair that one machine can have, in bytes and in time."""
     rate = min(6 * cpus, 96) * GIB  # monitor.settings.config.fastest_fill
-    seen = dataclasses.replace(HERE, cpus=cpus, huge_page=huge_page, fill_rate=rate)
-    for better, worse in itertools.combinations(offered(seen), 2):
-        unseen, unseen_ns = promise(seen, better, machine=whole)
-        less = promise(seen, worse, machine=whole)
+    for better, worse in itertools.combinations(NAMES, 2):
+        unseen, unseen_ns = promise(better, rate, cpus, huge_page, machine=whole)
+        less = promise(worse, rate, cpus, huge_page, machine=whole)
         if better in ON_CHARGES and worse == POLL:
             assert unseen_ns == bounds.PARTIAL_SWEEP_NS, "page cache that turns active, and nothing else"
             unseen_ns = 0
@@ -68,19 +82,21 @@ def test_a_lower_rung_never_promises_more(cpus: int, huge_page: int, whole: bool
         assert unseen_ns <= less.unseen_ns, (better, worse)
 
 
-def test_what_is_promised() -> None:
-    two, wait = HERE, bounds.SHARE * bounds.TURN_NS
+def test_what_is_promised(plan: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    two, wait = (RATE, 2, 0), bounds.SHARE * bounds.TURN_NS
     batches, lag = 2 * 64 * PAGE, 2 * 2 * 125 * PAGE  # the machine's counters lag by 125 pages, and two are summed
-    assert promise(two, "memcg-tracepoint", machine=False) == (batches, 0)
-    assert promise(dataclasses.replace(two, huge_page=2 << 20), "memcg-tracepoint", machine=False) == (4 << 20, 0)
-    assert promise(two, "memcg-tracepoint") == (batches + lag, 0)
+    assert promise("memcg-tracepoint", *two, machine=False) == (batches, 0)
+    assert promise("memcg-tracepoint", RATE, 2, 2 << 20, machine=False) == (4 << 20, 0)
+    assert promise("memcg-tracepoint", *two) == (batches + lag, 0)
     for name in ON_CHARGES:
-        assert promise(two, name, machine=False) == (batches, 10**9)
-        assert promise(two, name) == (batches + lag + 12 * GIB * wait // 10**9, 10**9)
+        assert promise(name, *two, machine=False) == (batches, 10**9)
+        assert promise(name, *two) == (batches + lag + 12 * GIB * wait // 10**9, 10**9)
     read = 12 * GIB * wait // 10**9 + batches
-    assert (promise(two, POLL, machine=False), promise(two, POLL)) == ((read, wait), (read + lag, wait))
-    for rung in rungs(two):
-        assert (rung.unseen_bytes, rung.unseen_ms * 1e6) == promise(two, rung.name), "of the machine"
+    assert (promise(POLL, *two, machine=False), promise(POLL, *two)) == ((read, wait), (read + lag, wait))
+    monkeypatch.setattr(doctor, "fastest_fill", lambda: RATE)
+    machine = RATE, os.cpu_count() or 1, meminfo.huge_page()
+    for rung in plan()["rungs"]:
+        assert (rung["unseen_bytes"], rung["unseen_ms"] * 1e6) == promise(rung["name"], *machine), "of the machine"
 
 
 def test_the_wait_lasts_as_long_as_the_headroom_within_its_bounds() -> None:
@@ -114,7 +130,7 @@ def test_the_plan_is_the_same_before_tracefs_is_mounted(expected_rungs: tuple[st
     without = live.in_own_mounts("umount -l /sys/kernel/tracing")
     plan = json.loads(live.outrace("doctor", "-o", "json", wrapper=without).stdout)["hook_plan"]
     # Why one is not there may be worded otherwise.
-    here = rungs(facts(GIB))
-    assert [(rung["name"], rung["ok"]) for rung in plan["rungs"]] == [(rung.name, rung.ok) for rung in here]
-    assert plan["rung"] == next(rung.name for rung in here if rung.ok)
+    here = [*((offer.name, offer.ok) for offer in bpf_offers()), (POLL, True)]
+    assert [(rung["name"], rung["ok"]) for rung in plan["rungs"]] == here
+    assert plan["rung"] == next(name for name, ok in here if ok)
     assert plan["rung"] in (expected_rungs[:1] or BPF_RUNGS)
