@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass
+from monitor.policy.layout import LOGS, ROOTFS
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod
@@ -139,5 +140,5 @@ def _evicted(config: PassConfig, result: PassResult, pods: Sequence[Pod], summar
 def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
     """The containers in the message of an eviction: none are named for inodes and process ids."""
     if resource == "memory":
-        return stats.container_memory()
-    return stats.container_storage() if resource == "ephemeral-storage" else []
+        return stats.reported(["memory"], "workingSetBytes")
+    return stats.reported([ROOTFS, LOGS], "usedBytes") if resource == "ephemeral-storage" else []

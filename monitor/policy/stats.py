@@ -61,22 +61,14 @@ class PodStats:
         """Bytes of local storage the whole pod uses; 0 if not reported."""
         return _count(_map(self._raw, "ephemeral-storage", self.path), "usedBytes", self.path) or 0
 
-    def container_memory(self) -> list[tuple[str, int]]:
-        """The working set of each container that reports one."""
+    def reported(self, kinds: Sequence[str], key: str) -> list[tuple[str, int]]:
+        """``key`` of these figures together, of each container that reports all of them."""
         found = []
         for raw in _list(self._raw, "containers", self.path):
-            used = _count(_map(raw, "memory", self.path), "workingSetBytes", self.path)
-            if used is not None:
-                found.append((raw.get("name", ""), used))
-        return found
-
-    def container_storage(self) -> list[tuple[str, int]]:
-        """Writable layer and logs of each container that reports both."""
-        found = []
-        for raw in _list(self._raw, "containers", self.path):
-            parts = [_count(_map(raw, key, self.path), "usedBytes", self.path) for key in ("rootfs", "logs")]
-            if parts[0] is not None and parts[1] is not None:
-                found.append((raw.get("name", ""), int64(parts[0] + parts[1])))
+            parts = [_count(_map(raw, kind, self.path), key, self.path) for kind in kinds]
+            known = [part for part in parts if part is not None]
+            if len(known) == len(parts):
+                found.append((raw.get("name", ""), int64(sum(known))))
         return found
 
     def files(self, kinds: Sequence[str], key: str) -> int:
