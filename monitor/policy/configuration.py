@@ -84,8 +84,8 @@ class Settings:
 
         Raises PolicyError, as parsing the maps does.
         """
-        reclaim = self.texts(MIN_RECLAIM)
-        parsed = rules.parse_thresholds(*map(self.texts, THRESHOLDS), in_order=True, own=True)
+        hard, soft, grace, reclaim = map(self.texts, THRESHOLDS)
+        parsed = rules.parse_thresholds(hard, soft, grace, reclaim, in_order=True, own=True)
         entries = [entry for key in (HARD, SOFT) for entry in self.maps[key].values() if entry.value not in OFF]
         found = [
             Effective(t, value, reclaim.get(t.signal), origin)

@@ -41,22 +41,20 @@ def eviction_message(
     if resource == "memory" and pod_usage is not None and request is not None:
         # Appended whether or not the pod uses more than it requested; that is how the kubelet has it.
         usage = Quantity.of_bytes(pod_usage)
-        message += f"Pod {pod.name} was using {usage}, request is {request}, "
-        message += f"has larger consumption of {resource}. "
-        annotations["offending_pod"] = pod.name
-        annotations["offending_pod_usage"] = str(usage)
+        message += _larger(f"Pod {pod.name}", usage, request, resource)
+        annotations = {"offending_pod": pod.name, "offending_pod_usage": str(usage)}
 
     requests = {c.name: c.requests.get(resource, ZERO) for c in (*pod.containers, *pod.init_containers)}
-    offending, usages = [], []
-    for name, used in container_usage.items() if isinstance(container_usage, Mapping) else container_usage:
-        usage = Quantity.of_bytes(used)
-        if name not in requests or not usage > requests[name]:
-            continue
-        message += f"Container {name} was using {usage}, request is {requests[name]}, "
-        message += f"has larger consumption of {resource}. "
-        offending.append(name)
-        usages.append(str(usage))
-    annotations["offending_containers"] = ",".join(offending)
-    annotations["offending_containers_usage"] = ",".join(usages)
-    annotations["starved_resource"] = resource
-    return message, annotations
+    used = container_usage.items() if isinstance(container_usage, Mapping) else container_usage
+    usages = [(name, Quantity.of_bytes(n)) for name, n in used]
+    offending = [(name, usage) for name, usage in usages if name in requests and usage > requests[name]]
+    message += "".join(_larger(f"Container {name}", usage, requests[name], resource) for name, usage in offending)
+    return message, annotations | {
+        "offending_containers": ",".join(name for name, _ in offending),
+        "offending_containers_usage": ",".join(str(usage) for _, usage in offending),
+        "starved_resource": resource,
+    }
+
+
+def _larger(who: str, usage: Quantity, request: Quantity, resource: str) -> str:
+    return f"{who} was using {usage}, request is {request}, has larger consumption of {resource}. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
@@ -116,10 +116,10 @@ def per_pod(work_out: Callable[Concatenate[Pod, P], R]) -> Callable[Concatenate[
         try:
             return pod.answers[key]
         except KeyError:
-            made = pod.answers[key] = work_out(pod, *args)  # type: ignore[call-arg]
+            made = pod.answers[key] = cast(Any, work_out)(pod, *args)
             return made
 
-    return answer
+    return cast(Callable[Concatenate[Pod, P], R], answer)
 
 
 def pod_from_object(obj: Mapping[str, Any]) -> Pod:
