@@ -7,6 +7,7 @@ parsed texts keep their own spelling, and what ``Value()`` answers when it overf
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import total_ordering
 
@@ -22,8 +23,9 @@ _WRONG_FORMAT = "quantities must match the regular expression '^([+-]?[0-9.]+)([
 _WRONG_SUFFIX = "unable to parse quantity's suffix"
 _WRONG_NUMBER = "unable to parse numeric part of quantity"
 
-_DIGITS = "0123456789"
-_SUFFIX_LETTERS = "eEinumkKMGTP"
+#: The scanner of the kubelet is lenient: every part may be missing, and a missing number is zero.
+_TEXT = re.compile(r"[+-]?(0*)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[+-]?[0-9]*)")
+_EXPONENT = re.compile(r"[eE][+-]?[0-9]+")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _DECIMAL_SUFFIX = {exponent: suffix for suffix, exponent in _DECIMAL.items()}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
@@ -58,7 +60,13 @@ class Quantity:
     @classmethod
     def parse(cls, text: str) -> Quantity:
         """Parse a quantity; raises PolicyError with the kubelet's text (and one of our own for absurd sizes)."""
-        return _parse(text)
+        if len(text) > MAX_LENGTH:
+            raise PolicyError(f"quantity of {len(text)} characters refused: at most {MAX_LENGTH} are read")
+        match = _TEXT.fullmatch(text)
+        if match is None or not text:
+            raise PolicyError(_WRONG_FORMAT)
+        zeros, whole, fraction, suffix = match.groups("")
+        return _build(text, whole or "0", fraction, *_suffix(suffix), has_digits=bool(zeros + whole + fraction))
 
     @classmethod
     def of_bytes(cls, n: int) -> Quantity:
@@ -66,24 +74,14 @@ class Quantity:
         return cls(n * _NANO, BINARY_SI)
 
     @classmethod
-    def of_count(cls, n: int) -> Quantity:
-        """``n`` whole units written with decimal suffixes, as the kubelet shows inodes and pids."""
-        return cls(n * _NANO, DECIMAL_SI)
-
-    @classmethod
     def of(cls, n: int, resource: str) -> Quantity:
-        """``n`` whole units of this resource, as the kubelet shows it."""
-        return cls.of_bytes(n) if resource in IN_BYTES else cls.of_count(n)
+        """``n`` whole units of this resource, as the kubelet shows it: inodes and pids with decimal suffixes."""
+        return cls(n * _NANO, BINARY_SI if resource in IN_BYTES else DECIMAL_SI)
 
     @property
     def value(self) -> int:
         """The amount in whole units, rounded up. Never overflows (see `int64` for the kubelet's answers)."""
         return -(-self.nanos // _NANO)
-
-    @property
-    def milli(self) -> int:
-        """The amount in thousandths, rounded up."""
-        return -(-self.nanos // 10**6)
 
     @property
     def is_zero(self) -> bool:
@@ -123,7 +121,7 @@ class Quantity:
         big = self.big or other.big
         if not big:
             unit = _pow10(9 + scale)
-            big = any(not _is_int64(part // unit) for part in (self.nanos, other.nanos, nanos))
+            big = any(part // unit != int64(part // unit) for part in (self.nanos, other.nanos, nanos))
         return Quantity(nanos, fmt, scale, big)
 
     def int64(self, digits: int = 0) -> int:
@@ -138,7 +136,7 @@ class Quantity:
             if shift >= 0:
                 # One multiplication wraps, a loop of them notices the overflow and gives up.
                 scaled = mantissa * _pow10(shift)
-                return scaled if _is_int64(scaled) else int64(scaled) if shift in (1, 2, 3, 6, 9) else 0
+                return int64(scaled) if scaled == int64(scaled) or shift in (1, 2, 3, 6, 9) else 0
             whole, rest = divmod(abs(mantissa), _pow10(-shift))
             away = whole + (1 if rest else 0)
             return away if mantissa >= 0 else -away
@@ -200,51 +198,14 @@ def _pow10(exponent: int) -> int:
     return int(10**exponent)
 
 
-def _is_int64(n: int) -> bool:
-    return _INT64_MIN <= n <= _INT64_MAX
-
-
-def _run(text: str, start: int, letters: str) -> int:
-    """The end of the run of ``letters`` that begins at ``start``."""
-    while start < len(text) and text[start] in letters:
-        start += 1
-    return start
-
-
-def _parse(text: str) -> Quantity:
-    if not text:
-        raise PolicyError(_WRONG_FORMAT)
-    if len(text) > MAX_LENGTH:
-        raise PolicyError(f"quantity of {len(text)} characters refused: at most {MAX_LENGTH} are read")
-    # The scanner of the kubelet is lenient: every part may be missing, and a missing number is zero.
-    start = 1 if text[0] in "+-" else 0
-    at = _run(text, start, "0")
-    end = _run(text, at, _DIGITS)
-    whole, fraction = text[at:end] or "0", ""
-    if end < len(text) and text[end] == ".":
-        point = end + 1
-        end = _run(text, point, _DIGITS)
-        fraction = text[point:end]
-    suffix = text[end:]
-    letters = _run(suffix, 0, _SUFFIX_LETTERS)
-    signed = letters + 1 if suffix[letters : letters + 1] in ("+", "-") else letters
-    if _run(suffix, signed, _DIGITS) != len(suffix):
-        raise PolicyError(_WRONG_FORMAT)
-    exponent, fmt = _suffix(suffix)
-    return _build(text, whole, fraction, exponent, fmt, has_digits=any(c in _DIGITS for c in text[start:end]))
-
-
 def _suffix(suffix: str) -> tuple[int, str]:
     """The exponent (of ten, or of two for BinarySI) and the format a suffix stands for."""
     if suffix in _DECIMAL:
         return _DECIMAL[suffix], DECIMAL_SI
     if suffix in _BINARY:
         return _BINARY[suffix], BINARY_SI
-    digits = suffix[2:] if suffix[1:2] in ("+", "-") else suffix[1:]
-    if suffix[0] not in "eE" or not digits or set(digits) - set(_DIGITS):
-        raise PolicyError(_WRONG_SUFFIX)
-    exponent = int(suffix[1:])
-    if not _is_int64(exponent):
+    exponent = int(suffix[1:]) if _EXPONENT.fullmatch(suffix) else _INT64_MAX + 1
+    if exponent != int64(exponent):
         raise PolicyError(_WRONG_SUFFIX)
     if abs(exponent) > MAX_EXPONENT:
         raise PolicyError(f"quantity with exponent {exponent} refused: at most {MAX_EXPONENT} either way is read")

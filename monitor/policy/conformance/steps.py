@@ -130,7 +130,7 @@ def grace_period(given: Case, answer: Any) -> Pair:
 
 def conditions_observed_since(given: Case, answer: Any) -> Pair:
     period = round(given["pressureTransitionPeriodSeconds"] * SECOND)
-    one = ThresholdValue(Quantity.of_count(1))
+    one = ThresholdValue(Quantity.of(1, "pids"))
     signal_of = {condition: signal for signal, condition in CONDITION.items()}
     ago = given["lastObservedSecondsAgo"]
     config = PassConfig(tuple(Threshold(signal_of[c], one) for c in ago), period, layout=NO_OVERLAY)

@@ -50,7 +50,7 @@ def _figures(q: Quantity, answer: Any) -> dict[str, Any]:
     value, milli = str(q.int64()), str(q.int64(3))
     if answer is not None and not -_INT64 <= q.value < _INT64:
         value = answer["value"]
-    if answer is not None and not -_INT64 <= q.milli < _INT64:
+    if answer is not None and not -_INT64 <= -(-q.nanos // 10**6) < _INT64:
         milli = answer["milliValue"]
     return {
         "string": q.kubelet_text(),
