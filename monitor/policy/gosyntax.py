@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Callable
 
 from monitor.policy.errors import PolicyError
 
@@ -147,29 +148,23 @@ def _number_error(text: str, what: str) -> PolicyError:
 
 def _quote(text: str) -> str:
     """Go's quoted string: printable characters as they are."""
-    out = []
-    for c in text:
-        if c in '"\\':
-            out.append("\\" + c)
-        elif c.isprintable():
-            out.append(c)
-        elif c in _ESCAPES:
-            out.append(_ESCAPES[c])
-        elif ord(c) < 0x80:
-            out.append(f"\\x{ord(c):02x}")
-        else:
-            out.append(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}")
-    return f'"{"".join(out)}"'
+    return _quoted(text, str.isprintable, _escape)
+
+
+def _escape(c: str) -> str:
+    if ord(c) < 0x80:
+        return _ESCAPES.get(c, f"\\x{ord(c):02x}")
+    return f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
 
 
 def _quote_bytes(text: str) -> str:
     """The quoting of Go's time package: everything outside printable ASCII byte by byte."""
-    out = []
-    for c in text:
-        if c in '"\\':
-            out.append("\\" + c)
-        elif " " <= c < "\x80":
-            out.append(c)
-        else:
-            out.extend(f"\\x{byte:02x}" for byte in c.encode("utf-8", "surrogatepass"))
-    return f'"{"".join(out)}"'
+    return _quoted(text, lambda c: " " <= c < "\x80", lambda c: "".join(map("\\x{:02x}".format, _utf8(c))))
+
+
+def _utf8(c: str) -> bytes:
+    return c.encode("utf-8", "surrogatepass")
+
+
+def _quoted(text: str, is_plain: Callable[[str], bool], escape: Callable[[str], str]) -> str:
+    return '"' + "".join(f"\\{c}" if c in '"\\' else c if is_plain(c) else escape(c) for c in text) + '"'
