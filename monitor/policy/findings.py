@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monitor.policy import signals as sig
-from monitor.policy.compat import SANE
 from monitor.policy.configuration import (
     HARD,
     KUBE_RESERVED,
@@ -55,9 +54,7 @@ class Node:
     huge_pages: int = 0
 
 
-def findings(
-    settings: Settings, drop_ins: Sequence[Source], node: Node, rules: Era = CURRENT, compat: str = SANE
-) -> list[str]:
+def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: Era = CURRENT) -> list[str]:
     """Every finding, the most surprising first. Raises PolicyError if the thresholds do not parse."""
     # What holds for a threshold holds for its copy on the container file system too, and is reported once.
     thresholds = [e for e in settings.thresholds(rules, node.layout) if not e.overlay]
@@ -75,7 +72,7 @@ def findings(
         *_replaced(settings, rules, node.layout),
         *_exceeded(thresholds, node, rules),
         *_max_grace(settings, thresholds),
-        *_plain(settings, compat),
+        *_plain(settings),
     ]
 
 
@@ -241,7 +238,7 @@ def _exceeded(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterat
         )
 
 
-def _plain(settings: Settings, compat: str) -> Iterator[str]:
+def _plain(settings: Settings) -> Iterator[str]:
     notification = settings.values.get("kernelMemcgNotification")
     if notification is not None and notification.value is True:
         yield (
@@ -250,12 +247,10 @@ def _plain(settings: Settings, compat: str) -> Iterator[str]:
         )
     grace = settings.values.get(MAX_GRACE)
     if grace is not None and grace.value < 0:
-        what = (
-            "leaves the grace to the pod, but a kubelet kills it at once"
-            if compat == SANE
-            else "kills the pod at once, although the documentation promises the pod's own grace"
+        yield (
+            f"{grace.origin}: {grace.value} leaves the grace to the pod, but a kubelet kills it at once (Kubernetes "
+            "issue 118172); give the seconds you want"
         )
-        yield f"{grace.origin}: {grace.value} {what} (Kubernetes issue 118172); give the seconds you want"
 
 
 def _shown(signal: str, amount: int) -> str:

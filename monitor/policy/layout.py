@@ -29,11 +29,6 @@ class DiskLayout(NamedTuple):
     image_fs: bool = False
     container_fs: bool = False
 
-    @property
-    def split(self) -> bool:
-        """Images apart, containers on the node's file system."""
-        return self.image_fs and self.container_fs
-
 
 SINGLE_DISK = DiskLayout()
 #: `overlay_containerfs` leaves thresholds alone for this one.

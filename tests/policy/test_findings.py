@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from monitor.policy.compat import KUBELET, SANE
 from monitor.policy.configuration import Given, Source, in_force
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
@@ -19,8 +18,8 @@ MACHINE = Node({"memory.available": 10 * GI, "allocatableMemory.available": 8 * 
 ALL = dict(DEFAULT_HARD)
 
 
-def found(node: Node = MACHINE, drop_ins: tuple[Source, ...] = (), compat: str = SANE, **content: Any) -> list[str]:
-    return findings(in_force(Source("file", content), drop_ins), drop_ins, node, compat=compat)
+def found(node: Node = MACHINE, drop_ins: tuple[Source, ...] = (), **content: Any) -> list[str]:
+    return findings(in_force(Source("file", content), drop_ins), drop_ins, node)
 
 
 def test_no_findings() -> None:
@@ -231,9 +230,3 @@ def test_the_disk_whose_threshold_is_copied() -> None:
     apart = Node(layout=DiskLayout(image_fs=True))
     (line,) = found(apart, evictionHard={**ALL, "containerfs.inodesFree": "1%"})
     assert line.endswith("set imagefs.inodesFree instead")
-
-
-def test_a_negative_grace_means_what_compat_defines() -> None:
-    (line,) = found(evictionMaxPodGracePeriod=-1, compat=KUBELET)
-    assert "kills the pod at once" in line
-    assert found(evictionMaxPodGracePeriod=0) == []
