@@ -56,5 +56,5 @@ def eviction_message(
     }
 
 
-def _larger(who: str, usage: Quantity, request: Quantity, resource: str) -> str:
-    return f"{who} was using {usage}, request is {request}, has larger consumption of {resource}. "
+def _larger(user: str, usage: Quantity, request: Quantity, resource: str) -> str:
+    return f"{user} was using {usage}, request is {request}, has larger consumption of {resource}. "

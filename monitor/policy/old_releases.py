@@ -13,6 +13,7 @@ from functools import partial
 from monitor.policy import signals as sig
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout, reclaim_actions
+from monitor.policy.oom_score import BEST_EFFORT_ADJ, BURSTABLE_MAX, container_of
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, qos_class
 from monitor.policy.quantity import ZERO, Quantity
@@ -24,8 +25,6 @@ from monitor.policy.victims import Ranked, disk_usage, rank_by_excess, rank_one
 GUARANTEED_ADJ = -998
 #: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
 BURSTABLE_MIN = 2
-BURSTABLE_MAX = 999
-BEST_EFFORT_ADJ = 1000
 
 
 def plain_request(pod: Pod, resource: str, _pod_level: bool = False) -> Quantity:
@@ -60,9 +59,7 @@ def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, m
     """
     if spared(pod):
         return GUARANTEED_ADJ
-    container = next((c for c in (*pod.containers, *pod.init_containers) if c.name == container_name), None)
-    if container is None:
-        raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {container_name!r}")
+    container = container_of(pod, container_name)
     if memory_capacity <= 0:
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
     quality = class_by_containers(pod)

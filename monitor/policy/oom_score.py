@@ -27,7 +27,7 @@ def oom_score_adj(
     only with ``compat`` "kubelet-1.36". Raises PolicyError for an unknown container or a capacity that is not positive
     (the kubelet dies of 0, and only where it divides by it, which "kubelet-1.36" keeps to).
     """
-    container, is_init = _find(pod, container_name)
+    container = container_of(pod, container_name)
     if memory_capacity <= 0 and compat != KUBELET:
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
     if is_node_critical(pod):
@@ -48,7 +48,7 @@ def oom_score_adj(
         return 1000 - quotient(product if wide else int64(product), memory_capacity)
 
     adj = by_request(_memory_request(container, wide))
-    if is_init and container.sidecar and pod.containers:
+    if container.sidecar and pod.containers and any(container is one for one in pod.init_containers):
         # A sidecar must not be killed before the containers it serves: it counts as at least the smallest of them.
         adj = min(adj, by_request(min(_memory_request(c, wide) for c in pod.containers)))
     if adj < BURSTABLE_MIN:
@@ -56,14 +56,12 @@ def oom_score_adj(
     return BURSTABLE_MAX if adj == BEST_EFFORT_ADJ else adj
 
 
-def _find(pod: Pod, name: str) -> tuple[Container, bool]:
-    for container in pod.init_containers:
-        if container.name == name:
-            return container, True
-    for container in pod.containers:
-        if container.name == name:
-            return container, False
-    raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {name!r}")
+def container_of(pod: Pod, name: str) -> Container:
+    """The container, or the init container; raises PolicyError."""
+    found = next((one for one in (*pod.init_containers, *pod.containers) if one.name == name), None)
+    if found is None:
+        raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {name!r}")
+    return found
 
 
 def _bytes(amount: Quantity, wide: bool) -> int:

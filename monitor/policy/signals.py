@@ -26,18 +26,22 @@ ALLOCATABLE_RECLAIMABLE = "allocatableMemory.reclaimable"
 #: Own signals that are gone.
 GONE = ("memory.obtainable", "allocatableMemory.obtainable")
 
+MEMORY_PRESSURE = "MemoryPressure"
+DISK_PRESSURE = "DiskPressure"
+PID_PRESSURE = "PIDPressure"
+_OF_KUBELET = {
+    MEMORY: (MEMORY_PRESSURE, "memory"),
+    ALLOCATABLE_MEMORY: (MEMORY_PRESSURE, "memory"),
+    NODEFS: (DISK_PRESSURE, "ephemeral-storage"),
+    NODEFS_INODES: (DISK_PRESSURE, "inodes"),
+    IMAGEFS: (DISK_PRESSURE, "ephemeral-storage"),
+    IMAGEFS_INODES: (DISK_PRESSURE, "inodes"),
+    CONTAINERFS: (DISK_PRESSURE, "ephemeral-storage"),
+    CONTAINERFS_INODES: (DISK_PRESSURE, "inodes"),
+    PID: (PID_PRESSURE, "pids"),
+}
 #: Every signal of the kubelet, in the order outrace lists and prefers them (the kubelet's own is that of a Go map).
-SIGNALS = (
-    MEMORY,
-    ALLOCATABLE_MEMORY,
-    NODEFS,
-    NODEFS_INODES,
-    IMAGEFS,
-    IMAGEFS_INODES,
-    CONTAINERFS,
-    CONTAINERFS_INODES,
-    PID,
-)
+SIGNALS = tuple(_OF_KUBELET)
 #: No kubelet knows these, so no file or flag of one may hold them.
 OWN_SIGNALS = (RECLAIMABLE, ALLOCATABLE_RECLAIMABLE)
 #: Domain -> its memory signals, the kubelet's first.
@@ -54,29 +58,11 @@ MEMORY_SIGNALS = frozenset(DOMAIN_OF)
 #: All of them, in the order outrace lists and prefers them.
 ALL_SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, *OWN_SIGNALS, *SIGNALS[2:])
 
-MEMORY_PRESSURE = "MemoryPressure"
-DISK_PRESSURE = "DiskPressure"
-PID_PRESSURE = "PIDPressure"
-
+_OF_ALL = _OF_KUBELET | dict.fromkeys(OWN_SIGNALS, _OF_KUBELET[MEMORY])
 #: Signal -> node condition.
-CONDITION: dict[str, str] = {
-    **dict.fromkeys(SIGNALS, DISK_PRESSURE),
-    **dict.fromkeys(MEMORY_SIGNALS, MEMORY_PRESSURE),
-    PID: PID_PRESSURE,
-}
+CONDITION = {signal: condition for signal, (condition, _) in _OF_ALL.items()}
 #: Signal -> the resource named in events, messages and annotations.
-RESOURCE: dict[str, str] = {
-    MEMORY: "memory",
-    ALLOCATABLE_MEMORY: "memory",
-    **dict.fromkeys(OWN_SIGNALS, "memory"),
-    NODEFS: "ephemeral-storage",
-    NODEFS_INODES: "inodes",
-    IMAGEFS: "ephemeral-storage",
-    IMAGEFS_INODES: "inodes",
-    CONTAINERFS: "ephemeral-storage",
-    CONTAINERFS_INODES: "inodes",
-    PID: "pids",
-}
+RESOURCE = {signal: resource for signal, (_, resource) in _OF_ALL.items()}
 
 #: The resources counted in bytes; the others are plain numbers.
 IN_BYTES = frozenset({"memory", "ephemeral-storage"})

@@ -169,18 +169,12 @@ def synchronize(
         return next_state, Outcome(None, None, (), 0, conditions, (), (), deadline)
 
     starved = _fresh(config, met, state.stamps, stamps)
-    victim: Candidate | None = None
-    refused: tuple[Candidate, ...] = ()
-    grace_s = 0
-    if starved is not None:
-        victim, refused = _pick(rank(starved.signal))
-        if victim is not None:
-            grace_s = _grace(config, starved, victim)
+    victim, refused = _pick(() if starved is None else rank(starved.signal))
     return next_state, Outcome(
         starved,
         victim,
         refused,
-        grace_s,
+        0 if starved is None or victim is None else _grace(config, starved, victim),
         conditions,
         tuple([rules[i].threshold for i in met]),
         tuple([rules[i].threshold for i in merged]),
