@@ -22,6 +22,9 @@ MOUNTS = "/proc/self/mounts"
 MAX_LIMIT = 1 << 62
 #: A cgroup removed under us: the directory is gone (ENOENT), or an open file of it is (ENODEV).
 GONE = (errno.ENOENT, errno.ENODEV)
+#: Files by version of cgroups: bytes in use, and the limit.
+USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
+LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 #: Bytes of the path of a cgroup whose files have paths that the kernel takes: 4,095 bytes.
 _LONGEST = 4000
 
@@ -155,7 +158,7 @@ def cgroup_id(path: Path) -> int:
 
 def limit(path: Path) -> int | None:
     """The cgroup's own memory limit in bytes; None if it has none (or is a root, which has no limit file on v2)."""
-    for name in ("memory.max", "memory.limit_in_bytes"):
+    for name in (LIMIT[2], LIMIT[1]):
         with suppress(CgroupGone):
             return amount(path, name)
     _check_there(path)
@@ -219,23 +222,23 @@ def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -
 
 def usage(hierarchy: Hierarchy, path: Path) -> int:
     """Bytes charged to one cgroup (not the v2 root, which has no such file)."""
-    return _number(path, "memory.usage_in_bytes" if hierarchy.version == 1 else "memory.current")
+    return _number(path, USAGE[hierarchy.version])
 
 
 def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
     """(usage, inactive_file, active_file) in bytes. A key missing in memory.stat counts as 0, as in cAdvisor."""
     stat = memory_stat(path)
-    if hierarchy.version == 1:
-        # total_*: v1 prints the cgroup's own pages without the prefix and the whole subtree with it.
-        inactive, active = stat.get("total_inactive_file", 0), stat.get("total_active_file", 0)
-        return _number(path, "memory.usage_in_bytes"), inactive, active
+    # total_*: v1 prints the cgroup's own pages without the prefix and the whole subtree with it.
+    whole = "total_" if hierarchy.version == 1 else ""
     try:
-        usage = _number(path, "memory.current")
+        used = usage(hierarchy, path)
     except CgroupGone:
         # The v2 root has no memory.current: runc, and so the kubelet, adds up anon + file (kubernetes issue 118916).
+        if whole:
+            raise
         _check_there(path)
-        usage = stat.get("anon", 0) + stat.get("file", 0)
-    return usage, stat.get("inactive_file", 0), stat.get("active_file", 0)
+        used = stat.get("anon", 0) + stat.get("file", 0)
+    return used, stat.get(f"{whole}inactive_file", 0), stat.get(f"{whole}active_file", 0)
 
 
 def memory_stat(path: Path) -> dict[str, int]:

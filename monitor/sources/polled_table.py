@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.cgroupfs import USAGE, Hierarchy
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
@@ -32,7 +32,6 @@ from monitor.kernel.wire import PAGE
 VMSTAT = "/proc/vmstat"
 #: The lists of page cache in memory.stat. Keys have the newline before them.
 STAT_KEYS = {1: (b"\ntotal_inactive_file ", b"\ntotal_active_file "), 2: (b"\ninactive_file ", b"\nactive_file ")}
-_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 #: What usage is made of, but for what the CPUs have charged ahead. (``kernel`` has zswap in it.)
 _USED_KEYS = {
     1: (b"\ntotal_rss ", b"\ntotal_cache "),
@@ -53,7 +52,7 @@ class PolledTable:
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
         self._stat_keys = STAT_KEYS[hierarchy.version]
-        self._entries: list[Entry | None] = []
+        self._entries: list[Entry] = []
         self._known: dict[int, int] = {}
         self._others: dict[int, list[int]] = {}  # cgroup id -> entries for other formulas
         self._free: list[int] = []
@@ -69,37 +68,33 @@ class PolledTable:
     def entry(self, index: int) -> Entry:
         """Raises LookupError where nothing is watched."""
         found = self._entries[index]
-        if found is None:
+        if found is _FREE:
             raise LookupError(f"nothing is watched at {index}")
         return found
 
     def reading(self, index: int) -> Reading:
         e = self._entries[index]
-        return Reading(0, 0, 0) if e is None else Reading(e.usage, e.inactive, e.active, e.formula != 0)
+        return Reading(e.usage, e.inactive, e.active, e.formula != 0)
 
     def working_set(self, index: int) -> int:
-        e = self._entries[index]
-        return 0 if e is None else e.working_set
+        return self._entries[index].working_set
 
     def working_sets(self, indexes: Sequence[int]) -> list[int]:
-        return [self.working_set(index) for index in indexes]
+        return [self._entries[index].working_set for index in indexes]
 
     def room(self, index: int) -> int:
         """Bytes from what is used to the lowest ceiling; negative above it."""
         e = self._entries[index]
-        return NO_CEILING if e is None or not e.ceilings else min(e.ceilings) * PAGE - e.usage + e.cache
+        return min(e.ceilings) * PAGE - e.usage + e.cache if e.ceilings else NO_CEILING
 
     def cgroup_id(self, index: int) -> int:
-        e = self._entries[index]
-        return 0 if e is None else e.cgroup_id
+        return self._entries[index].cgroup_id
 
     def synced(self, index: int) -> int:
-        e = self._entries[index]
-        return 0 if e is None else e.synced
+        return self._entries[index].synced
 
     def crossed(self, index: int) -> int:
-        e = self._entries[index]
-        return 0 if e is None else e.crossed
+        return self._entries[index].crossed
 
     @property
     def high(self) -> int:
@@ -107,7 +102,7 @@ class PolledTable:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        return (entry for entry in self._entries if entry is not None)
+        return (entry for entry in self._entries if entry is not _FREE)
 
     # writing
 
@@ -140,7 +135,7 @@ class PolledTable:
             else:
                 if path is None:
                     raise MonitorError(f"the directory of cgroup {cgroup_id} is not known", "report this")
-                usage_fd = os.open(path / _USAGE[self._hierarchy.version], os.O_RDONLY | os.O_CLOEXEC)
+                usage_fd = os.open(path / USAGE[self._hierarchy.version], os.O_RDONLY | os.O_CLOEXEC)
                 stat_fd = os.open(path / "memory.stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             if usage_fd >= 0:
@@ -172,9 +167,8 @@ class PolledTable:
     def check_room(self, entries: int) -> None:
         """Raises MonitorError if fewer than ``entries`` cgroups can be added."""
         if len(self._known) + entries > MAX_DOMAINS:
-            raise MonitorError(
-                f"more than {MAX_DOMAINS} cgroups to watch", "watch fewer: containers count as well as pods"
-            )
+            remedy = "watch fewer: containers count as well as pods"
+            raise MonitorError(f"more than {MAX_DOMAINS} cgroups to watch", remedy)
 
     def holds(self, entry: Entry) -> bool:
         """Whether the entry is (still) one of the table."""
@@ -187,7 +181,7 @@ class PolledTable:
             return
         for gone in (at, *self._others.pop(cgroup_id, ())):
             self.entry(gone).close()
-            self._entries[gone] = None
+            self._entries[gone] = _FREE
             self._free.append(gone)
         self._is_linked = False
 
@@ -373,3 +367,7 @@ class Entry:
         for fd in (self.usage_fd, self.stat_fd, self.kmem_fd):
             if fd >= 0:
                 os.close(fd)
+
+
+#: What stands at an index where nothing is watched.
+_FREE = Entry(0, 0, None, -1, -1)

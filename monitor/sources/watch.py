@@ -117,8 +117,8 @@ def make_watch(
         cgroup_id, flags = 1, MACHINE  # the root of the memory hierarchy has inode 1 on v1 and v2
     else:
         cgroup_id, flags = cgroup.stat().st_ino, 0
-        usage_fd = os.open(cgroup / ("memory.current" if version == 2 else "memory.usage_in_bytes"), os.O_RDONLY)
-        limit_fd = os.open(cgroup / ("memory.max" if version == 2 else "memory.limit_in_bytes"), os.O_RDONLY)
+        usage_fd = os.open(cgroup / cgroupfs.USAGE[version], os.O_RDONLY)
+        limit_fd = os.open(cgroup / cgroupfs.LIMIT[version], os.O_RDONLY)
     watch = Watch(
         name=name,
         signal=signal,
