@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
@@ -22,10 +22,13 @@ from monitor.kernel.wire import SI_KERNEL, OomEvent
 
 _WHERE = re.compile(r"CPU: \d+ (?:UID: \d+ )?PID: (\d+) Comm: ")
 _LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
+#: Groups are fields of the event.
 _HELD = re.compile(
-    r"total-vm:(\d+)kB, anon-rss:(\d+)kB, file-rss:(\d+)kB, shmem-rss:(\d+)kB"
-    r"(?:, UID:(\d+))?(?: pgtables:(\d+)kB)?(?: oom_score_adj:(-?\d+))?"
+    r"total-vm:(?P<total_vm>\d+)kB, anon-rss:(?P<anon_rss>\d+)kB, file-rss:(?P<file_rss>\d+)kB, "
+    r"shmem-rss:(?P<shmem_rss>\d+)kB(?:, UID:(?P<uid>\d+))?(?: pgtables:(?P<pgtables>\d+)kB)?"
+    r"(?: oom_score_adj:(?P<oom_score_adj>-?\d+))?"
 )
+_NO_SIZES = ("uid", "oom_score_adj")
 _GROUP = re.compile(r"Tasks in (.+) are going to be killed due to memory\.oom\.group set")
 _KIB = 1024
 #: What no log line has: the task that had to reclaim before.
@@ -101,32 +104,18 @@ class OomLog:
         if line.pid in self._victims:
             return None
         self._victims[line.pid] = line.ts_ns
-        constraint = self._constraint
-        task, limit = self._cgroups(line, constraint)
-        if self._is_member(line, task):
-            report, constraint = self._last
-            task, limit = self._cgroups(line, constraint)
-        else:
-            if constraint is not None and constraint.pid != line.pid:  # a report that came to nothing
-                self.forget()
-                constraint = None
-                task, limit = self._cgroups(line, None)
-            report = self._report
-            # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
-            self.forget()
-            self._last = report, constraint
-        missing = list(NEVER_LOGGED)
+        report, task, limit = self._reported(line)
         victim, at = self._id(task), self._id(limit)
-        if not victim:
-            missing.append("victim_cgroup")
-        if line.in_memcg and not at:
-            missing.append("oom")  # whose limit it was
-        if not report.invoker_pid:
-            missing.append("invoker")
-        held = _HELD.search(line.text)
-        total_vm, anon, file, shmem, uid, pgtables, adj = (int(n or 0) for n in held.groups()) if held else (0,) * 7
-        if held is None:
-            missing.append("rss")
+        found = _HELD.search(line.text)
+        held: dict[str, Any] = {}
+        for name, n in found.groupdict("0").items() if found else ():
+            held[name] = int(n) * (1 if name in _NO_SIZES else _KIB)
+        known = {
+            "victim_cgroup": victim,
+            "oom": at or not line.in_memcg,  # whose limit it was
+            "invoker": report.invoker_pid,
+            "rss": held,
+        }
         event = OomEvent(
             kind="mark",
             ts_ns=time.monotonic_ns(),
@@ -135,13 +124,6 @@ class OomLog:
             victim_comm=line.comm,
             victim_cgroup=victim,
             domain=self._index(victim) if victim else None,
-            uid=uid,
-            oom_score_adj=adj,
-            anon_rss=anon * _KIB,
-            file_rss=file * _KIB,
-            shmem_rss=shmem * _KIB,
-            total_vm=total_vm * _KIB,
-            pgtables=pgtables * _KIB,
             invoker_pid=report.invoker_pid,
             invoker_tid=report.invoker_pid,
             invoker_comm=report.invoker_comm,
@@ -150,8 +132,26 @@ class OomLog:
             oom_usage=report.usage,
             oom_limit=report.limit,
             si_code=SI_KERNEL,
+            **held,
         )
-        return LoggedKill(event, tuple(missing), task)
+        return LoggedKill(event, (*NEVER_LOGGED, *(name for name, there in known.items() if not there)), task)
+
+    def _reported(self, line: Killed) -> tuple[_Report, Path | None, Path | None]:
+        """The report that a kill belongs to; the cgroups of the victim and of the limit that was hit."""
+        constraint = self._constraint
+        task, limit = self._cgroups(line, constraint)
+        if self._is_member(line, task):
+            report, constraint = self._last
+            return report, *self._cgroups(line, constraint)
+        if constraint is not None and constraint.pid != line.pid:  # a report that came to nothing
+            self.forget()
+            constraint = None
+            task, limit = self._cgroups(line, None)
+        report = self._report
+        # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
+        self.forget()
+        self._last = report, constraint
+        return report, task, limit
 
     def _is_member(self, line: Killed, task: Path | None) -> bool:
         """Whether this is one of the group that the last kill was extended to."""
