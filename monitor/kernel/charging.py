@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from monitor.errors import CannotError
 from monitor.kernel import libbpf
 from monitor.kernel.btf import Btf, BtfError
 from monitor.kernel.pins import CHARGE, FENTRY, KPROBE, TRACEPOINT, UNCHARGE
@@ -63,18 +63,15 @@ def offered(trying: bool = True) -> list[Offer]:
         btf = Btf()
     except BtfError as error:
         return [Offer(name, False, error.message, error.remedy) for name in (TRACEPOINT, FENTRY, KPROBE)]
-    ways: dict[str, Callable[[Btf], tuple[str, str]]] = {
-        TRACEPOINT: _tracepoint, FENTRY: lambda btf: _fentry(btf, trying), KPROBE: _kprobe
-    }  # fmt: skip
-    if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:  # all else that they read has been there for longer than the hooks
-        ways = dict.fromkeys(ways, lambda _: ("this kernel has no BPF ring buffers", "run Linux 5.8 or newer"))
     offers = []
-    for name, look in ways.items():
+    for name, look in ((TRACEPOINT, _tracepoint), (FENTRY, partial(_fentry, trying)), (KPROBE, _kprobe)):
         try:
-            against, remedy = look(btf)
-        except BtfError as error:
-            against, remedy = error.message, error.remedy or _UPDATE
-        offers.append(Offer(name, not against, against or EVENTS[name], remedy))
+            if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:  # all else that they read has been there for longer
+                raise CannotError("this kernel has no BPF ring buffers", "run Linux 5.8 or newer")
+            look(btf)
+            offers.append(Offer(name, True, EVENTS[name]))
+        except CannotError as error:
+            offers.append(Offer(name, False, error.message, error.remedy or _UPDATE))
     return offers
 
 
@@ -118,15 +115,15 @@ def _is_there(group: str, name: str) -> bool:
     return True
 
 
-def _tracepoint(btf: Btf) -> tuple[str, str]:
+def _tracepoint(btf: Btf) -> None:
+    """Raises CannotError for what speaks against the hook, as do the functions of the others."""
     mounted = tracefs_shown()
     for event in ("mod_memcg_lruvec_state", "mod_memcg_state"):
         if mounted and not (_TRACEFS / "events/memcg" / event).is_dir():
-            return f"this kernel has no tracepoint memcg:{event}", _UPDATE
+            raise CannotError(f"this kernel has no tracepoint memcg:{event}", _UPDATE)
         arguments = btf.tracepoint_args(event)
         if arguments not in _EVENT_ARGUMENTS:
-            return f"this kernel changed memcg:{event}({', '.join(arguments)})", "report this line"
-    return "", ""
+            raise CannotError(f"this kernel changed memcg:{event}({', '.join(arguments)})", "report this line")
 
 
 def tracefs_shown() -> bool:
@@ -134,37 +131,34 @@ def tracefs_shown() -> bool:
     return os.access(_TRACEFS / "events", os.X_OK)
 
 
-def _function(btf: Btf) -> tuple[str, str]:
+def _function(btf: Btf) -> None:
     """What speaks against tracing the two functions at all."""
     for name, arguments in _ARGUMENTS.items():
         found = btf.function(name)
         if found is None:
-            return f"this kernel has no function {name} of its own", _UPDATE
+            raise CannotError(f"this kernel has no function {name} of its own", _UPDATE)
         if found[1] != arguments:
-            return f"this kernel changed {name}({', '.join(found[1])})", "report this line"
-    return "", ""
+            raise CannotError(f"this kernel changed {name}({', '.join(found[1])})", "report this line")
 
 
-def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
-    against = _function(btf)
-    if against[0]:
-        return against
+def _fentry(trying: bool, btf: Btf) -> None:
+    _function(btf)
     if btf.enum("BPF_TRACE_FEXIT") is None:
-        return "this kernel has no BPF trampolines", "run Linux 5.5 or newer"
+        raise CannotError("this kernel has no BPF trampolines", "run Linux 5.5 or newer")
     if not any(btf.function(name) for name in _DIRECT) and not _has_symbol(*_DIRECT):
-        return "this kernel cannot attach BPF to functions", "run one with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y"
+        remedy = "run one with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y"
+        raise CannotError("this kernel cannot attach BPF to functions", remedy)
     missing = _untraceable()
     if missing:
-        return f"{missing} is not in available_filter_functions", "run a kernel with CONFIG_FUNCTION_TRACER=y"
+        problem = f"{missing} is not in available_filter_functions"
+        raise CannotError(problem, "run a kernel with CONFIG_FUNCTION_TRACER=y")
     function = btf.function(CHARGE)
     again = not btf.has_member("cgroup", "ancestors")  # 6.1 has them, and needs not be asked
-    problem = libbpf.fexit_problem(function[0], again) if function and trying else ""
-    if problem:
-        return (
+    if function and trying and (problem := libbpf.fexit_problem(function[0], again)):
+        raise CannotError(
             f"a program that does nothing was refused: {problem}",
             "add CAP_BPF and CAP_PERFMON where they are missing; else use the next hook, as --hooks auto does",
         )
-    return "", ""
 
 
 def _has_symbol(*names: str) -> bool:
@@ -186,13 +180,12 @@ def _untraceable() -> str:
     return min(left, default="")
 
 
-def _kprobe(btf: Btf) -> tuple[str, str]:
-    against = _function(btf)
-    if not against[0] and not libbpf.KPROBE_PMU.exists():
-        return "this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y"
-    if not against[0] and not any(btf.has_member("pt_regs", name) for name in ("di", "regs")):
-        return "the registers of this machine are not known", "use another hook"
-    return against
+def _kprobe(btf: Btf) -> None:
+    _function(btf)
+    if not libbpf.KPROBE_PMU.exists():
+        raise CannotError("this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y")
+    if not any(btf.has_member("pt_regs", name) for name in ("di", "regs")):
+        raise CannotError("the registers of this machine are not known", "use another hook")
 
 
 def _boot() -> str:
