@@ -6,8 +6,8 @@ the band up to 8 GiB. Memory is what the node reports (MemTotal), which is a lit
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
-from typing import NamedTuple
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.sizing import EVICTION, KUBE, LVM, SYSTEM, Term
@@ -17,49 +17,30 @@ MIB, GIB = 1 << 20, 1 << 30
 THRESHOLD = Term(EVICTION, "memory.available", 100 * MIB, "memory.available<100Mi, always")
 DOCKER, CONTAINERD = "docker", "containerd"
 
-
-class _Share(NamedTuple):
-    """A share of what lies in one band, whose upper edge belongs to it; None: it has no end."""
-
-    edge: int | None
-    percent: Fraction
-    rule: str
-
-
+#: Shares of what lies in each band: its upper edge, which belongs to it (None: it has no end), percent, and the rule.
 _SYSTEM_MEMORY = (
-    _Share(8 * GIB, Fraction(0), "memory <= 8 GiB: nothing"),
-    _Share(16 * GIB, Fraction(10), "8 GiB < memory <= 16 GiB: 10 % of what is above 8 GiB"),
-    _Share(128 * GIB, Fraction(6), "16 GiB < memory <= 128 GiB: 10 % of 8 GiB, 6 % of what is above 16 GiB"),
-    _Share(None, Fraction(2), "memory > 128 GiB: 10 % of 8 GiB, 6 % of 112 GiB, 2 % of what is above 128 GiB"),
+    (8 * GIB, Fraction(0), "memory <= 8 GiB: nothing"),
+    (16 * GIB, Fraction(10), "8 GiB < memory <= 16 GiB: 10 % of what is above 8 GiB"),
+    (128 * GIB, Fraction(6), "16 GiB < memory <= 128 GiB: 10 % of 8 GiB, 6 % of what is above 16 GiB"),
+    (None, Fraction(2), "memory > 128 GiB: 10 % of 8 GiB, 6 % of 112 GiB, 2 % of what is above 128 GiB"),
 )
 _CPU = (
-    _Share(1000, Fraction(6), "CPU <= 1 core: 6 %"),
-    _Share(2000, Fraction(1), "1 < CPU <= 2 cores: 6 % of the first, 1 % of what is above 1"),
-    _Share(4000, Fraction(1, 2), "2 < CPU <= 4 cores: 6 % of the first, 1 % of the second, 0.5 % of what is above 2"),
-    _Share(
+    (1000, Fraction(6), "CPU <= 1 core: 6 %"),
+    (2000, Fraction(1), "1 < CPU <= 2 cores: 6 % of the first, 1 % of what is above 1"),
+    (4000, Fraction(1, 2), "2 < CPU <= 4 cores: 6 % of the first, 1 % of the second, 0.5 % of what is above 2"),
+    (
         None,
         Fraction(1, 4),
         "CPU > 4 cores: 6 % of the first, 1 % of the second, 0.5 % of the next two, 0.25 % of what is above 4",
     ),
 )
-
-
-class _PerPod(NamedTuple):
-    """MiB for up to ``edge`` pods (None: any number): ``base``, and ``each`` for every pod above ``above``."""
-
-    edge: int | None
-    base: int
-    above: int
-    each: Fraction
-    rule: str
-
-
+#: MiB for up to so many pods (None: any number): a base, and for every pod above so many so much each; and the rule.
 _PODS_MEMORY = (
-    _PerPod(16, 700, 0, Fraction(0), "up to 16 pods: 700 MiB"),
-    _PerPod(32, 700, 16, Fraction(1875, 100), "17 to 32 pods: 700 MiB + 18.75 MiB for each above 16"),
-    _PerPod(64, 1024, 32, Fraction(625, 100), "33 to 64 pods: 1024 MiB + 6.25 MiB for each above 32"),
-    _PerPod(128, 1230, 64, Fraction(780, 100), "65 to 128 pods: 1230 MiB + 7.80 MiB for each above 64"),
-    _PerPod(None, 1740, 128, Fraction(1120, 100), "more than 128 pods: 1740 MiB + 11.20 MiB for each above 128"),
+    (16, 700, 0, Fraction(0), "up to 16 pods: 700 MiB"),
+    (32, 700, 16, Fraction(1875, 100), "17 to 32 pods: 700 MiB + 18.75 MiB for each above 16"),
+    (64, 1024, 32, Fraction(625, 100), "33 to 64 pods: 1024 MiB + 6.25 MiB for each above 32"),
+    (128, 1230, 64, Fraction(780, 100), "65 to 128 pods: 1230 MiB + 7.80 MiB for each above 64"),
+    (None, 1740, 128, Fraction(1120, 100), "more than 128 pods: 1740 MiB + 11.20 MiB for each above 128"),
 )
 _SMALL = 2 * GIB
 #: MiB for each pod that the node may run, in v2.
@@ -74,10 +55,9 @@ def memory_v1(memory: int, max_pods: int) -> tuple[Term, ...]:
     if memory <= _SMALL:
         rule = "memory <= 2 GiB: 25 % of it, for any number of pods"
         return system, Term.rounded_up(KUBE, "managing pods", Fraction(memory, 4), rule), THRESHOLD
-    band = next(band for band in _PODS_MEMORY if band.edge is None or max_pods <= band.edge)
-    mebibytes = band.base + band.each * (max_pods - band.above)
-    rule = f"memory > 2 GiB, {band.rule}"
-    return system, Term.rounded_up(KUBE, "managing pods", mebibytes * MIB, rule), THRESHOLD
+    _, base, above, each, rule = next(band for band in _PODS_MEMORY if band[0] is None or max_pods <= band[0])
+    amount = (base + each * (max_pods - above)) * MIB
+    return system, Term.rounded_up(KUBE, "managing pods", amount, f"memory > 2 GiB, {rule}"), THRESHOLD
 
 
 def memory_v2(memory: int, max_pods: int, runtime: str) -> tuple[Term, ...]:
@@ -119,7 +99,7 @@ def _check(memory: int, max_pods: int) -> None:
         raise PolicyError(f"max-pods: {max_pods} is no number of pods; write how many the node may run, such as 110")
 
 
-def _share(amount: int, bands: tuple[_Share, ...]) -> tuple[Fraction, str]:
+def _share(amount: int, bands: Iterable[tuple[int | None, Fraction, str]]) -> tuple[Fraction, str]:
     """The sum of the shares of every band that ``amount`` reaches into, and the rule of the last of them."""
     total, lower = Fraction(0), 0
     for edge, percent, rule in bands:
