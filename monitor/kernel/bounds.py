@@ -62,7 +62,7 @@ def compared(
     """The kernel compares after every charge: one batch, or one huge page, on every CPU can be charged before that.
     ``charges_only``: by a hook that sees nothing else; what it does not see is read again after ``wait_ns``.
     """
-    unseen = cpus * (max(huge_page, BATCH * PAGE) + _lag(machine))
+    unseen = cpus * (max(huge_page, BATCH * PAGE) + machine * MACHINE_LAG)
     if not charges_only:
         return Bound(unseen, 0)
     if machine:
@@ -79,8 +79,4 @@ def reread_ns(ahead: int | None, rate: int, look_ns: int) -> int:
 
 def looked(rate: int, cpus: int, wait_ns: int, *, machine: bool) -> Bound:
     """Memory is read again after ``wait_ns``; memory.stat does not say all of it yet."""
-    return Bound(rate * wait_ns // 1_000_000_000 + cpus * (BATCH * PAGE + _lag(machine)), wait_ns)
-
-
-def _lag(machine: bool) -> int:
-    return MACHINE_LAG if machine else 0
+    return Bound(rate * wait_ns // 1_000_000_000 + cpus * (BATCH * PAGE + machine * MACHINE_LAG), wait_ns)

@@ -209,20 +209,18 @@ def below(path: Path) -> Iterator[Path]:
 
 def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:
     """The machine as the kubelet sees it: the root cgroup against ``mem_total`` bytes (MemTotal of /proc/meminfo)."""
-    usage, inactive, active = _figures(hierarchy, hierarchy.root)
-    return MemoryReading.of(usage, inactive, active, mem_total)
+    return MemoryReading.of(*_figures(hierarchy, hierarchy.root), mem_total)
 
 
 def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -> MemoryReading:
     """One cgroup against its own limit, or against ``capacity`` bytes where it has no limit."""
-    usage, inactive, active = _figures(hierarchy, path)
-    own = limit(path)
-    return MemoryReading.of(usage, inactive, active, capacity if own is None else own)
+    figures, own = _figures(hierarchy, path), limit(path)
+    return MemoryReading.of(*figures, capacity if own is None else own)
 
 
 def usage(hierarchy: Hierarchy, path: Path) -> int:
     """Bytes charged to one cgroup (not the v2 root, which has no such file)."""
-    return _number(path, USAGE[hierarchy.version])
+    return amount(path, USAGE[hierarchy.version]) or 0
 
 
 def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
@@ -295,14 +293,6 @@ def _write(path: Path, name: str, text: str) -> None:
             f.write(text)
     except OSError as e:
         raise failure(path / name, f"write {text!r} to", e) from e
-
-
-def _number(path: Path, name: str) -> int:
-    text = _read(path, name)
-    try:
-        return int(text)
-    except ValueError as e:
-        raise MonitorError(f"{path / name} is not a number: {text[:40]!r}") from e
 
 
 def _check_there(path: Path) -> None:

@@ -191,7 +191,8 @@ class _Walk:
             return True  # something was mounted on it since it was listed
         with closing(os.scandir(fd)) as entries:
             for entry in entries:
-                if self._left <= 0 or (self._left % _STRIDE == 0 and self._late()):
+                is_turn = self._left % _STRIDE == 0
+                if self._left <= 0 or (is_turn and (self._stop() or time.monotonic() >= self._deadline)):
                     self.complete = False
                     return False
                 self._left -= 1
@@ -215,9 +216,6 @@ class _Walk:
         """What vanished takes nothing. What cannot be read (a broken disk) is no reason not to count the rest."""
         if error.errno not in _GONE:
             self.complete = False
-
-    def _late(self) -> bool:
-        return self._stop() or time.monotonic() >= self._deadline
 
     def _count(self, status: os.stat_result) -> None:
         if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):

@@ -93,9 +93,7 @@ class DomainTable:
     def read(self, cgroup_id: int) -> Reading | None:
         """The cgroup's memory now; None if it is not watched or not counted yet."""
         at = self.index(cgroup_id)
-        if at is None or not self.synced(at):
-            return None
-        return self.reading(at)
+        return None if at is None or not self.synced(at) else self.reading(at)
 
     def reading(self, index: int) -> Reading:
         w, at = self._words, index * WORDS
@@ -144,7 +142,7 @@ class DomainTable:
         self._known.clear()
         self._free.clear()
         self._others.clear()
-        self.high = 0  # one more than the highest index in use
+        self.high = 0
 
     def add(
         self, cgroup_id: int, *, flags: int = 0, step: int = 0, rearm_ns: int = 5_000_000, path: Path | None = None

@@ -75,23 +75,18 @@ def parse(record: bytes) -> Killed | Constraint | Invoked | None:
     if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
         return None
     if found := _KILLED.match(text):
-        return Killed(ts_ns, int(found[2]), comm_of(found[3]), found[1].startswith("Memory"), text)
+        return Killed(ts_ns, int(found[2]), printable(_bytes(found[3])), found[1].startswith("Memory"), text)
     if found := _CONSTRAINT.match(text):
         oom_memcg = None if found[2] is None else path_of(found[2])
         return Constraint(found[1], oom_memcg, path_of(found[3]), int(found[4]))
     if found := _INVOKED.match(text):
-        return Invoked(comm_of(found[1]), found[2] == "-1")
+        return Invoked(printable(_bytes(found[1])), found[2] == "-1")
     return None
 
 
 def path_of(logged: str) -> str:
     """The path of a cgroup as the file system has it, from the log's text: each cgroup has a path of its own there."""
     return os.fsdecode(_bytes(logged))
-
-
-def comm_of(logged: str) -> str:
-    """The name of a process as every other source has it, from the log's text."""
-    return printable(_bytes(logged))
 
 
 def _bytes(logged: str) -> bytes:

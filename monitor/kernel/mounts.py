@@ -18,7 +18,6 @@ class Mount:
     """A filesystem that must be mounted at ``path``."""
 
     fstype: str
-    source: str
     path: Path
     purpose: str
     options: str = ""
@@ -26,12 +25,12 @@ class Mount:
     @property
     def command(self) -> str:
         options = f"-o {self.options} " if self.options else ""
-        return f"mount -t {self.fstype} {options}{self.source} {self.path}"
+        return f"mount -t {self.fstype} {options}{self.fstype} {self.path}"
 
 
 #: With systemd's mode: by default every user may make directories in it.
-BPFFS = Mount("bpf", "bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps", "mode=0700")
-TRACEFS = Mount("tracefs", "tracefs", Path("/sys/kernel/tracing"), "tracepoints")
+BPFFS = Mount("bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps", "mode=0700")
+TRACEFS = Mount("tracefs", Path("/sys/kernel/tracing"), "tracepoints")
 
 
 def is_mounted(mount: Mount, table: str | Path = MOUNTS) -> bool:
@@ -39,24 +38,18 @@ def is_mounted(mount: Mount, table: str | Path = MOUNTS) -> bool:
     return {point: kind for point, kind, _ in mount_table(table)}.get(mount.path) == mount.fstype
 
 
-def missing() -> list[Mount]:
-    """Which of the two are not mounted."""
-    return [mount for mount in (BPFFS, TRACEFS) if not is_mounted(mount)]
-
-
 def ensure() -> list[Mount]:
     """Mount what is missing and return it; CannotError with the exact command when the kernel refuses."""
-    mounted = missing()
-    for mount in mounted:
+    missing = [mount for mount in (BPFFS, TRACEFS) if not is_mounted(mount)]
+    for mount in missing:
         _mount(mount)
-    return mounted
+    return missing
 
 
 def _mount(mount: Mount) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    source, path, kind = mount.source.encode(), os.fsencode(mount.path), mount.fstype.encode()
-    result = libc.mount(source, path, kind, ctypes.c_ulong(0), mount.options.encode() or None)
-    if result != 0:
+    kind, path = mount.fstype.encode(), os.fsencode(mount.path)
+    if libc.mount(kind, path, kind, ctypes.c_ulong(0), mount.options.encode() or None) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise CannotError(
             f"{mount.fstype} is not mounted at {mount.path} ({mount.purpose}), and mounting it failed: {reason}",

@@ -18,17 +18,18 @@ UNMOUNT_THEN_ENSURE = """
 import os, subprocess
 from monitor.errors import MonitorError
 from monitor.kernel import mounts
+missing = lambda: [m for m in (mounts.BPFFS, mounts.TRACEFS) if not mounts.is_mounted(m)]
 for mount in (mounts.BPFFS, mounts.TRACEFS):
     while mounts.is_mounted(mount):
         subprocess.run(["umount", "--lazy", str(mount.path)], check=True)
-print("missing", *[m.fstype for m in mounts.missing()])
+print("missing", *[m.fstype for m in missing()])
 %s
 try:
     print("mounted", *[m.fstype for m in mounts.ensure()])
 except MonitorError as error:
     print(error.exit_code, error)
-print("missing", *[m.fstype for m in mounts.missing()])
-if not mounts.missing():
+print("missing", *[m.fstype for m in missing()])
+if not missing():
     print(oct(os.stat(mounts.BPFFS.path).st_mode))
 """
 #: setresuid drops the capabilities that mount(2) needs.
@@ -61,7 +62,7 @@ def test_a_refused_mount_names_the_command() -> None:
 
 def test_the_last_filesystem_mounted_at_a_path_counts(tmp_path: Path) -> None:
     table = tmp_path / "mounts"
-    mount = mounts.Mount("bpf", "bpf", Path("/sys/fs/b pf"), "this test")
+    mount = mounts.Mount("bpf", Path("/sys/fs/b pf"), "this test")
     table.write_text("bpf /sys/fs/b\\040pf bpf rw 0 0\n")
     assert mounts.is_mounted(mount, table)
     table.write_text("bpf /sys/fs/b\\040pf bpf rw 0 0\nnone /sys/fs/b\\040pf tmpfs rw 0 0\n")
