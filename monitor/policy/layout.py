@@ -92,15 +92,12 @@ def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> 
     appended = []
     for source, target in zip(sources, _CONTAINERFS_SIGNALS, strict=True):
         for hard in (True, False):
-            copy = Threshold(target, ThresholdValue(), operator="")
-            at = -1
-            for i, t in enumerate(found):
-                if t.hard == hard and t.operator and t.signal == source:
-                    copy = replace(t, signal=target)  # the last one wins, as in the kubelet
-                elif t.hard == hard and t.signal == target:
-                    at = i
-            if at >= 0:
-                found[at] = copy
+            given = [t for t in found if t.hard == hard and t.operator and t.signal == source]
+            places = [i for i, t in enumerate(found) if t.hard == hard and t.signal == target]
+            # The last one wins, as in the kubelet.
+            copy = replace(given[-1], signal=target) if given else Threshold(target, ThresholdValue(), operator="")
+            if places:
+                found[places[-1]] = copy
             else:
                 appended.append(copy)
     return Overlay((*found, *appended), tuple(appended), conflicts)

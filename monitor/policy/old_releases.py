@@ -20,6 +20,7 @@ from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import PodStats
+from monitor.policy.thresholds import DEFAULT_HARD
 from monitor.policy.victims import Ranked, disk_usage, rank_by_excess, rank_one
 
 GUARANTEED_ADJ = -998
@@ -75,12 +76,7 @@ KUBELET_1_17 = replace(
     KUBELET_1_36,
     name="kubelet-1.17",
     signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES)),
-    default_hard={
-        "memory.available": "100Mi",
-        "nodefs.available": "10%",
-        "nodefs.inodesFree": "5%",
-        "imagefs.available": "15%",
-    },
+    default_hard={signal: text for signal, text in DEFAULT_HARD.items() if signal != sig.IMAGEFS_INODES},
     ranker=rank_1_17,
     oom_score_adj=partial(adj_by_class, is_critical),
     reclaim_actions=lambda signal, layout: reclaim_actions(signal, one_disk_for_containers(layout)),
@@ -147,7 +143,7 @@ KUBELET_1_8 = replace(
     KUBELET_1_17,
     name="kubelet-1.8",
     signals=tuple(s for s in KUBELET_1_17.signals if s != sig.PID),
-    default_hard={"memory.available": "100Mi"},
+    default_hard={sig.MEMORY: DEFAULT_HARD[sig.MEMORY]},
     ranker=rank_1_8,
     oom_score_adj=partial(adj_by_class, is_critical_1_8),
     reclaim_actions=reclaim_1_8,

@@ -112,27 +112,18 @@ def make_watch(
     Its thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
     ``first``: the same domain by the kubelet's signal, which has to be there for every other.
     """
-    usage_fd = limit_fd = -1
-    if cgroup is None:
-        cgroup_id, flags = 1, MACHINE  # the root of the memory hierarchy has inode 1 on v1 and v2
-    else:
+    cgroup_id, flags, files = 1, MACHINE, [-1, -1]  # the root of the memory hierarchy has inode 1 on v1 and v2
+    if cgroup is not None:
         cgroup_id, flags = cgroup.stat().st_ino, 0
-        usage_fd = os.open(cgroup / cgroupfs.USAGE[version], os.O_RDONLY)
-        limit_fd = os.open(cgroup / cgroupfs.LIMIT[version], os.O_RDONLY)
+        files = [os.open(cgroup / of_version[version], os.O_RDONLY) for of_version in (cgroupfs.USAGE, cgroupfs.LIMIT)]
+    formula = FORMULA.get(signal, 0)
+    if first is None:
+        index = table.add(cgroup_id, flags=flags, step=step, path=cgroup)
+    else:
+        index = table.add_formula(first.index, formula, path=cgroup)
+    usage_fd, limit_fd = files
     watch = Watch(
-        name=name,
-        signal=signal,
-        cgroup_id=cgroup_id,
-        index=(
-            table.add(cgroup_id, flags=flags, step=step, path=cgroup)
-            if first is None
-            else table.add_formula(first.index, FORMULA[signal], path=cgroup)
-        ),
-        capacity=capacity,
-        path=cgroup,
-        usage_fd=usage_fd,
-        limit_fd=limit_fd,
-        formula=FORMULA.get(signal, 0),
+        name, signal, cgroup_id, index, capacity, cgroup, usage_fd=usage_fd, limit_fd=limit_fd, formula=formula
     )
     change_thresholds([watch], thresholds)
     return watch
