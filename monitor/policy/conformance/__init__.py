@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monitor.policy.conformance import steps, timeline, values
-from monitor.policy.conformance.reading import Case
+from monitor.policy.conformance import steps, timeline
+from monitor.policy.conformance.steps import Case
 from monitor.policy.errors import PolicyError
 
 
@@ -30,12 +30,12 @@ class Failure(NamedTuple):
 Op = Callable[[Case, Any], tuple[Any, Any]]
 
 OPS: dict[str, Op] = {
-    "parseQuantity": values.parse_quantity,
-    "quantityMath": values.quantity_math,
-    "parseThresholdConfig": values.parse_threshold_config,
-    "updateContainerFsThresholds": values.update_container_fs_thresholds,
-    "thresholdQuantity": values.threshold_quantity,
-    "nodeAllocatable": values.node_allocatable,
+    "parseQuantity": steps.parse_quantity,
+    "quantityMath": steps.quantity_math,
+    "parseThresholdConfig": steps.parse_threshold_config,
+    "updateContainerFsThresholds": steps.update_container_fs_thresholds,
+    "thresholdQuantity": steps.threshold_quantity,
+    "nodeAllocatable": steps.node_allocatable,
     "podQOS": steps.pod_qos,
     "oomScoreAdj": steps.oom_scores,
     "rank": steps.rank,

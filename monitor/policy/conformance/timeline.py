@@ -8,7 +8,7 @@ from typing import Any
 
 from monitor.policy.admission import admit
 from monitor.policy.compat import KUBELET
-from monitor.policy.conformance.reading import SECOND, Case, by_text, comparable, config_maps, layout, recorded
+from monitor.policy.conformance.steps import SECOND, Case, by_text, comparable, config_maps, layout, recorded
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, PassState
 from monitor.policy.kubelet_pass import Eviction, KubeletResult, kubelet_pass
