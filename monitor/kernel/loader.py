@@ -142,31 +142,31 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO, signals: int = KUBELETS) ->
     if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
-    marks = stamps(signals)
-    for name, mark in marks.items():  # what is pinned was chosen on this very kernel: no need to look again
-        if hook in (AUTO, name) and (instance / mark).is_dir():
-            return instance / mark, _load_if_missing(state_dir, instance / mark, name, signals)
+    wanted = {name: mark for name, mark in stamps(signals).items() if hook in (AUTO, name)}
+    for mark in wanted.values():  # what is pinned was chosen on this very kernel: no need to look again
+        if (instance / mark).is_dir():
+            _tidy_up(state_dir, instance)
+            return instance / mark, False
     why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
     if why:
         raise CannotError(why, remedy)
     if problem := libbpf.load_problem():
         raise CannotError(f"this process may not load BPF programs: {problem}", libbpf.PRIVILEGES)
-    offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
+    offers = [offer for offer in charging.offered() if offer.name in wanted]
     known = charging.refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None
     for offer in (offer for offer in offers if offer.ok):
-        mark = marks[offer.name]
+        mark = wanted[offer.name]
         if mark in known:
             last = CannotError(known[mark], f"`outrace run --hooks {offer.name}` tries it again")
             continue
         try:
-            return instance / mark, _load_if_missing(state_dir, instance / mark, offer.name, signals)
+            _run_loader(state_dir, instance / mark, offer.name, signals)
+            return instance / mark, True
         except HookRefusedError as error:
             last = error
             charging.remember_refused(state_dir, mark, error.message)
-    if last is not None:
-        raise last
-    raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
+    raise last or CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
 
 
 def pinned(state_dir: Path) -> dict[str, Path]:
@@ -193,15 +193,16 @@ def refused(state_dir: Path, signals: int = KUBELETS) -> dict[str, str]:
     return {}
 
 
-def _load_if_missing(state_dir: Path, directory: Path, hook: str, signals: int) -> bool:
-    """Whether the pins had to be made."""
+def _tidy_up(state_dir: Path, instance: Path) -> None:
+    with suppress(CannotError):
+        claim(instance, state_dir)  # an older version did not, and the state dir may be another of the same name
+    for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced the pins
+        remove(half)
+
+
+def _run_loader(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
+    """Load and pin, in a process of its own. Raises CannotError."""
     instance = directory.parent
-    if directory.is_dir():
-        with suppress(CannotError):
-            claim(instance, state_dir)  # an older version did not, and the state dir may be another of the same name
-        for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced `directory`
-            remove(half)
-        return False
     log = state_dir / LOG
     with suppress(OSError):
         log.unlink()  # an earlier loader's
@@ -227,7 +228,6 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str, signals: int) 
         tidy(instance)
         kind = HookRefusedError if answer["hook"] else CannotError
         raise kind(answer["error"], answer["remedy"])
-    return True
 
 
 def package_path() -> str:
@@ -277,32 +277,7 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 
 def _load(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
-    text = (bpf_directory() / KERNEL_HEADER).read_text()
-    os.environ["BCC_KERNEL_SOURCE"] = prepare_headers(state_dir / "headers", text)
-    try:
-        from bcc import BPF, lib
-    except ImportError as error:
-        raise CannotError(f"bcc cannot be imported: {error}", _BCC_REMEDY) from None
-    if not hasattr(lib, "bpf_attach_raw_tracepoint"):
-        raise CannotError(
-            "the module `bcc` is not BPF's: PyPI has an unrelated package of that name",
-            f"pip uninstall bcc; {_BCC_REMEDY}",
-        )
-
-    flags = [*compile_flags(hook, signals), "-Wno-macro-redefined"]
-    log = state_dir / LOG
-    try:
-        with _stderr_to(log):
-            bpf = BPF(text=program_text(hook), cflags=flags)
-            always = [name for name in pins.TRACEPOINTS if name not in pins.PRESSURE]
-            programs = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in (*always, *pins.RUN)}
-            programs |= _load_hook(bpf, hook, log)
-    except HookRefusedError:
-        raise
-    except Exception as error:  # noqa: BLE001  # bcc raises bare Exception for whatever clang or the verifier refuse
-        first = str(error).strip().splitlines()[0]
-        raise CannotError(f"the BPF programs do not load: {first}", f"details in {log}") from None
-
+    bpf, programs = _compiled(state_dir, hook, signals)
     parent = directory.parent
     claim(parent, state_dir)  # before there is a pin that others could take for a stray
     fresh = parent / f"new{os.getpid()}"
@@ -321,6 +296,33 @@ def _load(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
     for other in parent.iterdir():
         if other != directory and other.is_dir():
             remove(other)
+
+
+def _compiled(state_dir: Path, hook: str, signals: int) -> tuple[Any, dict[str, int]]:
+    """The BPF object, and the descriptors of its programs, loaded."""
+    text = (bpf_directory() / KERNEL_HEADER).read_text()
+    os.environ["BCC_KERNEL_SOURCE"] = prepare_headers(state_dir / "headers", text)
+    try:
+        from bcc import BPF, lib
+    except ImportError as error:
+        raise CannotError(f"bcc cannot be imported: {error}", _BCC_REMEDY) from None
+    if not hasattr(lib, "bpf_attach_raw_tracepoint"):
+        problem = "the module `bcc` is not BPF's: PyPI has an unrelated package of that name"
+        raise CannotError(problem, f"pip uninstall bcc; {_BCC_REMEDY}")
+
+    flags = [*compile_flags(hook, signals), "-Wno-macro-redefined"]
+    log = state_dir / LOG
+    try:
+        with _stderr_to(log):
+            bpf = BPF(text=program_text(hook), cflags=flags)
+            always = [name for name in pins.TRACEPOINTS if name not in pins.PRESSURE]
+            programs = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in (*always, *pins.RUN)}
+            return bpf, programs | _load_hook(bpf, hook, log)
+    except HookRefusedError:
+        raise
+    except Exception as error:  # noqa: BLE001  # bcc raises bare Exception for whatever clang or the verifier refuse
+        first = str(error).strip().splitlines()[0]
+        raise CannotError(f"the BPF programs do not load: {first}", f"details in {log}") from None
 
 
 def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:

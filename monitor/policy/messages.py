@@ -25,9 +25,9 @@ def eviction_message(
     """The message and the annotations for evicting ``pod`` because the node is low on ``resource``.
 
     ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
-    ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None when the
-    pod has no stats (then no container is named and no annotation is made). ``pod_usage`` is the pod's own
-    bytes (0 if its memory stats exist without a working set). ``pod_level``: the gate PodLevelResources.
+    ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None for a pod
+    without stats (then no container is named and no annotation is made). ``pod_usage`` is the pod's own bytes (0 if its
+    memory stats exist without a working set). ``pod_level``: the gate PodLevelResources.
     """
     message = f"The node was low on resource: {resource}. "
     if quantity is not None and available is not None:

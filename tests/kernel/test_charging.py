@@ -184,15 +184,14 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
     """The best one is refused: the next is loaded, the reason kept, and not tried again until the next boot."""
     tried: list[str] = []
 
-    def load(_: Path, directory: Path, hook: str, signals: int) -> bool:
+    def load(_: Path, directory: Path, hook: str, signals: int) -> None:
         tried.append(hook)
         if hook == "fentry":
             raise loader.HookRefusedError("the verifier said no", "details")
-        return True
 
     offers = [charging.Offer(name, name != "memcg-tracepoint", "why", "") for name in pins.HOOKS]
     monkeypatch.setattr(charging, "offered", lambda: offers)
-    monkeypatch.setattr(loader, "_load_if_missing", load)
+    monkeypatch.setattr(loader, "_run_loader", load)
     wanted = loader.instance_directory(tmp_path) / loader.stamps()["kprobe"]
     assert loader.ensure_loaded(tmp_path) == (wanted, True)
     assert tried == ["fentry", "kprobe"]

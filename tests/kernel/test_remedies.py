@@ -75,7 +75,7 @@ def test_a_loader_without_a_message_has_its_log_named(
     log.write_text("of an earlier one\n")
     monkeypatch.setattr("monitor.kernel.loader.sys.executable", str(python))
     with pytest.raises(CannotError) as caught:
-        loader._load_if_missing(tmp_path, tmp_path / "instance/stamp", "memcg-tracepoint", loader.KUBELETS)
+        loader._run_loader(tmp_path, tmp_path / "instance/stamp", "memcg-tracepoint", loader.KUBELETS)
     assert caught.value.message.startswith(f"the BPF loader ended with status {ends}: ")
     assert caught.value.remedy.endswith(remedy.format(log=log))
     line = log.read_text()
