@@ -22,7 +22,7 @@ from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.source import open_for
 from monitor.policy.compat import quotient
-from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.ranking import Candidate
 from monitor.policy.releases import CURRENT, Era, era
 from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, used
 from monitor.policy.thresholds import Threshold, kubelets
@@ -196,7 +196,7 @@ def _ordered(pods: list[dict[str, Any]], rules: Era) -> list[dict[str, Any]]:
         )
         for pod in by_uid.values()
     ]
-    order = [by_uid[c.uid] for c in memory_order(candidates, rules.memory_key)]
+    order = [by_uid[c.uid] for c in sorted(candidates, key=rules.memory_key)]
     for pod in order:
         pod["over_request"] = None if pod["request"] is None else pod["working_set"] - pod["request"]
     return order

@@ -44,19 +44,12 @@ _OFFSETS = {
     "OFF_MM_USERS": ("mm_struct", "mm_users.counter"),
     "OFF_MM_PGTABLES": ("mm_struct", "pgtables_bytes"),
 }
+#: define -> enumerator
 _ENUMS = {
-    "NR_ANON_MAPPED_": "NR_ANON_MAPPED",
-    "NR_FILE_PAGES_": "NR_FILE_PAGES",
-    "NR_INACTIVE_FILE_": "NR_INACTIVE_FILE",
-    "NR_ACTIVE_FILE_": "NR_ACTIVE_FILE",
+    **{f"NR_{name}_": f"NR_{name}" for name in ("ANON_MAPPED", "FILE_PAGES", "INACTIVE_FILE", "ACTIVE_FILE")},
+    **{f"MM_{name}_": f"MM_{name}" for name in ("FILEPAGES", "ANONPAGES", "SWAPENTS", "SHMEMPAGES")},
+    **{name: name for name in ("LRU_INACTIVE_FILE", "LRU_ACTIVE_FILE", "NR_LRU_LISTS")},
     "MEMORY_CGRP_ID": "memory_cgrp_id",
-    "MM_FILEPAGES_": "MM_FILEPAGES",
-    "MM_ANONPAGES_": "MM_ANONPAGES",
-    "MM_SWAPENTS_": "MM_SWAPENTS",
-    "MM_SHMEMPAGES_": "MM_SHMEMPAGES",
-    "LRU_INACTIVE_FILE": "LRU_INACTIVE_FILE",
-    "LRU_ACTIVE_FILE": "LRU_ACTIVE_FILE",
-    "NR_LRU_LISTS": "NR_LRU_LISTS",
 }
 #: Of the memcg-tracepoint hook alone: MEMCG_KMEM came after 5.15.
 _ITEMS = {"MEMCG_KMEM_": "MEMCG_KMEM", "MEMCG_SOCK_": "MEMCG_SOCK"}

@@ -52,10 +52,7 @@ def set_realtime() -> tuple[str, str]:
             remedy = "this kernel wants cpu.rt_runtime_us in its cpu cgroup and all above (CONFIG_RT_GROUP_SCHED)"
         late = "detection may be late by milliseconds on busy CPUs"
         note = f"SCHED_FIFO refused ({error.strerror}): {late}; {remedy}"
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -20)
-        return "nice -20", note
-    return "default", note
+    return ("nice -20" if _renice(-20) else "default"), note
 
 
 def refuses_realtime() -> bool:
@@ -96,16 +93,19 @@ def hurry() -> bool:
     With 30 pods at work on 2 CPUs an ordinary thread that wants 4 % of a CPU waits 94 % of the time, and an alert took
     11 s. At `HURRIED` it has the CPU within milliseconds.
     """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HURRIED)
-        return True
-    return False
+    return _renice(HURRIED)
 
 
 def take_time() -> None:
     """Put the calling thread back among ordinary ones: what walks directories may wait."""
+    _renice(0)
+
+
+def _renice(value: int) -> bool:
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), value)
+        return True
+    return False
 
 
 def lock_memory() -> tuple[bool, str]:

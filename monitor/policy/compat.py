@@ -6,18 +6,8 @@ comparison; docs/differences.md lists every place where the two part.
 
 from __future__ import annotations
 
-from monitor.policy.errors import PolicyError
-
 SANE = "sane"
 KUBELET = "kubelet-1.36"
-CHOICES = (SANE, KUBELET)
-
-
-def check_compat(compat: str) -> str:
-    """``compat`` itself; raises PolicyError if it is neither `SANE` nor `KUBELET`."""
-    if compat not in CHOICES:
-        raise PolicyError(f"compat: {compat!r} is not known: use {' or '.join(CHOICES)}")
-    return compat
 
 
 def int64(n: int) -> int:

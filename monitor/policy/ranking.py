@@ -8,7 +8,7 @@ to chance, ours is namespace, name, uid.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from monitor.policy.pods import Pod, per_pod
@@ -46,7 +46,10 @@ class Candidate:
 
 
 def memory_key(c: Candidate) -> Key:
-    """Sort key: the smallest is evicted first. The first four parts are the kubelet's, the rest breaks ties."""
+    """Sort key: the smallest is evicted first. The first four parts are the kubelet's, the rest breaks ties.
+
+    Critical pods are ranked too; a pass refuses them when their turn comes.
+    """
     return usage_key(
         c.usage, c.request, c.request, c.request_nanos, rank_priority(c.priority), c.namespace, c.name, c.uid
     )
@@ -74,13 +77,6 @@ def usage_key(
     # Usage is whole bytes, so it exceeds a request with a fraction exactly when it exceeds its whole part.
     group = 1 if usage > allowed else 2
     return (group, priority, request - usage, request_nanos, namespace, name, uid)
-
-
-def memory_order(candidates: Iterable[Candidate], key: Callable[[Candidate], Key] = memory_key) -> list[Candidate]:
-    """All candidates, first victim first, by the key of a release. Critical pods are ranked too; a pass refuses them
-    when their turn comes.
-    """
-    return sorted(candidates, key=key)
 
 
 _is_critical = per_pod(is_critical)

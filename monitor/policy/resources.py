@@ -89,15 +89,11 @@ def pod_limit(pod: Pod, resource: str, pod_level: bool = True) -> Quantity | Non
 
 
 def _plus(a: Quantity | None, b: Quantity | None) -> Quantity | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
+    return a + b if a is not None and b is not None else b if a is None else a
 
 
 def _larger(a: Quantity | None, b: Quantity | None) -> Quantity | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return b if b > a else a
+    return max((one for one in (a, b) if one is not None), default=None)
 
 
 def _zero(resource: str) -> Quantity:

@@ -20,7 +20,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from monitor.policy.compat import KUBELET, SANE, check_compat
+from monitor.policy.compat import KUBELET, SANE
+from monitor.policy.errors import PolicyError
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, CONDITION, MEMORY_SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
@@ -72,7 +73,8 @@ class EvictionConfig:
     blank: State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_compat(self.compat)
+        if self.compat not in (SANE, KUBELET):
+            raise PolicyError(f"compat: {self.compat!r} is not known: use {SANE} or {KUBELET}")
         live = [t for t in self.thresholds if t.operator == LESS_THAN]
         live = sorted(live, key=_preference) if self.compat == SANE else _go_keys(live)
         signals = tuple(dict.fromkeys(t.signal for t in live))

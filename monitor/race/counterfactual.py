@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, PassState, run_pass
-from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.ranking import Candidate
 from monitor.policy.signals import Observation
 from monitor.race.codec import Record
 from monitor.race.events import Crossing, Sample
@@ -110,7 +110,7 @@ def _quantile(pieces: Sequence[_Piece], q: float, since: int) -> float | None:
 
 def _pieces(world: World, config: PassConfig) -> list[_Piece]:
     """Every decision the phases lead to."""
-    order = memory_order(world.pods, config.era.memory_key)
+    order = sorted(world.pods, key=config.era.memory_key)
     # The first pass of every phase sees what was before.
     first = min([world.crossed_ns, *map(int, _corners(world, config))]) - PERIOD_NS
     edges = _edges(world, config, first)

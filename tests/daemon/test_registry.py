@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from monitor.hot.registry import Registry
 from monitor.kernel import cgroupfs
 from monitor.link.messages import PodSeen
-from monitor.policy.ranking import memory_order
+from monitor.policy.ranking import memory_key
 from monitor.sources.polled_table import PolledTable
 from tests import live
 
@@ -194,7 +194,8 @@ class Histories(RuleBasedStateMachine):
     def ordered(self) -> None:
         if not hasattr(self, "registry"):
             return
-        expected = memory_order(entry.candidate() for entry in self.registry if entry.counted and not entry.evicted)
+        ranked = (entry.candidate() for entry in self.registry if entry.counted and not entry.evicted)
+        expected = sorted(ranked, key=memory_key)
         assert list(self.registry.order()) == expected
         allowed = [candidate.uid for candidate in expected if not candidate.critical]
         first = self.registry.first()

@@ -18,7 +18,7 @@ from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.ranking import candidate, memory_order
+from monitor.policy.ranking import candidate, memory_key
 from monitor.policy.releases import ERAS, era
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import MEMORY, PID
@@ -173,5 +173,5 @@ def test_an_unknown_priority_ranks_behind_every_known_one(priority: int, signal:
         order = rank_pods(signal, pods, figures, SINGLE_DISK, True, rules.ranker)
         assert [one.pod.name for one in order] == ["known", "a-unknown"]
     candidates = [candidate(one, pod_request(one, "memory"), 7) for one in pods]
-    assert [c.name for c in memory_order(candidates)] == ["known", "a-unknown"]
+    assert [c.name for c in sorted(candidates, key=memory_key)] == ["known", "a-unknown"]
     assert [c.priority for c in candidates] == [None, priority]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from monitor.policy.pods import Pod, per_pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
-from monitor.policy.ranking import Candidate, EvictionOrder, memory_order
+from monitor.policy.ranking import Candidate, EvictionOrder, memory_key
 from monitor.policy.releases import ERAS, era
 
 SMALL = st.integers(0, 4)
@@ -50,7 +50,7 @@ def compare(a: Candidate, b: Candidate) -> int:
 
 @given(CANDIDATES)
 def test_the_order_follows_the_rules(candidates: list[Candidate]) -> None:
-    order = memory_order(candidates)
+    order = sorted(candidates, key=memory_key)
     assert sorted(c.uid for c in order) == sorted(c.uid for c in candidates)
     for i, earlier in enumerate(order):
         assert all(compare(earlier, later) <= 0 for later in order[i:])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.ranking import Candidate, memory_key
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY, Observation
 from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
 from monitor.policy.thresholds import PolicyError, Threshold, parse_thresholds
@@ -20,7 +20,7 @@ def pod(name: str, usage: int | None = 10, critical: bool = False, grace: int | 
     return Candidate(f"uid-{name}", "ns", name, 0, 0, usage, critical, grace)
 
 
-PODS = memory_order([pod("small", 5), pod("big", 50), pod("huge-critical", 500, critical=True)])
+PODS = sorted([pod("small", 5), pod("big", 50), pod("huge-critical", 500, critical=True)], key=memory_key)
 
 
 def run(
@@ -68,7 +68,7 @@ def lines(draw: st.DrawFn) -> Line:
             pod, st.sampled_from("abcde"), st.none() | st.integers(0, 3), st.booleans(), st.none() | st.integers(0, 60)
         ),
         max_size=3,
-    ).map(lambda found: tuple(memory_order(found)))
+    ).map(lambda found: tuple(sorted(found, key=memory_key)))
     steps = st.tuples(st.sampled_from([0, 1, 4, 5, 10, 29, 30]), SEEN, st.booleans(), pods)
     return Line(config, tuple(draw(st.lists(steps, min_size=1, max_size=12))))
 

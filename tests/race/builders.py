@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.ranking import Candidate, memory_key
 from monitor.race.codec import Record
 from monitor.race.episode import Bounds, Episode, State, feed
 from monitor.race.events import (
@@ -48,13 +48,14 @@ def pod(name: str, usage: int | None, request: int = 0, priority: int = 0, criti
 
 #: First victim first: hog, then cart, then db, which is within its request; agent is critical.
 PODS = tuple(
-    memory_order(
+    sorted(
         [
             pod("hog", 500 * MI),
             pod("cart", 200 * MI),
             pod("db", 150 * MI, request=300 * MI),
             pod("agent", 20 * MI, critical=True),
-        ]
+        ],
+        key=memory_key,
     )
 )
 
