@@ -62,7 +62,7 @@ def lend_pins(state: Path) -> None:
     removed_with_session(target.parent)
     instances.claim(target.parent, state)
     target.mkdir()
-    shared = Pins.open(source)
+    shared = Pins(source)
     for path in source.iterdir():
         fd = shared.fd(path.name)
         pin(fd, target / path.name)
@@ -140,7 +140,7 @@ class Watching:
         signals: int = loader.KUBELETS,
         directory: Path | None = None,  # where other programs than the shared ones are pinned
     ) -> None:
-        self.pins = Pins.open(directory or pin_dir(hook, signals))
+        self.pins = Pins(directory or pin_dir(hook, signals))
         #: Whether the hook sees charges only: not what becomes of page cache afterwards.
         self.partial = self.pins.hook != TRACEPOINT
         self.table = DomainTable(self.pins)

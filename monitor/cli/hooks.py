@@ -89,7 +89,7 @@ def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
     try:
         directory, loaded = loader.ensure_loaded(Path(config.state_dir), rung, config.formulas)
         # Pins of an earlier start may exist although this process may no longer use them.
-        pins = Pins.open(directory)
+        pins = Pins(directory)
         os.close(pins.attach(pins.pressure[0]))
     except BaseException:
         instances.release(held, instance)
@@ -107,7 +107,7 @@ def _polling(config: RunConfig) -> RunConfig:
     polling = dataclasses.replace(config, rung=POLL, pin_dir="")
     for directory in loader.pinned(Path(config.state_dir)).values():
         with suppress(MonitorError):
-            os.close(Pins.open(directory).fd("map_ooms"))
+            os.close(Pins(directory).fd("map_ooms"))
             return dataclasses.replace(polling, pin_dir=str(directory), pins_fd=instances.hold(directory.parent))
     return polling
 

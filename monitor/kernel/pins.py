@@ -129,18 +129,12 @@ class Program:
 
 
 class Pins:
-    """One pin directory."""
+    """One pin directory. Raises MonitorError if nothing is pinned there."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    @classmethod
-    def open(cls, directory: Path | str) -> Pins:
-        """Raises MonitorError if nothing is pinned there."""
-        directory = Path(directory)
-        if not directory.is_dir():
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        if not self.directory.is_dir():
             raise MonitorError(f"no BPF programs are pinned at {directory}", "start `outrace run`, which loads them")
-        return cls(directory)
 
     @property
     def hook(self) -> str:

@@ -75,7 +75,7 @@ def overhead(triples: int) -> list[Row]:
     """
     with LabNode("bench-overhead", NODE_BYTES) as node, state_dir(node) as state:
         directory = loader.ensure_loaded(state)[0]
-        pins = Pins.open(directory)
+        pins = Pins(directory)
         for name in OOM:
             # Pinned links would keep these attached in the rounds that are to have nothing attached.
             (directory / f"link_{name}").unlink()

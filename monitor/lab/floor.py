@@ -71,7 +71,7 @@ class Floor:
 
 
 def floor(options: Options) -> None:
-    one = Floor(Pins.open(options["pins"]), Path(options["cgroup"]), int(options["available_below"]))
+    one = Floor(Pins(options["pins"]), Path(options["cgroup"]), int(options["available_below"]))
     epoll = select.epoll()
     epoll.register(one.ring.fileno(), select.EPOLLIN)
     epoll.register(0, select.EPOLLIN)

@@ -292,7 +292,7 @@ class Side:
         from monitor.kernel.pins import Pins
 
         try:
-            pins = Pins.open(self.config.pin_dir)
+            pins = Pins(self.config.pin_dir)
             self.view.table = DomainTable(pins)
             self.view.pins = pins
             self.view.counted()  # opens what is read later, when the pins may be gone

@@ -51,7 +51,7 @@ def _open_bpf(config: RunConfig) -> MemorySource:
     from monitor.kernel.pins import Pins
     from monitor.kernel.sweeping import Sweeper
 
-    pins = Pins.open(config.pin_dir)
+    pins = Pins(config.pin_dir)
     table = DomainTable(pins)
     return MemorySource(
         table=table,
@@ -76,6 +76,6 @@ def _open_soft(config: RunConfig) -> MemorySource:
         arming=Arming(config.max_fill_rate),
         victim=memoryview(bytearray(VICTIM.size)).cast("Q"),
         eviction=memoryview(bytearray(EVICTION.size)).cast("Q"),
-        pins=Pins.open(config.pin_dir) if config.pin_dir else None,
+        pins=Pins(config.pin_dir) if config.pin_dir else None,
         is_exact=False,
     )

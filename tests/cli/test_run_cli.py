@@ -55,7 +55,7 @@ LACKS = {
 @pytest.mark.parametrize("lack", LACKS)
 def test_a_lack_is_reported_in_one_line(tmp_path: Path, lack: str) -> None:
     """On the best hook with BPF that this kernel has, and no other."""
-    hook = TRACEPOINT if lack == "hook" else Pins.open(live.pin_dir()).hook
+    hook = TRACEPOINT if lack == "hook" else Pins(live.pin_dir()).hook
     options = ("--hooks", hook, "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
     change, words = LACKS[lack]
     live.one_line(live.outrace("run", *options, wrapper=within(*change)), 3, *words)

@@ -58,7 +58,7 @@ def up_to(node: LabNode, used: int) -> int:
 
 def armed() -> int:
     """Id of the pod cgroup whose processes the kernel may signal inside their own charge; 0: none."""
-    with Pins.open(live.pin_dir()).mmap("victims", 32) as memory:
+    with Pins(live.pin_dir()).mmap("victims", 32) as memory:
         generation, pod, _, _ = VICTIM.unpack_from(memory)
         return int(pod) if generation else 0
 

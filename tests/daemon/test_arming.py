@@ -18,7 +18,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[BpfArming]:
-    made = BpfArming(Pins.open(live.pin_dir()), RATE)
+    made = BpfArming(Pins(live.pin_dir()), RATE)
     yield made
     for fd in made._programs.values():
         os.close(fd)

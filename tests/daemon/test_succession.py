@@ -45,7 +45,7 @@ def crash(daemon: LabDaemon) -> None:
 
 def noted_killed(pod: LabPod) -> None:
     """As a daemon leaves it that is killed right after its SIGKILL went out, or before."""
-    with Pins.open(live.pin_dir()).mmap("evictions", EVICTION.size) as memory:
+    with Pins(live.pin_dir()).mmap("evictions", EVICTION.size) as memory:
         note = EvictionNote(memoryview(memory).cast("Q"))
         note.begin(cgroupfs.cgroup_id(pod.cgroup), 40 * MIB, time.monotonic_ns())
         del note

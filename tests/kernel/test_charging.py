@@ -52,11 +52,11 @@ def test_what_is_expected_of_a_kernel(words: str, release: str, required: bool, 
 def test_the_best_that_is_expected_is_taken(expected_rungs: tuple[str, ...]) -> None:
     if not expected_rungs:
         pytest.skip("it is not given what loads here: make test-vm and, since Linux 6.13, --require-kernel do")
-    assert pins.Pins.open(live.pin_dir()).hook == expected_rungs[0]
+    assert pins.Pins(live.pin_dir()).hook == expected_rungs[0]
 
 
 def test_the_pins_name_their_owner(hook: str) -> None:
-    found = pins.Pins.open(live.pin_dir(hook))
+    found = pins.Pins(live.pin_dir(hook))
     assert (found.hook, found.pressure) == (hook, pins.HOOKS[hook])
     others = {name for programs in pins.HOOKS.values() for name in programs} - set(found.pressure)
     assert [name for name in others if (found.directory / f"prog_{name}").exists()] == []

@@ -124,7 +124,7 @@ def test_the_table_is_shared_and_finite() -> None:
             assert watch.table.add(1 << 40 | number) == number
         with pytest.raises(MonitorError, match=f"more than {MAX_DOMAINS} cgroups"):
             watch.table.add(1 << 41)
-        reader = DomainTable(Pins.open(live.pin_dir()))
+        reader = DomainTable(Pins(live.pin_dir()))
         assert reader.index(1 << 40 | 77) == 77
         assert reader.read(1 << 40 | 77) is None
         watch.table.remove(1 << 40 | 77)

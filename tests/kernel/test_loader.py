@@ -51,7 +51,7 @@ def load(state: Path, root: Path = live.ROOT, prelude: str = "") -> subprocess.C
 
 def prog_id(directory: Path, name: str) -> int:
     """The kernel's number of a pinned program: another load has another one."""
-    fd = Pins.open(directory).fd(f"prog_{name}")
+    fd = Pins(directory).fd(f"prog_{name}")
     try:
         with open(f"/proc/self/fdinfo/{fd}") as file:
             return int(next(line.split()[1] for line in file if line.startswith("prog_id:")))
@@ -142,7 +142,7 @@ def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -
 
 
 def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
-    pins = Pins.open(live.pin_dir())
+    pins = Pins(live.pin_dir())
     before = len(os.listdir("/proc/self/fd"))
     always = TRACEPOINTS.keys() - HOOKS["memcg-tracepoint"]
     for name in (*(f"map_{name}" for name in MAPS), *(f"prog_{name}" for name in (*always, *pins.pressure))):
@@ -154,8 +154,8 @@ def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
 
 def test_a_pin_that_is_not_there_is_named() -> None:
     with pytest.raises(MonitorError, match=r"no BPF programs are pinned at /none; start `outrace run`"):
-        Pins.open(Path("/none"))
-    pins = Pins.open(live.pin_dir())
+        Pins(Path("/none"))
+    pins = Pins(live.pin_dir())
     with pytest.raises(MonitorError, match="map_nothing: No such file or directory; `outrace unload` and start again"):
         pins.fd("map_nothing")
     with pytest.raises(MonitorError, match="cannot pin /sys/fs/bpf"):

@@ -212,7 +212,7 @@ import sys, time
 from monitor.kernel.pins import Pins
 with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
     procs.write("0")
-program = Pins.open(sys.argv[2]).program("on_memcg_reclaim")
+program = Pins(sys.argv[2]).program("on_memcg_reclaim")
 block = bytes(4 << 20)
 print("ready", flush=True)
 sys.stdin.readline()
