@@ -40,7 +40,7 @@ Rank = Callable[[str], Iterable[Candidate]]
 
 
 class _Rule(NamedTuple):
-    """A threshold prepared for comparing. The `fixed` values are whole units, None where the capacity matters."""
+    """A threshold prepared for comparing. `fixed`: its value in whole units, None where the capacity matters."""
 
     threshold: Threshold
     signal: str
@@ -48,7 +48,6 @@ class _Rule(NamedTuple):
     condition: int  # in EvictionConfig.conditions
     grace_ns: int
     fixed: int | None
-    fixed_reclaimed: int | None
     twin: int  # the first rule equal to this one but for min reclaim; usually itself
 
 
@@ -87,8 +86,7 @@ class EvictionConfig:
                 slot=signals.index(t.signal),
                 condition=conditions.index(CONDITION[t.signal]),
                 grace_ns=t.grace_ns,
-                fixed=_fixed(t),
-                fixed_reclaimed=_fixed_reclaimed(t),
+                fixed=None if t.value.quantity is None else t.value.quantity.value,
                 twin=identities.index(identity),
             )
             for t, identity in zip(live, identities, strict=True)
@@ -204,7 +202,7 @@ def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping
             if i in merged or rule.twin in merged:
                 continue
             seen = observations.get(rule.signal)
-            if seen is not None and _reclaimed(rule, seen.capacity) > seen.available:
+            if seen is not None and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True):
                 merged.append(i)
         if len(merged) != before and not config.likeliest:
             merged.sort()
@@ -315,25 +313,3 @@ def _go_keys(thresholds: list[Threshold]) -> list[Threshold]:
 def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:
     signal = threshold.signal
     return (signal not in MEMORY_SIGNALS, not threshold.hard, signal not in _ALLOCATABLE, ALL_SIGNALS.index(signal))
-
-
-def _fixed(threshold: Threshold) -> int | None:
-    return None if threshold.value.quantity is None else threshold.value.quantity.value
-
-
-def _fixed_reclaimed(threshold: Threshold) -> int | None:
-    reclaim = threshold.min_reclaim
-    if reclaim is None:
-        return _fixed(threshold)
-    if threshold.value.quantity is None or reclaim.quantity is None:
-        return None
-    # Added before rounding: 1500m + 1500m is 3.
-    return (threshold.value.quantity + reclaim.quantity).value
-
-
-def _reclaimed(rule: _Rule, capacity: int) -> int:
-    """Value + min reclaim in whole units. A part in percent is whole already, so rounding the other alone is exact."""
-    if rule.fixed_reclaimed is not None:
-        return rule.fixed_reclaimed
-    reclaim = rule.threshold.min_reclaim
-    return rule.threshold.value.amount(capacity) + (0 if reclaim is None else reclaim.amount(capacity))

@@ -77,18 +77,19 @@ class Threshold:
         """No grace. A soft entry with grace 0 is hard in every way, wherever it was written."""
         return self.grace_ns == 0
 
-    def quantity(self, capacity: int) -> int:
-        """The value in bytes, inodes or pids for this capacity; min reclaim not included."""
-        return self.value.amount(capacity)
+    def quantity(self, capacity: int, with_reclaim: bool = False) -> int:
+        """The value in bytes, inodes or pids for this capacity; ``with_reclaim``: and the min reclaim."""
+        reclaim = self.min_reclaim if with_reclaim else None
+        if reclaim is None:
+            return self.value.amount(capacity)
+        if self.value.quantity is not None and reclaim.quantity is not None:
+            return (self.value.quantity + reclaim.quantity).value  # added before rounding: 1500m + 1500m is 3
+        # A part in percent is whole already, so rounding the other alone is exact.
+        return self.value.amount(capacity) + reclaim.amount(capacity)
 
     def met(self, available: int, capacity: int, with_reclaim: bool = False) -> bool:
         """Whether this little is available; ``with_reclaim``: less than the value and the min reclaim together."""
-        if self.operator != LESS_THAN:
-            return False
-        limit = self.value.shown(capacity)
-        if with_reclaim and self.min_reclaim is not None:
-            limit = limit + self.min_reclaim.shown(capacity)
-        return limit > Quantity.of_bytes(available)
+        return self.operator == LESS_THAN and self.quantity(capacity, with_reclaim) > available
 
     def __str__(self) -> str:
         grace = "" if self.hard else f" for {self.grace_ns / 1e9:g}s"
