@@ -134,14 +134,14 @@ def gaps(second: str) -> Iterator[str]:
     return way.gaps(steps)
 
 
-RESERVE, PROVEN = "monitor/policy/reservation.py: reserve", "tests/test_checks.py::test_the_way_has_no_gap"
+RESERVE, PROVEN = "monitor/policy/sizing.py: reserve", "tests/test_checks.py::test_the_way_has_no_gap"
 
 
 @pytest.mark.parametrize(
     "rule",
     [
         {"where": ["nowhere.py: reserve"], "tests": [PROVEN]},
-        {"where": ["monitor/policy/reservation.py: none"], "tests": [PROVEN]},
+        {"where": ["monitor/policy/sizing.py: none"], "tests": [PROVEN]},
         {"where": [RESERVE], "tests": ["tests/test_checks.py::test_none"]},
         {"where": [RESERVE]},
         {"where": "not built"},

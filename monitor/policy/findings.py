@@ -24,7 +24,7 @@ from monitor.policy.configuration import (
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.quantity import Quantity
 from monitor.policy.releases import CURRENT, Era
-from monitor.policy.reservation import reserve
+from monitor.policy.sizing import reserve
 from monitor.policy.thresholds import Threshold
 
 MAX_GRACE = "evictionMaxPodGracePeriod"

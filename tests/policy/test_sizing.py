@@ -8,7 +8,6 @@ from monitor.policy import configuration
 from monitor.policy.configuration import Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
-from monitor.policy.reservation import reserve
 from monitor.policy.sizing import (
     BYTES,
     CPU,
@@ -25,6 +24,7 @@ from monitor.policy.sizing import (
     kubelet_configuration,
     kubelet_terms,
     reservations,
+    reserve,
     size,
     written,
 )

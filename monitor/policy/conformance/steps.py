@@ -20,9 +20,9 @@ from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import pod_from_object
 from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class
 from monitor.policy.quantity import Quantity
-from monitor.policy.reservation import reserve
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, RESOURCE, Observation
+from monitor.policy.sizing import reserve
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import State
 from monitor.policy.thresholds import Threshold, ThresholdValue, parse_thresholds
