@@ -24,8 +24,8 @@ MEMORY_RESOURCE, CPU, DISK = "memory", "cpu", "ephemeral-storage"
 #: Whose a term is: the first two are the fields of a KubeletConfiguration.
 SYSTEM, KUBE, EVICTION, LVM, HUGE = "systemReserved", "kubeReserved", HARD, "lvm", "hugepages"
 EXACT, UP, DOWN = "exact", "up", "down"
-#: The hard threshold that is kept back of a resource.
-_SIGNAL = {MEMORY_RESOURCE: MEMORY, DISK: NODEFS}
+#: The hard thresholds that count as reserved, and the resource each keeps back.
+_RESERVING = {MEMORY: MEMORY_RESOURCE, NODEFS: DISK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def kubelet_terms(
             terms.append(Term.rounded_up(field, name, Fraction(quantity.nanos, unit), rule))
     for found in hard:
         threshold = found.threshold
-        if not threshold.hard or threshold.signal != _SIGNAL.get(resource) or threshold.operator != LESS_THAN:
+        if not threshold.hard or _RESERVING.get(threshold.signal) != resource or threshold.operator != LESS_THAN:
             continue
         percent = threshold.value.quantity is None
         rule = f"{threshold.signal}<{found.text} ({found.origin})"
@@ -148,9 +148,6 @@ def kubelet_configuration(
 
 
 # as a kubelet computes it, with quantities
-
-#: The hard thresholds that count as reserved, and the resource each keeps back.
-_RESERVING = {MEMORY: "memory", NODEFS: "ephemeral-storage"}
 
 
 class Reservation(NamedTuple):
