@@ -20,11 +20,10 @@ from monitor.hot.loop import Listener
 from monitor.hot.records import Records
 from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
-from monitor.kernel.kmsg import Kmsg
+from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
-from monitor.sources.oomlog import NEVER_LOGGED, LoggedKill, OomLog
 
 #: Kills are counted so often where the log cannot be read.
 COUNT_NS = 1_000_000_000

@@ -1,1 +1,1 @@
-"""Where numbers and OOM kills come from: the BPF programs, or files and the kernel's log."""
+"""Where numbers come from: the BPF programs, or files."""

@@ -10,8 +10,7 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Invoked, Killed, Kmsg, parse
-from monitor.sources.oomlog import LoggedKill, OomLog
+from monitor.kernel.kmsg import Constraint, Invoked, Killed, Kmsg, LoggedKill, OomLog, parse
 from tests import live
 
 MIB = live.MIB
