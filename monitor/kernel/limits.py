@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 
 from monitor.kernel import meminfo
-from monitor.kernel.cgroupfs import MAX_LIMIT, Hierarchy
+from monitor.kernel.cgroupfs import Hierarchy, limit_of
 
 #: What `memory.min` and `memory.low` of "max" stand for, everything: the kernel's PAGE_COUNTER_MAX as v1 prints it.
 EVERYTHING = (1 << 63) - 4096
@@ -85,14 +85,9 @@ def number(directory: int | None, name: str, unlimited: int | None = None) -> in
     except OSError:
         return None
     try:
-        text = os.read(fd, _LONGEST).strip()
-    except OSError:
+        value = limit_of(os.read(fd, _LONGEST))
+    except (OSError, ValueError):
         return None  # ENODEV: removed since
     finally:
         os.close(fd)
-    if text == b"max":
-        return unlimited
-    if not text.isdigit():
-        return None
-    value = int(text)
-    return unlimited if value > MAX_LIMIT else value
+    return unlimited if value is None else value

@@ -296,7 +296,9 @@ def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
         rooms, deep = _rooms(state, look), _beyond(look, DEPTH, 8)
         least = max(each // 2, deep if deep <= 3 * each // 4 else 0)
         least = min(least, DEPTH) if state.clear_ns else least  # the pods are about to be released
-        whose = tuple(p for p in _may_cross(state, look) if rooms.get(p.uid, 0) < least)
+        # The kubelet's figures of a pod have to be new enough.
+        may = (p for p in state.pods if p.crosses or look.now_ns - p.since_ns >= FIGURES_NS)
+        whose = tuple(p for p in may if rooms.get(p.uid, 0) < least)
         if (state.clear_ns and state.step != ACROSS) or not each or not whose:
             return state, ()
     caps = tuple(p._replace(cap=look.usages.get(p.uid, p.usage) + each, crosses=bool(step)) for p in whose)
@@ -337,11 +339,6 @@ def _creep(state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
 def _each(share: int, look: Look, number: int) -> int:
     """Bytes of a ``share`` that one of ``number`` pods may allocate."""
     return share if look.freezes else share // number
-
-
-def _may_cross(state: State, look: Look) -> tuple[Pod, ...]:
-    """Pods that may cross the line: the kubelet's figures of them are new enough."""
-    return tuple(p for p in state.pods if p.crosses or look.now_ns - p.since_ns >= FIGURES_NS)
 
 
 def _with_caps(state: State, caps: Iterable[Pod]) -> State:
