@@ -80,7 +80,8 @@ def _numa(text: str) -> list[dict[str, Any]]:
     return found
 
 
-#: Flag -> field of a KubeletConfiguration, and how its value is read.
+#: Flag -> field of a KubeletConfiguration, and how its value is read. The last two have a successor of another kind,
+#: which `_succeed` writes.
 FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "eviction-hard": (HARD, parse_flag_map),
     "eviction-soft": (SOFT, parse_flag_map),
@@ -103,11 +104,8 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "image-gc-high-threshold": ("imageGCHighThresholdPercent", _percent),
     "image-gc-low-threshold": ("imageGCLowThresholdPercent", _percent),
     "minimum-image-ttl-duration": ("imageMinimumGCAge", _duration),
-}
-#: Flags with a successor of another kind, which `_succeed` writes.
-_SUCCEEDED: dict[str, Callable[[str], Any]] = {
-    "low-diskspace-threshold-mb": _integer,
-    "outofdisk-transition-frequency": _duration,
+    "low-diskspace-threshold-mb": ("low-diskspace-threshold-mb", _integer),
+    "outofdisk-transition-frequency": ("outofdisk-transition-frequency", _duration),
 }
 _DEAD_CONTAINERS = (
     "has no successor: dead containers were kept for their logs, which are files of their own now; they are removed "
@@ -126,7 +124,7 @@ WITHOUT: dict[str, str] = {
     ),
 }
 #: Those that matter here. The kubelet has 150 others, which come and go with its releases.
-_OURS = (*FIELDS, *_SUCCEEDED, *WITHOUT)
+_OURS = (*FIELDS, *WITHOUT)
 #: From this likeness on (`difflib`'s ratio) another flag is a misspelt one of ours. Of the 200 that kubelets from 1.6
 #: to 1.36 have, the most alike has 0.72.
 _ALIKE = 0.8
@@ -171,18 +169,17 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
         if flag in WITHOUT:
             notes.append(f"--{flag} {WITHOUT[flag]}")
             continue
-        field, read = FIELDS[flag] if flag in FIELDS else (flag, _SUCCEEDED[flag])
+        field, read = FIELDS[flag]
         try:
             value = read(text)
         except PolicyError as error:
             raise PolicyError(f"{_at(place)}--{flag}: {error}; {_REMEDIES[read]}") from None
-        before = given.get(field)
-        if isinstance(before, dict):
-            before.update(value)
-        elif isinstance(before, list):
-            before += value
-        else:
-            given[field] = value
+        match given.get(field):
+            case dict() as before:
+                value = before | value
+            case list() as before:
+                value = before + value
+        given[field] = value
     notes += _succeed(given, origins)
     if others:
         listed = ", ".join(f"--{flag}" for flag in dict.fromkeys(others))
@@ -194,8 +191,7 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
 
 def is_carried_over(flag: str) -> bool:
     """Whether the value of this flag (with its dashes) matters here."""
-    name = flag.lstrip("-").replace("_", "-")
-    return name in FIELDS or name in _SUCCEEDED
+    return flag.lstrip("-").replace("_", "-") in FIELDS
 
 
 def _at(place: str) -> str:
