@@ -8,6 +8,7 @@ so a pass over hundreds of pods pays only for those it needs.
 from __future__ import annotations
 
 import re
+from calendar import timegm
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -207,18 +208,11 @@ def _stamp(parent: Mapping[str, Any], path: str) -> int:
     if text is None:
         return 0
     match = _RFC3339.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
+    if match is None or not int(match[1]) or not 1 <= int(match[2]) <= 12:
         raise PolicyError(f"{path}.time: must be a time such as 2026-01-01T00:00:05Z, not {text!r}")
-    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
-    offset = (int(match[9]) * 60 + int(match[10])) * 60 * (-1 if match[8] == "-" else 1) if match[8] else 0
-    seconds = ((_days(year, month, day) * 24 + hour) * 60 + minute) * 60 + second - offset
-    if (year, month, day, hour, minute, second) == (1, 1, 1, 0, 0, 0):
+    *numbers, fraction, sign, hours, minutes = match.groups("0")
+    moment = tuple(map(int, numbers))
+    if moment == (1, 1, 1, 0, 0, 0):
         return 0  # Go's zero time, written out
-    return seconds * 10**9 + int((match[7] or "0").ljust(9, "0")[:9])
-
-
-def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the Gregorian calendar: the year is made to begin in March, so leap days come last."""
-    year -= month <= 2
-    era_day = year * 365 + year // 4 - year // 100 + year // 400
-    return era_day + (153 * ((month + 9) % 12) + 2) // 5 + day - 719469
+    offset = (int(hours) * 60 + int(minutes)) * 60
+    return (timegm(moment) + (offset if sign == "-" else -offset)) * 10**9 + int(fraction.ljust(9, "0")[:9])
