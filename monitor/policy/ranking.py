@@ -50,33 +50,23 @@ def memory_key(c: Candidate) -> Key:
 
     Critical pods are ranked too; a pass refuses them when their turn comes.
     """
-    return usage_key(
-        c.usage, c.request, c.request, c.request_nanos, rank_priority(c.priority), c.namespace, c.name, c.uid
-    )
+    return usage_key(c, c.usage, c.request)
 
 
 def rank_priority(priority: int | None) -> int:
     return UNKNOWN_PRIORITY if priority is None else priority
 
 
-def usage_key(
-    usage: int | None,
-    allowed: int,
-    request: int,
-    request_nanos: int,
-    priority: int,
-    namespace: str,
-    name: str,
-    uid: str,
-) -> Key:
-    """`memory_key` from its parts. ``allowed`` is what usage is held against first, in whole units: the request itself,
-    except for inodes.
+def usage_key(c: Candidate, usage: int | None, allowed: int) -> Key:
+    """`memory_key` at another usage. ``allowed`` is what usage is held against first, in whole units: the request
+    itself, except for inodes.
     """
+    priority = UNKNOWN_PRIORITY if c.priority is None else c.priority
     if usage is None:
-        return (0, priority, 0, 0, namespace, name, uid)
+        return (0, priority, 0, 0, c.namespace, c.name, c.uid)
     # Usage is whole bytes, so it exceeds a request with a fraction exactly when it exceeds its whole part.
     group = 1 if usage > allowed else 2
-    return (group, priority, request - usage, request_nanos, namespace, name, uid)
+    return (group, priority, c.request - usage, c.request_nanos, c.namespace, c.name, c.uid)
 
 
 _is_critical = per_pod(is_critical)

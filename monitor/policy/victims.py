@@ -83,9 +83,7 @@ def rank_by_excess(
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
     fixed = fixed_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage", pod_level)
     allowed = request(pod, resource, pod_level).nanos // 10**9 if resource == "inodes" else fixed.request
-    priority = rank_priority(fixed.priority)
-    key = usage_key(used, allowed, fixed.request, fixed.request_nanos, priority, pod.namespace, pod.name, pod.uid)
-    return Ranked(key, pod, stats, used, fixed)
+    return Ranked(usage_key(fixed, used, allowed), pod, stats, used, fixed)
 
 
 @per_pod
