@@ -116,10 +116,7 @@ class Node:
         return *self._read_files(found), origin
 
     def _read_files(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]]]:
-        if self.path == self.hierarchy.root:
-            domains = {"node": cgroupfs.read_node(self.hierarchy, self.capacity)}
-        else:
-            domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
+        domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
         kubepods = self.kubepods(found)
         if kubepods is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.

@@ -207,13 +207,10 @@ def below(path: Path) -> Iterator[Path]:
                 raise
 
 
-def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:
-    """The machine as the kubelet sees it: the root cgroup against ``mem_total`` bytes (MemTotal of /proc/meminfo)."""
-    return MemoryReading.of(*_figures(hierarchy, hierarchy.root), mem_total)
-
-
 def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -> MemoryReading:
-    """One cgroup against its own limit, or against ``capacity`` bytes where it has no limit."""
+    """One cgroup against its own limit, or against ``capacity`` bytes where it has no limit. The root cgroup has none:
+    as the kubelet sees it, the machine is the root against MemTotal of /proc/meminfo.
+    """
     figures, own = _figures(hierarchy, path), limit(path)
     return MemoryReading.of(*figures, capacity if own is None else own)
 

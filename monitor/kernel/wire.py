@@ -95,7 +95,7 @@ class OomEvent:
         for name in ("oom_inactive_file", "oom_active_file"):
             found[name] = found[name] * PAGE if found[name] >= 0 else None
         for name in ("victim_comm", "invoker_comm"):
-            found[name] = _comm(found[name])
+            found[name] = printable(found[name].split(b"\0", 1)[0])
         found["kind"] = "left" if flags & OOM_BY_ITSELF else _OOM_KINDS[found["kind"]]
         found["domain"] = found["domain"] - 1 if found["domain"] else None
         return cls(**found, memsw=bool(flags & OOM_MEMSW), exiting=bool(flags & OOM_EXITING))
@@ -117,10 +117,6 @@ class ProcEvent:
         """Raises struct.error (too short) or KeyError (unknown kind)."""
         ts, cgroup_id, kind, tgid, _domain, _ = PROC.unpack_from(data)
         return cls(_PROC_KINDS[kind], ts, tgid, cgroup_id)
-
-
-def _comm(raw: bytes) -> str:
-    return printable(raw.split(b"\0", 1)[0])
 
 
 #: A backslash of the name itself, where it would be read as the beginning of an escape that `printable` writes.

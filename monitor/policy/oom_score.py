@@ -43,14 +43,16 @@ def oom_score_adj(
     wide = compat != KUBELET
     share = _spare_share(pod, wide) if pod_level else 0
 
-    def by_request(request: int) -> int:
+    def by_request(*containers: Container) -> int:
+        """By the smallest of their requests."""
+        request = min(_bytes(c.requests.get("memory", ZERO), wide) for c in containers)
         product = 1000 * (request + share)
         return 1000 - quotient(product if wide else int64(product), memory_capacity)
 
-    adj = by_request(_memory_request(container, wide))
+    adj = by_request(container)
     if container.sidecar and pod.containers and any(container is one for one in pod.init_containers):
         # A sidecar must not be killed before the containers it serves: it counts as at least the smallest of them.
-        adj = min(adj, by_request(min(_memory_request(c, wide) for c in pod.containers)))
+        adj = min(adj, by_request(*pod.containers))
     if adj < BURSTABLE_MIN:
         return BURSTABLE_MIN
     return BURSTABLE_MAX if adj == BEST_EFFORT_ADJ else adj
@@ -67,10 +69,6 @@ def container_of(pod: Pod, name: str) -> Container:
 def _bytes(amount: Quantity, wide: bool) -> int:
     """``wide``: of any size; else as 64 bits hold it."""
     return amount.value if wide else amount.int64()
-
-
-def _memory_request(container: Container, wide: bool) -> int:
-    return _bytes(container.requests.get("memory", ZERO), wide)
 
 
 def _spare_share(pod: Pod, wide: bool) -> int:

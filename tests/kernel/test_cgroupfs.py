@@ -113,7 +113,7 @@ def test_resolve_stays_inside_or_refuses(text: str) -> None:
 
 
 def test_v2_root_usage_is_anon_plus_file(v2: Hierarchy) -> None:
-    assert cgroupfs.read_node(v2, 1024 * MI) == MemoryReading(
+    assert cgroupfs.read_cgroup(v2, v2.root, 1024 * MI) == MemoryReading(
         usage=400 * MI,
         inactive_file=40 * MI,
         active_file=7 * MI,
@@ -151,7 +151,9 @@ def test_v1_counts_the_subtree(tmp_path: Path) -> None:
         f"inactive_file 1\nactive_file 2\ntotal_inactive_file {5 * MI}\ntotal_active_file {6 * MI}\n"
     )
     assert cgroupfs.limit(tmp_path) is None
-    assert cgroupfs.read_node(hierarchy, 100 * MI) == MemoryReading(50 * MI, 5 * MI, 6 * MI, 45 * MI, 100 * MI, 55 * MI)
+    assert cgroupfs.read_cgroup(hierarchy, hierarchy.root, 100 * MI) == MemoryReading(
+        50 * MI, 5 * MI, 6 * MI, 45 * MI, 100 * MI, 55 * MI
+    )
 
 
 def test_a_vanished_cgroup_is_reported_gone(v2: Hierarchy) -> None:
@@ -208,7 +210,7 @@ def test_the_machine() -> None:
         puppet.do("anon(64)")
 
         def alike() -> bool:
-            found = cgroupfs.read_node(hierarchy, total)
+            found = cgroupfs.read_cgroup(hierarchy, hierarchy.root, total)
             anon, cache, inactive, active = (bytes_of(name) for name in names)
             figures = (found.usage, found.inactive_file, found.active_file, found.available)
             expected = (anon + cache, inactive, active, total - anon - cache + inactive)

@@ -42,7 +42,7 @@ def below_now(mib: int) -> str:
     # The compiler's pages are in the page cache: giving them up one by one would be a minute of thrashing.
     Path("/proc/sys/vm/drop_caches").write_text("1")
     hierarchy, total = cgroupfs.detect(), meminfo.mem_total()
-    available = cgroupfs.read_node(hierarchy, total).available
+    available = cgroupfs.read_cgroup(hierarchy, hierarchy.root, total).available
     assert available is not None
     threshold = available // MIB - mib
     assert threshold > 100, f"{available // MIB} MiB are too few to begin with"

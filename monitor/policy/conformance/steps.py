@@ -219,7 +219,16 @@ def observations(given: Case, answer: Any) -> Pair:
 
 
 def _observed(summary: Summary) -> dict[str, Any]:
-    return {signal: observation_answer(signal, seen) for signal, seen in summary.observations.items()}
+    """The observations, shaped like recorded ones."""
+    return {
+        signal: {
+            "available": str(Quantity.of(seen.available, RESOURCE[signal])),
+            "availableValue": str(seen.available),
+            "capacity": str(Quantity.of(seen.capacity, RESOURCE[signal])),
+            "capacityValue": str(seen.capacity),
+        }
+        for signal, seen in summary.observations.items()
+    }
 
 
 def thresholds_met(given: Case, answer: Any) -> Pair:
@@ -352,17 +361,6 @@ def _number(fraction: float) -> str:
 def by_text(found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """In an order that depends on the content only."""
     return sorted(found, key=repr)
-
-
-def observation_answer(signal: str, seen: Observation) -> dict[str, str]:
-    """An observation, shaped like a recorded one."""
-    resource = RESOURCE[signal]
-    return {
-        "available": str(Quantity.of(seen.available, resource)),
-        "availableValue": str(seen.available),
-        "capacity": str(Quantity.of(seen.capacity, resource)),
-        "capacityValue": str(seen.capacity),
-    }
 
 
 def quantities(given: Case | None) -> dict[str, Quantity]:
