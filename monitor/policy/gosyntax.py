@@ -50,8 +50,6 @@ def parse_duration(text: str) -> int:
         if whole > _INT64_MAX + 1:
             raise invalid
         unit = _unit(part[3], text)
-        if whole > (_INT64_MAX + 1) // unit:
-            raise invalid
         total += whole * unit + _fraction(part[2] or "", unit)
         if total > _INT64_MAX + 1:
             raise invalid

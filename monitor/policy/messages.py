@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import ZERO, Quantity
@@ -18,7 +18,7 @@ def eviction_message(
     resource: str,
     quantity: int | Quantity | None,
     available: int | None,
-    container_usage: Mapping[str, int] | Iterable[tuple[str, int]] | None,
+    container_usage: Iterable[tuple[str, int]] | None,
     pod_usage: int | None,
     pod_level: bool = True,
 ) -> tuple[str, dict[str, str]]:
@@ -45,8 +45,7 @@ def eviction_message(
         annotations = {"offending_pod": pod.name, "offending_pod_usage": str(usage)}
 
     requests = {c.name: c.requests.get(resource, ZERO) for c in (*pod.containers, *pod.init_containers)}
-    used = container_usage.items() if isinstance(container_usage, Mapping) else container_usage
-    usages = [(name, Quantity.of_bytes(n)) for name, n in used]
+    usages = [(name, Quantity.of_bytes(n)) for name, n in container_usage]
     offending = [(name, usage) for name, usage in usages if name in requests and usage > requests[name]]
     message += "".join(_larger(f"Container {name}", usage, requests[name], resource) for name, usage in offending)
     return message, annotations | {

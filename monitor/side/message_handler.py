@@ -6,7 +6,7 @@ Never slower than a queue: files are written and processes reaped by workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,10 +250,10 @@ class MessageHandler:
             return decision.message, {}
         resource = RESOURCE[signal]
         if signal in MEMORY_SIGNALS:
-            containers: Mapping[str, int] | None = decision.containers
+            containers: Iterable[tuple[str, int]] | None = decision.containers.items()
         else:
             stats = self.view.disks.pod_stats(pod.uid)
-            containers = None if stats is None else dict(container_usage(stats, resource))
+            containers = None if stats is None else container_usage(stats, resource)
         quantity, available = self._quantity(decision), decision.available
         return eviction_message(pod, resource, quantity, available, containers, decision.working_set)
 
