@@ -150,43 +150,36 @@ class DomainTable:
         """Watch a cgroup; its index. Its numbers are complete after the next sweep. Raises MonitorError when full.
         ``step`` in bytes. ``path`` is for tables that read files.
         """
-        del path
         at = self._known.get(cgroup_id)
-        if at is not None:
-            return at
-        self.check_room(1)
-        at = self._slot()
-        w, base = self._words, at * WORDS
-        w[base + _FLAGS] = flags if flags & MACHINE else flags | CGROUP
-        w[base + _STEP] = max(1, step // PAGE) if step else 0
-        w[base + _REARM] = rearm_ns
-        w[base] = cgroup_id
-        self._known[cgroup_id] = at
-        self._index.update(cgroup_id.to_bytes(8, sys.byteorder), at.to_bytes(4, sys.byteorder))
+        if at is None:
+            at = self._new(cgroup_id, flags if flags & MACHINE else flags | CGROUP, step, rearm_ns)
+            self._known[cgroup_id] = at
+            self._index.update(cgroup_id.to_bytes(8, sys.byteorder), at.to_bytes(4, sys.byteorder))
         return at
 
     def add_formula(self, first: int, formula: int, path: Path | None = None) -> int:
         """Watch the cgroup of entry ``first`` by another formula as well (`RECLAIMABLE`): the index of an entry that is
         brought up to date with it, compares with ceilings of its own and ends with it.
         """
-        del path
-        self.check_room(1)
-        at = self._slot()
-        w, base = self._words, at * WORDS
-        flags = w[first * WORDS + _FLAGS]
-        w[base + _FLAGS] = formula | flags & (MACHINE | CGROUP)
-        w[base + _REARM] = w[first * WORDS + _REARM]
-        w[base] = w[first * WORDS]
+        w, base = self._words, first * WORDS
+        flags = w[base + _FLAGS]
+        at = self._new(w[base], formula | flags & (MACHINE | CGROUP), 0, w[base + _REARM])
         self._others.setdefault(first, []).append(at)
-        w[first * WORDS + _FLAGS] = flags | (at + 1) << _NAMED_AT
+        w[base + _FLAGS] = flags | (at + 1) << _NAMED_AT
         return at
 
-    def _slot(self) -> int:
+    def _new(self, cgroup_id: int, flags: int, step: int, rearm_ns: int) -> int:
+        self.check_room(1)
         if self._free:
             at = self._free.pop()
         else:
             at, self.high = self.high, self.high + 1
         self._clear(at)
+        w, base = self._words, at * WORDS
+        w[base + _FLAGS] = flags
+        w[base + _STEP] = max(1, step // PAGE) if step else 0
+        w[base + _REARM] = rearm_ns
+        w[base] = cgroup_id
         return at
 
     def check_room(self, entries: int) -> None:

@@ -115,12 +115,11 @@ class PolledTable:
         self._free.clear()
         self._is_linked = False
 
-    def add(self, cgroup_id: int, *, flags: int = 0, step: int = 0, rearm_ns: int = 0, path: Path | None = None) -> int:
+    def add(self, cgroup_id: int, *, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
         """Watch the cgroup at ``path``; its index. Read at the next sweep. ``step`` in bytes.
 
         Raises OSError when it is gone, MonitorError when the table or the limit of descriptors is full.
         """
-        del rearm_ns  # nothing repeats itself here
         at = self._known.get(cgroup_id)
         if at is None:
             at = self._known[cgroup_id] = self._add(cgroup_id, step, bool(flags & MACHINE), path)
@@ -187,7 +186,6 @@ class PolledTable:
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
         """Ceilings in pages of working set, at most 4; all are taken as not crossed yet. Nothing pulls a trigger."""
-        del pull_above
         if len(ceilings) > MAX_THRESHOLDS:
             raise MonitorError(f"more than {MAX_THRESHOLDS} memory thresholds on one cgroup", "drop some")
         entry = self.entry(index)
