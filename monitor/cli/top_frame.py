@@ -8,14 +8,14 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.cli.daemons import Daemon, described
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.cgroup_tree import of_pods
@@ -36,7 +36,7 @@ _FILES = "cgroup files"
 _OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
 _UNKNOWN = {**dict.fromkeys(_OF_SPEC), "spec_known": False}
 _NAMES = ("namespace", "name", "uid")
-Readings = dict[str, MemoryReading]
+Readings = dict[str, Reading]
 
 
 class Node:
@@ -82,9 +82,9 @@ class Node:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
-            "node": {"cgroup": str(self.path), **asdict(node)},
+            "node": {"cgroup": str(self.path), **node.figures()},
             "signals": signals,
-            "kubepods": asdict(domains["kubepods"]) if "kubepods" in domains else None,
+            "kubepods": domains["kubepods"].figures() if "kubepods" in domains else None,
             "thresholds": _distances(self.thresholds, signals, self.compared),
             "forecasts": reported.get("forecasts", []),
             "braked": reported.get("braked"),
@@ -124,7 +124,7 @@ class Node:
         pods = []
         for pod in found.values():
             try:
-                pods.append({**_identity(pod, self._era), **asdict(cgroupfs.read_cgroup(self.hierarchy, pod.cgroup))})
+                pods.append({**_identity(pod, self._era), **cgroupfs.read_cgroup(self.hierarchy, pod.cgroup).figures()})
             except cgroupfs.CgroupGone:
                 continue  # it ended since the poll; the next one knows
         return domains, pods
@@ -155,21 +155,15 @@ def from_summary(
             continue
         names = {key: entry["podRef"][key] for key in _NAMES}
         known = _identity(found[names["uid"]], rules) if names["uid"] in found else _UNKNOWN
-        pods.append({**names, **known, **asdict(_reading(entry["memory"]))})
+        pods.append({**names, **known, **_reading(entry["memory"]).figures()})
     return domains, pods
 
 
-def _reading(memory: Mapping[str, Any]) -> MemoryReading:
+def _reading(memory: Mapping[str, Any]) -> Reading:
     """A Summary's memory. Its capacity is what the kubelet takes percentages of: available + working set."""
     working_set, available = memory["workingSetBytes"], memory.get("availableBytes")
-    return MemoryReading(
-        usage=memory["usageBytes"],
-        inactive_file=memory["inactiveFileBytes"],
-        active_file=memory["activeFileBytes"],
-        working_set=working_set,
-        capacity=None if available is None else available + working_set,
-        available=available,
-    )
+    capacity = None if available is None else available + working_set
+    return Reading(memory["usageBytes"], memory["inactiveFileBytes"], memory["activeFileBytes"], capacity=capacity)
 
 
 def _identity(found: FoundPod, rules: Era) -> dict[str, Any]:
@@ -225,7 +219,7 @@ def _distances(
     return rows
 
 
-def script_figures(node: MemoryReading) -> dict[str, int | None]:
+def script_figures(node: Reading) -> dict[str, int | None]:
     """What the Kubernetes documentation's memory-available scripts print, under their variables' names."""
     in_kb = None if node.available is None else quotient(node.available, 1024)
     return {

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from monitor.errors import CannotError, ConfigError, MonitorError
 
@@ -41,26 +42,38 @@ class Hierarchy:
     root: Path
 
 
-@dataclass(frozen=True)
-class MemoryReading:
-    """One cgroup's memory in bytes, by the kubelet's formulas. ``capacity`` is the limit (None: unlimited).
-
-    ``available`` may be negative: the kubelet subtracts unsigned and casts to signed, which gives the same number
-    (kubernetes issue 52386).
+class Reading(NamedTuple):
+    """Memory of one cgroup and its descendants in bytes. ``reclaimable``: by the formula of `*.reclaimable`
+    (docs/signals.md). ``capacity`` is the limit; None: unlimited, or not looked for.
     """
 
     usage: int
     inactive_file: int
     active_file: int
-    working_set: int
-    capacity: int | None
-    available: int | None
+    reclaimable: bool = False
+    capacity: int | None = None
 
-    @classmethod
-    def of(cls, usage: int, inactive_file: int, active_file: int, capacity: int | None) -> MemoryReading:
-        working_set = max(0, usage - inactive_file)
-        available = None if capacity is None else capacity - working_set
-        return cls(usage, inactive_file, active_file, working_set, capacity, available)
+    @property
+    def working_set(self) -> int:
+        """The kubelet's: usage without inactive file pages, not below 0."""
+        return max(0, self.usage - self.inactive_file)
+
+    @property
+    def used(self) -> int:
+        """What is not available, by the formula of the signal that was asked for; of the kubelet's the working set."""
+        return max(0, self.usage - self.inactive_file - (self.active_file if self.reclaimable else 0))
+
+    @property
+    def available(self) -> int | None:
+        """The kubelet's. May be negative: it subtracts unsigned and casts to signed, which gives the same number
+        (kubernetes issue 52386).
+        """
+        return None if self.capacity is None else self.capacity - self.working_set
+
+    def figures(self) -> dict[str, int | None]:
+        """By the names that `top` and the metrics have for them."""
+        names = ("usage", "inactive_file", "active_file", "working_set", "capacity", "available")
+        return {name: getattr(self, name) for name in names}
 
 
 def detect(mounts: str | Path = MOUNTS) -> Hierarchy:
@@ -207,12 +220,12 @@ def below(path: Path) -> Iterator[Path]:
                 raise
 
 
-def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -> MemoryReading:
+def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -> Reading:
     """One cgroup against its own limit, or against ``capacity`` bytes where it has no limit. The root cgroup has none:
     as the kubelet sees it, the machine is the root against MemTotal of /proc/meminfo.
     """
     figures, own = _figures(hierarchy, path), limit(path)
-    return MemoryReading.of(*figures, capacity if own is None else own)
+    return Reading(*figures, capacity=capacity if own is None else own)
 
 
 def usage(hierarchy: Hierarchy, path: Path) -> int:

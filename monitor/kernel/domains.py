@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import MonitorError
+from monitor.kernel.cgroupfs import Reading as Reading
 from monitor.kernel.pins import Map, Pins
 from monitor.kernel.wire import PAGE
 
@@ -35,28 +35,6 @@ _USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 12, 1
 #: What a domain's processes caused beyond the budgets of the programs (bpf/memcg.h: afford()) -> its word.
 OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31, "exits": 11}
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Exact memory of one watched cgroup and its descendants, in bytes. ``reclaimable``: by the formula of
-    `*.reclaimable` (docs/signals.md).
-    """
-
-    usage: int
-    inactive_file: int
-    active_file: int
-    reclaimable: bool = False
-
-    @property
-    def working_set(self) -> int:
-        """The kubelet's: usage without inactive file pages, not below 0."""
-        return max(0, self.usage - self.inactive_file)
-
-    @property
-    def used(self) -> int:
-        """What is not available, by the formula of the signal that was asked for; of the kubelet's the working set."""
-        return max(0, self.usage - self.inactive_file - (self.active_file if self.reclaimable else 0))
 
 
 class DomainTable:

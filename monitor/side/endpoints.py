@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monitor.actions.status import timestamp
-from monitor.kernel.cgroupfs import MemoryReading
+from monitor.kernel.cgroupfs import Reading
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import Server
 from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Shared, text
@@ -138,7 +138,7 @@ def _pod(view: View, found: FoundPod, now: str, counted: bool) -> dict[str, Any]
     return result
 
 
-def _memory(reading: MemoryReading, now: str) -> dict[str, Any]:
+def _memory(reading: Reading, now: str) -> dict[str, Any]:
     # inactiveFileBytes and activeFileBytes are ours: the kubelet leaves out what its working set is made of.
     memory: dict[str, Any] = {
         "time": now,

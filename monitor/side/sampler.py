@@ -80,10 +80,9 @@ class Sampler:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
         hierarchy = self.view.hierarchy
         try:
-            found = cgroupfs.read_cgroup(hierarchy, hierarchy.root / named.path.lstrip("/"))
+            return cgroupfs.read_cgroup(hierarchy, hierarchy.root / named.path.lstrip("/"))
         except MonitorError:
             return None
-        return Reading(found.usage, found.inactive_file, found.active_file)
 
     def take(self, ts_ns: int, named: NamedCgroup, usage: int, inactive: int, active: int) -> None:
         """One sample of one cgroup, in bytes."""

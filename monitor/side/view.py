@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, Refresh, SideMessage, State
@@ -29,7 +29,7 @@ from monitor.side.export.log import Log, LogBudget
 from monitor.side.holds import Holds
 
 if TYPE_CHECKING:
-    from monitor.kernel.domains import DomainTable, Reading
+    from monitor.kernel.domains import DomainTable
     from monitor.kernel.pins import Map, Pins
     from monitor.side.disk_watch import DiskWatch
     from monitor.side.pod_watch import PodWatch
@@ -198,33 +198,35 @@ class View:
             named[key] = found
         return named
 
-    def used(self, path: Path, counted: bool = True) -> Reading | MemoryReading | None:
+    def used(self, path: Path, counted: bool = True) -> Reading | None:
         """A cgroup's memory: exact from the BPF table where it is watched (not ``counted``: never), else from its
         files; None if it is gone. `memory` looks for its limit too, which takes 19 us (measured, cgroup v1).
         """
         try:
-            exact = self.table.read(cgroupfs.cgroup_id(path)) if counted and self.table is not None else None
+            exact = self._exact(path, counted)
             return cgroupfs.read_cgroup(self.hierarchy, path) if exact is None else exact
         except cgroupfs.CgroupGone:
             return None  # removed between two looks: the pod source reports it
 
-    def memory(self, path: Path, counted: bool = True) -> MemoryReading | None:
+    def memory(self, path: Path, counted: bool = True) -> Reading | None:
         """As `used`, against the cgroup's own limit."""
-        found = self.used(path, counted)
-        if found is None or isinstance(found, MemoryReading):
-            return found
         try:
-            own = cgroupfs.limit(path)
+            exact = self._exact(path, counted)
+            if exact is None:
+                return cgroupfs.read_cgroup(self.hierarchy, path)
+            return exact._replace(capacity=cgroupfs.limit(path))
         except cgroupfs.CgroupGone:
             return None
-        return MemoryReading.of(found.usage, found.inactive_file, found.active_file, own)
 
-    def domains(self, counted: bool = True) -> dict[str, MemoryReading]:
+    def _exact(self, path: Path, counted: bool) -> Reading | None:
+        return self.table.read(cgroupfs.cgroup_id(path)) if counted and self.table is not None else None
+
+    def domains(self, counted: bool = True) -> dict[str, Reading]:
         """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses.
         ``counted`` as for `used`.
         """
         observation = self.state.observation if self.state is not None else {}
-        found: dict[str, MemoryReading] = {}
+        found: dict[str, Reading] = {}
         for name, path in (("node", self.node_path), ("kubepods", self.kubepods)):
             if path is None:
                 continue
@@ -234,7 +236,7 @@ class View:
                 capacity = self.capacity - (self.config.reserved if name == "kubepods" else 0)
             reading = self.used(path, counted)
             if reading is not None:
-                found[name] = MemoryReading.of(reading.usage, reading.inactive_file, reading.active_file, capacity)
+                found[name] = reading._replace(capacity=capacity)
         return found
 
 

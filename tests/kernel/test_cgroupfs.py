@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs, meminfo, oom_candidates, procfs
-from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import PAGE
 from tests import live
@@ -113,14 +113,14 @@ def test_resolve_stays_inside_or_refuses(text: str) -> None:
 
 
 def test_v2_root_usage_is_anon_plus_file(v2: Hierarchy) -> None:
-    assert cgroupfs.read_cgroup(v2, v2.root, 1024 * MI) == MemoryReading(
-        usage=400 * MI,
-        inactive_file=40 * MI,
-        active_file=7 * MI,
-        working_set=360 * MI,
-        capacity=1024 * MI,
-        available=664 * MI,
-    )
+    assert cgroupfs.read_cgroup(v2, v2.root, 1024 * MI).figures() == {
+        "usage": 400 * MI,
+        "inactive_file": 40 * MI,
+        "active_file": 7 * MI,
+        "working_set": 360 * MI,
+        "capacity": 1024 * MI,
+        "available": 664 * MI,
+    }
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_v2_root_usage_is_anon_plus_file(v2: Hierarchy) -> None:
 )
 def test_v2_cgroup(v2: Hierarchy, current: int, stat: dict[str, int], limit: str, found: tuple[int | None]) -> None:
     pod = _fake_v2(v2.root / "pod", stat, current * MI, limit)
-    expected = MemoryReading(*(None if mib is None else mib * MI for mib in found))
-    assert cgroupfs.read_cgroup(v2, pod) == expected
-    assert cgroupfs.limit(pod) == expected.capacity
-    if expected.capacity is None:
-        assert cgroupfs.read_cgroup(v2, pod, capacity=100 * MI).available == 100 * MI - expected.working_set
+    reading = cgroupfs.read_cgroup(v2, pod)
+    assert list(reading.figures().values()) == [None if mib is None else mib * MI for mib in found]
+    assert cgroupfs.limit(pod) == reading.capacity
+    if reading.capacity is None:
+        assert cgroupfs.read_cgroup(v2, pod, capacity=100 * MI).available == 100 * MI - reading.working_set
 
 
 def test_v1_counts_the_subtree(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_v1_counts_the_subtree(tmp_path: Path) -> None:
         f"inactive_file 1\nactive_file 2\ntotal_inactive_file {5 * MI}\ntotal_active_file {6 * MI}\n"
     )
     assert cgroupfs.limit(tmp_path) is None
-    assert cgroupfs.read_cgroup(hierarchy, hierarchy.root, 100 * MI) == MemoryReading(
-        50 * MI, 5 * MI, 6 * MI, 45 * MI, 100 * MI, 55 * MI
-    )
+    expected = Reading(50 * MI, 5 * MI, 6 * MI, capacity=100 * MI)
+    assert cgroupfs.read_cgroup(hierarchy, hierarchy.root, 100 * MI) == expected
+    assert (expected.working_set, expected.available) == (45 * MI, 55 * MI)
 
 
 def test_a_vanished_cgroup_is_reported_gone(v2: Hierarchy) -> None:

@@ -10,7 +10,7 @@ import pytest
 from monitor.cli import top_frame
 from monitor.cli.top_frame import ProcessLooks, Trends, composition
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner
 from monitor.pods.source import open_for
 from monitor.settings.config import RunConfig
@@ -147,7 +147,7 @@ def test_an_answer_of_no_use_is_one_line(folder: Path, tmp_path: Path, node: Pat
 
 
 def test_the_scripts_divide_like_the_shell() -> None:
-    figures = top_frame.script_figures(MemoryReading.of(5000, 0, 0, 1000))
+    figures = top_frame.script_figures(Reading(5000, 0, 0, capacity=1000))
     assert (figures["memory_available_in_bytes"], figures["memory_available_in_kb"]) == (-4000, -3)
     assert figures["memory_available_in_mb"] == 0
 

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from monitor import __version__
 from monitor.actions.reclaim import RESULTS
 from monitor.kernel import limits
-from monitor.kernel.cgroupfs import MemoryReading
+from monitor.kernel.cgroupfs import Reading
 from monitor.kernel.procfs import stat_fields
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
@@ -96,7 +96,7 @@ _GAUGES = {
         "Time until memory is sampled again; 0 where the kernel reports it.",
     ),
 }
-#: Figures of a domain: name -> help. (`MemoryReading` has them by these names.)
+#: Figures of a domain: name -> help. (`Reading` has them by these names.)
 _DOMAIN = {
     "capacity": "Memory of the domain.",
     "usage": "Memory in use.",
@@ -196,7 +196,7 @@ class Metrics(Collector):
             seconds = f"{name.removesuffix('_us')}_seconds"
             yield histogram(seconds, _HISTOGRAM_HELP[name], {"": (buckets, total / 1e6)})
 
-    def _signals(self, domains: dict[str, MemoryReading]) -> Iterator[Metric]:
+    def _signals(self, domains: dict[str, Reading]) -> Iterator[Metric]:
         """What each signal reads and is compared with: in bytes, or a count of inodes or process ids."""
         view = self.view
         seen = memory_signals(view, domains)
@@ -302,7 +302,7 @@ def process_usage(pid: int) -> tuple[int, float] | None:
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def memory_signals(view: View, domains: Mapping[str, MemoryReading]) -> dict[str, tuple[int | None, int | None]]:
+def memory_signals(view: View, domains: Mapping[str, Reading]) -> dict[str, tuple[int | None, int | None]]:
     """Signal -> available and capacity (bytes): the kubelet's, and those of outrace's own that have thresholds."""
     wanted = {threshold.signal for threshold in view.thresholds}
     seen: dict[str, tuple[int | None, int | None]] = {}
