@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
@@ -14,12 +13,8 @@ from monitor.kernel.procfs import directories
 from monitor.kernel.wire import printable
 from monitor.race.badness import PAGE, Process
 
-
-class Owner(NamedTuple):
-    """The pod of a cgroup: uid and namespace/name."""
-
-    uid: str
-    name: str
+#: The pod of a cgroup: uid and namespace/name.
+Owner = tuple[str, str]
 
 
 def total_pages(hierarchy: Hierarchy, node: Path) -> int:

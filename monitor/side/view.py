@@ -251,7 +251,7 @@ def pod_owners(pods: Mapping[str, FoundPod]) -> Callable[[Path], Owner | None]:
 
     def owner(cgroup: Path) -> Owner | None:
         found = next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
-        return None if found is None else Owner(found.pod.uid, label(found.pod))
+        return None if found is None else (found.pod.uid, label(found.pod))
 
     return owner
 

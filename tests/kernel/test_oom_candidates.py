@@ -8,7 +8,7 @@ import pytest
 from monitor.actions.oom_marks import largest
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
+from monitor.kernel.oom_candidates import PAGE, candidates, groups, total_pages
 from monitor.kernel.procfs import Process, lives
 from monitor.race.badness import badness
 from tests.live import MIB, Puppet, cgroup
@@ -80,7 +80,7 @@ def test_processes_belong_to_whom_their_cgroup_does() -> None:
         # Each in a leaf: cgroup v2 has no processes in a cgroup that hands its controllers down.
         inner, service = cgroupfs.make(path / "pod" / "c0"), cgroupfs.make(path / "service")
         with Puppet(service) as outside, Puppet(inner) as inside:
-            owner = Owner("u", "ns/pod")
+            owner = ("u", "ns/pod")
             found = candidates(hierarchy, path, lambda p: owner if p.is_relative_to(path / "pod") else None)
             assert {(p.pid, p.pod, p.pod_name) for p in found} == {
                 (outside.pid, None, None),

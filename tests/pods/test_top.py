@@ -193,7 +193,7 @@ def test_the_kernels_next_victim_and_the_scores_of_a_pod(node: Path) -> None:
     """Of the two processes of this node the smaller one has the higher oom_score_adj."""
 
     def owner(cgroup: Path) -> Owner | None:
-        return Owner(f"uid-{cgroup.name}", f"ns/{cgroup.name}") if cgroup.name in ("busy", "quiet") else None
+        return (f"uid-{cgroup.name}", f"ns/{cgroup.name}") if cgroup.name in ("busy", "quiet") else None
 
     now = [100.0]
     looks = ProcessLooks(lambda: now[0])
