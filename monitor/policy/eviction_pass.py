@@ -55,7 +55,7 @@ class PassConfig:
     def __post_init__(self) -> None:
         thresholds, appended = self.thresholds, tuple[Threshold, ...]()
         if self.era.containerfs:
-            thresholds, appended, _ = overlay_containerfs(self.thresholds, self.layout)
+            thresholds, appended = overlay_containerfs(self.thresholds, self.layout)
         later = EvictionConfig(thresholds, self.transition_period_ns, self.max_pod_grace_s, self.compat)
         object.__setattr__(self, "first", later.without(appended))
         object.__setattr__(self, "later", later)

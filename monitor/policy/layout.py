@@ -63,31 +63,19 @@ def reclaim_actions(signal: str, layout: DiskLayout) -> tuple[str, ...]:
     return () if signal in _NODEFS_SIGNALS else (DELETE_CONTAINERS, DELETE_IMAGES)
 
 
-class Overlay(NamedTuple):
-    """Thresholds after the overlay. `appended`: those of them that stand in no threshold's place; the pass that
-    discovers the layout does not see these. `conflicts`: a complaint for each threshold of the user's that was replaced
-    or ignored.
-    """
-
-    thresholds: tuple[Threshold, ...]
-    appended: tuple[Threshold, ...]
-    conflicts: tuple[str, ...]
-
-
-def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> Overlay:
-    """Containerfs thresholds are copies of those of the file system the containers are on, whatever the user wrote.
+def overlay_containerfs(
+    thresholds: Iterable[Threshold], layout: DiskLayout
+) -> tuple[tuple[Threshold, ...], tuple[Threshold, ...]]:
+    """The thresholds with those of the container file system, which are copies of those of the file system the
+    containers are on, whatever the user wrote; and those of them that stand in no threshold's place: the pass that
+    discovers the layout does not see these.
 
     Where that one has none, a threshold without operator stands instead, which is never met. The kubelet leaves the
     thresholds alone where there is a container file system without an image file system.
     """
     found = list(thresholds)
-    conflicts = tuple(
-        f"found {t.signal} for {'hard' if t.hard else 'soft'} eviction. ignoring"
-        for t in found
-        if t.signal in _CONTAINERFS_SIGNALS
-    )
     if layout.container_fs and not layout.image_fs:
-        return Overlay(tuple(found), (), conflicts)
+        return tuple(found), ()
     sources = _IMAGEFS_SIGNALS if layout.image_fs and not layout.container_fs else _NODEFS_SIGNALS
     appended = []
     for source, target in zip(sources, _CONTAINERFS_SIGNALS, strict=True):
@@ -100,4 +88,4 @@ def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> 
                 found[places[-1]] = copy
             else:
                 appended.append(copy)
-    return Overlay((*found, *appended), tuple(appended), conflicts)
+    return (*found, *appended), tuple(appended)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monitor.policy.compat import KUBELET, SANE
-from monitor.policy.conformance import OPS, CaseError, check_case, first_difference
+from monitor.policy.conformance import OPS, CaseError, check_case
 from monitor.policy.conformance.timeline import play
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import pod_from_object
@@ -36,9 +36,8 @@ def of_op(op: str) -> list[Case]:
 def test_every_case_is_answered_as_recorded(name: str) -> None:
     failures = []
     for case in cases(name):
-        failure = check_case(case)
-        if failure is not None:
-            failures.append(f"{case['id']} ({case['op']}): {first_difference(failure.got, failure.recorded[0])}")
+        if difference := check_case(case):
+            failures.append(f"{case['id']} ({case['op']}): {difference}")
     assert not failures, f"{len(failures)} of {len(cases(name))} differ:\n" + "\n".join(failures[:10])
 
 
@@ -107,7 +106,7 @@ def test_a_damaged_answer_is_noticed(op: str) -> None:
             continue
         tried += 1
         damaged_case = {key: case[key] for key in ("id", "op", "input")} | {"expected": worse}
-        noticed += check_case(damaged_case) is not None
+        noticed += check_case(damaged_case) != ""
     assert tried > 0
     assert noticed == tried
 
@@ -131,7 +130,7 @@ def test_what_is_not_a_case_is_refused(case: Any, complaint: str) -> None:
 
 def test_any_of_several_right_answers_is_right() -> None:
     case = next(c for c in of_op("synchronize") if len(c["expectedOneOf"]) > 1)
-    ours = [check_case({**case, "expectedOneOf": [answer]}) is None for answer in case["expectedOneOf"]]
+    ours = [not check_case({**case, "expectedOneOf": [answer]}) for answer in case["expectedOneOf"]]
     assert ours.count(True) == 1
 
 
@@ -186,5 +185,5 @@ def test_no_memory_capacity_is_refused_where_the_kubelet_dies() -> None:
     died = {"id": "1", "op": "oomScoreAdj", "expected": {"panic": "integer divide by zero"}}
     spec = {"containers": [{"name": "c", "resources": {"requests": {"memory": "1"}}}]}
     given = {"pod": {"metadata": {"name": "p"}, "spec": spec}, "memoryCapacity": 0}
-    assert check_case({**died, "input": given}) is None
-    assert check_case({**died, "input": {**given, "memoryCapacity": 1}}) is not None
+    assert not check_case({**died, "input": given})
+    assert check_case({**died, "input": {**given, "memoryCapacity": 1}})

@@ -7,7 +7,7 @@ repeats the kubelet's defects too (docs/differences.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from monitor.policy.conformance import steps, timeline
 from monitor.policy.conformance.steps import Case
@@ -16,13 +16,6 @@ from monitor.policy.errors import PolicyError
 
 class CaseError(PolicyError):
     """The case itself is not in the format."""
-
-
-class Failure(NamedTuple):
-    """What the policy answered and what was recorded (every right answer), shaped alike."""
-
-    got: Any
-    recorded: list[Any]
 
 
 #: op -> (our answer for the input and one recorded answer, that recorded answer in the same shape). The recorded answer
@@ -48,21 +41,22 @@ OPS: dict[str, Op] = {
 }
 
 
-def first_difference(got: Any, recorded: Any, path: str = "") -> str:
+def _first_difference(got: Any, recorded: Any, path: str = "") -> str:
     """Where two answers part, and how: the first place of it, in one line."""
     if isinstance(got, Mapping) and isinstance(recorded, Mapping):
         for key in (*got, *(k for k in recorded if k not in got)):
             if got.get(key) != recorded.get(key):
-                return first_difference(got.get(key), recorded.get(key), f"{path}.{key}")
+                return _first_difference(got.get(key), recorded.get(key), f"{path}.{key}")
     if isinstance(got, list) and isinstance(recorded, list):
         for i, (ours, theirs) in enumerate(zip(got, recorded, strict=False)):
             if ours != theirs:
-                return first_difference(ours, theirs, f"{path}[{i}]")
+                return _first_difference(ours, theirs, f"{path}[{i}]")
     return f"{path.lstrip('.') or 'answer'}: {got!r}, recorded {recorded!r}"
 
 
-def check_case(case: Any) -> Failure | None:
-    """None if the policy answers ``case`` as recorded. Raises CaseError for what is not a case.
+def check_case(case: Any) -> str:
+    """Where the policy's answer differs from the recorded one (the first of several right ones), "" if it does not.
+    Raises CaseError for what is not a case.
 
     An input the op cannot read is a failure: which inputs it can read is part of what is tried.
     """
@@ -77,9 +71,9 @@ def check_case(case: Any) -> Failure | None:
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             got, want = {"unreadable": f"{type(error).__name__}: {error}"}, answer
         if got == want:
-            return None
+            return ""
         wanted.append(want)
-    return Failure(got, wanted)
+    return _first_difference(got, wanted[0])
 
 
 def _read(case: Any) -> tuple[Op, Sequence[Any]]:

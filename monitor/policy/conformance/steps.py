@@ -21,7 +21,7 @@ from monitor.policy.pods import pod_from_object
 from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class
 from monitor.policy.quantity import Quantity
 from monitor.policy.resources import pod_request
-from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, RESOURCE, Observation
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, RESOURCE, Observation
 from monitor.policy.sizing import reserve
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import State
@@ -135,11 +135,13 @@ def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
     Of several complaints the kubelet keeps the last it comes to: one about a soft threshold if there is one, about a
     hard one else, and which of two is left to chance.
     """
-    overlay = overlay_containerfs(parse_thresholds(*config_maps(given), in_order=True), layout(given))
-    soft = [c for c in overlay.conflicts if "for soft eviction" in c]
-    last = soft or list(overlay.conflicts)
+    thresholds = parse_thresholds(*config_maps(given), in_order=True)
+    overlaid, _ = overlay_containerfs(thresholds, layout(given))
+    replaced = [t for t in thresholds if t.signal in (CONTAINERFS, CONTAINERFS_INODES)]
+    kind, these = ("soft", soft) if (soft := [t for t in replaced if not t.hard]) else ("hard", replaced)
+    last = [f"found {t.signal} for {kind} eviction. ignoring" for t in these]
     error = answer["error"] if answer["error"] in last else (last[-1] if last else None)
-    got = {"error": error, "thresholds": by_text(comparable(t) for t in overlay.thresholds)}
+    got = {"error": error, "thresholds": by_text(comparable(t) for t in overlaid)}
     return got, {"error": answer["error"], "thresholds": by_text(recorded(t) for t in answer["thresholds"])}
 
 
