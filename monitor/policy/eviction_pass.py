@@ -13,7 +13,7 @@ Pure: times are given, and what cleans up is a function the caller passes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -103,12 +103,15 @@ def run_pass(
     evicts no pod. ``over_limit``: this pass evicts pods for their own use of local storage, so none for a threshold.
     Raises ValueError for the state of another configuration.
     """
+
+    def candidates(signal: str) -> Iterable[Candidate]:
+        # There is nothing to clean up for memory.
+        if over_limit or (clean is not None and signal not in MEMORY_SIGNALS and clean(signal)):
+            return ()
+        return rank(signal)
+
     rules = config.later if state.laid_out else config.first
-    if over_limit:
-        rank = _nobody
-    elif clean is not None:
-        rank = _after(clean, rank)
-    core, outcome = synchronize(rules, state.core, observations, now_ns, rank)
+    core, outcome = synchronize(rules, state.core, observations, now_ns, candidates)
     return PassResult(PassState(core, True), outcome, 0 if outcome.victim is None else grace_s(config, outcome))
 
 
@@ -143,15 +146,6 @@ def reconfigured(old: PassConfig, state: PassState, new: PassConfig) -> PassStat
 
 def _identity(threshold: Threshold) -> tuple[object, ...]:
     return threshold.signal, threshold.hard, threshold.value
-
-
-def _nobody(_signal: str) -> Sequence[Candidate]:
-    return ()
-
-
-def _after(clean: Callable[[str], bool], rank: Rank) -> Rank:
-    """Ranks where cleaning up is not enough; there is nothing to clean up for memory."""
-    return lambda signal: () if signal not in MEMORY_SIGNALS and clean(signal) else rank(signal)
 
 
 def grace_s(config: PassConfig, outcome: Outcome) -> int:
