@@ -96,19 +96,15 @@ def _defaults(settings: Settings, drop_ins: Sequence[Source], rules: Era) -> Ite
 
 
 def _without_effect(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:
-    for signal, (text, origin) in settings.maps[SOFT_GRACE].items():
-        if signal not in settings.maps[SOFT]:
-            yield (
-                f"{origin}: {signal}: a grace period of {text} has no effect without a soft threshold; "
-                "give it one, or leave it out"
-            )
     guarded = {e.threshold.signal for e in thresholds}
-    for signal, (text, origin) in settings.maps[MIN_RECLAIM].items():
-        if signal not in guarded:
-            yield (
-                f"{origin}: {signal}: a min reclaim of {text} has no effect without a threshold; "
-                "give it one, or leave it out"
-            )
+    for key, with_one, what, needed in (
+        (SOFT_GRACE, settings.maps[SOFT], "grace period", "soft threshold"),
+        (MIN_RECLAIM, guarded, "min reclaim", "threshold"),
+    ):
+        for signal, (text, origin) in settings.maps[key].items():
+            if signal not in with_one:
+                remedy = "give it one, or leave it out"
+                yield f"{origin}: {signal}: a {what} of {text} has no effect without a {needed}; {remedy}"
 
 
 def _by_definition(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:

@@ -135,9 +135,8 @@ def _round32(numerator: int, denominator: int) -> float:
 def _underscores_ok(text: str, hexadecimal: bool) -> bool:
     """Underscores may only stand between digits (the prefix 0x counts as one)."""
     body = text.lstrip("+-").lower()
-    if hexadecimal:
-        return re.search(r"(?<![0-9a-f])_|_(?![0-9a-f])", "0" + body[2:]) is None
-    return re.search(r"(?<![0-9])_|_(?![0-9])", body) is None
+    digits, body = ("0-9a-f", "0" + body[2:]) if hexadecimal else ("0-9", body)
+    return re.search(f"(?<![{digits}])_|_(?![{digits}])", body) is None
 
 
 def _number_error(text: str, what: str) -> PolicyError:

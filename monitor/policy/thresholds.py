@@ -6,7 +6,6 @@ errors and the order of `SIGNALS` for results, hard before soft.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -173,19 +172,16 @@ def _parsed(entries: Mapping[str, str] | None, known: Sequence[str], parse: Call
 
 def _threshold(signal: str, text: str) -> Threshold | None:
     """One entry of the hard or soft map; None if it switches the threshold off."""
-    if text.endswith("%"):
-        if text in OFF:
-            return None
-        fraction = parse_percentage(text)
-        if fraction < 0:
-            raise PolicyError(f"eviction percentage threshold {signal} must be >= 0%: {text}")
-        if fraction > 1:
-            raise PolicyError(f"eviction percentage threshold {signal} must be <= 100%: {text}")
-        return Threshold(signal, ThresholdValue(percentage=fraction))
-    quantity = Quantity.parse(text)
-    if quantity.nanos <= 0:
-        raise PolicyError(f"eviction threshold {signal} must be positive: {quantity}")
-    return Threshold(signal, ThresholdValue(quantity))
+    if text in OFF:
+        return None
+    value = _value(text)
+    if value.percentage < 0:
+        raise PolicyError(f"eviction percentage threshold {signal} must be >= 0%: {text}")
+    if value.percentage > 1:
+        raise PolicyError(f"eviction percentage threshold {signal} must be <= 100%: {text}")
+    if value.quantity is not None and value.quantity.nanos <= 0:
+        raise PolicyError(f"eviction threshold {signal} must be positive: {value.quantity}")
+    return Threshold(signal, value)
 
 
 def _grace(_signal: str, text: str) -> int:
@@ -196,13 +192,16 @@ def _grace(_signal: str, text: str) -> int:
 
 
 def _reclaim(signal: str, text: str) -> ThresholdValue:
-    if text.endswith("%"):
-        fraction = parse_percentage(text)
-        # Over 100% is allowed, and NaN, which compares with nothing, passes too.
-        if not math.isnan(fraction) and fraction <= 0:
-            raise PolicyError(f"eviction percentage minimum reclaim {signal} must be positive: {text}")
-        return ThresholdValue(percentage=fraction)
-    quantity = Quantity.parse(text)
-    if quantity.nanos < 0:
+    value = _value(text)
+    # Over 100% is allowed, and NaN, which compares with nothing, passes too.
+    if value.quantity is None and value.percentage <= 0:
+        raise PolicyError(f"eviction percentage minimum reclaim {signal} must be positive: {text}")
+    if value.quantity is not None and value.quantity.nanos < 0:
         raise PolicyError(f"negative eviction minimum reclaim specified for {signal}")
-    return ThresholdValue(quantity)
+    return value
+
+
+def _value(text: str) -> ThresholdValue:
+    if text.endswith("%"):
+        return ThresholdValue(percentage=parse_percentage(text))
+    return ThresholdValue(Quantity.parse(text))
