@@ -256,7 +256,7 @@ def _hold(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
     if state.step == ACROSS:
         each = _each_across(look, len(known) + len(new))
     else:
-        each = _each(_share(rules, state, look), look, len(new))
+        each = _each(rules, state, look, len(new))
     held = tuple(
         Pod(u, VICTIM if u == look.first else GROWS, look.since.get(u, look.now_ns), has, has + each) for u, has in new
     )
@@ -265,9 +265,10 @@ def _hold(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
     return state._replace(pods=(*state.pods, *held)), held
 
 
-def _share(rules: Rules, state: State, look: Look) -> int:
-    """Bytes that the pods to be held next may allocate together: half of what is available in each domain, nothing
-    below the kill threshold, nothing that held pods may allocate already. Above the kubelet's line: half of the way.
+def _each(rules: Rules, state: State, look: Look, number: int) -> int:
+    """Bytes that each of the ``number`` pods to be held next may allocate; together half of what is available in each
+    domain, nothing below the kill threshold, nothing that held pods may allocate already. Above the kubelet's line:
+    half of the way.
     """
     taken = 0 if look.freezes else sum(max(0, p.cap - look.usages.get(p.uid, p.usage)) for p in state.pods)
     shares = []
@@ -276,7 +277,8 @@ def _share(rules: Rules, state: State, look: Look) -> int:
         if rules.kubelet and not state.met_ns:
             floor, half = d.line, (d.available - d.line) // 2
         shares.append(max(0, min(half, d.available - floor - taken)))
-    return min(shares, default=0)
+    share = min(shares, default=0)
+    return share if look.freezes else share // number
 
 
 def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
@@ -289,7 +291,7 @@ def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
         if not state.step or (state.step == ACROSS and not is_over):
             return state, ()
         whose, step = state.pods, ""
-        each = _each(_share(rules, state._replace(pods=()), look), look, len(whose))
+        each = _each(rules, state._replace(pods=()), look, len(whose))
     else:
         step, each = ACROSS, _each_across(look, len(state.pods))
         # Each pod's own cap leads across the line: meanwhile other pods may free memory, or allocate some.
@@ -334,11 +336,6 @@ def _creep(state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
         return state, ()
     caps = tuple(p._replace(cap=usages[p.uid] + CREEP) for p in near)
     return _with_caps(state, caps), caps
-
-
-def _each(share: int, look: Look, number: int) -> int:
-    """Bytes of a ``share`` that one of ``number`` pods may allocate."""
-    return share if look.freezes else share // number
 
 
 def _with_caps(state: State, caps: Iterable[Pod]) -> State:
