@@ -82,7 +82,8 @@ class Threshold:
         if reclaim is None:
             return self.value.amount(capacity)
         if self.value.quantity is not None and reclaim.quantity is not None:
-            return (self.value.quantity + reclaim.quantity).value  # added before rounding: 1500m + 1500m is 3
+            nanos = self.value.quantity.nanos + reclaim.quantity.nanos
+            return -(-nanos // 10**9)  # added before rounding: 1500m + 1500m is 3
         # A part in percent is whole already, so rounding the other alone is exact.
         return self.value.amount(capacity) + reclaim.amount(capacity)
 
