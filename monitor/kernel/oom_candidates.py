@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from monitor.kernel import cgroup_procs, cgroupfs, meminfo
+from monitor.kernel import cgroup_procs, cgroupfs, limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import number
 from monitor.kernel.procfs import Process as Open
@@ -28,13 +28,9 @@ def total_pages(hierarchy: Hierarchy, node: Path) -> int:
     limit = None if node == hierarchy.root else cgroupfs.limit(node)
     if limit is None:
         return (machine["MemTotal"] + swap) // PAGE
-    together, own = number(None, f"{node}/memory.memsw.limit_in_bytes"), number(None, f"{node}/memory.swap.max")
+    swap = min(swap, (limits.read(hierarchy, node, swap=False) or {}).get("swap_max", swap))
     if number(None, f"{node}/memory.swappiness") == 0:  # there is one for each cgroup on v1 alone
         swap = 0
-    elif together is not None:
-        swap = min(swap, max(0, together - limit))
-    elif own is not None:
-        swap = min(swap, own)
     return (limit + swap) // PAGE
 
 
