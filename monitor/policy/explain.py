@@ -16,7 +16,7 @@ from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.resources import containers_request, pod_level_resources_set
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
-from monitor.policy.victims import Ranked
+from monitor.policy.victims import DECIDING, Ranked
 
 _PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes"}
 
@@ -50,23 +50,17 @@ def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: E
     """Both pods, comparison by comparison: its name, the verdict on each, and whether it decides which is evicted
     first. Of equal pods the names decide (the kubelet leaves those to chance).
     """
-    decisive = next((name for i, name in enumerate(_deciding(signal, era)) if one.key[i] != other.key[i]), "name")
     mine, theirs = (comparisons(each, signal, layout, era) for each in (one, other))
+    compared = [name for name in dict.fromkeys((*mine, *theirs)) if name != "critical"]
+    # The parts of a key are in the order of the comparisons; the last comparison has those that are left.
+    part = next((i for i in range(DECIDING) if one.key[i] != other.key[i]), None)
+    decisive = "name" if part is None else compared[min(part, len(compared) - 1)]
     if decisive == "name":
         mine["name"], theirs["name"] = (f"{p.namespace}/{p.name}".lstrip("/") for p in (one.pod, other.pod))
     return [
         {"name": name, "one": mine.get(name, "-"), "other": theirs.get(name, "-"), "decides": name == decisive}
         for name in dict.fromkeys((*mine, *theirs))
     ]
-
-
-def _deciding(signal: str, era: Era) -> tuple[str, str, str, str]:
-    """The name in `comparisons` of each of the deciding parts of a key."""
-    if era.name == "kubelet-1.8":
-        return ("QoS class", "usage", "usage", "usage")
-    if signal == PID:
-        return ("priority", "processes", "processes", "processes")
-    return ("usage", "priority", "excess", "excess")
 
 
 def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: bool) -> str:
