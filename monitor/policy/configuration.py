@@ -23,10 +23,9 @@ from monitor.policy.thresholds import LESS_THAN, OFF, Threshold, place
 
 DEFAULT = "default"
 MERGE_DEFAULTS = "mergeDefaultEvictionSettings"
-HARD, SOFT, SOFT_GRACE, MIN_RECLAIM = THRESHOLDS = (
-    *("evictionHard", "evictionSoft"),
-    *("evictionSoftGracePeriod", "evictionMinimumReclaim"),
-)
+HARD, SOFT = "evictionHard", "evictionSoft"
+SOFT_GRACE, MIN_RECLAIM = "evictionSoftGracePeriod", "evictionMinimumReclaim"
+THRESHOLDS = (HARD, SOFT, SOFT_GRACE, MIN_RECLAIM)
 SYSTEM_RESERVED, KUBE_RESERVED = "systemReserved", "kubeReserved"
 ENFORCE = "enforceNodeAllocatable"
 #: Keys of a KubeletConfiguration that hold a map of texts, and so are merged entry by entry.

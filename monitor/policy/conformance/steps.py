@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from monitor.policy.compat import KUBELET, int64
+from monitor.policy.configuration import THRESHOLDS
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, PassState, run_pass
 from monitor.policy.gosyntax import parse_float32
@@ -302,8 +303,7 @@ def memcg_threshold(given: Case, answer: Any) -> Pair:
 
 
 def config_maps(given: Case) -> tuple[Any, Any, Any, Any, Sequence[str]]:
-    names = ("evictionHard", "evictionSoft", "evictionSoftGracePeriod", "evictionMinimumReclaim")
-    hard, soft, grace, reclaim = (given.get(name) for name in names)
+    hard, soft, grace, reclaim = map(given.get, THRESHOLDS)
     return hard, soft, grace, reclaim, given.get("enforceNodeAllocatable") or ()
 
 
