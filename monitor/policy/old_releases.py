@@ -21,7 +21,7 @@ from monitor.policy.ranking import Candidate, Key, candidate
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import PodStats
 from monitor.policy.thresholds import DEFAULT_HARD
-from monitor.policy.victims import Ranked, disk_usage, rank_by_excess, rank_one
+from monitor.policy.victims import Ranked, rank_by_excess, rank_one, usage
 
 GUARANTEED_ADJ = -998
 #: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
@@ -107,12 +107,7 @@ def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, 
     consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
     """
     request = plain_request(pod, "memory") if signal in sig.MEMORY_SIGNALS else ZERO
-    used: int | None = None
-    if stats is not None:
-        if signal in sig.MEMORY_SIGNALS:
-            used = stats.memory() or 0
-        else:
-            used = disk_usage(pod, stats, signal, one_disk_for_containers(layout))
+    used = usage(pod, stats, signal, one_disk_for_containers(layout))
     fixed = replace(candidate(pod, request, None), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
     key = key_1_8(fixed if sig.RESOURCE[signal] == "inodes" else replace(fixed, usage=used))
     return Ranked(key, pod, stats, used, fixed)

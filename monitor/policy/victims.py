@@ -76,10 +76,7 @@ def rank_by_excess(
     pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, request: Request, pod_level: bool
 ) -> Ranked:
     """One pod for memory or a disk."""
-    used = None
-    if stats is not None:
-        used = stats.memory() or 0 if signal in MEMORY_SIGNALS else disk_usage(pod, stats, signal, layout)
-    resource = RESOURCE[signal]
+    used, resource = usage(pod, stats, signal, layout), RESOURCE[signal]
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
     fixed = fixed_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage", pod_level)
     allowed = request(pod, resource, pod_level).nanos // 10**9 if resource == "inodes" else fixed.request
@@ -95,6 +92,13 @@ def fixed_candidate(pod: Pod, request: Request, resource: str, pod_level: bool) 
 def no_request(_pod: Pod, _resource: str, _pod_level: bool) -> Quantity:
     """For process ids: a pod requests none."""
     return ZERO
+
+
+def usage(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> int | None:
+    """What ``pod`` uses of memory or of a disk: bytes or inodes; None without stats."""
+    if stats is None:
+        return None
+    return stats.memory() or 0 if signal in MEMORY_SIGNALS else disk_usage(pod, stats, signal, layout)
 
 
 def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> int:
