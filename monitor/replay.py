@@ -22,9 +22,8 @@ from monitor.hot.pass_record import (
     state_of,
 )
 from monitor.policy import decisions, hold
-from monitor.policy.decisions import Decisions
+from monitor.policy.decisions import BUSY, EVICT, HELD, Decisions, gate
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, is_urgent, run_pass
-from monitor.policy.gate import BUSY, EVICT, HELD, gate
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era

@@ -22,9 +22,8 @@ from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, Send
 from monitor.policy import pending_release
-from monitor.policy.decisions import Decisions
+from monitor.policy.decisions import NO_VICTIM, Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
-from monitor.policy.gate import NO_VICTIM
 from monitor.policy.pending_release import Coming
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.sources.watch import Watch
@@ -47,7 +46,7 @@ class OnePass:
     `crossed_ns`: the kernel's time of the crossing that led to it, 0: none did. `coming`: pending releases, by signal.
     `sent`: a pod that got SIGKILL before the pass. `asked`: whether evictions are suspended. `readings` and
     `observations`: by signal. `busy`: a pod is being evicted. `forced`: a signal had been sent. `waits`: for a pending
-    release. `answer`: of the gate (`monitor.policy.gate`). `hurried`: the grace under way was ended. `acted`: None
+    release. `answer`: of the gate (`monitor.policy.decisions`). `hurried`: the grace under way was ended. `acted`: None
     where nothing was done.
     """
 

@@ -27,8 +27,8 @@ from monitor.link.messages import Clear, DiskFigures
 from monitor.link.rare_messages import Culprit
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
+from monitor.policy.decisions import BUSY, EVICT, gate
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
-from monitor.policy.gate import BUSY, EVICT, gate
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from monitor.hot.act import Acted, OnePass
 from monitor.link.messages import HotMessage
 from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
-from monitor.policy.decisions import Decisions
-from monitor.policy.gate import EVICT, HELD
+from monitor.policy.decisions import EVICT, HELD, Decisions
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
 from monitor.policy.ranking import Candidate, EvictionOrder, Key

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.policy.gate import BUSY, EVICT, HELD, NO_VICTIM, RETURNS, SUSPENDED, gate
+from monitor.policy.decisions import BUSY, EVICT, HELD, NO_VICTIM, RETURNS, SUSPENDED, gate
 from monitor.policy.ranking import Candidate
 from monitor.policy.suspension import GO, NO_GAIN, WAIT, Answer
 from monitor.policy.synchronize import Outcome
