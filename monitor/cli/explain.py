@@ -23,9 +23,8 @@ from monitor.pods.source import open_for
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
-from monitor.policy.kubelet_pass import container_usage
+from monitor.policy.kubelet_pass import container_usage, storage_violation
 from monitor.policy.layout import NO_OVERLAY
-from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit

@@ -17,9 +17,8 @@ from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
-from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
+from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass
 from monitor.policy.layout import DiskLayout
-from monitor.policy.local_storage import is_limited
 from monitor.policy.releases import Era
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OWN_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import Summary

@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass
-from monitor.policy.layout import LOGS, ROOTFS
-from monitor.policy.local_storage import storage_violation
+from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
-from monitor.policy.pods import Pod
+from monitor.policy.pods import Pod, per_pod
+from monitor.policy.quantity import Quantity
 from monitor.policy.ranking import Candidate
+from monitor.policy.resources import pod_limit
 from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 
+_STORAGE = "ephemeral-storage"
+_NANO = 10**9
 #: Cleans up (the actions by name, in order) and answers with the stats after it; None if they cannot be had.
 Reclaim = Callable[[tuple[str, ...]], Summary | None]
 
@@ -142,3 +145,50 @@ def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
     if resource == "memory":
         return stats.reported(["memory"], "workingSetBytes")
     return stats.reported([ROOTFS, LOGS], "usedBytes") if resource == "ephemeral-storage" else []
+
+
+# limits of local storage: looked at in every pass, before any threshold
+
+
+def storage_violation(
+    pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True, sidecars: bool = True
+) -> str | None:
+    """Why ``pod`` is to be evicted for its local storage, as the kubelet says it; None if it keeps its limits.
+    ``sidecars``: the limit of a sidecar counts as that of a container does (`Era.sidecar_storage`).
+    """
+    sizes, whole, limits = _limits(pod, pod_level, sidecars)
+    if sizes:
+        used = stats.volumes_used()
+        for name, limit in sizes.items():
+            # One kept in memory counts too.
+            if name in used and used[name] * _NANO > limit.nanos:
+                return f'Usage of EmptyDir volume "{name}" exceeds the limit "{limit}". '
+    if whole is not None and stats.ephemeral_storage() * _NANO > whole.nanos:
+        return f"Pod ephemeral local storage usage exceeds the total limit of containers {whole}. "
+    if limits:
+        # With images on a disk of their own the writable layer is not on the disk this limit protects.
+        for name, taken in stats.files_each((LOGS,) if layout.image_fs else (LOGS, ROOTFS), "usedBytes"):
+            if name in limits and taken * _NANO > limits[name].nanos:
+                return f'Container {name} exceeded its local ephemeral storage limit "{limits[name]}". '
+    return None
+
+
+def is_limited(pod: Pod) -> bool:
+    """Whether the pod has a limit, so that it must be measured also while the disks are fine."""
+    sizes, whole, _ = _limits(pod, True, True)
+    return bool(sizes) or whole is not None
+
+
+@per_pod
+def _limits(
+    pod: Pod, pod_level: bool, sidecars: bool
+) -> tuple[dict[str, Quantity], Quantity | None, dict[str, Quantity]]:
+    """What the pod is allowed: by volume, in all, by container."""
+    sizes = {v.name: v.size_limit for v in pod.volumes if v.source == "emptyDir" and v.size_limit is not None}
+    running = (*pod.containers, *(c for c in pod.init_containers if sidecars and c.sidecar))
+    limits = {c.name: c.limits[_STORAGE] for c in running if _STORAGE in c.limits}
+    return (
+        {name: limit for name, limit in sizes.items() if limit.nanos > 0},
+        pod_limit(pod, _STORAGE, pod_level),
+        {name: limit for name, limit in limits.items() if not limit.is_zero},
+    )

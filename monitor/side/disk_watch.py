@@ -22,8 +22,8 @@ from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, measure, process_stats
 from monitor.policy import signals
+from monitor.policy.kubelet_pass import is_limited, storage_violation
 from monitor.policy.layout import DELETE_IMAGES, DiskLayout
-from monitor.policy.local_storage import is_limited, storage_violation
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, PID, SIGNALS, Observation

@@ -13,8 +13,8 @@ from monitor.pods.feed import known
 from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import FoundPod
 from monitor.pods.pod_objects import MOST_CONTAINERS, kept, summed
+from monitor.policy.kubelet_pass import is_limited, storage_violation
 from monitor.policy.layout import SINGLE_DISK
-from monitor.policy.local_storage import is_limited, storage_violation
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import is_critical, qos_class
 from monitor.policy.releases import CURRENT

@@ -14,8 +14,8 @@ from monitor.kernel import cgroupfs
 from monitor.pods.containers import upper_directory
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, measure, process_count, process_stats
+from monitor.policy.kubelet_pass import storage_violation
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
-from monitor.policy.local_storage import storage_violation
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import disk_usage
 from tests import live
