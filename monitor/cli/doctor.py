@@ -15,6 +15,7 @@ from monitor.cli.output import format_bytes, output_option, print_json, print_ta
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo, rungs
 from monitor.kernel.charging import Offer
+from monitor.kernel.pins import TRACEPOINT
 from monitor.settings.config import RunConfig, fastest_fill
 
 _STATE_DIR = Path(RunConfig().state_dir)
@@ -54,7 +55,7 @@ def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
     if offer.ok:
         on_a_cgroup = rungs.promise(offer.name, *machine, machine=False).unseen_bytes
         detail += f"; with --node-cgroup {format_bytes(on_a_cgroup)}"
-        if offer.name != rungs.MEMCG:  # it looks
+        if offer.name != TRACEPOINT:  # it looks
             detail += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
     return {
         "name": offer.name,

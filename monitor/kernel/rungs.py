@@ -11,12 +11,11 @@ from pathlib import Path
 from monitor.kernel import bounds, charging
 from monitor.kernel.bounds import Bound
 from monitor.kernel.charging import Offer
-from monitor.kernel.pins import FENTRY, KPROBE, TRACEPOINT
+from monitor.kernel.pins import HOOKS, KPROBE, TRACEPOINT
 
 AUTO = "auto"
-MEMCG = TRACEPOINT
 POLL = "poll"
-BPF_RUNGS = (MEMCG, FENTRY, KPROBE)
+BPF_RUNGS = tuple(HOOKS)
 NAMES = (*BPF_RUNGS, POLL)
 #: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
 _PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 1.6 to 20 ms"
@@ -65,7 +64,7 @@ def bpf_offers(
 
 def _seen(name: str, ready: bool) -> str:
     since = ", by programs that are pinned already" if ready else ""
-    return f"{charging.EVENTS[name]}, compared in the kernel{since}{'' if name == MEMCG else _PARTIAL}"
+    return f"{charging.EVENTS[name]}, compared in the kernel{since}{'' if name == TRACEPOINT else _PARTIAL}"
 
 
 def promise(name: str, fill_rate: int, cpus: int, huge_page: int, *, machine: bool = True) -> Bound:
@@ -74,5 +73,5 @@ def promise(name: str, fill_rate: int, cpus: int, huge_page: int, *, machine: bo
     ``fill_rate``: bytes a second that can be taken at most. ``machine``: else a cgroup is the node.
     """
     if name in BPF_RUNGS:
-        return bounds.compared(fill_rate, cpus, huge_page, machine=machine, charges_only=name != MEMCG)
+        return bounds.compared(fill_rate, cpus, huge_page, machine=machine, charges_only=name != TRACEPOINT)
     return bounds.looked(fill_rate, cpus, bounds.floor_ns(bounds.TURN_NS), machine=machine)
