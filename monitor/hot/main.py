@@ -41,7 +41,7 @@ from monitor.hot.supervise import Side
 from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.pins import HOOKS
-from monitor.kernel.sched import may_kill, protect
+from monitor.kernel.sched import CAP_KILL, has, protect
 from monitor.link import messages, rare_messages
 from monitor.link.counters import SharedStats
 from monitor.link.upgrade import is_replaced
@@ -178,7 +178,7 @@ class Hot:
         gc.disable()  # collected by hand in quiet moments
         for note in self.report.protection.notes:
             log("warning", note)
-        if self.config.kills and not may_kill():
+        if self.config.kills and not has(CAP_KILL):
             log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
 
     def _take_wakeup(self, fd: int) -> None:

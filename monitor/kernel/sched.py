@@ -15,7 +15,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_CAP_KILL, _CAP_SYS_NICE = 5, 23
+#: The first: to signal processes of other users.
+CAP_KILL, _CAP_SYS_NICE = 5, 23
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _MADV_POPULATE_READ = 22
 #: Files that are mapped whole and read in part: the texts of all languages.
@@ -160,11 +161,6 @@ def protect() -> Protection:
     touch_files()
     adj, no_adj = set_oom_score_adj()
     return Protection(scheduler, mlocked, adj, [note for note in (no_realtime, no_lock, no_adj) if note])
-
-
-def may_kill() -> bool:
-    """Whether this process may signal processes of other users (CAP_KILL)."""
-    return has(_CAP_KILL)
 
 
 def has(capability: int) -> bool:
