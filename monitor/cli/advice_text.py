@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from monitor.cli.incident_steps import clean
-from monitor.cli.output import format_bytes, table_lines
+from monitor.cli.output import clean, format_bytes, table_lines
 from monitor.race.reaction import Survives
 from monitor.race.threshold_advice import Advised, Arithmetic, Reservation
 from monitor.race.units import quantity, rate, span

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from monitor.cli.finite import Finite, seconds_of
 from monitor.cli.main import LazyGroup
-from monitor.cli.output import emit, output_option, table_lines
+from monitor.cli.output import Finite, emit, output_option, seconds_of, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
 from monitor.evicted.pods import BY_REASON, after
 from monitor.evicted.sweep import FAILED, Choice, Criteria, Found, Progress, Sweep, choose

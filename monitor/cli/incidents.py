@@ -16,9 +16,8 @@ from typing import Any, TypeVar, cast
 import click
 
 from monitor.cli.daemons import NoDaemonError, choose_daemon, no_daemon_option
-from monitor.cli.finite import Finite, seconds_of
 from monitor.cli.main import Group
-from monitor.cli.output import emit, output_option, print_json
+from monitor.cli.output import Finite, emit, output_option, print_json, seconds_of
 from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS

@@ -1,4 +1,4 @@
-"""How commands print data: `-o table|json`, aligned tables, byte counts as people read them.
+"""How commands print data: `-o table|json`, aligned tables, byte counts as people read them; and read durations.
 
 Data goes to stdout and nothing else does, so that `outrace ... -o json | jq` always works.
 """
@@ -6,10 +6,14 @@ Data goes to stdout and nothing else does, so that `outrace ... -o json | jq` al
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from typing import Any, TypeVar
 
 import click
+
+from monitor.policy.gosyntax import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,6 +70,11 @@ def _numeric(cell: str) -> bool:
     return cell == "-" or cell.lstrip("-")[:1].isdigit()
 
 
+def clean(text: object) -> str:
+    """The text with everything unprintable as an escape: `\\x1b` cannot move anybody's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def format_bytes(count: int | None) -> str:
     """Bytes with one digit after the point and Kubernetes's binary unit: `12.3Mi`; exact below 1Ki; None is `-`."""
     if count is None:
@@ -79,3 +88,22 @@ def format_bytes(count: int | None) -> str:
         if round(value, 1) < 1024 or unit == "Ei":
             break
     return f"{sign}{value:.1f}{unit}"
+
+
+_DAYS = re.compile(r"([0-9]{1,5})d(.*)")
+
+
+def seconds_of(text: str) -> float:
+    """A Go duration, which may begin with days (`7d`, `1d12h`), in seconds. Raises PolicyError."""
+    days, rest = (int(found[1]), found[2]) if (found := _DAYS.fullmatch(text)) else (0, text)
+    return days * 86400 + (parse_duration(rest) / 1e9 if rest or not found else 0)
+
+
+class Finite(click.FloatRange):
+    """A number within a range, neither `nan` nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not isfinite(found):
+            self.fail(f"{value!r} is not a valid float.", param, ctx)
+        return found

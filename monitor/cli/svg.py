@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from monitor.cli.incident_steps import clean
+from monitor.cli.output import clean
 
 #: Elements that HTML closes by itself.
 _VOID = frozenset({"meta"})

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from monitor.cli.finite import Finite
-from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.cli.output import Finite, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_OK, MonitorError
 from monitor.kernel import loader
 from monitor.lab.node import MIB, LabNode, Qos, require_root

@@ -26,9 +26,8 @@ from monitor.kernel.kmsg import Killed, Kmsg
 from monitor.lab.bench import Found, Row, bench, mode_option, number, print_rows, progress, trigger_option
 from monitor.lab.child import Child, Hog, until
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.hold_race import HoldStage, go_on
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.race import populate
+from monitor.lab.race import HoldStage, go_on, populate
 from monitor.settings.config import HOLD
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 

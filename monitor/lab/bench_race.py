@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from monitor.cli.finite import Finite
-from monitor.cli.output import format_bytes
+from monitor.cli.output import Finite, format_bytes
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, bpf_offers
@@ -21,9 +20,8 @@ from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.checked import KINDS
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.race import Monitor, Poller, RaceResult, populate, run_race
+from monitor.lab.race import HoldResult, HoldStage, Monitor, Poller, RaceResult, Sizes, populate, run_hold, run_race
 from monitor.settings.config import HOLD, fastest_fill
 from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS
 

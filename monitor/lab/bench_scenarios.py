@@ -12,9 +12,8 @@ from monitor.cli.output import print_lines, print_table, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_OK
 from monitor.lab.bench import Found, Row, bench, number, progress
 from monitor.lab.node import require_root
-from monitor.lab.scenario import NOTHING, Outcome, Scenario
 from monitor.lab.scenarios import named
-from monitor.lab.stage import play
+from monitor.lab.stage import NOTHING, Outcome, Scenario, play
 from monitor.race.incident import VERDICTS
 
 

@@ -1,4 +1,5 @@
-"""One race on the real kernel: hogs in a pod of a lab node against its limit, with or without a monitor.
+"""One race on the real kernel: hogs in a pod of a lab node against its limit, with or without a monitor; in mode hold
+(`run_hold`) they are braked at the crossing, and let go on.
 
 The winner is what killed: the OOM killer (the kernel's own counter moved) or the watcher (the hogs are dead and the
 counter did not move).
@@ -6,13 +7,20 @@ counter did not move).
 
 from __future__ import annotations
 
+import json
 import random
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
-from monitor.lab.child import Child, Hog, until
-from monitor.lab.daemon import LabDaemon
+from monitor.lab.child import PATIENCE_S, Child, Hog, until
+from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 
 #: A race at full speed is over in a second; one that a slow poller loses by sleeping too.
@@ -142,3 +150,269 @@ def populate(node: LabNode) -> LabPod:
     node.fill(guaranteed, 32)
     node.fill(burstable, 16)
     return victim
+
+
+# In mode hold the node is full of another pod's memory. The pod that grows is held; then that other pod gives its memory
+# back, so that the threshold is clear again, with room for everything the held pod still wants. A held pod is undamaged
+# if all its processes then take the rest and every byte is what was written (monitor/lab/checked.py).
+
+#: What the pods of `populate` hold, with their interpreters.
+_RESIDENT = 50 * MIB
+#: What a load is charged for each byte that it was told to take, where that is more: the buffers of 4 processes with
+#: sockets had 381 MiB for 330, which crossed the threshold once more.
+_COSTS = {"sockets": 1.25}
+#: What has to be free beside a load when all is over, at the least: 4 interpreters have 20 MiB.
+_ROOM = 32 * MIB
+#: Between two looks at what no event announces, and at what rarely happens: on an emulated CPU a look takes 1 ms.
+_LOOK_S, _SELDOM_S = 0.002, 0.05
+#: In which the daemon counts the pods again, also on an emulated CPU.
+_SETTLE_S = 0.3
+CHECKED = "monitor.lab.checked:checked"
+_HELD, _ENDED, _EVICTING = "pod held", "hold ended", "evicting"
+#: What a brake may write, in the cgroups of a pod.
+_FILES = (
+    *("memory.limit_in_bytes", "memory.oom_control", "freezer.state"),
+    *("memory.max", "memory.high", "memory.oom.group", "cgroup.freeze", "pids.max"),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the ballast gives back and what the held pod takes, so that it runs out of memory beside the ballast and
+    has room without it, and what is left between its start and the threshold, in bytes.
+    """
+
+    ballast: int
+    load: int
+    before: int
+
+    @classmethod
+    def of(cls, node: int, margin: int) -> Sizes:
+        """For a threshold ``margin`` from the limit. Too large a margin leaves too little: `fits`."""
+        load = node - _RESIDENT - margin - max(node // 16, _ROOM)
+        # A sixteenth more than that, because sockets are charged less than `_COSTS` where their buffers are large.
+        over = 3 * node // 16
+        return cls(ballast=node + over - _RESIDENT - load, load=load, before=load - over - margin)
+
+    def fits(self) -> bool:
+        """Whether the load is one, and begins before the threshold is met."""
+        return self.load >= 64 * MIB and self.before >= _ROOM
+
+
+@dataclass
+class HoldResult:
+    """What came of one race. Bytes and microseconds; None: not known."""
+
+    outcome: str = "nothing"  # `held`, `killed` (by outrace) or `oom`: what came first
+    brake: str | None = None
+    brake_us: float | None = None  # crossing to brake in force
+    grew_bytes: int | None = None  # of the pod, after it was held and while it was watched
+    left_bytes: int | None = None  # of the node, at the least
+    held_s: float | None = None
+    ended: str | None = None
+    oom_kills: int = 0
+    killed: int = 0  # processes of the pod that did not live to the end
+    right: bool = False  # all of them went on, and what they had is what they had written
+    failed_calls: int = 0  # system calls that failed or came back short for want of memory
+    evictions: list[str] = field(default_factory=list)  # that outrace began: their messages
+    changed: list[str] = field(default_factory=list)  # files of the pod that are not as before
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its processes live, with what they wrote, and outrace evicted no pod."""
+        return self.right and not self.killed and not self.evictions
+
+    def trouble(self) -> str:
+        """What came of a race without a hold, or with damage to a pod; "" of one that is as it has to be."""
+        if self.outcome == "held" and self.is_whole and not self.oom_kills and not self.changed:
+            return ""
+        words = [f"{self.outcome}, right {self.right}, OOM kills {self.oom_kills}, processes that ended {self.killed}"]
+        if self.held_s is not None:
+            words.append(f"hold ended {self.ended} after {self.held_s:.2f} s")
+        if self.left_bytes is not None:
+            words.append(f"{format_bytes(self.left_bytes)} left at the least")
+        return "; ".join((*words, *self.evictions, *self.changed))
+
+
+class HoldStage:
+    """A lab node with pods of every QoS class, one of them the ballast, and a pod that is held."""
+
+    def __init__(self, node: LabNode, margin: int) -> None:
+        self.node = node
+        self.sizes = Sizes.of(node.memory_bytes, margin)
+        self.victim = populate(node)
+        # What it uses is what it requests: the policy takes it last.
+        archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
+        self._ballast = node.start_hog(archive, mib=self.sizes.ballast // MIB)
+        self._before = self._snapshot()
+        self._renewed = self._races = 0
+        self._workers: list[Child] = []
+        self._workers_are: tuple[str, int] | None = None
+
+    def renew(self, daemon: LabDaemon) -> None:
+        """Another pod in the place of one that was evicted, as a controller makes it: the old one is not held again."""
+        self._renewed += 1
+        self.dismiss()
+        self.node.remove_pod(self.victim)
+        self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
+        self._before = self._snapshot()
+        daemon.wait_for_pod(self.victim.namespace, self.victim.name)
+
+    def name_anew(self, daemon: LabDaemon) -> None:
+        """Give the pod another name and uid for the next race: of one pod the daemon reports one hold a minute."""
+        self._races += 1
+        if self._races > 1:
+            made = json.loads(self.victim.manifest.read_text())
+            made["metadata"] |= {"name": f"{self.victim.name}-{self._races}", "uid": str(uuid.uuid4())}
+            whole = self.victim.manifest.with_suffix(".new")
+            whole.write_text(json.dumps(made))
+            whole.replace(self.victim.manifest)
+            daemon.wait_for_pod(self.victim.namespace, made["metadata"]["name"])
+
+    def load(self) -> None:
+        """Fill the node up again, long enough before a race: a pod that grew just before the crossing is held too."""
+        self._ballast.go()
+        self._ballast.expect("grown")
+        time.sleep(_SETTLE_S)
+
+    def unload(self) -> None:
+        """The ballast gives its memory back: the threshold is clear."""
+        self._ballast.free()
+
+    def start(self, kind: str, count: int) -> list[Child]:
+        """The processes of the victim that take memory, ready to."""
+        mib = int(self.sizes.load / MIB / count / _COSTS.get(kind, 1.0))
+        children = [self.node.begin(self.victim, CHECKED, kind=kind, mib=mib, seed=n) for n in range(count)]
+        for child in children:
+            child.expect("ready")
+        return children
+
+    def workers(self, kind: str, count: int) -> list[Child]:
+        """As `start`; those of the last race again if they are the same and all was right: a start of an interpreter
+        takes 0.4 s on an emulated CPU.
+        """
+        if self._workers_are != (kind, count):
+            self.dismiss()
+            self._workers, self._workers_are = self.start(kind, count), (kind, count)
+        return self._workers
+
+    def rest(self) -> None:
+        """The workers give back what they have."""
+        for child in self._workers:
+            child.send("drop")
+        for child in self._workers:
+            child.expect("ready")
+
+    def dismiss(self) -> None:
+        """End the workers."""
+        self.node.thaw()
+        for child in self._workers:
+            self.node.end(child)
+        self._workers, self._workers_are = [], None
+
+    def leave(self) -> None:
+        """Take the pods away, for a stage with another margin."""
+        self.dismiss()
+        for child in list(self.node.children):
+            self.node.end(child)
+        for pod in list(self.node.pods.values()):
+            self.node.remove_pod(pod)
+
+    def _snapshot(self) -> dict[Path, str]:
+        """What the files say that a brake may write, of the pod that is held and its containers."""
+        directories = [self.victim.cgroup, *self.victim.containers.values()]
+        directories += [path for path in map(self.node.in_freezer, directories) if path is not None]
+        found = {}
+        for path in (directory / name for directory in directories for name in _FILES):
+            with suppress(OSError):  # this kernel has no such file
+                found[path] = path.read_text().partition("under_oom")[0].strip()
+        return found
+
+    def changed(self) -> list[str]:
+        """A line for each of these files that is not as before."""
+        after = self._snapshot()
+        return [
+            f"{path} is {after.get(path, 'gone')!r} and was {text!r}"
+            for path, text in self._before.items()
+            if after.get(path) != text
+        ]
+
+
+def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s: float) -> HoldResult:
+    """``count`` processes of load ``kind`` against the limit, held for ``watch_s`` seconds, and let go on.
+
+    Raises MonitorError where outrace holds no pod and no process ends either.
+    """
+    node, out = stage.node, HoldResult()
+    stage.name_anew(daemon)
+    stage.load()
+    children = stage.workers(kind, count)
+    since, before = len(daemon.log), node.oom_kills()
+
+    def told(message: str) -> list[Record]:
+        return [r for r in daemon.log[since:] if r.get("msg") == message and not r.get("resent")]
+
+    try:
+        for child in children:
+            child.send("go")
+
+        def over() -> bool:
+            held = daemon.wait_for(lambda r: r.get("msg") == _HELD and not r.get("resent"), _SELDOM_S, since)
+            return bool(held) or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
+
+        until(over, "a hold")
+        if held := told(_HELD):
+            _watch(stage, out, held[0], watch_s)
+        stage.unload()
+        out.right, out.failed_calls = go_on(children)
+        until(lambda: {r["id"] for r in told(_HELD)} <= {r["id"] for r in told(_ENDED)}, "the end of a hold")
+        out.oom_kills = node.oom_kills() - before
+        out.killed = sum(child.process.poll() is not None for child in children)
+        _read(out, told(_HELD), told(_ENDED), told(_EVICTING))
+        if out.is_whole:
+            stage.rest()
+    finally:
+        if not out.is_whole:
+            stage.dismiss()
+    out.changed = stage.changed()
+    if out.evictions:
+        stage.renew(daemon)
+    return out
+
+
+def _watch(stage: HoldStage, out: HoldResult, held: Record, watch_s: float) -> None:
+    """How much the pod grows while it is held."""
+    usage, left = 0, stage.node.memory_bytes
+    deadline = time.monotonic() + watch_s
+    while not usage or time.monotonic() < deadline:
+        usage = max(usage, stage.node.usage(stage.victim))
+        left = min(left, stage.node.memory_bytes - stage.node.usage())
+        time.sleep(_LOOK_S)
+    out.grew_bytes, out.left_bytes = usage - int(held["usage"]), left
+
+
+def go_on(children: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
+    """Whether all take the rest, and have what they wrote; and how many of their calls failed for want of memory."""
+    failed = 0
+    for child in children:
+        answer = child.answer(patience_s)  # none of one that is dead
+        if answer.startswith("grown"):
+            failed += int(answer.split()[2])
+            child.send("check")
+    answers = [child.answer() for child in children]
+    return all(answer == "right" for answer in answers), failed
+
+
+def _read(out: HoldResult, held: Sequence[Record], ended: Sequence[Record], evicting: Sequence[Record]) -> None:
+    if held:
+        first = held[0]
+        out.outcome, out.brake = "held", first["brake"]
+        if first["crossed_ns"]:
+            out.brake_us = (first["held_ns"] - first["crossed_ns"]) / 1000
+    elif evicting:
+        out.outcome = "killed"
+    elif out.oom_kills:
+        out.outcome = "oom"
+    if ended:
+        out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
+    out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in evicting]

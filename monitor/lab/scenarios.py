@@ -15,14 +15,16 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.lab.child import until
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.scenario import (
+from monitor.lab.stage import (
     CRITICAL,
     HOG,
     NO_MEMORY_THRESHOLD,
     NOTHING,
     OWN,
     SCENARIOS,
+    STEADY,
     Scenario,
+    Stage,
     freezer,
     hard,
     scenario,
@@ -30,7 +32,6 @@ from monitor.lab.scenario import (
     two_lists,
     unified,
 )
-from monitor.lab.stage import STEADY, Stage
 from monitor.race import incident as i
 
 

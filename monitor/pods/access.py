@@ -24,8 +24,7 @@ from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.kube.resources import PODS
 from monitor.owner import alone
 from monitor.pods.api_server_feed import ApiServerFeed
-from monitor.pods.cache import PodCache
-from monitor.pods.feed import KubeletFeed, PodFeed
+from monitor.pods.feed import KubeletFeed, PodCache, PodFeed
 from monitor.pods.installations import NodeKubelet, find_kubelet
 from monitor.pods.spec import APISERVER, KUBELET, MANIFEST_DIR, Choice, without_cluster
 

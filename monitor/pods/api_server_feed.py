@@ -11,8 +11,7 @@ from monitor.kube.client import SILENCE_S, WATCH_S, ApiClient
 from monitor.kube.errors import ApiError, Cancelled, ResourceExpired, ServerError, TooManyRequests, TransportError
 from monitor.kube.resources import PODS
 from monitor.kube.watch import BOOKMARK, DELETED, WatchEvent
-from monitor.pods.cache import PodCache
-from monitor.pods.feed import PodFeed, known
+from monitor.pods.feed import PodCache, PodFeed, known
 
 #: A watch that ends sooner, without an event, is followed by a pause, as in client-go.
 _SHORT_S = 1.0

@@ -124,7 +124,7 @@ def open_for(
             feed.wait(_FIRST_S)
         return source
     if kind == MANIFESTS:
-        from monitor.pods.manifests import ManifestSource
+        from monitor.pods.spec_source import ManifestSource
 
         return ManifestSource(Path(argument), within)
     if kind == SERVICES:

@@ -6,7 +6,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.lab.bench_race import hold_row
-from monitor.lab.hold_race import HoldResult
+from monitor.lab.race import HoldResult
 from tests.cli.test_bench_smoke import run_bench
 from tests.commands import called
 

@@ -10,8 +10,8 @@ import pytest
 from monitor.kernel import cgroup_procs
 from monitor.lab import checked
 from monitor.lab.checked import KINDS, Anonymous, Patience, Tmpfs
-from monitor.lab.hold_race import CHECKED, Sizes
 from monitor.lab.node import MIB, LabNode
+from monitor.lab.race import CHECKED, Sizes
 from tests import live
 
 node = live.fixture(LabNode, "test-checked", 128 * MIB)

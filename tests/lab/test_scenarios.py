@@ -11,9 +11,8 @@ import pytest
 from monitor.cli.main import main
 from monitor.errors import ConfigError
 from monitor.kernel import loader, mounts
-from monitor.lab.scenario import NOTHING, SCENARIOS, Outcome, Scenario
 from monitor.lab.scenarios import named
-from monitor.lab.stage import play
+from monitor.lab.stage import NOTHING, SCENARIOS, Outcome, Scenario, play
 from monitor.race.incident import EVICTION_WON, FLAGS, VERDICTS
 from tests import live
 

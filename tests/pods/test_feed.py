@@ -11,8 +11,7 @@ import pytest
 from monitor import documents
 from monitor.kube.errors import TransportError
 from monitor.pods import feed as feeds
-from monitor.pods.cache import PodCache
-from monitor.pods.feed import LINGER_S, STORE_S, Known, PodFeed, known
+from monitor.pods.feed import LINGER_S, STORE_S, Known, PodCache, PodFeed, known
 from monitor.pods.manifest_files import Manifest
 from tests.kube.clock import WaitedClock
 from tests.pods.cluster import Cluster, a_pod

@@ -6,8 +6,7 @@ from typing import Any
 import click
 import pytest
 
-from monitor.cli.incident_steps import describe
-from monitor.cli.incident_text import show_lines
+from monitor.cli.incident_text import describe, show_lines
 from monitor.race.counterfactual import world
 from monitor.race.events import End, Refused
 from monitor.race.facts import facts
