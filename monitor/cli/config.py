@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, no_daemon_
 from monitor.cli.kubelet_files import of_command_line, of_files, of_process
 from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
-from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
+from monitor.cli.output import emit, format_bytes, output_option, table_lines, yaml_lines
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
@@ -24,7 +24,6 @@ from monitor.policy.configuration import (
     HARD,
     SOFT,
     TEXT_MAPS,
-    Effective,
     Given,
     Settings,
     Source,
@@ -82,22 +81,18 @@ def show(output: str, no_daemon: bool, **options: Any) -> None:
     resolved, node = _read(options) if found is None else _measured(resolved_again(found.config))
     rows = list(_thresholds(resolved, node))
     settings = list(_settings(resolved))
-    warnings = _warnings(resolved, node)
+    answer = {"thresholds": rows, "settings": settings, "warnings": _warnings(resolved, node)}
     whose = {} if found is None else {"daemon": found.to_json()}
-    if output == "json":
-        print_json({**whose, "thresholds": rows, "settings": settings, "warnings": warnings})
-        return
-    if found is not None:
-        click.echo(f"daemon {found}\n")
-    print_table(
-        ["signal", "kind", "value", "quantity", "capacity", "grace", "min reclaim", "origin"], [_cells(r) for r in rows]
-    )
-    click.echo()
-    print_table(["setting", "value", "origin"], [(s["name"], _shown(s["value"]), s["origin"]) for s in settings])
-    if warnings:
-        click.echo()
-    for warning in warnings:
-        click.echo(f"warning: {warning}")
+    emit(output, whose | answer, lambda: [*([] if found is None else [f"daemon {found}", ""]), *_lines(answer)])
+
+
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    columns = ["signal", "kind", "value", "quantity", "capacity", "grace", "min reclaim", "origin"]
+    yield from table_lines(columns, [_cells(row) for row in answer["thresholds"]])
+    yield ""
+    settings = [(s["name"], _shown(s["value"]), s["origin"]) for s in answer["settings"]]
+    yield from table_lines(["setting", "value", "origin"], settings)
+    yield from ("", *(f"warning: {warning}" for warning in answer["warnings"])) if answer["warnings"] else ()
 
 
 @config.command()
@@ -151,13 +146,9 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, o
         if flag and flag[1] in made.origins:
             raise ConfigError(f"{made.origins[flag[1]]}: {error.message}", error.remedy) from None
         raise
-    if output == "json":
-        print_json({"configuration": made.configuration, "notes": made.notes})
-        return
-    import yaml
-
-    click.echo(yaml.safe_dump(made.configuration, sort_keys=False, allow_unicode=True), nl=False)
-    for note in made.notes:
+    answer = {"configuration": made.configuration, "notes": made.notes}
+    emit(output, answer, lambda: yaml_lines(made.configuration))
+    for note in made.notes if output == "table" else ():
         click.echo(f"note: {note}", err=True)
 
 
@@ -233,16 +224,13 @@ def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
     return {signal: capacity[kubelets] for signal, kubelets in KUBELETS.items()}, huge_pages
 
 
-def _effective(resolved: Resolved, node: Node) -> Sequence[Effective]:
-    """The thresholds that are compared: where services are pods, not those of disks."""
-    acted_on = {threshold.signal for threshold in as_settled(resolved.config).thresholds()}
-    found = resolved.settings.thresholds(era(resolved.config.policy), node.layout)
-    return [each for each in found if each.threshold.signal in acted_on]
-
-
 def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:
-    for e in _effective(resolved, node):
+    """Those that are compared: where services are pods, not those of disks."""
+    acted_on = {threshold.signal for threshold in as_settled(resolved.config).thresholds()}
+    for e in resolved.settings.thresholds(era(resolved.config.policy), node.layout):
         t = e.threshold
+        if t.signal not in acted_on:
+            continue
         capacity = node.capacity.get(t.signal)
         known = capacity is not None or t.value.quantity is not None
         yield {
@@ -324,22 +312,16 @@ def _without_effect(resolved: Resolved) -> Iterator[str]:
             yield f"{origin}: {signal}: has no effect: {why}"
 
 
-def _not_a_command(name: str) -> str:
-    try:
-        program(name)
-    except ChangeableError as error:
-        return str(error)
-    except OSError:
-        return f"{name}: no such command here; install it, or name it with its path"
-    return ""
-
-
 def _commands(run_config: RunConfig) -> Iterator[str]:
     """What is wrong with the command for cleaning up, as far as this machine knows."""
     if not run_config.reclaim_images:
         return
-    origin = run_config.origins["reclaim_images"]
-    if problem := _not_a_command(run_config.reclaim_images[0]):
-        yield f"{origin}: {problem}"
+    origin, name = run_config.origins["reclaim_images"], run_config.reclaim_images[0]
+    try:
+        program(name)
+    except ChangeableError as error:
+        yield f"{origin}: {error}"
+    except OSError:
+        yield f"{origin}: {name}: no such command here; install it, or name it with its path"
     if not run_config.enforce:
         yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from monitor import documents
-from monitor.cli.output import output_option, print_json, print_table
+from monitor.cli.output import emit, output_option, table_lines
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 
 #: How often progress is written to a terminal, in cases.
@@ -59,11 +59,10 @@ def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
         click.echo(f"{chr(13) if sys.stderr.isatty() else ''}{path.name}: {here} cases", err=True)
 
     passed, total = (sum(counts[key] for counts in ops.values()) for key in ("passed", "total"))
-    if output == "json":
-        print_json({"ops": ops, "passed": passed, "total": total})
-    else:
-        rows = [(op, counts["passed"], counts["total"], len(counts["failed"])) for op, counts in ops.items()]
-        print_table(("op", "passed", "total", "failed"), [*rows, ("all", passed, total, total - passed)])
+    rows = [(op, counts["passed"], counts["total"], len(counts["failed"])) for op, counts in ops.items()]
+    rows.append(("all", passed, total, total - passed))
+    answer = {"ops": ops, "passed": passed, "total": total}
+    emit(output, answer, lambda: table_lines(("op", "passed", "total", "failed"), rows))
     return EXIT_OK if passed == total else EXIT_FINDINGS
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 
 from monitor.cli.checks import Check, examine
 from monitor.cli.daemons import Daemon, no_daemon_option, running
-from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo, rungs
 from monitor.kernel.charging import Offer
@@ -78,12 +79,6 @@ def _running(state_dir: Path | None, no_daemon: bool) -> Daemon | None:
         return None
 
 
-def _state(daemon: Daemon) -> str:
-    config = daemon.config
-    ready = f"not ready: {daemon.info.not_ready}" if daemon.info.not_ready else "ready"
-    return f"daemon: {daemon}, mode {config.mode}, hooks {config.rung}, {ready}"
-
-
 @click.command()
 @click.option(
     "--state-dir",
@@ -106,31 +101,31 @@ def doctor(state_dir: Path | None, no_daemon: bool, output: str) -> int:
         state_dir = Path(daemon.config.state_dir) if daemon is not None else _STATE_DIR
     checks = examine()
     plan = hook_plan(checks, state_dir)
-    if output == "json":
-        fields = ("name", "ok", "detail", "remedy")
-        found = {"checks": [{k: asdict(check)[k] for k in fields} for check in checks], "hook_plan": plan}
-        print_json({**found, **({} if daemon is None else {"daemons": [daemon.to_json()]})})
-    else:
-        words = [("ok" if c.ok else "NO" if c.required else "no", c) for c in checks]
-        print_table(["check", "", "detail"], [(c.name, word, c.detail) for word, c in words])
-        failed = [(word, c) for word, c in words if not c.ok]
-        for word, check in failed:
-            click.echo(f"{word} {check.name}: {check.remedy}")
-        click.echo()
-        print_table(
-            ["hooks", "", "unseen at most", "for", "detail"],
-            [
-                (
-                    rung["name"],
-                    "taken" if rung["name"] == plan["rung"] else "ok" if rung["ok"] else "no",
-                    format_bytes(rung["unseen_bytes"]) if rung["ok"] else None,
-                    f"{rung['unseen_ms']:g} ms" if rung["ok"] else None,
-                    rung["detail"] if rung["ok"] else f"{rung['detail']}: {rung['remedy']}",
-                )
-                for rung in plan["rungs"]
-            ],
-        )
-        click.echo(f"hook plan: {plan['rung'] or 'none: fix what says NO'}")
-        if daemon is not None:
-            click.echo(_state(daemon))
+    fields = ("name", "ok", "detail", "remedy")
+    found = {"checks": [{k: getattr(check, k) for k in fields} for check in checks], "hook_plan": plan}
+    answer = found if daemon is None else {**found, "daemons": [daemon.to_json()]}
+    emit(output, answer, lambda: _lines(checks, plan, daemon))
     return EXIT_OK if plan["rung"] else EXIT_CANNOT
+
+
+def _lines(checks: Sequence[Check], plan: Mapping[str, Any], daemon: Daemon | None) -> Iterator[str]:
+    words = [("ok" if c.ok else "NO" if c.required else "no", c) for c in checks]
+    yield from table_lines(["check", "", "detail"], [(c.name, word, c.detail) for word, c in words])
+    yield from (f"{word} {c.name}: {c.remedy}" for word, c in words if not c.ok)
+    yield ""
+    rows = [
+        (
+            rung["name"],
+            "taken" if rung["name"] == plan["rung"] else "ok" if rung["ok"] else "no",
+            format_bytes(rung["unseen_bytes"]) if rung["ok"] else None,
+            f"{rung['unseen_ms']:g} ms" if rung["ok"] else None,
+            rung["detail"] if rung["ok"] else f"{rung['detail']}: {rung['remedy']}",
+        )
+        for rung in plan["rungs"]
+    ]
+    yield from table_lines(["hooks", "", "unseen at most", "for", "detail"], rows)
+    yield f"hook plan: {plan['rung'] or 'none: fix what says NO'}"
+    if daemon is not None:
+        config, why = daemon.config, daemon.info.not_ready
+        ready = f"not ready: {why}" if why else "ready"
+        yield f"daemon: {daemon}, mode {config.mode}, hooks {config.rung}, {ready}"

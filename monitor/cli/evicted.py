@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import reduce
 from typing import Any, TypeVar
 
 import click
@@ -14,7 +15,7 @@ from monitor.cli.main import LazyGroup
 from monitor.cli.output import Finite, emit, output_option, seconds_of, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
 from monitor.evicted.pods import BY_REASON, after
-from monitor.evicted.sweep import FAILED, Choice, Criteria, Found, Progress, Sweep, choose
+from monitor.evicted.sweep import FAILED, OUTCOMES, Choice, Criteria, Found, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.policy.errors import PolicyError
@@ -42,48 +43,34 @@ def given(_ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def cluster_options(command: F) -> F:
-    for option in (
-        click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig."),
-        click.option("--kubeconfig", default="", metavar="FILE",
-                     help="Kubeconfig; default: $KUBECONFIG, else the cluster of this pod, else ~/.kube/config."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+_CLUSTER = (
+    click.option("--kubeconfig", default="", metavar="FILE",
+                 help="Kubeconfig; default: $KUBECONFIG, else the cluster of this pod, else ~/.kube/config."),
+    click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig."),
+)  # fmt: skip
+_SELECTION = (
+    click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", callback=given,
+                 help="Only pods of this namespace; repeatable. [all]"),
+    click.option("-l", "--selector", metavar="LABELS", callback=given,
+                 help="Only pods that this label selector matches, as in kubectl."),
+    click.option("--node", metavar="NAME", callback=given, help="Only pods of this node."),
+    click.option("--owner-kind", "owner_kinds", multiple=True, metavar="KIND", callback=given,
+                 help="Only pods whose owner is of this kind: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, "
+                      "none (bare pods), or a custom kind; repeatable. [all]"),
+    click.option("--older-than", metavar="DURATION", callback=duration,
+                 help="Only pods evicted longer ago than this: 90s, 12h, 7d."),
+)  # fmt: skip
 
 
-def selection_options(command: F) -> F:
-    """Arrive as the argument ``criteria``."""
-    options = (
-        click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", callback=given,
-                     help="Only pods of this namespace; repeatable. [all]"),
-        click.option("-l", "--selector", metavar="LABELS", callback=given,
-                     help="Only pods that this label selector matches, as in kubectl."),
-        click.option("--node", metavar="NAME", callback=given, help="Only pods of this node."),
-        click.option("--owner-kind", "owner_kinds", multiple=True, metavar="KIND", callback=given,
-                     help="Only pods whose owner is of this kind: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, "
-                          "none (bare pods), or a custom kind; repeatable. [all]"),
-        click.option("--older-than", metavar="DURATION", callback=duration,
-                     help="Only pods evicted longer ago than this: 90s, 12h, 7d."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """A decorator that stands for these, in this order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def criteria_of(options: dict[str, Any]) -> Criteria:
-    """Takes what `selection_options` added out of ``options``."""
-    return Criteria(
-        namespaces=tuple(dict.fromkeys(options.pop("namespaces"))),
-        label_selector=options.pop("selector") or "",
-        node=options.pop("node") or "",
-        owner_kinds=frozenset(options.pop("owner_kinds")),
-        older_than_s=options.pop("older_than"),
-    )
-
-
-rate_option = click.option("--rate", type=Finite(min=0.0, min_open=True), default=10.0, show_default=True,
-                           metavar="N", help="Average number of deletions a second.")  # fmt: skip
+def _criteria(namespaces: Iterable[str], owner_kinds: Iterable[str], **rest: Any) -> Criteria:
+    """What the options `_SELECTION` say."""
+    selector, node = rest["selector"] or "", rest["node"] or ""
+    return Criteria(tuple(dict.fromkeys(namespaces)), selector, node, frozenset(owner_kinds), rest["older_than"])
 
 
 #: How long a delete is tried again while the server is away, throttles or fails (seconds).
@@ -102,35 +89,36 @@ def evicted() -> None:
 
 
 @click.command(name="list")
-@selection_options
-@cluster_options
+@with_options(*_SELECTION, *_CLUSTER)
 @output_option
 @click.option("--check", is_flag=True, help="Exit with code 4 if there is a pod to delete.")
 def list_(output: str, check: bool, kubeconfig: str, context: str, **options: Any) -> int:
     """Show evicted pods, oldest first, why each stays or goes, and what their owners do."""
-    criteria = criteria_of(options)
+    criteria = _criteria(**options)
     with _sweep(kubeconfig, context, criteria) as sweep:
-        found, choices = _found(sweep, criteria)
+        found = sweep.find()
+    choices = choose(found.pods, criteria, time.time())
     emit(output, _document(found, choices), lambda: _text(choices))
     _print_left_alone(found)
     return EXIT_FINDINGS if check and any(choice.goes for choice in choices) else EXIT_OK
 
 
 @click.command()
-@selection_options
+@with_options(*_SELECTION)
 @click.option("--yes", is_flag=True, help="Delete. Without it: a dry run.")
-@rate_option
-@cluster_options
+@click.option("--rate", type=Finite(min=0.0, min_open=True), default=10.0, show_default=True, metavar="N",
+              help="Average number of deletions a second.")  # fmt: skip
+@with_options(*_CLUSTER)
 @output_option
 def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, **options: Any) -> int:
     """Delete evicted pods, oldest first; a dry run without --yes.
 
     A pod that changed since it was listed stays. After an interruption, run the command again.
     """
-    criteria = criteria_of(options)
+    criteria = _criteria(**options)
     with _sweep(kubeconfig, context, criteria, rate, _RETRY_S) as sweep:
-        found, choices = _found(sweep, criteria)
-        going = [choice for choice in choices if choice.goes]
+        found = sweep.find()
+        going = [choice for choice in choose(found.pods, criteria, time.time()) if choice.goes]
         if not yes:
             emit(output, {"dry_run": True, **_document(found, going)}, lambda: _text(going))
             _print_left_alone(found)
@@ -144,7 +132,9 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
         except (KeyboardInterrupt, MonitorError):
             click.echo(f"ended early: {printer.progress}; run it again to go on", err=True)
             raise
-    emit(output, _outcome(progress), lambda: [str(progress)])
+    counts = {name: progress.outcomes[name] for name in OUTCOMES}
+    outcome = {"dry_run": False, "total": progress.total, **counts, "problems": progress.problems}
+    emit(output, outcome, lambda: [str(progress)])
     for problem in progress.problems:
         click.echo(f"outrace: error: {problem}", err=True)
     return EXIT_FAILURE if progress.outcomes[FAILED] else EXIT_OK
@@ -170,11 +160,6 @@ def _sweep(
 ) -> closing[Sweep]:
     client = ApiClient(find(kubeconfig, context))
     return closing(Sweep(client, criteria, rate=rate, retry_s=retry_s))
-
-
-def _found(sweep: Sweep, criteria: Criteria) -> tuple[Found, tuple[Choice, ...]]:
-    found = sweep.find()
-    return found, choose(found.pods, criteria, time.time())
 
 
 def _document(found: Found, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -220,11 +205,6 @@ def _text(choices: Sequence[Choice]) -> Iterator[str]:
     kinds = Counter(choice.pod.owner_kind for choice in choices)
     for kind, count in kinds.most_common():
         yield f"{kind} ({count} pod{'' if count == 1 else 's'}): {after(kind)}"
-
-
-def _outcome(progress: Progress) -> dict[str, Any]:
-    counts = {name: progress.outcomes[name] for name in ("deleted", "marked", "gone", "changed", "failed")}
-    return {"dry_run": False, "total": progress.total, **counts, "problems": progress.problems}
 
 
 def _print_left_alone(found: Found) -> None:

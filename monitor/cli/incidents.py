@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import os
 import shutil
 import sys
 import time
@@ -17,7 +16,7 @@ import click
 
 from monitor.cli.daemons import NoDaemonError, choose_daemon, no_daemon_option
 from monitor.cli.main import Group
-from monitor.cli.output import Finite, emit, output_option, print_json, seconds_of
+from monitor.cli.output import Finite, emit, output_option, seconds_of
 from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
@@ -74,11 +73,6 @@ def _state_dir(given: str | None, no_daemon: bool) -> str:
     return found.config.state_dir if found is not None else given or _STATE_DIR
 
 
-def incident_reader(state_dir: str) -> IncidentReader:
-    """The reader of the incidents in a state directory, which need not exist."""
-    return IncidentReader(Path(state_dir) / FILE_NAME)
-
-
 def complain(reader: IncidentReader) -> None:
     """After what could be read: what could not."""
     for renamed in damaged_files(reader.path):
@@ -121,7 +115,7 @@ def incidents() -> None:
 @output_option
 def list_(state_dir: str, output: str, **filters: Any) -> None:
     """List incidents, newest first."""
-    reader = incident_reader(state_dir)
+    reader = IncidentReader(Path(state_dir) / FILE_NAME)
     with reading(state_dir):
         found = reader.list(**filters)
     for each in found:
@@ -151,10 +145,7 @@ def show(incident: str, state_dir: str, output: str, html: bool) -> None:
     if html and output == "json":
         raise ConfigError("--html and -o json exclude each other", "leave out one of them")
     with reading(state_dir):
-        found = incident_reader(state_dir).get(incident)
-    if output == "json":
-        print_json(found)
-        return
+        found = IncidentReader(Path(state_dir) / FILE_NAME).get(incident)
     if html:
         from monitor.cli.incident_page import page
 
@@ -163,10 +154,7 @@ def show(incident: str, state_dir: str, output: str, html: bool) -> None:
     from monitor.cli.incident_text import show_lines
 
     width = min(shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH, 160)
-    # Without colours where the user wants none (https://no-color.org); click takes them off itself in a pipe.
-    colour = False if os.environ.get("NO_COLOR") else None
-    for line in show_lines(found, width):
-        click.echo(line, color=colour)
+    emit(output, found, lambda: show_lines(found, width))
 
 
 @incidents.command()
@@ -186,7 +174,7 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float) ->
     from monitor.race.threshold_advice import Evidence, reservation
     from monitor.race.threshold_advice import advise as advised
 
-    reader = incident_reader(state_dir)
+    reader = IncidentReader(Path(state_dir) / FILE_NAME)
     with reading(state_dir):
         found = reader.list(since=since)[::-1]
     evidence: list[Evidence] = []

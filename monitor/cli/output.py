@@ -6,6 +6,7 @@ Data goes to stdout and nothing else does, so that `outrace ... -o json | jq` al
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
@@ -30,31 +31,24 @@ def output_option(command: F) -> F:
     )(command)
 
 
-def print_json(data: object) -> None:
-    """One JSON document on stdout, one line, keys in the order given."""
-    click.echo(json.dumps(data, ensure_ascii=False))
-
-
 def emit(output: str, data: object, text: Callable[[], Iterable[str]]) -> None:
-    """Print ``data`` as JSON or the lines of ``text``, as `-o` has it."""
-    if output == "json":
-        print_json(data)
-    else:
-        print_lines(text())
+    """Print ``data`` as one line of JSON, keys in the order given, or the lines of ``text``, as `-o` has it."""
+    # Without colours where the user wants none (https://no-color.org); click takes them off itself in a pipe.
+    colour = False if os.environ.get("NO_COLOR") else None
+    for line in [json.dumps(data, ensure_ascii=False)] if output == "json" else text():
+        click.echo(line, color=colour)
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(line)
+def yaml_lines(data: object) -> list[str]:
+    import yaml
 
-
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns; one whose cells are all numbers (or byte counts as `format_bytes` writes them) to the right."""
-    print_lines(table_lines(headers, rows))
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True)).rstrip("\n").split("\n")
 
 
 def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]], prose: bool = False) -> list[str]:
-    """The lines of `print_table`, without trailing blanks; ``prose``: headers as they are, every column to the left."""
+    """Aligned columns; one whose cells are all numbers (or byte counts as `format_bytes` writes them) to the right.
+    ``prose``: headers as they are, every column to the left. Without trailing blanks.
+    """
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     columns = range(len(headers))
     widths = [max(len(headers[i]), *(len(row[i]) for row in cells)) if cells else len(headers[i]) for i in columns]

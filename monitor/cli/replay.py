@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, cast
 
 import click
 
 from monitor import documents, owner
-from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
 from monitor.policy.signals import IN_BYTES, RESOURCE
 from monitor.race.incident import timestamp
@@ -34,10 +35,7 @@ def replay(files: tuple[str, ...], output: str) -> int:
 
     with ExitStack() as stack:
         found = replay([Reader(opened(name, stack), name) for name in files])
-    if output == "json":
-        print_json(found.to_json())
-    else:
-        _print(found)
+    emit(output, found.to_json(), lambda: _lines(found))
     for first, count in found.gaps:
         click.echo(f"{count} records are missing from number {first} on: what they led to is not known", err=True)
     for each in found.differences:
@@ -70,7 +68,7 @@ def opened(name: str, stack: ExitStack) -> IO[bytes]:
         ) from None
 
 
-def _print(found: Replayed) -> None:
+def _lines(found: Replayed) -> Iterator[str]:
     """Two tables and a summary."""
     rows = [
         (
@@ -85,13 +83,14 @@ def _print(found: Replayed) -> None:
         )
         for one in found.decisions
     ]
-    print_table(("time", "id", "signal", "kind", "available", "threshold", "pod", "what"), rows)
-    click.echo()
+    yield from table_lines(("time", "id", "signal", "kind", "available", "threshold", "pod", "what"), rows)
+    yield ""
     incidents = [(one["start"], one["verdict"], one["id"], one["summary"]) for one in found.incidents]
-    print_table(("time", "verdict", "id", "summary"), incidents)
+    yield from table_lines(("time", "verdict", "id", "summary"), incidents)
+    yield ""
     skipped = f", {found.skipped} records before a state they could follow on" if found.skipped else ""
-    click.echo(
-        f"\n{found.passes} passes, {len(found.decisions)} decisions, {found.events} events, "
+    yield (
+        f"{found.passes} passes, {len(found.decisions)} decisions, {found.events} events, "
         f"{len(found.incidents)} incidents{skipped}"
     )
 

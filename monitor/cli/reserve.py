@@ -9,7 +9,7 @@ import click
 
 from monitor.cli.advice_text import REACTIONS as NAMES
 from monitor.cli.advice_text import speed
-from monitor.cli.output import format_bytes, print_json, table_lines
+from monitor.cli.output import emit, format_bytes, table_lines, yaml_lines
 from monitor.errors import ConfigError
 from monitor.policy import cce
 from monitor.policy.configuration import HARD
@@ -99,17 +99,12 @@ def reserve(model: str, output: str, **options: Any) -> None:
     kernels = meminfo.kernels_share(huge_pages_apart=apart) if here else 0
     beyond = kernels if apart else max(memory.of(HUGE), kernels)  # huge pages are in what the kernel keeps
     growth = _growth(memory, wanted, kernels, beyond)
-    if output == "json":
-        print_json(_json(model, node, options, sizings, made, notes) | {"growth": growth})
-        return
+    answer = _json(model, node, options, sizings, made, notes) | {"growth": growth}
     if output == "kubelet-config":
-        import yaml
-
-        click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
+        emit(output, answer, lambda: yaml_lines(made))
     else:
-        for line in (*_lines(sizings, node), "", *_growth_lines(memory, growth, beyond)):
-            click.echo(line)
-    for note in notes:
+        emit(output, answer, lambda: [*_lines(sizings, node), "", *_growth_lines(memory, growth, beyond)])
+    for note in notes if output != "json" else ():
         click.echo(f"note: {note}", err=True)
 
 

@@ -11,7 +11,7 @@ import click
 
 from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import node_options, resolve_here
-from monitor.cli.output import output_option, print_json, print_lines
+from monitor.cli.output import emit, output_option
 from monitor.cli.spans import plain
 from monitor.cli.top_frame import Sample, Sampler
 from monitor.cli.top_screen import once
@@ -49,11 +49,9 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
 
 
 def _print_once(sample: Sample, output: str) -> None:
-    if output == "json":
-        print_json(sample.frame)
-        return
-    print_lines(once(sample, shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE))
-    for problem in sample.frame["problems"]:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE
+    emit(output, sample.frame, lambda: once(sample, width))
+    for problem in sample.frame["problems"] if output == "table" else ():
         click.echo(f"outrace: {plain(problem)}", err=True)
 
 

@@ -7,7 +7,7 @@ import math
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from monitor.cli.output import Finite, format_bytes, output_option, print_json, print_table
+from monitor.cli.output import Finite, emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_OK, MonitorError
 from monitor.kernel import loader
 from monitor.lab.node import MIB, LabNode, Qos, require_root
@@ -33,13 +33,13 @@ _AMOUNTS = frozenset(("p50", "p99", "mean", "max", "target"))
 @dataclass
 class Found:
     """What a bench found, where that is more than rows: ``more`` for the JSON (``document``: instead of it), the exit
-    code, another way to print.
+    code, other lines to print.
     """
 
     rows: list[Row]
     more: dict[str, Any] = field(default_factory=dict)
     code: int = EXIT_OK
-    show: Callable[[], None] | None = None
+    lines: Callable[[], Iterable[str]] | None = None
     document: dict[str, Any] | None = None
 
 
@@ -56,12 +56,8 @@ def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[
             found = measure(**options)
             if not isinstance(found, Found):
                 found = Found(found)
-            if output == "json":
-                print_json(found.document or {"bench": name, "results": found.rows, **found.more})
-            elif found.show is not None:
-                found.show()
-            else:
-                print_rows(columns, found.rows)
+            answer = found.document or {"bench": name, "results": found.rows, **found.more}
+            emit(output, answer, found.lines or (lambda: row_lines(columns, found.rows)))
             return found.code
 
         return click.command(name)(output_option(run))
@@ -120,10 +116,10 @@ mode_option = click.option(
 )
 
 
-def print_rows(columns: str, rows: Sequence[Row]) -> None:
+def row_lines(columns: str, rows: Sequence[Row]) -> list[str]:
     """The rows as a table of these keys."""
     keys = columns.split()
-    print_table(
+    return table_lines(
         ["what" if key == "name" else key.replace("_", " ") for key in keys],
         [[_cell(row, key) for key in keys] for row in rows],
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from monitor.cli.output import print_lines, print_table, table_lines
+from monitor.cli.output import table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_OK
 from monitor.lab.bench import Found, Row, bench, number, progress
 from monitor.lab.node import require_root
@@ -31,7 +31,7 @@ def scenarios(runs: int, only: tuple[str, ...], only_list: bool) -> Found:
         keys = ("name", "truth", "flags", "story")
         rows = [(s.name, s.verdict, " ".join(sorted(s.flags)) or None, s.story) for s in chosen]
         listed = [dict(zip(keys, row, strict=True)) for row in rows]
-        return Found([], document={"scenarios": listed}, show=lambda: print_table(keys, rows))
+        return Found([], document={"scenarios": listed}, lines=lambda: table_lines(keys, rows))
     require_root("bench scenarios")
     if not only:  # a scenario that is named fails with the reason
         problems = {scenario.name: scenario.needs() for scenario in chosen}
@@ -46,7 +46,7 @@ def scenarios(runs: int, only: tuple[str, ...], only_list: bool) -> Found:
         confusion.setdefault(scenario.verdict, Counter()).update(o.verdict for o in outcomes)
     more = {"confusion": confusion, **_totals([o for outcomes in played.values() for o in outcomes])}
     code = EXIT_OK if more["right"] == more["runs"] else EXIT_FAILURE
-    return Found(rows_of, more, code, lambda: print_lines(_lines(rows_of, more)))
+    return Found(rows_of, more, code, lambda: _lines(rows_of, more))
 
 
 def _play(scenario: Scenario, runs: int) -> list[Outcome]:

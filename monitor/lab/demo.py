@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 
 import click
 
-from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import CannotError, ConfigError
 from monitor.lab.bench import Size, number, trigger_option
 from monitor.lab.daemon import LabDaemon
@@ -70,26 +71,25 @@ def demo(
                 if sys.stderr.isatty():
                     click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
     wins = sum(r.winner == "eviction" for r in results)
-    if output == "json":
-        print_json({"runs": [asdict(r) for r in results], "wins": wins, "losses": len(results) - wins})
-    else:
-        print_table(
-            ("run", "winner", "detected", "killed", "trigger", "left", "evicted", "OOM victims"),
-            [
-                (
-                    i + 1,
-                    r.winner,
-                    _us(r.detection_us),
-                    _us(r.kill_us),
-                    r.trigger,
-                    format_bytes(r.headroom_bytes),
-                    r.evicted,
-                    ", ".join(f"{v.get('victim_comm', '')}[{v['victim_pid']}]" for v in r.oom_victims) or None,
-                )
-                for i, r in enumerate(results)
-            ],
+    answer = {"runs": [asdict(r) for r in results], "wins": wins, "losses": len(results) - wins}
+    emit(output, answer, lambda: [*_lines(results), "", f"eviction won {wins} of {len(results)}"])
+
+
+def _lines(results: Sequence[RaceResult]) -> list[str]:
+    rows = [
+        (
+            i,
+            r.winner,
+            _us(r.detection_us),
+            _us(r.kill_us),
+            r.trigger,
+            format_bytes(r.headroom_bytes),
+            r.evicted,
+            ", ".join(f"{v.get('victim_comm', '')}[{v['victim_pid']}]" for v in r.oom_victims) or None,
         )
-        click.echo(f"\neviction won {wins} of {len(results)}")
+        for i, r in enumerate(results, 1)
+    ]
+    return table_lines(("run", "winner", "detected", "killed", "trigger", "left", "evicted", "OOM victims"), rows)
 
 
 def _us(value: float | None) -> str | None:

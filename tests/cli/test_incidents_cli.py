@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click import unstyle
 
-from monitor.cli import incident_steps, incident_text
+from monitor.cli import incident_text
 from monitor.cli.incident_text import show_lines
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
@@ -180,15 +180,15 @@ def test_times_are_short_and_keep_their_sign(ms: float) -> None:
 
 
 def test_every_kind_of_step_has_a_sentence_and_an_unknown_one_its_fields() -> None:
-    assert incident_steps.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "of": "x", "no": None}) == (
+    assert incident_text.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "of": "x", "no": None}) == (
         "new thing: usage 2.0Mi, of x"
     )
     # One of another version of outrace, whose fields are not those of this one.
-    assert incident_steps.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"
-    source = Path(incident_steps.__file__).parents[1] / "race" / "timeline.py"
+    assert incident_text.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"
+    source = Path(incident_text.__file__).parents[1] / "race" / "timeline.py"
     kinds = set(re.findall(r'"what": "(\w+)"', source.read_text())) | {"oom"}
     assert len(kinds) > 12
-    assert kinds - set(incident_steps._TEXTS) == set()
+    assert kinds - set(incident_text._TEXTS) == set()
 
 
 def shown(incident: dict[str, Any]) -> str:
