@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import click
@@ -41,13 +42,7 @@ from monitor.settings.read import Resolved, resolved_again
 @node_options
 @no_daemon_option
 @output_option
-def explain(
-    pod: str | None,
-    signal: str | None,
-    no_daemon: bool,
-    output: str,
-    **settings: Any,
-) -> None:
+def explain(pod: str | None, signal: str | None, no_daemon: bool, output: str, **settings: Any) -> None:
     """Show which pod would be evicted next and why; with NS/POD (a uid, or a unique name), why this one or why not.
 
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
@@ -65,11 +60,8 @@ def explain(
         raise ConfigError(f"--signal: {rules.name} does not know {signal}", f"it knows {', '.join(rules.signals)}")
     hierarchy = cgroupfs.detect()
     node = None if config.node_cgroup is None else cgroupfs.resolve(hierarchy, config.node_cgroup)
-    source = open_for(config, hierarchy, meminfo.mem_total(), node)
-    try:
+    with closing(open_for(config, hierarchy, meminfo.mem_total(), node)) as source:
         seen = look(config, source, signal, found)
-    finally:
-        source.close()
     order = seen.order()
     answer = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -149,7 +141,7 @@ def _verdict(seen: Situation, outcome: Outcome | None) -> str:
 
 
 def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) -> Iterator[dict[str, Any]]:
-    in_force = resolved.settings.thresholds(seen.era, seen.layout)
+    in_force = resolved.settings.thresholds(seen.rules.era, seen.rules.layout)
     as_written = {e.threshold: e.text for e in in_force if not (e.copy or e.overlay)}
     rows: list[tuple[float, dict[str, Any]]] = []
     acting = None if outcome is None else outcome.starved or next(iter(outcome.observed), None)
@@ -184,7 +176,7 @@ def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:
             "rank": rank,
             "pod": label(one.pod),
             "uid": one.pod.uid,
-            "qos": seen.era.qos_class(one.pod),
+            "qos": seen.rules.era.qos_class(one.pod),
             "priority": one.fixed.priority,
             "spec_known": one.pod.spec_known,
             "critical": one.fixed.critical,
@@ -192,7 +184,7 @@ def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:
             "request": one.fixed.request,
             "comparisons": [
                 {"name": name, "verdict": verdict}
-                for name, verdict in comparisons(one, seen.signal, seen.layout, seen.era).items()
+                for name, verdict in comparisons(one, seen.signal, seen.rules.layout, seen.rules.era).items()
             ],
         }
         for rank, one in enumerate(order, 1)
@@ -215,11 +207,12 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
     pod, found = one.pod, seen.found[one.pod.uid]
     at = order.index(one)
     victim = next((other for other in order if not other.fixed.critical), None)
+    rules = seen.rules.era
     resource = "memory" if seen.signal in MEMORY_SIGNALS else STORAGE
     request = None
     if seen.signal != PID:
-        why = why_request(pod, resource, seen.era)
-        request = {"resource": resource, "value": seen.era.request(pod, resource).value, "why": why}
+        why = why_request(pod, resource, rules)
+        request = {"resource": resource, "value": rules.request(pod, resource).value, "why": why}
     return {
         "pod": label(one.pod),
         "uid": pod.uid,
@@ -227,11 +220,11 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "rank": at + 1,
         "of": len(order),
         "next": one is victim,
-        "qos": {"class": seen.era.qos_class(pod), "why": why_class(pod, seen.era)},
+        "qos": {"class": rules.qos_class(pod), "why": why_class(pod, rules)},
         "request": request,
         "spec_known": pod.spec_known,
         "written": dict(pod.written),
-        "critical": {"critical": one.fixed.critical, "why": why_critical(pod, seen.era)},
+        "critical": {"critical": one.fixed.critical, "why": why_critical(pod, rules)},
         "against": _against(seen, order, at, victim),
         "oom_score_adj": _scores(seen, found),
         "local_storage": _storage(seen, one),
@@ -262,7 +255,7 @@ def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked |
                 "uid": other.pod.uid,
                 "rank": order.index(other) + 1,
                 "goes_first": other.key < one.key,
-                "comparisons": contrast(one, other, seen.signal, seen.layout, seen.era),
+                "comparisons": contrast(one, other, seen.signal, seen.rules.layout, seen.rules.era),
             }
         )
     return found
@@ -275,8 +268,8 @@ def _scores(seen: Situation, found: FoundPod) -> dict[str, Any]:
     def note(_level: str, _message: str, /, **fields: object) -> None:
         mismatches.append({key: fields[key] for key in ("container", "pid", "is_now", "should_be")})
 
-    wanted = pod_scores(found, seen.node.whole, seen.era)
-    OomScores(seen.node.hierarchy, seen.node.whole, None, note, seen.era).set_pod(found)
+    wanted = pod_scores(found, seen.node.whole, seen.rules.era)
+    OomScores(seen.node.hierarchy, seen.node.whole, None, note, seen.rules.era).set_pod(found)
     containers = [
         {
             "name": c.name,
@@ -296,16 +289,15 @@ def _storage(seen: Situation, one: Ranked) -> dict[str, Any]:
         for v in pod.volumes
         if v.source == "emptyDir" and v.size_limit is not None and not v.size_limit.is_zero
     ]
-    sidecars = seen.era.sidecar_storage
+    sidecars = seen.rules.era.sidecar_storage
     own = (*pod.containers, *(c for c in pod.init_containers if sidecars and c.sidecar))
     limits += [{"of": f"container {c.name}", "limit": str(c.limits[STORAGE])} for c in own if STORAGE in c.limits]
     whole = pod_limit(pod, STORAGE)
     if whole is not None:
         limits.append({"of": "the pod", "limit": str(whole)})
-    checked = seen.config.local_storage and one.stats is not None
     over = None
-    if checked and one.stats is not None:
-        over = storage_violation(pod, one.stats, seen.layout, sidecars=sidecars)
+    if seen.config.local_storage and one.stats is not None:
+        over = storage_violation(pod, one.stats, seen.rules.layout, sidecars=sidecars)
     return {"limits": limits, "enforced": seen.config.local_storage, "over": over}
 
 

@@ -4,7 +4,8 @@ policy over it. Figures come from where `outrace top` has them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,6 @@ from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
 from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass
-from monitor.policy.layout import DiskLayout
-from monitor.policy.releases import Era
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OWN_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import Summary
 from monitor.policy.victims import Ranked, rank_pods
@@ -47,14 +46,6 @@ class Situation:
     problems: Sequence[str]
 
     @property
-    def era(self) -> Era:
-        return self.rules.era
-
-    @property
-    def layout(self) -> DiskLayout:
-        return self.rules.layout
-
-    @property
     def conditions(self) -> tuple[str, ...]:
         """The node's conditions: those the daemon holds, transition period included, else those of the pass."""
         if self.held is not None:
@@ -64,7 +55,7 @@ class Situation:
     def order(self) -> list[Ranked]:
         """All pods in the order in which they are evicted."""
         pods = [found.pod for found in self.found.values()]
-        return rank_pods(self.signal, pods, self.summary.pods, self.layout, ranker=self.era.ranker)
+        return rank_pods(self.signal, pods, self.summary.pods, self.rules.layout, ranker=self.rules.era.ranker)
 
 
 def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemon | None = None) -> Situation:
@@ -76,7 +67,9 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
     config, found_disks = with_disks(config)
     node = Node(config, daemon)
     frame = node.frame(source)
-    found = _present(frame, source.pods)
+    measured = {pod["uid"] for pod in frame["pods"]}
+    # One that ended since the poll has no figures, and would rank first for that.
+    found = {uid: pod for uid, pod in source.pods.items() if uid in measured or cgroupfs.exists(pod.cgroup)}
     raw = _summary(frame, found, found_disks, node.hierarchy)
     rules = config.pass_config()
     own = {
@@ -102,24 +95,7 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
     held = None
     if daemon is not None and frame["source"].startswith("daemon "):
         held = tuple(sorted(daemon.info.conditions))
-    return Situation(
-        config=config,
-        rules=rules,
-        node=node,
-        frame=frame,
-        found=found,
-        summary=summary,
-        result=result,
-        signal=signal,
-        held=held,
-        problems=problems,
-    )
-
-
-def _present(frame: Mapping[str, Any], found: Mapping[str, FoundPod]) -> dict[str, FoundPod]:
-    """The pods there still are: one that ended since the poll has no figures, and would rank first for that."""
-    measured = {pod["uid"] for pod in frame["pods"]}
-    return {uid: pod for uid, pod in found.items() if uid in measured or cgroupfs.exists(pod.cgroup)}
+    return Situation(config, rules, node, frame, found, summary, result, signal, held, problems)
 
 
 def _unknown_pods(frame: Mapping[str, Any], found: Mapping[str, FoundPod]) -> list[str]:
@@ -136,18 +112,14 @@ def _summary(
     node: dict[str, Any] = {"memory": _memory(frame["node"])}
     if frame["kubepods"] is not None:
         node["systemContainers"] = [{"name": "pods", "memory": _memory(frame["kubepods"])}]
-    node["fs"] = _file_system(found_disks.nodefs)
-    node["runtime"] = {
-        "imageFs": _file_system(found_disks.imagefs),
-        "containerFs": _file_system(found_disks.imagefs),
-    }
-    most, running = disks.pid_counts()
-    node["rlimit"] = {"maxpid": most, "curproc": running}
+    image_fs = _file_system(found_disks.imagefs)
+    node |= {"fs": _file_system(found_disks.nodefs), "runtime": {"imageFs": image_fs, "containerFs": image_fs}}
+    node["rlimit"] = dict(zip(("maxpid", "curproc"), disks.pid_counts(), strict=True))
     pods = [
         {
             "podRef": {key: pod[key] for key in ("name", "namespace", "uid")},
             "memory": {"workingSetBytes": pod["working_set"]},
-            "containers": _containers(hierarchy, found[pod["uid"]]),
+            "containers": list(_containers(hierarchy, found[pod["uid"]])),
         }
         for pod in frame["pods"]
         if pod["uid"] in found
@@ -155,16 +127,11 @@ def _summary(
     return {"node": node, "pods": pods}
 
 
-def _containers(hierarchy: Hierarchy, pod: FoundPod) -> list[dict[str, Any]]:
+def _containers(hierarchy: Hierarchy, pod: FoundPod) -> Iterator[dict[str, Any]]:
     """The working set of each container, which only messages name: always from the cgroup files."""
-    figures: list[dict[str, Any]] = []
     for name, path in pod.containers.items():
-        try:
-            reading = cgroupfs.read_cgroup(hierarchy, path)
-        except cgroupfs.CgroupGone:
-            continue
-        figures.append({"name": name, "memory": {"workingSetBytes": reading.working_set}})
-    return figures
+        with suppress(cgroupfs.CgroupGone):
+            yield {"name": name, "memory": {"workingSetBytes": cgroupfs.read_cgroup(hierarchy, path).working_set}}
 
 
 def _measure(

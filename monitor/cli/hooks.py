@@ -24,49 +24,55 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
 
     And whether they were loaded now. Raises CannotError (exit code 3) where there is none, with the remedy.
     """
+    from monitor.kernel import loader, mounts
+
     state_dir, best = Path(config.state_dir), BPF_RUNGS[0]
     has_failed = config.hooks == AUTO and bool(charging.failed(state_dir))
     if has_failed:
         config = dataclasses.replace(config, trigger="user")  # a service without its trigger is better than none
-    needs_bpf = config.kills and config.trigger == "kernel"
-    if config.hooks == POLL:
-        if needs_bpf:
-            problem = f"--trigger kernel needs a BPF program, and --hooks {POLL} has none"
-            raise CannotError(problem, f"use --trigger user, or --hooks {AUTO}")
-        return _polling(config), False
-    from monitor.kernel import loader, mounts
-
-    with suppress(MonitorError):  # reported when a hook that needs it is tried
-        mounts.ensure()
-    too_deep = _too_deep(config.node_cgroup)
-    with suppress(MonitorError):  # likewise
-        # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
-        if config.hooks in (AUTO, best) and not (has_failed or too_deep) and best in loader.pinned(state_dir):
-            return _load(config, best)
-    missed: list[dict[str, str]] = []
-    tried: list[dict[str, str]] = []
-    for offer in bpf_offers(state_dir, wanted=config.hooks, signals=config.formulas):
-        if config.hooks not in (AUTO, offer.name):
-            continue
-        against: MonitorError = CannotError(offer.why, offer.remedy)
-        if too_deep:
-            against = CannotError(too_deep, "name a cgroup further up, or run with --hooks poll, which reads files")
-        elif offer.ok:
+    missed, tried = list[dict[str, str]](), list[dict[str, str]]()
+    if config.hooks != POLL:
+        with suppress(MonitorError):  # reported when a hook that needs it is tried
+            mounts.ensure()
+        too_deep = _too_deep(config.node_cgroup)
+        with suppress(MonitorError):  # likewise
+            # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
+            if config.hooks in (AUTO, best) and not (has_failed or too_deep) and best in loader.pinned(state_dir):
+                return _load(config, best)
+        offers = bpf_offers(state_dir, wanted=config.hooks, signals=config.formulas)
+        for offer in (offer for offer in offers if config.hooks in (AUTO, offer.name)):
             try:
-                taken, loaded = _load(config, offer.name)
+                taken, loaded = _try(config, offer, too_deep)
+            except MonitorError as against:
+                missed.append({"name": offer.name, "why": against.message, "remedy": against.remedy})
+                tried += missed[-1:] if offer.ok else []
+            else:
                 return dataclasses.replace(taken, missed=tuple(missed)), loaded
-            except MonitorError as error:
-                against = error
-        missed.append({"name": offer.name, "why": against.message, "remedy": against.remedy})
-        tried += missed[-1:] if offer.ok else []
-    if config.hooks != AUTO:
-        raise CannotError(f"--hooks {config.hooks}: {missed[0]['why']}", missed[0]["remedy"])
-    if needs_bpf:
-        # What this kernel offers and something else kept from it is what can be mended; the hooks it does not offer are
-        # reported only where there is none.
-        found = joined(tried or missed)
-        raise CannotError(f"--trigger kernel needs a BPF program: {found['problem']}", found["remedy"])
+    _check_polling(config, missed, tried)
     return dataclasses.replace(_polling(config), missed=tuple(missed)), False
+
+
+def _try(config: RunConfig, offer: charging.Offer, too_deep: str) -> tuple[RunConfig, bool]:
+    if too_deep:
+        raise CannotError(too_deep, "name a cgroup further up, or run with --hooks poll, which reads files")
+    if not offer.ok:
+        raise CannotError(offer.why, offer.remedy)
+    return _load(config, offer.name)
+
+
+def _check_polling(config: RunConfig, missed: Sequence[Mapping[str, str]], tried: Sequence[Mapping[str, str]]) -> None:
+    """Raises CannotError where a hook without BPF will not do."""
+    if config.hooks not in (AUTO, POLL):
+        raise CannotError(f"--hooks {config.hooks}: {missed[0]['why']}", missed[0]["remedy"])
+    if not config.kills or config.trigger != "kernel":
+        return
+    if config.hooks == POLL:
+        problem = f"--trigger kernel needs a BPF program, and --hooks {POLL} has none"
+        raise CannotError(problem, f"use --trigger user, or --hooks {AUTO}")
+    # What this kernel offers and something else kept from it is what can be mended; the hooks it does not offer are
+    # reported only where there is none.
+    found = joined(tried or missed)
+    raise CannotError(f"--trigger kernel needs a BPF program: {found['problem']}", found["remedy"])
 
 
 def _too_deep(node_cgroup: str | None) -> str:

@@ -98,7 +98,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     """Take what the daemon needs and become it; ``locks`` gets the descriptor of the state dir's lock. Raises
     MonitorError with one line and its exit code.
     """
-    from monitor.kernel import cgroupfs
+    from monitor.kernel import cgroupfs, instances
     from monitor.settings.read import check_enforced, check_kernel
 
     if os.geteuid() != 0:
@@ -108,32 +108,33 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     check_kernel(config, cgroupfs.detect().version)
     config, choice = _with_pods(config)
     check_enforced(config, choice)
-    config, disks = with_disks(_with_node(with_default_threshold(config)))
-    config = dataclasses.replace(
-        config,
-        nodefs=str(disks.nodefs),
-        imagefs=str(disks.imagefs),
-        run_dir=run_dir(),
-    )
+    config = with_default_threshold(config)
+    if config.node_cgroup is not None:
+        config = dataclasses.replace(config, node_cgroup=str(cgroupfs.resolve(cgroupfs.detect(), config.node_cgroup)))
+    config, disks = with_disks(config)
+    config = dataclasses.replace(config, nodefs=str(disks.nodefs), imagefs=str(disks.imagefs), run_dir=run_dir())
     log = Log(config.log_format)
     lock_fd = in_turn(lambda: lock(Path(config.state_dir)), log)
     locks.append(lock_fd)
     run_lock_fd = in_turn(lambda: lock_machine(Path(config.run_dir)), log)
     listener = bind_or_other(config.listen_host, config.listen_port, log)
-    from monitor.kernel import instances, loader, python
-
     config, loaded = take(config)
     config = with_trigger(config, refuses_realtime)
     strays = instances.remove_strays()
     host, port = address_of(listener)
-    listen_fd = listener.detach()
-    config = dataclasses.replace(
-        config, lock_fd=lock_fd, run_lock_fd=run_lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port
-    )
+    fds = {"lock_fd": lock_fd, "run_lock_fd": run_lock_fd, "listen_fd": listener.detach()}
+    config = dataclasses.replace(config, **fds, listen_host=host, listen_port=port)
     _announce(config, choice, loaded, strays)
     warn_of_code((sys.executable, __file__), log)
     if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
         undo_left([Path(config.state_dir)], log)
+    _become(config)
+
+
+def _become(config: RunConfig) -> NoReturn:
+    """Start the helper process, and become the hot one."""
+    from monitor.kernel import loader, python
+
     # argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()
     config_fd = config.to_memfd()
@@ -148,29 +149,20 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     os.execv(sys.executable, python.command("monitor.hot.main"))
 
 
-def _with_node(config: RunConfig) -> RunConfig:
-    """The configuration with the node's cgroup as an absolute directory, checked to exist."""
-    from monitor.kernel import cgroupfs
-
-    hierarchy = cgroupfs.detect()
-    if config.node_cgroup is None:
-        return config
-    return dataclasses.replace(config, node_cgroup=str(cgroupfs.resolve(hierarchy, config.node_cgroup)))
-
-
 def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     """The configuration with the source of pods that ``auto`` is here, and how it is reached. Raises ConfigError."""
     from monitor.pods.source import settle
 
     choice, access = settle(config)
-    if access is not None and config.needs_api:
+    config = dataclasses.replace(config, pods=choice.spec)
+    if access is None:
+        return config, choice
+    if config.needs_api:
         access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
-    found = access.settled() if access is not None else {}
-    if access is not None:
-        found["kubelet_found"] = access.kubelet.is_there
-    if config.hold and not config.asks_api and access is not None:
+    found = access.settled() | {"kubelet_found": access.kubelet.is_there}
+    if config.hold and not config.asks_api:
         found["two_steps"] = not config.has_own_line(access.kubelet.is_there)
-    return dataclasses.replace(config, pods=choice.spec, **found), choice
+    return dataclasses.replace(config, **found), choice
 
 
 def lock(state_dir: Path) -> int:
@@ -249,8 +241,6 @@ def with_trigger(config: RunConfig, refuses_realtime: Callable[[], bool]) -> Run
 
 def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:
     """Log how this daemon is configured, and which options have no effect."""
-    from monitor.kernel import cgroupfs
-
     log = Log(config.log_format)
     given = {name: origin for name, origin in config.origins.items() if not origin.startswith("default")}
     log.info(
@@ -282,6 +272,13 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
     if config.missed:
         log_line = log.info if config.rung in BPF_RUNGS else log.warning
         log_line("better hooks cannot be used here", hooks=config.rung, **joined(config.missed))
+    _warn_of_effects(config, choice, log)
+
+
+def _warn_of_effects(config: RunConfig, choice: Choice, log: Log) -> None:
+    """What has another effect than one may expect, or none."""
+    from monitor.kernel import cgroupfs
+
     if config.kernel_memcg_notification:
         log.info(
             "kernel-memcg-notification is accepted and changes nothing: every threshold is compared in the kernel "

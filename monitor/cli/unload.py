@@ -43,24 +43,25 @@ def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
     """
     if os.geteuid() != 0:
         raise CannotError("outrace unload must be root", "use sudo")
-    is_pinned = mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()
-    state_dirs = known_state_dirs(state_dir)
     if holds and os.environ.get("SERVICE_RESULT") in _STARTED_AGAIN:
         return
     left: list[str] = []
-    state_dirs = [one for one in state_dirs if _is_believed(one, left)]
+    state_dirs = [one for one in known_state_dirs(state_dir) if _is_believed(one, left)]
     ended = state_dirs if force else stopped(state_dirs)
     left += _undo(ended)
-    if holds:
-        _complain(left)
-        return
-    for one in ended:
-        left += _untaint(one) if (one / "taints").is_dir() else []
-    if not is_pinned:
+    if not holds:
+        for one in ended:
+            left += _untaint(one) if (one / "taints").is_dir() else []
+        _remove_pins(None if state_dir is None else instances.instance_directory(state_dir), force)
+    if left:
+        raise MonitorError(", ".join(dict.fromkeys(left)), "")
+
+
+def _remove_pins(only: Path | None, force: bool) -> None:
+    """Of all instances or ``only`` this one. Raises MonitorError for those that stay."""
+    if not _is_pinned():
         click.echo("nothing is pinned", err=True)
-        _complain(left)
         return
-    only = None if state_dir is None else instances.instance_directory(state_dir)
     removed, busy = 0, []
     for instance in instances.survey():
         if only not in (None, instance.path):
@@ -78,15 +79,17 @@ def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
         rest = f" ({removed} pins of others were removed)" if removed else ""
         raise MonitorError(f"{', '.join(busy)}{rest}", "stop that daemon first, or give --force")
     click.echo(f"removed {removed} pins", err=True)
-    _complain(left)
+
+
+def _is_pinned() -> bool:
+    return mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()
 
 
 def known_state_dirs(only: Path | None = None) -> list[Path]:
     """Of the daemons that may have left something."""
     if only is not None:
         return [only]
-    is_pinned = mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()
-    owners = [one.owner for one in instances.survey()] if is_pinned else []
+    owners = [one.owner for one in instances.survey()] if _is_pinned() else []
     return list(dict.fromkeys([Path(_STATE_DIR), *(Path(one.state_dir) for one in owners if one is not None)]))
 
 
@@ -135,11 +138,6 @@ def _untaint(state_dir: Path) -> list[str]:
         else:
             click.echo(f"node {record.node} has no taint {keys} any more", err=True)
     return problems
-
-
-def _complain(problems: list[str]) -> None:
-    if problems:
-        raise MonitorError(", ".join(dict.fromkeys(problems)), "")
 
 
 def _user(instance: Instance) -> str:

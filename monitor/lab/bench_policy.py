@@ -41,17 +41,13 @@ def crowd(pods: int, limited: bool) -> tuple[list[dict[str, Any]], list[dict[str
     """
     chance = random.Random(1)
     objects, stats = [], []
+    names = [f"c{j}" for j in range(3)]
+    limits = {"ephemeral-storage": "8Gi"} if limited else {}
     for i in range(pods):
-        names = [f"c{j}" for j in range(3)]
+        requests = [{"memory": f"{chance.randrange(64, 512)}Mi", "ephemeral-storage": "1Gi"} for _ in names]
         containers = [
-            {
-                "name": name,
-                "resources": {
-                    "requests": {"memory": f"{chance.randrange(64, 512)}Mi", "ephemeral-storage": "1Gi"},
-                    "limits": {"ephemeral-storage": "8Gi"} if limited else {},
-                },
-            }
-            for name in names
+            {"name": name, "resources": {"requests": asked, "limits": limits}}
+            for name, asked in zip(names, requests, strict=True)
         ]
         meta = {"name": f"p{i:05d}", "namespace": f"ns{i % 7}", "uid": f"uid-{i:05d}"}
         scratch = {"sizeLimit": "8Gi"} if limited else {}
@@ -70,10 +66,10 @@ def crowd(pods: int, limited: bool) -> tuple[list[dict[str, Any]], list[dict[str
                     {
                         "name": name,
                         "memory": {"workingSetBytes": chance.randrange(1 << 28)},
-                        "rootfs": used[j],
-                        "logs": used[5 - j],
+                        "rootfs": one,
+                        "logs": logs,
                     }
-                    for j, name in enumerate(names)
+                    for name, one, logs in zip(names, used[:3], reversed(used[3:]), strict=True)
                 ],
             }
         )

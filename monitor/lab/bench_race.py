@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import click
 
 from monitor.cli.output import Finite, format_bytes
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
-from monitor.kernel import loader, meminfo
+from monitor.kernel import meminfo
 from monitor.kernel.rungs import AUTO, NAMES, bpf_offers
 from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, row_lines, state_dir
 from monitor.lab.bench_footprint import cpu_ns
@@ -76,12 +77,12 @@ class Bench:
         self.rows.append(row)
         progress(f"{name}: {row['wins']} of {row['runs']}")
 
-    def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int], hooks: str = AUTO) -> None:
+    def monitored(
+        self, trigger: str, margin: int, hog_counts: Sequence[int], hooks: str = AUTO, state_dir: Path | None = None
+    ) -> None:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
         options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
-        # A state dir holds the programs of one rung: with one for all they would be compiled anew at every turn.
-        directory = self.state_dir if hooks == AUTO else self.state_dir / hooks
-        with LabDaemon(self.node, *options, state_dir=directory, keep_pins=True) as daemon:
+        with LabDaemon(self.node, *options, state_dir=state_dir or self.state_dir, keep_pins=True) as daemon:
             before = cpu_ns(daemon.pid)
             time.sleep(1.0)
             quiet = (cpu_ns(daemon.pid) - before) / 1e9
@@ -100,6 +101,15 @@ class Bench:
         for thp in (False, True):
             results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
             self.add(f"{name} {_where(hogs, thp, margin)}", results, cpu)
+
+
+def by_hooks(rows: Bench, names: Sequence[str], margins: Sequence[int]) -> None:
+    with ExitStack() as stack:
+        # A state dir holds the programs of one rung: with one for all they would be compiled anew at every turn.
+        directories = {name: stack.enter_context(state_dir(rows.node)) for name in names}
+        for margin in margins:
+            for name, directory in directories.items():
+                rows.monitored("user", margin, HOGS[:2], name, directory)
 
 
 def from_detached(rows: Bench) -> None:
@@ -162,13 +172,6 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
     }
 
 
-def _refuse(hold: Mapping[str, object]) -> None:
-    """Raises ConfigError for an option of mode hold in another mode."""
-    for name, value in hold.items():
-        if value is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} is of races in mode hold", f"give --mode {HOLD} too")
-
-
 def _hold_races(
     runs: int,
     quick: bool,
@@ -184,7 +187,6 @@ def _hold_races(
             raise ConfigError(f"--margin {format_bytes(line)} is more than leaves room on the node", "give less")
     rows, clean = [], True
     with LabNode("race", _HOLD_NODE, with_freezer=True) as node, state_dir(node) as directory:
-        instance = loader.instance_directory(directory)
         for line in margins:
             stage = HoldStage(node, line)
             given = ("--mode", HOLD, "--eviction-hard", f"memory.available<{line}")
@@ -200,7 +202,6 @@ def _hold_races(
                         rows.append(hold_row(name, results))
                         progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
             stage.leave()
-        loader.unload(instance)
     return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, lambda: row_lines(_HOLD_COLUMNS, rows))
 
 
@@ -243,26 +244,18 @@ def race(
         if hooks is not None or no_baselines:
             raise ConfigError("--hooks and --no-baselines are of races in mode enforce", "leave them out")
         return _hold_races(runs, quick, **hold)
-    _refuse(hold)
+    for name in (name for name, value in hold.items() if value is not None):
+        raise ConfigError(f"--{name} is of races in mode hold", f"give --mode {HOLD} too")
     names = hooks or ()
     _check_offered(names)
     with LabNode("race", NODE_BYTES) as node, state_dir(node) as directory:
-        instances = [loader.instance_directory(directory / name) for name in names]
-        for instance in instances:
-            node.also_remove(instance)
         rows = Bench(runs, node, populate(node), directory)
         margins = (2 * MIB,) if quick else RUNG_MARGINS if names else MARGINS
-        try:
-            for margin in margins:
-                for name in names:
-                    rows.monitored("user", margin, HOGS[:2], name)
-                if not names:
-                    rows.monitored("user", margin, HOGS)
-        finally:
-            for instance in instances:
-                loader.unload(instance)
         if names:
+            by_hooks(rows, names, margins)
             return rows.rows
+        for margin in margins:
+            rows.monitored("user", margin, HOGS)
         for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:
             rows.monitored("kernel", margin, (1,))
         if not quick:

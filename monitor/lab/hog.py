@@ -22,6 +22,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 
 from monitor.lab.worker import (
     MAP_NORESERVE,
@@ -114,10 +115,8 @@ class Memory:
     def _miss(self, start: int, length: int) -> None:
         """Names of 240 bytes, which the kernel keeps in 192 bytes and 256. (On overlayfs in twice as much.)"""
         for number in range(start // 448, (start + length) // 448):
-            try:
+            with suppress(FileNotFoundError):
                 os.stat(f"{self._directory}/{os.getpid():0120}{number:0120}")
-            except FileNotFoundError:
-                pass
 
     def _keep(self, start: int, length: int) -> None:
         """Put a piece of the file into a pipe, by reference."""
@@ -172,6 +171,15 @@ def _breed(memory: Memory, count: int, rate: int) -> None:
         time.sleep(memory.size / MIB / rate if rate else 0.0)
 
 
+def _go(memory: Memory, options: Options) -> None:
+    cycles, rate, forks = int(options["cycles"]), int(options["rate"]), min(200, int(options["forks"]))
+    _breed(memory, forks, rate)
+    for cycle in range(0 if forks else cycles):
+        if cycle:
+            memory.give_back()
+        _grow(memory, rate)
+
+
 def _answer(word: str) -> None:
     write_line(word, time.clock_gettime_ns(time.CLOCK_MONOTONIC))
 
@@ -190,20 +198,13 @@ def hog(given: Options) -> None:
     if options["cgroup"]:
         join(options["cgroup"])
     _answer("ready")
-    cycles, rate, forks = int(options["cycles"]), int(options["rate"]), min(200, int(options["forks"]))
-    try:
+    with suppress(BrokenPipeError):
         for command in iter(read_order, ""):
             if command == "go":
-                _breed(memory, forks, rate)
-                for cycle in range(0 if forks else cycles):
-                    if cycle:
-                        memory.give_back()
-                    _grow(memory, rate)
+                _go(memory, options)
                 _answer("grown")
             elif command == "free":
                 memory.give_back()
                 _answer("freed")
             else:
                 raise SystemExit(f"hog: {command!r} is not `go` or `free`")
-    except BrokenPipeError:
-        return

@@ -149,44 +149,31 @@ class LabNode:
         if limit:
             cgroupfs.set_limit(cgroup, limit)
         directories = {f"c{i}": cgroupfs.make(cgroup / f"c{i}") for i in range(containers)}
-        for directory in directories.values():
-            if (frozen := self.in_freezer(directory)) is not None:
-                frozen.mkdir(parents=True)
-        resources: dict[str, dict[str, str]] = {}
-        if request:
-            resources["requests"] = {"memory": str(request // containers)}
-        if limit:
-            resources["limits"] = {"memory": str(limit // containers)}
-        if qos == "Guaranteed":
-            for amounts in resources.values():
-                amounts["cpu"] = "100m"
-        relative = cgroup.relative_to(self.hierarchy.root)
-        manifest = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "namespace": namespace,
-                "uid": uid,
-                "annotations": {
-                    "outrace/cgroup": str(relative),
-                    **{f"outrace/cgroup.{c}": str(relative / c) for c in directories},
-                },
-            },
-            "spec": {
-                "priority": priority,
-                "terminationGracePeriodSeconds": grace_s,
-                "containers": [{"name": c, "image": "lab", "resources": resources} for c in directories],
-            },
+        for frozen in filter(None, map(self.in_freezer, directories.values())):
+            frozen.mkdir(parents=True)
+        cpu = {"cpu": "100m"} if qos == "Guaranteed" else {}
+        amounts = {"requests": request // containers, "limits": limit // containers}
+        resources = {kind: {"memory": str(amount), **cpu} for kind, amount in amounts.items() if amount}
+        spec = {
+            "priority": priority,
+            "terminationGracePeriodSeconds": grace_s,
+            "containers": [{"name": c, "image": "lab", "resources": resources} for c in directories],
         }
-        path = self.manifests / f"{namespace}-{name}.json"
-        # Complete before it has its name: a watcher of the directory never reads half a manifest.
-        unfinished = self.manifests / f".{path.name}.new"
-        unfinished.write_text(json.dumps(manifest, indent=1))
-        unfinished.rename(path)
-        pod = LabPod(namespace, name, uid, qos, cgroup, directories, path)
+        pod = LabPod(namespace, name, uid, qos, cgroup, directories, self.manifests / f"{namespace}-{name}.json")
+        self._write_manifest(pod, spec)
         self.pods[name] = pod
         return pod
+
+    def _write_manifest(self, pod: LabPod, spec: dict[str, Any]) -> None:
+        relative = pod.cgroup.relative_to(self.hierarchy.root)
+        containers = {f"outrace/cgroup.{name}": str(relative / name) for name in pod.containers}
+        annotations = {"outrace/cgroup": str(relative), **containers}
+        metadata = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "annotations": annotations}
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        # Complete before it has its name: a watcher of the directory never reads half a manifest.
+        unfinished = self.manifests / f".{pod.manifest.name}.new"
+        unfinished.write_text(json.dumps(manifest, indent=1))
+        unfinished.rename(pod.manifest)
 
     def protect(self, pod: LabPod, mib: int) -> None:
         """Keep ``mib`` of the pod by memory.min (cgroup v2): from the machine's own reclaim too, which asks the node as

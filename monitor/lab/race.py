@@ -153,8 +153,8 @@ def populate(node: LabNode) -> LabPod:
 
 
 # In mode hold the node is full of another pod's memory. The pod that grows is held; then that other pod gives its
-# memory back, so that the threshold is clear again, with room for everything the held pod still wants. A held pod is undamaged
-# if all its processes then take the rest and every byte is what was written (monitor/lab/checked.py).
+# memory back, so that the threshold is clear again, with room for everything the held pod still wants. A held pod is
+# undamaged if all its processes then take the rest and every byte is what was written (monitor/lab/checked.py).
 
 #: What the pods of `populate` hold, with their interpreters.
 _RESIDENT = 50 * MIB

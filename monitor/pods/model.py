@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -84,6 +84,11 @@ class Within(NamedTuple):
     cgroup_root: str = ""
 
 
+def first(names: Sequence[str]) -> str:
+    """The first of them, for a message."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
 class PodSource(ABC):
     """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second."""
 
@@ -122,11 +127,8 @@ class PodSource(ABC):
 
     def unlisted_text(self) -> str:
         """`unlisted` in one line; "" where there is none."""
-        found = self.unlisted
-        if not found:
-            return ""
-        some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-        return f"pods that have a cgroup and are not in the list (yet), so not watched: {len(found)} ({some})"
+        what = f"pods that have a cgroup and are not in the list (yet), so not watched: {len(self.unlisted)}"
+        return f"{what} ({first(self.unlisted)})" if self.unlisted else ""
 
     @property
     def problems(self) -> tuple[str, ...]:

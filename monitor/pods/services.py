@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from monitor.kernel.wire import printable
 from monitor.pods import claims, machine
 from monitor.pods.cgroup_tree import children, is_kubepods
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
-from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within
+from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within, first
 from monitor.pods.runtimes import Runtimes, common_labels
 from monitor.pods.units import (
     DESCEND,
@@ -112,14 +113,13 @@ class ServiceSource(PodSource):
         self._splitting = {path for path, place in places if _may_split(path, place)}
         inside = {path: self._containers(path, place) for path, place in places}
         wanted = {place.ident: place.runtime for _, place in places if place.ident}
-        for containers in inside.values():
-            wanted |= dict.fromkeys(containers, PODMAN)
+        wanted |= {ident: PODMAN for containers in inside.values() for ident in containers}
         self._runtimes.refresh(wanted)
         scan.problems.extend(self._runtimes.problems)
         scan.unsettled = self._runtimes.unsettled
+        usage = "memory.usage_in_bytes" if self.hierarchy.version == 1 else "memory.current"
         looks: dict[int, _Look] = {}
-        names: set[tuple[str, str]] = set()
-        unaccounted: list[str] = []
+        names, unaccounted = set[tuple[str, str]](), list[str]()
         for path, place in places:
             try:
                 scan.watch[path] = _UNIT_FILES | (IN_CREATE if path in self._splitting else 0)
@@ -128,45 +128,35 @@ class ServiceSource(PodSource):
                 if look.score is None:
                     scan.unsettled |= look.looked_s - look.first_s < _STARTING_S
                     continue  # without a process there is nothing to evict
-                if not os.path.exists(path / self._usage_file):  # one that is being removed has no processes either
+                if not os.path.exists(path / usage):  # one that is being removed has no processes either
                     unaccounted.append(f"{place.namespace}/{place.name}")
                     continue
                 scan.unsettled |= look.starting
-                facts = self._facts(path, place, inside[path], look, ours.get(path, ""))
-                facts = _with_a_name_of_its_own(facts, names)
+                facts = _named_apart(self._facts(path, place, inside[path], look, ours.get(path, "")), names)
                 scan.add(FoundPod(service_pod(facts, self._rules), path, {facts.name: path}, (key, key)))
             except (cgroupfs.CgroupGone, FileNotFoundError):
                 scan.unsettled = True
             except (MonitorError, OSError) as error:
                 scan.problems.append(str(error))
         if unaccounted:
-            some = ", ".join(unaccounted[:3]) + (", ..." if len(unaccounted) > 3 else "")
             scan.problems.append(
-                f"no memory accounting, so not watched: {len(unaccounted)} ({some}): set MemoryAccounting=yes, or "
-                "DefaultMemoryAccounting=yes in system.conf"
+                f"no memory accounting, so not watched: {len(unaccounted)} ({first(unaccounted)}): "
+                "set MemoryAccounting=yes, or DefaultMemoryAccounting=yes in system.conf"
             )
         self._looks = looks
         self._scanned_s = time.monotonic()
         return scan
 
-    @property
-    def _usage_file(self) -> str:
-        return "memory.usage_in_bytes" if self.hierarchy.version == 1 else "memory.current"
-
     # ---- where they are
 
     def _places(self, scan: Scan) -> Iterator[tuple[Path, Place]]:
         """Every cgroup that is a pod, in the order of their paths: the machine's units before a user's of that name."""
-        of_user: dict[int, int] = {}
+        of_user = Counter[int]()
         pending: list[tuple[Path, tuple[str, ...], int | None]] = [(self.node, (), None)]
         while pending:
             parent, parts, user = pending.pop(0)
             scan.watch[parent] = CHILDREN
-            for path in children(parent, None if user is None else _MOST_OF_USER - of_user[user] + 1):
-                if user is not None:
-                    of_user[user] += 1
-                    if of_user[user] > _MOST_OF_USER:
-                        break
+            for path in _some_children(parent, user, of_user):
                 below = (*parts, path.name)
                 found = classify(below)
                 if isinstance(found, Place):
@@ -175,10 +165,7 @@ class ServiceSource(PodSource):
                     if (place := whole(below, user)) is not None and cgroup_procs.pids_in(os.fspath(path)):
                         yield path, place
                         continue
-                    whose = managed_by(below) if user is None else user
-                    if whose is not None:
-                        of_user.setdefault(whose, 0)
-                    pending.append((path, below, whose))
+                    pending.append((path, below, managed_by(below) if user is None else user))
                 elif found == SKIP and is_kubepods(path.name):
                     scan.problems.append(
                         f"{path} holds the pods of a kubelet, which are not watched: start outrace again, --pods auto"
@@ -286,6 +273,18 @@ class ServiceSource(PodSource):
         return 0
 
 
+def _some_children(parent: Path, user: int | None, of_user: Counter[int]) -> Iterator[Path]:
+    """The cgroups in one; of a ``user`` up to one more than `_MOST_OF_USER` in all are counted in ``of_user``."""
+    if user is None:
+        yield from children(parent)
+        return
+    for path in children(parent, _MOST_OF_USER - of_user[user] + 1):
+        of_user[user] += 1
+        if of_user[user] > _MOST_OF_USER:
+            return
+        yield path
+
+
 def _may_split(path: Path, place: Place) -> bool:
     """Whether podman may have split a unit's cgroup into a container's and conmon's: root's podman, whose containers
     outrace reads. A user that owns the cgroup (of its manager, by Delegate= and User=) could make a directory of that
@@ -330,7 +329,7 @@ def _preference(path: Path) -> str:
     return ""
 
 
-def _with_a_name_of_its_own(facts: Facts, names: set[tuple[str, str]]) -> Facts:
+def _named_apart(facts: Facts, names: set[tuple[str, str]]) -> Facts:
     """Two may be called the same: a user's unit and a session, say. Metrics have one series a name."""
     name, number = facts.name, 1
     while (facts.namespace, name) in names:

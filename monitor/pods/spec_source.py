@@ -16,7 +16,7 @@ from monitor.pods import cgroup_tree, claims, manifest_files
 from monitor.pods.cgroup_tree import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
-from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan, Within
+from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan, Within, first
 
 _KEY = f"metadata.annotations[{POD_CGROUP}]"
 
@@ -361,6 +361,6 @@ def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:
     kept = tuple(m for m in before.manifests if m.pod.uid not in listed)
     if not kept:
         return parsed
-    names = ", ".join(f"{m.pod.namespace}/{m.pod.name}" for m in kept[:3]) + (", ..." if len(kept) > 3 else "")
+    names = first([f"{m.pod.namespace}/{m.pod.name}" for m in kept])
     problems = tuple(f"{p} (still used as it was: {names})" for p in parsed.problems)
     return Parsed((*parsed.manifests, *kept), problems)

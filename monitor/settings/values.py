@@ -296,32 +296,27 @@ def check_url(text: str, option: str) -> str:
 
     from urllib.parse import urlsplit  # 1 MB that only those with receivers need
 
-    def wrong(problem: str, remedy: str) -> ConfigError:
-        return ConfigError(f"{option}: {_shown(text)!r} {problem}", remedy)
+    def check(wrong: object, problem: str, remedy: str = "write http://HOST:PORT or https://HOST/PATH") -> None:
+        if wrong:
+            raise ConfigError(f"{option}: {_shown(text)!r} {problem}", remedy)
 
-    example = "write http://HOST:PORT or https://HOST/PATH"
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise wrong("has a blank or a character that is not printable ASCII", "write such characters as %XX")
+    plain = text.isascii() and text.isprintable() and " " not in text
+    check(not plain, "has a blank or a character that is not printable ASCII", "write such characters as %XX")
     try:
         parts = urlsplit(text)
         port, host = parts.port, parts.hostname
     except ValueError as error:
-        raise wrong(f"is not a URL ({error})", example) from error
-    if parts.scheme not in ("http", "https"):
-        raise wrong("does not begin with http:// or https://", example)
-    if not host:
-        raise wrong("names no host", example)
-    if port == 0:
-        raise wrong("has port 0", example)
-    if parts.fragment:
-        raise wrong("has a fragment (#...), which is never sent", "leave it out")
-    if "alertmanager" in option:
-        if parts.query:
-            raise wrong("has a query (?...)", f"give the base URL; {ALERTMANAGER_PATH} is added to it")
-        if "/api/v" in parts.path:
-            raise wrong("is the address of the API", f"give the base URL; {ALERTMANAGER_PATH} is added to it")
-        return text.rstrip("/")
-    return text
+        check(True, f"is not a URL ({error})")
+    check(parts.scheme not in ("http", "https"), "does not begin with http:// or https://")
+    check(not host, "names no host")
+    check(port == 0, "has port 0")
+    check(parts.fragment, "has a fragment (#...), which is never sent", "leave it out")
+    if "alertmanager" not in option:
+        return text
+    base = f"give the base URL; {ALERTMANAGER_PATH} is added to it"
+    check(parts.query, "has a query (?...)", base)
+    check("/api/v" in parts.path, "is the address of the API", base)
+    return text.rstrip("/")
 
 
 def _shown(url: str) -> str:
