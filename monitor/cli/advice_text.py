@@ -41,24 +41,17 @@ def advice_lines(advised: Sequence[Advised], reserved: Reservation | None) -> It
         mine = next(each for each in advised if each.signal == signal)
         yield f"{signal}: {_from(mine.evidence)}"
     if reserved is not None:
-        yield reservation_line(reserved)
-
-
-def reservation_line(found: Reservation) -> str:
-    """What was in use outside the pods beside what is reserved for it."""
-    used = f"{format_bytes(found.outside)} in use outside the pods at most (incident {clean(found.incident)})"
-    had = f"systemReserved and kubeReserved keep {format_bytes(found.reserved)}"
-    if found.short:
-        return f"reservation: {used}, {had}: reserve {quantity(found.short)} more"
-    return f"reservation: {used}, {had}: enough"
+        used = f"{format_bytes(reserved.outside)} in use outside the pods at most (incident {clean(reserved.incident)})"
+        had = f"systemReserved and kubeReserved keep {format_bytes(reserved.reserved)}"
+        what = f"reserve {quantity(reserved.short)} more" if reserved.short else "enough"
+        yield f"reservation: {used}, {had}: {what}"
 
 
 def _up_to(found: Survives | None) -> str:
     if found is None:
         return "-"
-    if found.always == found.at_best:
-        return speed(found.always)
-    return f"{speed(found.always)} ({speed(found.at_best)} at best)"
+    at_best = "" if found.always == found.at_best else f" ({speed(found.at_best)} at best)"
+    return speed(found.always) + at_best
 
 
 def speed(bytes_per_s: int | None) -> str:

@@ -107,23 +107,19 @@ def choose_daemon(describing: Collection[str], no_daemon: bool) -> Daemon | None
     does instead of a daemon and does not hide one: the variables of a container are those of its daemon. Raises
     NoDaemonError where no daemon runs.
     """
-    if no_daemon or any(_source(name) is ParameterSource.COMMANDLINE for name in describing):
+    context = click.get_current_context()
+    sources = {context.get_parameter_source(name) for name in describing}
+    if no_daemon or ParameterSource.COMMANDLINE in sources:
         return None
     found = running()
-    if found is None and not any(_source(name) is ParameterSource.ENVIRONMENT for name in describing):
-        raise NoDaemonError(f"no outrace daemon runs here (no socket answers in {run_dir()})")
+    if found is None and ParameterSource.ENVIRONMENT not in sources:
+        problem = f"no outrace daemon runs here (no socket answers in {run_dir()})"
+        raise NoDaemonError(problem, "start one (outrace run), or look without one: --no-daemon")
     return found
 
 
 class NoDaemonError(MonitorError):
     """No option describes a node, and no daemon runs."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "start one (outrace run), or look without one: --no-daemon")
-
-
-def _source(name: str) -> ParameterSource | None:
-    return click.get_current_context().get_parameter_source(name)
 
 
 def running() -> Daemon | None:

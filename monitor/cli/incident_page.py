@@ -12,7 +12,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.cli import svg
-from monitor.cli.incident_text import Row, facts, format_ms, kubelet_sentences, timeline_rows, tone
+from monitor.cli.incident_text import facts, format_ms, kubelet_sentences, timeline_rows, tone
 from monitor.cli.output import format_bytes
 from monitor.cli.svg import Markup, element
 from monitor.race.codec import RecordError
@@ -147,13 +147,6 @@ def pod_chart(curve: Json, window: tuple[float, float], most: float) -> Markup:
     return svg.picture(width, height, f"Memory of {curve['pod']}", *out, svg.curve(points, svg.BLUE, 1.5))
 
 
-def pods_window(curves: Sequence[Json]) -> tuple[tuple[float, float], float]:
-    """First and last moment (ms), and most bytes, of all these curves."""
-    points = [point for one in curves for point in one["points"]]
-    first, last = min(t for t, _ in points), max(t for t, _ in points)
-    return (first, max(last, first + 1)), max(v for _, v in points)
-
-
 def grown(curve: Json) -> str:
     """What a pod grew by before the start, and how fast."""
     if curve["in_s"] <= 0:
@@ -212,11 +205,14 @@ def _body(incident: Json, without_curves: str) -> Iterator[Markup]:
         *(element("tr", element("th", name), element("td", sentence)) for name, sentence in facts(incident)),
     )
     yield from _memory(incident, without_curves)
-    rows = list(timeline_rows(incident.get("steps") or ()))
     yield from _pods(incident)
+    rows = [
+        (element("td", row.clock, class_="n"), element("td", row.available, class_="n"), element("td", row.text))
+        for row in timeline_rows(incident.get("steps") or ())
+    ]
     if rows:
         yield element("h2", "Timeline")
-        yield _timeline(rows)
+        yield _table(("t", "available", "what happened"), rows)
     for heading, sentences in (
         ("With a kubelet alone", kubelet_sentences(incident)),
         ("Advice", [incident["advice"]] if incident.get("advice") else []),
@@ -241,7 +237,9 @@ def _pods(incident: Json) -> Iterator[Markup]:
     curves = pods(incident)
     if not curves:
         return
-    window, most = pods_window(curves)
+    points = [point for one in curves for point in one["points"]]
+    first, last, most = min(t for t, _ in points), max(t for t, _ in points), max(v for _, v in points)
+    window = (first, max(last, first + 1))
     yield element("h2", "Growth of pods")
     note = "Before the episode began (dashed line). All curves have one scale"
     yield element(
@@ -257,14 +255,6 @@ def _pods(incident: Json) -> Iterator[Markup]:
         for curve in curves
     ]
     yield _table(("pod", "memory", "grew", "most"), rows)
-
-
-def _timeline(rows: Sequence[Row]) -> Markup:
-    made = [
-        (element("td", row.clock, class_="n"), element("td", row.available, class_="n"), element("td", row.text))
-        for row in rows
-    ]
-    return _table(("t", "available", "what happened"), made)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:

@@ -32,10 +32,10 @@ _SHOWN = 8
 
 def describe(step: Json) -> str:
     """What happened in a step; a kind that is not known as its name and its fields."""
-    text = _TEXTS.get(step["what"])
+    text, more = _TEXTS.get(step["what"]), _MORE.get(step["what"])
     if text is not None:
         try:
-            return _fill(text, step) if isinstance(text, str) else text(step)
+            return _fill(text if isinstance(text, str) else text(step), {**step, **(more(step) if more else {})})
         except KeyError:
             pass  # of another version: by its fields, then
     fields = [key for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
@@ -68,76 +68,48 @@ def process(found: Json) -> str:
     return _fill("{comm} (pid {pid})", found)
 
 
-def _reclaim(step: Json) -> str:
-    return "the kernel begins to reclaim" + ("" if step["memcg"] == "global" else _fill(" in {memcg}", step))
-
-
 def _decided(step: Json) -> str:
     verb = "would evict" if step["observed"] else "decides to evict"
     where = ", in the kernel" if step["trigger"] == "kernel" else ""
-    why = "(rank {rank}, grace {grace_s:g} s[, working set {pod_working_set:bytes}])"
-    return _fill(f"{{by}} {verb} {{pod}} {why}{where}", step)
+    return (
+        f"{{by}} {verb} {{pod}} (rank {{rank}}, grace {{grace_s:g}} s[, working set {{pod_working_set:bytes}}]){where}"
+    )
 
 
 def _refused(step: Json) -> str:
     refuses = "a PodDisruptionBudget keeps" if step["budget"] else "the API server does not evict"
     then = "[; {instead} is evicted instead]" if step["instead"] else "; nobody is evicted"
-    return _fill(f"{refuses} {{names}}: {{problem}}{then}", {**step, "names": ", ".join(step["pods"])})
-
-
-#: Of holds that are begun and ended too often (`monitor.side.holds`).
-_LEFT_OUT = "[; {left_out} more beginnings, changes and ends of holds of it are left out before this]"
-
-
-def _released(step: Json) -> str:
-    more = "[; the kubelet evicted {instead} instead]" + _LEFT_OUT
-    return _fill(
-        "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}" + more,
-        {**step, "took": span(step["held_ms"] * 1e6)},
-    )
-
-
-def _signalled(step: Json) -> str:
-    return _fill(f"{_name_of(step['signal'])} sent to {{pod}}", step)
+    return f"{refuses} {{names}}: {{problem}}{then}"
 
 
 def _name_of(signal: int) -> str:
     return {9: "SIGKILL", 15: "SIGTERM"}.get(signal, f"signal {signal}")
 
 
-def _gone(step: Json) -> str:
-    ended = [
+def _ends(step: Json) -> str:
+    """How the processes of a pod that is gone ended."""
+    return ", ".join(
         f"pid {one['pid']} "
         + (f"by {_name_of(one['signal'])}" if one["signal"] else f"with exit code {one['exit_code']}")
         for one in (step.get("exits") or ())[:_SHOWN]
-    ]
-    ends = "[; they ended: {ends}]"
-    return _fill("nobody is left of {pod}[; it gave back {freed:bytes}]" + ends, {**step, "ends": ", ".join(ended)})
+    )
 
 
 def _oom(step: Json) -> str:
     limit = "the machine is out of memory" if step["limit_of"] == "global" else "limit of {limit_of}"
     victim = "{comm} (pid {pid})[ of {pod}], rss {rss:bytes}, oom_score_adj {oom_score_adj}"
     usage = "[ (usage {usage:bytes} of {limit:bytes})]"
-    return _fill(f"OOM KILLER picks {victim}: {limit}{usage}; called by {{invoker}} (pid {{invoker_pid}})", step)
+    return f"OOM KILLER picks {victim}: {limit}{usage}; called by {{invoker}} (pid {{invoker_pid}})"
 
 
 def _sigkill(step: Json) -> str:
-    sender = "the kernel" if step["from"] == "kernel" else "{from}"
-    return _fill(f"SIGKILL to {{comm}} (pid {{pid}})[ of {{pod}}] from {'outrace' if step['ours'] else sender}", step)
+    sender = "outrace" if step["ours"] else "the kernel" if step["from"] == "kernel" else "{from}"
+    return f"SIGKILL to {{comm}} (pid {{pid}})[ of {{pod}}] from {sender}"
 
 
-def _checked(step: Json) -> str:
-    return _fill(f"{{source}} {'confirms it' if step['agrees'] else 'DISAGREES'}: {{detail}}", step)
-
-
-def _grew(step: Json) -> str:
-    return _fill(
-        "{grower} had grown by {bytes:bytes} in {in_s:g} s", {**step, "grower": step.get("pod") or step["domain"]}
-    )
-
-
-#: One for each kind of step that monitor/race/timeline.py makes.
+#: Of holds that are begun and ended too often (`monitor.side.holds`).
+_LEFT_OUT = "[; {left_out} more beginnings, changes and ends of holds of it are left out before this]"
+#: One for each kind of step that monitor/race/timeline.py makes; or what makes it of the step.
 _TEXTS: dict[str, str | Callable[[Json], str]] = {
     "crossed": (
         "{kind} threshold crossed: {signal} below {quantity:bytes} in {domain} "
@@ -155,24 +127,35 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
         "{pod} is held ({reason}, {brake}[, at most {cap:bytes}]): it has {usage:bytes}[, {step} the kubelet's line]"
         "[; killed below {second_line:bytes}]" + _LEFT_OUT
     ),
-    "pod_released": _released,
+    "pod_released": (
+        "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}"
+        "[; the kubelet evicted {instead} instead]" + _LEFT_OUT
+    ),
     "stalled": "{pod} waits for memory, {share:.0%} of the time; it lacks {lacks:bytes} ({why}[, {cause}])[: {over}]",
-    "signalled": _signalled,
-    "gone": _gone,
+    "signalled": "{signal_name} sent to {pod}",
+    "gone": "nobody is left of {pod}[; it gave back {freed:bytes}][; they ended: {ends}]",
     "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",
     "clear": "{kind} threshold clear again ({signal})",
-    "reclaim": _reclaim,
+    "reclaim": lambda step: "the kernel begins to reclaim" + ("" if step["memcg"] == "global" else " in {memcg}"),
     "oom": _oom,
     "exiting": "the OOM killer marks {comm} (pid {pid})[ of {pod}], which is dying already",
     "sigkill": _sigkill,
     "exited": "{comm} (pid {pid})[ of {pod}] is dead",
-    "checked": _checked,
+    "checked": lambda step: f"{{source}} {'confirms it' if step['agrees'] else 'DISAGREES'}: {{detail}}",
     "lost": "{count} events of kind {of} were lost",
     "more": "... {count} more: {of}",
-    "grew": _grew,
+    "grew": "{grower} had grown by {bytes:bytes} in {in_s:g} s",
     "cache_activated": (
         "page cache had become active in {domain}: active {active_file:bytes}, inactive {inactive_file:bytes}"
     ),
+}
+#: What these texts have beside the fields of the step.
+_MORE: dict[str, Callable[[Json], Json]] = {
+    "refused": lambda step: {"names": ", ".join(step["pods"])},
+    "pod_released": lambda step: {"took": span(step["held_ms"] * 1e6)},
+    "signalled": lambda step: {"signal_name": _name_of(step["signal"])},
+    "gone": lambda step: {"ends": _ends(step)},
+    "grew": lambda step: {"grower": step.get("pod") or step["domain"]},
 }
 
 #: Steps of one kind in a row beyond which the middle ones become one line, and how many stay at its ends.

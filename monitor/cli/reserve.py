@@ -91,15 +91,16 @@ def reserve(model: str, output: str, **options: Any) -> None:
     node = _node(model, options)
     wanted = _amount("growth", options["growth"])
     try:
-        sizings, made, notes, apart = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
+        sized = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
     except PolicyError as error:
         raise ConfigError(f"--{error}") from None
+    sizings, made, notes, apart = sized
     memory = next(sizing for sizing in sizings if sizing.resource == MEMORY_RESOURCE)
     here = options["this_node"] and options["memory"] is None
     kernels = meminfo.kernels_share(huge_pages_apart=apart) if here else 0
     beyond = kernels if apart else max(memory.of(HUGE), kernels)  # huge pages are in what the kernel keeps
     growth = _growth(memory, wanted, kernels, beyond)
-    answer = _json(model, node, options, sizings, made, notes) | {"growth": growth}
+    answer = _json(model, node, options, sized) | {"growth": growth}
     if output == "kubelet-config":
         emit(output, answer, lambda: yaml_lines(made))
     else:
@@ -132,11 +133,11 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
         f"{origin}: naming one hard threshold switches {signal} off; name that too, or set mergeDefaultEvictionSettings"
         for signal, origin in resolved.settings.switched_off.items()
     ]
-    for part in (SYSTEM, KUBE):
-        if any(name.startswith(_ENFORCED[part]) for name in enforce):
-            notes.append(
-                f"enforceNodeAllocatable: {_ENFORCED[part]}: a kubelet does not start without {part}Cgroup; add it"
-            )
+    notes += [
+        f"enforceNodeAllocatable: {enforced}: a kubelet does not start without {part}Cgroup; add it"
+        for part, enforced in _ENFORCED.items()
+        if any(name.startswith(enforced) for name in enforce)
+    ]
     texts = resolved.settings.texts
     reserved = {field: texts(field) for field in (SYSTEM, KUBE)}  # as they were written, and of all resources
     made = kubelet_configuration(reserved, texts(HARD), enforce, options["max_pods"])
@@ -253,16 +254,10 @@ def _amount(option: str, text: str | None, milli: bool = False) -> int | None:
 # -- what is printed
 
 
-def _json(
-    model: str,
-    node: _Node,
-    options: Mapping[str, Any],
-    sizings: Sequence[Sizing],
-    made: Mapping[str, Any],
-    notes: Sequence[str],
-) -> dict[str, Any]:
+def _json(model: str, node: _Node, options: Mapping[str, Any], sized: _Sized) -> dict[str, Any]:
+    sizings, made, notes, _ = sized
     keys = {one[1].replace("-", "_"): one for one in _RESOURCES}
-    sized = {sizing.resource: _resource(sizing) for sizing in sizings}
+    resources = {sizing.resource: _resource(sizing) for sizing in sizings}
     return {
         "model": model,
         "inputs": {
@@ -271,9 +266,9 @@ def _json(
             "max_pods": options["max_pods"],
             "runtime": options["runtime"] if model == CCE_V2 else None,
         },
-        **{key: sized.get(name) for key, (name, _, _) in keys.items()},
+        **{key: resources.get(name) for key, (name, _, _) in keys.items()},
         "kubelet_configuration": made,
-        "notes": list(notes),
+        "notes": notes,
     }
 
 
@@ -299,26 +294,24 @@ def _resource(sizing: Sizing) -> dict[str, Any]:
 
 
 def _lines(sizings: Sequence[Sizing], node: _Node) -> list[str]:
-    rows: list[tuple[object, ...]] = []
-    for sizing in sizings:
-        resource = sizing.resource
-
-        def row(term: str, amount: int, rule: str, of: Sizing = sizing) -> None:
-            about = format_bytes(amount) if of.unit == BYTES else f"{amount}m"
-            rows.append((of.resource, term, about, written(of, amount), rule))
-
-        row("capacity", sizing.capacity, node.origins[resource])
-        for term in sizing.terms:
-            rounding = f" (rounded {term.rounding})" if term.rounding in ("up", "down") else ""
-            row(f"- {term.name}", term.amount, f"{term.rule}{rounding}")
-        formula = "capacity - reserved - eviction threshold" + (" - huge pages" if sizing.of(HUGE) else "")
-        row("= allocatable", sizing.allocatable, f"{formula}: what the node publishes")
-        if resource != DISK:
-            rule = "capacity - reserved: pods are evicted before they use all of it"
-            if resource == CPU:
-                rule = "capacity - reserved, as a weight"
-            row("limit of kubepods", sizing.pods_limit, rule if sizing.enforced else "not enforced")
+    rows = [
+        (of.resource, term, format_bytes(amount) if of.unit == BYTES else f"{amount}m", written(of, amount), rule)
+        for of in sizings
+        for term, amount, rule in _terms(of, node.origins[of.resource])
+    ]
     return table_lines(["resource", "term", "about", "exact", "rule"], rows)
+
+
+def _terms(sizing: Sizing, origin: str) -> Iterator[tuple[str, int, str]]:
+    yield "capacity", sizing.capacity, origin
+    for term in sizing.terms:
+        rounding = f" (rounded {term.rounding})" if term.rounding in ("up", "down") else ""
+        yield f"- {term.name}", term.amount, f"{term.rule}{rounding}"
+    formula = "capacity - reserved - eviction threshold" + (" - huge pages" if sizing.of(HUGE) else "")
+    yield "= allocatable", sizing.allocatable, f"{formula}: what the node publishes"
+    if sizing.resource != DISK:
+        why = ", as a weight" if sizing.resource == CPU else ": pods are evicted before they use all of it"
+        yield "limit of kubepods", sizing.pods_limit, f"capacity - reserved{why}" if sizing.enforced else "not enforced"
 
 
 def _growth(memory: Sizing, wanted: int | None, kernels: int, beyond: int) -> dict[str, Any]:
@@ -365,13 +358,9 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
         if beyond:
             what = "that the kernel keeps" if beyond == kernels else "in huge pages"
             yield f"({written(memory, beyond)} {what} count as available, and pods cannot grow into them.)"
+        speeds = ("always_bytes_per_s", "at_best_bytes_per_s")
         survived = [
-            (
-                NAMES[each["reaction"]],
-                speed(each["always_bytes_per_s"]),
-                speed(each["at_best_bytes_per_s"]),
-                each["rule"],
-            )
+            (NAMES[each["reaction"]], *(speed(each[key]) for key in speeds), each["rule"])
             for each in growth["survives"]
         ]
         head = ["reaction", "always wins up to", "never above", "from a crossing"]
@@ -384,14 +373,9 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
         return
     yield ""
     yield f"To win against {rate(growth['wanted_bytes_per_s'])} in every phase:"
-    rows = [
-        (
-            NAMES[each["reaction"]],
-            f"{MEMORY}<{quantity(needed)}"
-            if (needed := each["threshold_bytes"]) < memory.capacity
-            else "none is enough",
-            format_bytes(each["allocatable_bytes"]),
-        )
-        for each in growth["needs"]
-    ]
+    rows = []
+    for each in growth["needs"]:
+        needed = each["threshold_bytes"]
+        threshold = f"{MEMORY}<{quantity(needed)}" if needed < memory.capacity else "none is enough"
+        rows.append((NAMES[each["reaction"]], threshold, format_bytes(each["allocatable_bytes"])))
     yield from table_lines(["reaction", "threshold", "allocatable then"], rows, prose=True)

@@ -36,12 +36,8 @@ def element(name: str, /, *inside: str | float, **attributes: str | float | None
     )
     if name in _VOID:
         return Markup(f"<{name}{shown}>")
-    return Markup(f"<{name}{shown}>{joined(*inside)}</{name}>")
-
-
-def joined(*parts: str | float) -> Markup:
-    """Elements and texts one after the other."""
-    return Markup("".join(part if isinstance(part, Markup) else _text(part) for part in parts))
+    content = "".join(part if isinstance(part, Markup) else _text(part) for part in inside)
+    return Markup(f"<{name}{shown}>{content}</{name}>")
 
 
 def _text(value: str | float) -> str:

@@ -8,7 +8,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -299,14 +298,13 @@ def _kernel_v1(path: Path) -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
     """A look at every process of the node: ``victim`` as it is shown, and by the uid of a pod its lowest and highest
     oom_score_adj.
     """
 
     victim: Mapping[str, Any] | None = None
-    scores: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    scores: Mapping[str, tuple[int, int]] = {}
     problem: str = ""
 
 
@@ -339,19 +337,12 @@ def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | No
     for process in found:
         if process.pod is not None:
             values.setdefault(process.pod, []).append(process.oom_score_adj)
-    victim = None
-    if taken is not None:
-        process = taken.process
-        victim = {
-            "pid": process.pid,
-            "comm": process.comm,
-            "pod": process.pod_name,
-            "uid": process.pod,
-            "points": taken.points,
-            "rss": process.rss,
-            "oom_score_adj": process.oom_score_adj,
-        }
-    return Looked(victim, {uid: (min(each), max(each)) for uid, each in values.items()})
+    scores = {uid: (min(each), max(each)) for uid, each in values.items()}
+    if taken is None:
+        return Looked(None, scores)
+    process = taken.process
+    names = {"pid": process.pid, "comm": process.comm, "pod": process.pod_name, "uid": process.pod}
+    return Looked({**names, "points": taken.points, "rss": process.rss, "oom_score_adj": process.oom_score_adj}, scores)
 
 
 #: Keys that may be missing in the answer of an older daemon.
@@ -387,10 +378,10 @@ class Sampler:
         node, source = self.node, self._source
         frame = node.frame(source)
         pods = {pod["uid"]: pod for pod in frame["pods"]}
-        now_s = time.monotonic()
         sizes = {uid: pod["working_set"] for uid, pod in pods.items()}
         domains = {"node": node.path, "kubepods": node.kubepods(source.pods)}
-        self._trends.note(now_s, sizes | {name: frame[name]["working_set"] for name in domains if frame[name]})
+        sizes |= {name: frame[name]["working_set"] for name in domains if frame[name]}
+        self._trends.note(time.monotonic(), sizes)
         looked = self._looks.look(node.hierarchy, node.path, pod_owners(source.pods))
         nothing = {"anon": None, "shmem": None, "kernel": None}
         for name, path in domains.items():

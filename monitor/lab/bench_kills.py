@@ -185,12 +185,8 @@ class EnforceKills(Kills):
 
     def _kill(self, row: Row) -> None:
         """At a random moment around the crossing."""
-        line = NODE_BYTES - MARGIN - int(self._random.uniform(0, _BEFORE))
-
-        def crossed_or_gone() -> bool:
-            return self._node.usage() >= line or not cgroup_procs.pids_below(self._victim.cgroup)
-
-        until(crossed_or_gone, "a crossing", pause=0.0)
+        line, cgroup = NODE_BYTES - MARGIN - int(self._random.uniform(0, _BEFORE)), self._victim.cgroup
+        until(lambda: self._node.usage() >= line or not cgroup_procs.pids_below(cgroup), "a crossing", pause=0.0)
         time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
         self._strike(row)
 
@@ -250,7 +246,7 @@ class HoldKills(Kills):
         children = stage.start(kind, count)
         for child in children:
             child.send("go")
-        self._wait_for_hold(children, before)
+        until(lambda: self._is_braked_or_over(children, before), "a hold", pause=_LOOK_S)
         if at_release:
             time.sleep(0.1)
             stage.unload()
@@ -273,18 +269,13 @@ class HoldKills(Kills):
         if evicted:
             stage.renew(self._daemon)
 
-    def _wait_for_hold(self, children: list[Child], oom_kills: int) -> None:
-        """Until the kernel has a brake, or everything is over."""
-
-        def over() -> bool:
-            dead = any(child.process.poll() is not None for child in children)
-            return dead or bool(self._stage.changed()) or self._node.oom_kills() > oom_kills
-
-        until(over, "a hold", pause=_LOOK_S)
-
     def _wait(self) -> None:
         """A part of the moments lies close to what has just happened."""
         time.sleep(self._random.uniform(0, _WITHIN_S) * self._random.choice((0.0, 0.01, 0.1, 1.0)))
+
+    def _is_braked_or_over(self, children: list[Child], oom_kills: int) -> bool:
+        dead = any(child.process.poll() is not None for child in children)
+        return dead or bool(self._stage.changed()) or self._node.oom_kills() > oom_kills
 
     def _settle(self, row: Row, children: list[Child]) -> list[str]:
         """All go on, and everything is as before; else what is not."""

@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
@@ -205,9 +204,7 @@ class LabDaemon:
             raise MonitorError(f"the monitor did not end within {timeout:g} s of SIGTERM") from None
         return status
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process is not None and self.process.poll() is None:
             self.stop()
         if not self._keep_pins:
