@@ -2,7 +2,7 @@
 
 Orders: `go` takes the memory (answer `grown NS FAILED`: CLOCK_MONOTONIC, and how often a system call failed or came
 back short for want of memory, a row of failures counted once), `check` reads all of it again (answer `right BYTES` or
-`wrong BYTES`: bytes that are not what was written), `drop` gives it back (answer `ready`) for another `go`.
+`wrong BYTES`: bytes that are not what was written). The memory goes with the process.
 
 Keys: cgroup=DIR, freezer=DIR (of cgroup v1), kind=NAME of `KINDS`, mib=N, seed=N (each has contents of its own).
 """
@@ -134,9 +134,6 @@ class Anonymous:
         )
         return bad * _SMALL
 
-    def drop(self) -> None:
-        self._memory = None
-
 
 class Tmpfs:
     """A file that is memory, written in small pieces or by one system call."""
@@ -182,9 +179,6 @@ class Tmpfs:
                 bad += len(piece)
         return bad
 
-    def drop(self) -> None:
-        os.ftruncate(self._fd, 0)
-
 
 class Fork:
     """Children, one after the other, that take 2 MiB each and stay."""
@@ -193,14 +187,12 @@ class Fork:
         self._count, self._seed = max(1, int(mib / _CHILD_COSTS_MIB)), seed
         self._grown, self._say_grown = os.pipe()
         self._checks, self._check = os.pipe()
-        self._children: list[int] = []
         self._dead = 0  # before they were asked to end
 
     def grow(self) -> None:
         owner = os.getpid()
         for number in range(self._count):
-            if pid := patience(os.fork):
-                self._children.append(pid)
+            if patience(os.fork):
                 continue
             try:
                 self._child(owner, number)
@@ -223,13 +215,10 @@ class Fork:
 
     def wrong(self) -> int:
         bad = self._dead
-        for _ in range(len(self._children) - self._dead):  # one after the other: looking takes memory too
+        for _ in range(self._count - self._dead):  # one after the other: looking takes memory too
             patience(os.write, self._check, b"x")
             bad += os.wait()[1] != 0
         return bad * _CHILD_MIB * MIB
-
-    def drop(self) -> None:
-        self._children, self._dead = [], 0  # they ended when they were looked at
 
 
 class Queues:
@@ -238,7 +227,7 @@ class Queues:
     def __init__(self, mib: int, seed: int, sockets: bool) -> None:
         self._size, self._contents = mib * MIB, Contents(seed)
         self._sockets = importlib.import_module("socket") if sockets else None
-        self._open: list[tuple[int, int, int, int]] = []  # reader, writer, number of its first piece, bytes
+        self._open: list[tuple[int, int, int]] = []  # reader, number of its first piece, bytes
         self._kept: list[socket.socket] = []
 
     def _pair(self) -> tuple[int, int]:
@@ -274,11 +263,11 @@ class Queues:
                     break
                 number += 1
             number += 1
-            self._open.append((reader, writer, first, held))
+            self._open.append((reader, first, held))
 
     def wrong(self) -> int:
         bad = 0
-        for reader, _, first, held in self._open:
+        for reader, first, held in self._open:
             data = b""
             while len(data) < held:
                 data += os.read(reader, held - len(data))
@@ -287,18 +276,9 @@ class Queues:
                 bad += held
         return bad
 
-    def drop(self) -> None:
-        for reader, writer, _, _ in self._open:
-            if not self._sockets:
-                os.close(reader)
-                os.close(writer)
-        for end in self._kept:
-            end.close()
-        self._open, self._kept = [], []
-
 
 #: The name of a load -> what makes it. `grow` takes memory as fast as the kernel gives it, `wrong` counts bytes that
-#: are not what was written, `drop` gives the memory back, once it was looked at.
+#: are not what was written.
 KINDS: dict[str, Callable[[int, int], Anonymous | Tmpfs | Fork | Queues]] = {
     "4k": Anonymous,
     "thp": lambda mib, seed: Anonymous(mib, seed, huge=True),
@@ -324,10 +304,6 @@ def checked(options: Options) -> None:
         if order == "go":
             load.grow()
             patience(write_line, "grown", time.clock_gettime_ns(time.CLOCK_MONOTONIC), patience.failed)
-        elif order == "check":
+        else:
             wrong = load.wrong()
             patience(write_line, *(("wrong", wrong) if wrong else ("right",)))
-        else:
-            load.drop()
-            patience.failed = 0
-            write_line("ready")

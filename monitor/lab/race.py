@@ -246,13 +246,10 @@ class HoldStage:
         self._ballast = node.start_hog(archive, mib=self.sizes.ballast // MIB)
         self._before = self._snapshot()
         self._renewed = self._races = 0
-        self._workers: list[Child] = []
-        self._workers_are: tuple[str, int] | None = None
 
     def renew(self, daemon: LabDaemon) -> None:
         """Another pod in the place of one that was evicted, as a controller makes it: the old one is not held again."""
         self._renewed += 1
-        self.dismiss()
         self.node.remove_pod(self.victim)
         self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
         self._before = self._snapshot()
@@ -287,32 +284,8 @@ class HoldStage:
             child.expect("ready")
         return children
 
-    def workers(self, kind: str, count: int) -> list[Child]:
-        """As `start`; those of the last race again if they are the same and all was right: a start of an interpreter
-        takes 0.4 s on an emulated CPU.
-        """
-        if self._workers_are != (kind, count):
-            self.dismiss()
-            self._workers, self._workers_are = self.start(kind, count), (kind, count)
-        return self._workers
-
-    def rest(self) -> None:
-        """The workers give back what they have."""
-        for child in self._workers:
-            child.send("drop")
-        for child in self._workers:
-            child.expect("ready")
-
-    def dismiss(self) -> None:
-        """End the workers."""
-        self.node.thaw()
-        for child in self._workers:
-            self.node.end(child)
-        self._workers, self._workers_are = [], None
-
     def leave(self) -> None:
         """Take the pods away, for a stage with another margin."""
-        self.dismiss()
         for child in list(self.node.children):
             self.node.end(child)
         for pod in list(self.node.pods.values()):
@@ -346,7 +319,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
     node, out = stage.node, HoldResult()
     stage.name_anew(daemon)
     stage.load()
-    children = stage.workers(kind, count)
+    children = stage.start(kind, count)
     since, before = len(daemon.log), node.oom_kills()
 
     def told(message: str) -> list[Record]:
@@ -369,11 +342,10 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
         out.oom_kills = node.oom_kills() - before
         out.killed = sum(child.process.poll() is not None for child in children)
         _read(out, told(_HELD), told(_ENDED), told(_EVICTING))
-        if out.is_whole:
-            stage.rest()
     finally:
-        if not out.is_whole:
-            stage.dismiss()
+        node.thaw()
+        for child in children:
+            node.end(child)
     out.changed = stage.changed()
     if out.evictions:
         stage.renew(daemon)
