@@ -122,8 +122,10 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     config = with_trigger(config, refuses_realtime)
     strays = instances.remove_strays()
     host, port = address_of(listener)
-    fds = {"lock_fd": lock_fd, "run_lock_fd": run_lock_fd, "listen_fd": listener.detach()}
-    config = dataclasses.replace(config, **fds, listen_host=host, listen_port=port)
+    listen_fd = listener.detach()
+    config = dataclasses.replace(
+        config, lock_fd=lock_fd, run_lock_fd=run_lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port
+    )
     _announce(config, choice, loaded, strays)
     warn_of_code((sys.executable, __file__), log)
     if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)

@@ -19,17 +19,7 @@ import click
 from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
 from monitor.kernel import loader
-from monitor.lab.bench import (
-    STATISTICS,
-    Row,
-    bench,
-    fill_pods,
-    number,
-    progress,
-    ratio,
-    shares,
-    summary,
-)
+from monitor.lab.bench import STATISTICS, Row, bench, fill_pods, number, progress, ratio, shares, summary
 from monitor.lab.bench import state_dir as temporary_state_dir
 from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
@@ -123,12 +113,16 @@ def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> lis
     return out
 
 
+def add_pods(node: LabNode, pods: int) -> LabPod:
+    """So many pods, and the one whose processes are killed."""
+    fill_pods(node, pods - 1)
+    return node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
+
+
 def measure(state_dir: Path, crossings: int, kills: int) -> list[Row]:
-    """Both figures once."""
     rows = []
     with LabNode("latency", NODE_BYTES) as node:
-        fill_pods(node, PODS - 1)
-        victim = node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
+        victim = add_pods(node, PODS)
         threshold = f"memory.available<{THRESHOLD - node.usage()}"
         for enforce in (False, True):
             options = ("--eviction-hard", threshold, *(("--enforce",) if enforce else ()))
@@ -211,21 +205,16 @@ def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Ro
     """The monitor and the floor: quiet, beside compilers at nice 19, with processes that come and go."""
     rows = []
     with LabNode("latency", NODE_BYTES) as node:
-        fill_pods(node, pods - 1 - CPUS)
-        victim = node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
+        victim = add_pods(node, pods - CPUS)
         # What comes and goes leaves up to 17 MiB behind for a while: it is not to be evicted for that.
         busy = [node.add_pod(f"busy{i}", priority=1000) for i in range(CPUS)]
         for kind, label in (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn")):
             ours, floor = paired(node, victim, busy, state_dir, kind, kills, turns)
             base = summary(f"floor_to_sigkill_{label}", floor.signalled)
             sigkill = summary(f"crossing_to_sigkill_{label}", ours.signalled)
-            rows += [
-                summary(f"floor_to_seen_{label}", floor.seen),
-                base,
-                summary(f"crossing_to_decision_{label}", ours.seen),
-                sigkill,
-                ratio(f"sigkill_to_floor_{label}", sigkill, base),
-            ]
+            rows += [summary(f"floor_to_seen_{label}", floor.seen), base]
+            rows += [summary(f"crossing_to_decision_{label}", ours.seen), sigkill]
+            rows.append(ratio(f"sigkill_to_floor_{label}", sigkill, base))
     return rows
 
 
@@ -233,8 +222,7 @@ def under_flood(state_dir: Path, kills: int, turns: int) -> list[Row]:
     """Kills: quiet, flooded with requests, quiet, in turns."""
     quiet, flooded = Samples(), Samples()
     with LabNode("flood", NODE_BYTES) as node:
-        fill_pods(node, PODS - 1)
-        victim = node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
+        victim = add_pods(node, PODS)
         line = f"memory.available<{node.memory_bytes - node.usage() - MARGIN_MIB * MIB}"
         with LabDaemon(node, "--enforce", "--eviction-hard", line, state_dir=state_dir, keep_pins=True) as daemon:
             for part in shares(kills, turns):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,8 +45,7 @@ _MAX_IDLE_WATCHES = 256
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
-class KubePath:
+class KubePath(NamedTuple):
     """What a cgroup path says: the ``root`` (path of kubepods), and where the path reaches that far the QoS class and
     the pod's uid.
     """
@@ -65,28 +63,25 @@ def parse(path: str) -> KubePath | None:
     at = next((i for i, p in enumerate(parts) if is_kubepods(p)), None)
     if at is None:
         return None
-    part = parts[at]
-    driver = "cgroupfs" if part == "kubepods" else "systemd"
-    kube = KubePath("/".join(parts[: at + 1]))
-    rest = parts[at + 1 :]
+    root, rest = "/".join(parts[: at + 1]), parts[at + 1 :]
     # systemd repeats the parent's name in each slice: kubepods-burstable.slice, kubepods-burstable-podUID.slice.
-    stem = part.removesuffix(".slice")
-    name = _own_name(rest, driver, stem)
-    if name in _CLASSES:
-        kube = replace(kube, qos=_CLASSES[name])
+    stem = "" if parts[at] == "kubepods" else parts[at].removesuffix(".slice")
+    qos = _CLASSES.get(name := _own_name(rest, stem))
+    if qos is not None:
         rest = rest[1:]
-        name = _own_name(rest, driver, f"{stem}-{name}")
+        name = _own_name(rest, stem and f"{stem}-{name}")
     match = _POD.fullmatch(name)
     if match is None:
-        return kube if not rest else None
-    uid = match[1].replace("_", "-") if driver == "systemd" else match[1]
-    return replace(kube, qos=kube.qos or "Guaranteed", uid=uid)
+        return KubePath(root, qos) if not rest else None
+    return KubePath(root, qos or "Guaranteed", match[1].replace("_", "-") if stem else match[1])
 
 
-def _own_name(parts: list[str], driver: str, stem: str) -> str:
-    """The last level of the first directory's name, without what systemd repeats; "" if there is none."""
+def _own_name(parts: list[str], stem: str) -> str:
+    """The last level of the first directory's name, without what systemd repeats (``stem``; "": the driver is
+    cgroupfs); "" if there is none.
+    """
     part = parts[0] if parts else ""
-    if driver == "cgroupfs":
+    if not stem:
         return part
     return part[len(stem) + 1 : -len(".slice")] if part.startswith(f"{stem}-") and part.endswith(".slice") else ""
 

@@ -48,7 +48,7 @@ def by_place(root: Path, path: Path, place: Place) -> str:
         return "it watches a container of a runtime"
     if place.parts[-1] == "init.scope" and (place.user is None or _MANAGER.fullmatch(place.parts[-2])):
         return "the service manager itself"
-    if place.in_session_slice:
+    if place.user is not None and "session.slice" in place.parts:  # systemd.special(7)
         return "in session.slice: a desktop session cannot be without it"
     if place.user is not None or place.kind == CONTAINER:
         return ""

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ _RANCHER_FLAGS = {
     "eviction-minimum-reclaim": "imagefs.available=10%,nodefs.available=10%",
 }
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_SCALAR = (str, int, float)
 _ASSIGNED = re.compile(r"^\w+=")
 
 
@@ -239,21 +239,12 @@ def _rancher_options(path: Path) -> dict[str, list[str]]:
     ``NAME+``.
     """
     found: dict[str, list[str]] = {}
-    more = Path(f"{path}.d")
-    later: list[Path] = []
-    with suppress(OSError):
-        later = sorted(one for one in more.iterdir() if one.suffix in (".yaml", ".yml"))
-    for key, values in (pair for one in (path, *later) for pair in _options(one)):
-        added = found.get(key.removesuffix("+"), []) if key.endswith("+") else []
-        found[key.removesuffix("+")] = [*added, *values]
+    later = sorted(one for one in Path(f"{path}.d").glob("*") if one.suffix in (".yaml", ".yml"))
+    for key, value in (pair for one in (path, *later) for pair in (_mapping(one)[0] or {}).items()):
+        name = str(key).removesuffix("+")
+        values = [str(one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, _SCALAR)]
+        found[name] = [*(found.get(name, []) if str(key).endswith("+") else []), *values]
     return found
-
-
-def _options(path: Path) -> Iterator[tuple[str, list[str]]]:
-    content, _ = _mapping(path)
-    for key, value in (content or {}).items():
-        values = value if isinstance(value, list) else [value]
-        yield str(key), [str(one) for one in values if isinstance(one, str | int | float)]
 
 
 def flags_of(arguments: Sequence[str]) -> dict[str, str]:

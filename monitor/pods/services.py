@@ -25,7 +25,9 @@ from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, With
 from monitor.pods.runtimes import Runtimes, common_labels
 from monitor.pods.units import (
     DESCEND,
+    IN_POD,
     MAX_DEPTH,
+    PAYLOAD,
     PODMAN,
     PODMAN_POD,
     SKIP,
@@ -33,7 +35,6 @@ from monitor.pods.units import (
     Place,
     classify,
     managed_by,
-    payload,
     podman_container,
     unescaped,
     unsplit,
@@ -103,7 +104,7 @@ class ServiceSource(PodSource):
         if event.mask & IN_MODIFY:
             return event.name in _FILES
         return not (event.mask & IN_CREATE and event.directory in self._splitting) or bool(
-            payload(event.name) or unsplit((event.name,))
+            podman_container(event.name) or unsplit((event.name,))
         )
 
     def _scan(self, events: Iterable[Event]) -> Scan:
@@ -189,8 +190,8 @@ class ServiceSource(PodSource):
         """The directories of the containers that a pod of podman or a unit has in it, by id."""
         if place.kind != PODMAN_POD and path not in self._splitting:
             return {}
-        read = podman_container if place.kind == PODMAN_POD else payload
-        return {ident: below for below in children(path) if (ident := read(below.name))}
+        pattern = IN_POD if place.kind == PODMAN_POD else PAYLOAD
+        return {ident: below for below in children(path) if (ident := podman_container(below.name, pattern))}
 
     def _look(self, path: Path, place: Place, inside: Mapping[str, Path], key: int) -> _Look:
         """Its processes; again after a minute, and at once while it is being started."""

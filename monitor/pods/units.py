@@ -31,8 +31,10 @@ _SCOPES = ((DOCKER, re.compile(rf"docker-({_ID})\.scope")), (PODMAN, re.compile(
 _DIRECTORIES = {"docker": (DOCKER, re.compile(rf"({_ID})")), "libpod_parent": (PODMAN, re.compile(rf"libpod-({_ID})"))}
 _POD_SLICE = re.compile(rf"(?:[^/]+-)?libpod_pod_({_ID})\.slice")
 _POD_DIRECTORY = re.compile(rf"({_ID})")
+#: Of a container in a pod of podman's, by either driver.
+IN_POD = re.compile(rf"libpod-({_ID})(?:\.scope)?")
 #: A container in the cgroup of the unit that started it (``--cgroups=split``, as Quadlet does); conmon is beside it.
-_PAYLOAD = re.compile(rf"libpod-payload-({_ID})")
+PAYLOAD = re.compile(rf"libpod-payload-({_ID})")
 #: conmon and its like, which watch a container and have a cgroup beside it.
 _MONITOR = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?|conmon|lxc\.(?:monitor\..+|pivot)")
 #: Where other managers have a container, or what watches one: namespace, kind, a pattern for each directory below the
@@ -80,11 +82,6 @@ class Place:
     ident: str = ""  # of a container or a pod of podman: all 64 digits
     runtime: str = ""
     user: int | None = None
-
-    @property
-    def in_session_slice(self) -> bool:
-        """Whether it is of the part of a desktop session that the session cannot be without (systemd.special(7))."""
-        return self.user is not None and "session.slice" in self.parts
 
 
 def classify(parts: Sequence[str]) -> Place | str:
@@ -178,15 +175,9 @@ def _namespace(slices: Sequence[str], user: int | None) -> str:
     return slices[0].removesuffix(".slice") or "root"
 
 
-def podman_container(name: str) -> str:
-    """The id of a container of podman by its directory, by either driver; "" if it is none."""
-    found = re.fullmatch(rf"libpod-({_ID})(?:\.scope)?", name)
-    return found[1] if found else ""
-
-
-def payload(name: str) -> str:
-    """The id of a container of podman in a unit of its own, by its directory there; "" if it is none."""
-    found = _PAYLOAD.fullmatch(name)
+def podman_container(name: str, pattern: re.Pattern[str] = PAYLOAD) -> str:
+    """The id of a container of podman by its directory in a unit of its own, or of ``pattern``; "" if it is none."""
+    found = pattern.fullmatch(name)
     return found[1] if found else ""
 
 

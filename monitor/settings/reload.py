@@ -14,7 +14,6 @@ from typing import NamedTuple
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.domains import MAX_THRESHOLDS
 from monitor.policy.signals import OWN_SIGNALS
-from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KUBELETS_VERSION, SETTINGS
 from monitor.settings.read import check_enforced, over_the_kernels_share, read
@@ -109,7 +108,7 @@ def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[s
             f"cannot change while everything is recorded ({current.record}): {', '.join(names)}",
             "restart outrace, with or without --record",
         )
-    before, now = (_own_signals(one.thresholds()) for one in (current, config))
+    before, now = ({t.signal for t in one.thresholds() if t.signal in OWN_SIGNALS} for one in (current, config))
     if before != now:
         origin = config.origins["eviction_hard" if "eviction-hard" in changed else "eviction_soft"]
         raise ConfigError(
@@ -126,7 +125,3 @@ def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[s
             f"{config.origins['eviction_hard']}: mode hold cannot leave or join the kubelet's line while running",
             _RESTART,
         )
-
-
-def _own_signals(thresholds: Sequence[Threshold]) -> set[str]:
-    return {threshold.signal for threshold in thresholds if threshold.signal in OWN_SIGNALS}
