@@ -7,7 +7,7 @@ import math
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,15 +32,12 @@ _AMOUNTS = frozenset(("p50", "p99", "mean", "max", "target"))
 
 @dataclass
 class Found:
-    """What a bench found, where that is more than rows: ``more`` for the JSON (``document``: instead of it), the exit
-    code, other lines to print.
-    """
+    """What a bench found, where that is more than rows: ``more`` for the JSON, the exit code, other columns."""
 
     rows: list[Row]
     more: dict[str, Any] = field(default_factory=dict)
     code: int = EXIT_OK
-    lines: Callable[[], Iterable[str]] | None = None
-    document: dict[str, Any] | None = None
+    columns: str = ""
 
 
 def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[Row] | Found]], click.Command]:
@@ -56,8 +53,8 @@ def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[
             found = measure(**options)
             if not isinstance(found, Found):
                 found = Found(found)
-            answer = found.document or {"bench": name, "results": found.rows, **found.more}
-            emit(output, answer, found.lines or (lambda: row_lines(columns, found.rows)))
+            answer = {"bench": name, "results": found.rows, **found.more}
+            emit(output, answer, lambda: row_lines(found.columns or columns, found.rows))
             return found.code
 
         return click.command(name)(output_option(run))
@@ -131,6 +128,8 @@ def _cell(row: Row, key: str) -> object:
         return format_bytes(round(value))
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, list):
+        return " ".join(value) or None
     if isinstance(value, dict):
         return ", ".join(f"{name}: {n:g}" for name, n in value.items()) or "nothing"
     return value

@@ -23,7 +23,7 @@ from monitor.actions.ledger import OF_PROCESSES
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError, MonitorError
 from monitor.kernel import cgroup_procs, loader
 from monitor.kernel.kmsg import Killed, Kmsg
-from monitor.lab.bench import Found, Row, bench, mode_option, number, progress, row_lines, trigger_option
+from monitor.lab.bench import Found, Row, bench, mode_option, number, progress, trigger_option
 from monitor.lab.child import Child, Hog, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
@@ -332,4 +332,4 @@ def kills(runs: int, trigger: str, mode: str, seed: int | None) -> Found:
     for line in (*problems[:_PROBLEMS_SHOWN], f"seed {seed}"):
         progress(line)
     more = {"seed": seed, "left_behind": races.left_behind}
-    return Found(rows, more, EXIT_FAILURE if problems else EXIT_OK, lambda: row_lines(f"name {races.columns}", rows))
+    return Found(rows, more, EXIT_FAILURE if problems else EXIT_OK, f"name {races.columns}")

@@ -16,7 +16,7 @@ from monitor.cli.output import Finite, format_bytes
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import meminfo
 from monitor.kernel.rungs import AUTO, NAMES, bpf_offers
-from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, row_lines, state_dir
+from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.checked import KINDS
 from monitor.lab.child import until
@@ -202,7 +202,7 @@ def _hold_races(
                         rows.append(hold_row(name, results))
                         progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
             stage.leave()
-    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, lambda: row_lines(_HOLD_COLUMNS, rows))
+    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, _HOLD_COLUMNS)
 
 
 @bench("name wins runs p50 max kill_p50 kill_max least_left_bytes cpu_ms_per_s")

@@ -34,7 +34,7 @@ Play = Callable[["Stage"], None]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``story`` is one line for people. ``thresholds`` are options of `outrace run`.
+    """``thresholds`` are options of `outrace run`.
 
     The truth, which has to come out: ``flags`` are all there may be; ``evicted`` and ``killed`` name pods ("" is a
     process in no pod) in order; ``domain`` is node, kubepods, or how the path of the cgroup ends.
@@ -44,7 +44,6 @@ class Scenario:
     """
 
     name: str
-    story: str
     play: Play
     thresholds: tuple[str, ...]
     verdict: str
@@ -144,11 +143,11 @@ def soft(period: str, grace_s: int = 0) -> tuple[str, ...]:
 
 
 def scenario(thresholds: tuple[str, ...], verdict: str, *flags: str, **rest: Any) -> Callable[[Play], Play]:
-    """Declare the function below as a scenario of its name; its docstring is the story. ``rest``: see `Scenario`."""
+    """Declare the function below as a scenario of its name. ``rest``: see `Scenario`."""
 
     def declare(play: Play) -> Play:
-        name, story = play.__name__.replace("_", "-"), (play.__doc__ or "").removesuffix(".")
-        SCENARIOS.append(Scenario(name, story, play, thresholds, verdict, frozenset(flags), **rest))
+        name = play.__name__.replace("_", "-")
+        SCENARIOS.append(Scenario(name, play, thresholds, verdict, frozenset(flags), **rest))
         return play
 
     return declare
