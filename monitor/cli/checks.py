@@ -286,5 +286,4 @@ CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
 
 
 def examine() -> list[Check]:
-    """Every check of this machine, in the order shown."""
     return [check for group in CHECKS for check in group()]

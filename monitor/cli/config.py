@@ -18,6 +18,7 @@ from monitor.cli.output import emit, format_bytes, output_option, table_lines, y
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
+from monitor.policy import signals
 from monitor.policy.configuration import (
     DEFAULT,
     ENFORCE,
@@ -32,23 +33,6 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
 from monitor.policy.releases import era
-from monitor.policy.signals import (
-    ALLOCATABLE_MEMORY,
-    CONDITION,
-    CONTAINERFS,
-    CONTAINERFS_INODES,
-    DISK_PRESSURE,
-    IMAGEFS,
-    IMAGEFS_INODES,
-    IN_BYTES,
-    KUBELETS,
-    MEMORY,
-    NODEFS,
-    NODEFS_INODES,
-    OF_DOMAIN,
-    PID,
-    RESOURCE,
-)
 from monitor.policy.thresholds import OFF
 from monitor.settings.config import RunConfig
 from monitor.settings.options import SETTINGS
@@ -59,7 +43,7 @@ from monitor.settings.read import resolve as resolve_settings
 _NOT_LISTED = ("eviction-hard", "eviction-soft", "eviction-soft-grace-period", "eviction-minimum-reclaim", "record")
 _NS = 10**9
 #: Signals whose thresholds count where services are pods.
-_OF_SERVICES = {*OF_DOMAIN["node"], PID}
+_OF_SERVICES = {*signals.OF_DOMAIN["node"], signals.PID}
 
 
 @click.group(cls=Group)
@@ -185,13 +169,13 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
 
     run_config, found = with_disks(resolved.config)
     capacity, huge_pages = _memory(run_config)
-    capacity[PID] = disks.pid_counts()[0]
+    capacity[signals.PID] = disks.pid_counts()[0]
     # Only what was named is measured, and what is on the same file system.
     named = {os.stat(path).st_dev for path in (run_config.nodefs, run_config.imagefs) if path is not None}
     for path, space, inodes in (
-        (found.nodefs, NODEFS, NODEFS_INODES),
-        (found.imagefs, IMAGEFS, IMAGEFS_INODES),
-        (found.imagefs, CONTAINERFS, CONTAINERFS_INODES),
+        (found.nodefs, signals.NODEFS, signals.NODEFS_INODES),
+        (found.imagefs, signals.IMAGEFS, signals.IMAGEFS_INODES),
+        (found.imagefs, signals.CONTAINERFS, signals.CONTAINERFS_INODES),
     ):
         measured = disks.file_system(path) if os.stat(path).st_dev in named else None
         if measured is not None:
@@ -220,8 +204,8 @@ def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
         huge_pages = 0
     kept = run_config.reserved if "pods" in run_config.enforce_node_allocatable else 0
     apart = huge_pages if run_config.huge_pages_apart else 0
-    capacity = {MEMORY: total - apart, ALLOCATABLE_MEMORY: max(0, total - kept)}
-    return {signal: capacity[kubelets] for signal, kubelets in KUBELETS.items()}, huge_pages
+    capacity = {signals.MEMORY: total - apart, signals.ALLOCATABLE_MEMORY: max(0, total - kept)}
+    return {signal: capacity[kubelets] for signal, kubelets in signals.KUBELETS.items()}, huge_pages
 
 
 def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:
@@ -246,7 +230,7 @@ def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
-    in_bytes = RESOURCE[row["signal"]] in IN_BYTES
+    in_bytes = signals.RESOURCE[row["signal"]] in signals.IN_BYTES
     amounts = (format_bytes(row[c]) if in_bytes else row[c] for c in ("quantity", "capacity"))
     grace = f"{row['grace_s']}s" if row["grace_s"] else None
     return (row["signal"], row["kind"], row["value"], *amounts, grace, row["min_reclaim"], row["origin"])
@@ -292,7 +276,11 @@ def _of_services(settings: Settings) -> Settings:
     Values that are written of those are checked.
     """
     maps = {
-        key: {name: given for name, given in entries.items() if name not in (CONTAINERFS, CONTAINERFS_INODES)}
+        key: {
+            name: given
+            for name, given in entries.items()
+            if name not in (signals.CONTAINERFS, signals.CONTAINERFS_INODES)
+        }
         for key, entries in settings.maps.items()
     }
     off = {signal: why for signal, why in settings.switched_off.items() if signal in _OF_SERVICES}
@@ -307,7 +295,7 @@ def _without_effect(resolved: Resolved) -> Iterator[str]:
         for signal, (text, origin) in resolved.settings.maps[kind].items() if kind in own else ():
             if signal in _OF_SERVICES or text in OFF or origin.startswith(DEFAULT):
                 continue
-            of_disk = CONDITION[signal] == DISK_PRESSURE
+            of_disk = signals.CONDITION[signal] == signals.DISK_PRESSURE
             why = "no service is killed for a disk, its files would stay" if of_disk else "there is no kubepods cgroup"
             yield f"{origin}: {signal}: has no effect: {why}"
 

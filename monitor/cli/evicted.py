@@ -63,12 +63,10 @@ _SELECTION = (
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """A decorator that stands for these, in this order."""
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
 def _criteria(namespaces: Iterable[str], owner_kinds: Iterable[str], **rest: Any) -> Criteria:
-    """What the options `_SELECTION` say."""
     selector, node = rest["selector"] or "", rest["node"] or ""
     return Criteria(tuple(dict.fromkeys(namespaces)), selector, node, frozenset(owner_kinds), rest["older_than"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -109,18 +109,17 @@ def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
         for e in seen.result.evictions
     ]
     starved = outcome.starved if outcome is not None else None
-    cleanup = [action for action in seen.result.reclaimed if action in seen.config.cleanups()]
     return {
         "cgroup": str(seen.node.path),
         "capacity": seen.node.capacity,
-        "thresholds": list(_thresholds(seen, resolved, outcome)),
+        "thresholds": _thresholds(seen, resolved, outcome),
         "conditions": sorted(outcome.conditions) if outcome is not None else [],
         "held_conditions": None if seen.held is None else list(seen.held),
         "braked": seen.frame["braked"],
         "held": seen.frame["held"],
         "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
         "verdict": _verdict(seen, outcome),
-        "cleanup": cleanup,
+        "cleanup": [action for action in seen.result.reclaimed if action in seen.config.cleanups()],
         "evictions": evictions,
     }
 
@@ -140,7 +139,7 @@ def _verdict(seen: Situation, outcome: Outcome | None) -> str:
     return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: no pod would be evicted"
 
 
-def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) -> Iterator[dict[str, Any]]:
+def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) -> list[dict[str, Any]]:
     in_force = resolved.settings.thresholds(seen.rules.era, seen.rules.layout)
     as_written = {e.threshold: e.text for e in in_force if not (e.copy or e.overlay)}
     rows: list[tuple[float, dict[str, Any]]] = []
@@ -166,8 +165,7 @@ def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) ->
     if acting is None and rows:
         share, nearest = min(rows, key=lambda one: one[0])
         nearest["first"] = share != float("inf")
-    for _, row in rows:
-        yield row
+    return [row for _, row in rows]
 
 
 def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:

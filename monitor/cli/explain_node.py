@@ -53,7 +53,6 @@ class Situation:
         return tuple(sorted(self.result.outcome.conditions)) if self.result.outcome is not None else ()
 
     def order(self) -> list[Ranked]:
-        """All pods in the order in which they are evicted."""
         pods = [found.pod for found in self.found.values()]
         return rank_pods(self.signal, pods, self.summary.pods, self.rules.layout, ranker=self.rules.era.ranker)
 

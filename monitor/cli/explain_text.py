@@ -14,7 +14,6 @@ _SAME_FOR_ALL = ("priority", "QoS class")
 
 
 def lines(answer: Data) -> Iterator[str]:
-    """The whole answer."""
     node, signal = answer["node"], answer["signal"]
     capacity = format_bytes(node["capacity"])
     yield f"{answer['time']}  {answer['source']}  node {node['cgroup']} of {capacity}  policy {answer['policy'][0]}"

@@ -64,7 +64,6 @@ def _fill(text: str, step: Json) -> str:
 
 
 def process(found: Json) -> str:
-    """A process as `name (pid 12)`."""
     return _fill("{comm} (pid {pid})", found)
 
 
@@ -336,8 +335,6 @@ def timeline(steps: Sequence[Json], width: int) -> Iterator[str]:
 
 
 class Row(NamedTuple):
-    """A line of the timeline."""
-
     clock: str
     available: str
     text: str

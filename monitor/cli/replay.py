@@ -69,7 +69,6 @@ def opened(name: str, stack: ExitStack) -> IO[bytes]:
 
 
 def _lines(found: Replayed) -> Iterator[str]:
-    """Two tables and a summary."""
     rows = [
         (
             timestamp(found.unix_ns(one["decided_ns"])),

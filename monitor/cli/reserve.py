@@ -351,7 +351,6 @@ def _need(memory: Sizing, wanted: int, beyond: int, reaction: Reaction) -> dict[
 
 
 def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Iterator[str]:
-    """What `_growth` has, as tables."""
     kernels = growth["kernel_keeps_bytes"]
     if threshold := growth["threshold_bytes"]:
         yield f"With {MEMORY}<{written(memory, threshold)}, eviction wins against this growth:"

@@ -242,7 +242,6 @@ def with_trigger(config: RunConfig, refuses_realtime: Callable[[], bool]) -> Run
 
 
 def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:
-    """Log how this daemon is configured, and which options have no effect."""
     log = Log(config.log_format)
     given = {name: origin for name, origin in config.origins.items() if not origin.startswith("default")}
     log.info(

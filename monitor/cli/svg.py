@@ -89,7 +89,6 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str | No
 
 
 def curve(points: Iterable[tuple[float, float]], colour: str, width: float = 2) -> Markup:
-    """Straight lines between points in pixels."""
     shown = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return element("polyline", points=shown, fill="none", stroke=colour, stroke_width=width)
 

@@ -317,7 +317,6 @@ class ProcessLooks:
         self._last = Looked()
 
     def look(self, hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
-        """The last look, or a new one where it is time."""
         began = self._clock()
         if began >= self._due:
             try:

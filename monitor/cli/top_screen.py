@@ -294,7 +294,6 @@ class Mark(NamedTuple):
 
 
 def marks(frame: Json) -> list[Mark]:
-    """One for each threshold of the frame."""
     signals = frame["signals"]
     return [
         Mark(_LETTERS[i % len(_LETTERS)], one, signals[one["signal"]]["capacity"] - one["quantity"])

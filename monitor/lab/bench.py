@@ -114,7 +114,6 @@ mode_option = click.option(
 
 
 def row_lines(columns: str, rows: Sequence[Row]) -> list[str]:
-    """The rows as a table of these keys."""
     keys = columns.split()
     return table_lines(
         ["what" if key == "name" else key.replace("_", " ") for key in keys],
@@ -136,7 +135,6 @@ def _cell(row: Row, key: str) -> object:
 
 
 def summary(name: str, values: Sequence[float], unit: str = "us") -> Row:
-    """One row in the form every bench prints."""
     values = sorted(values)
     if not values:
         raise MonitorError(f"{name}: nothing was measured")

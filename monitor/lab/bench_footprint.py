@@ -59,7 +59,6 @@ def cpu_ns(pid: int) -> int:
 
 
 def side_of(daemon: LabDaemon) -> int:
-    """The side process of a daemon that is ready."""
     children = processes(daemon.pid)[1:]
     if len(children) != 1:
         raise MonitorError(f"the hot process has {len(children)} children instead of its side process")

@@ -80,7 +80,6 @@ class Kills(ABC):
         """What is checked after all runs."""
 
     def run(self, what: str) -> None:
-        """One run with a kill of ``what`` in it."""
         self._number += 1
         row = self.rows[what]
         row["runs"] += 1
@@ -126,8 +125,6 @@ class Kills(ABC):
 
 
 class EnforceKills(Kills):
-    """Around a crossing."""
-
     #: `oom`: races that the kernel won; `gone_on`: evictions that the next daemon went on with; `told_by_next`: those
     #: that only the next daemon reported.
     columns = "runs right evicted oom gone_on told_by_next"
@@ -159,7 +156,6 @@ class EnforceKills(Kills):
         yield from self._changed_scores()
 
     def _misreported(self, row: Row, since: int, won: bool) -> Iterator[str]:
-        """What is wrong with what the log says of a run."""
         records = self._daemon.log[since:]
         # A restarted side receives messages again, and these may be of the run before.
         decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
@@ -228,8 +224,6 @@ class EnforceKills(Kills):
 
 
 class HoldKills(Kills):
-    """During holds."""
-
     #: `held`: the pod was held as the SIGKILL came; `right`: all of its processes went on, and what they had is what
     #: they had written; `killed`: by outrace, at the kill threshold; `oom`: by the kernel, where no pod was held.
     columns = "runs held right killed oom"

@@ -66,8 +66,6 @@ def _row(name: str, results: Sequence[RaceResult], cpu: float | None) -> Row:
 
 
 class Bench:
-    """Rows as they come, with progress on stderr."""
-
     def __init__(self, runs: int, node: LabNode, pod: LabPod, state_dir: Path) -> None:
         self.runs, self.node, self.pod, self.state_dir = runs, node, pod, state_dir
         self.rows: list[Row] = []

@@ -132,7 +132,6 @@ class LabDaemon:
             self._arrived.notify_all()
 
     def complaint(self) -> str:
-        """Its last line."""
         return str(self.log[-1].get("msg", self.log[-1])) if self.log else "it wrote nothing"
 
     def wait_for(self, wanted: Callable[[Record], bool], timeout: float = PATIENCE_S, since: int = 0) -> Record | None:
@@ -192,7 +191,6 @@ class LabDaemon:
         return {key: n for key, n in self.metrics().items() if key.startswith(names) and n}
 
     def stop(self, timeout: float = PATIENCE_S) -> int:
-        """SIGTERM and wait; its exit status."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -29,8 +29,6 @@ from monitor.lab.worker import Options, read_order, write_line
 
 
 class Floor:
-    """The ring, one ceiling, and the processes to kill."""
-
     def __init__(self, pins: Pins, cgroup: Path, available_below: int) -> None:
         self._table = DomainTable(pins)
         self._table.reset()
@@ -45,7 +43,6 @@ class Floor:
         self._killed: tuple[int, int, int] | None = None
 
     def aim(self, pids: list[int]) -> None:
-        """Kill these at the next crossing."""
         self._disarm()
         self._pidfds = [os.pidfd_open(pid) for pid in pids]
         self._table.set_ceilings(self._index, self._ceilings)

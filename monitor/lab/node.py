@@ -223,7 +223,6 @@ class LabNode:
         return child
 
     def end(self, child: Child) -> None:
-        """End one of the node's own processes."""
         child.close()
         self.children.remove(child)
 

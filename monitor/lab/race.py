@@ -353,7 +353,6 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
 
 
 def _watch(stage: HoldStage, out: HoldResult, held: Record, watch_s: float) -> None:
-    """How much the pod grows while it is held."""
     usage, left = 0, stage.node.memory_bytes
     deadline = time.monotonic() + watch_s
     while not usage or time.monotonic() < deadline:

@@ -205,7 +205,6 @@ class Stage:
         return hog
 
     def filled(self, pod: LabPod, mib: int, **options: str | int) -> Hog:
-        """A hog in the first container that has taken its memory."""
         hog = self.hog(pod, mib, container="c0", **options)
         hog.go()
         hog.expect("grown")
@@ -226,7 +225,6 @@ class Stage:
                 raise MonitorError(f"process {hog.pid} of the scenario ended with {status} instead of being killed")
 
     def wait_for_log(self, msg: str, **fields: object) -> None:
-        """Wait for a log record of the daemon about this run."""
         if self.daemon.message(msg, PATIENCE_S, self._since, **fields) is None:
             raise MonitorError(f"the daemon never logged {msg!r}: {self.daemon.complaint()}")
 
@@ -271,12 +269,10 @@ class Stage:
             hog.wait(PATIENCE_S)
 
     def over(self) -> None:
-        """Wait for the final incident."""
         if self.daemon.message("incident", PATIENCE_S, self._since, final=True) is None:
             raise MonitorError(f"no incident became final: {self.daemon.complaint()}")
 
     def leave(self) -> None:
-        """Take the pods away."""
         for hog in self.hogs:
             self.node.end(hog)
         for pod in self.pods.values():

@@ -42,7 +42,6 @@ def join(cgroup: str) -> None:
 
 
 def write_line(*words: object) -> None:
-    """One line to the parent."""
     os.write(1, f"{' '.join(map(str, words))}\n".encode())
 
 

@@ -45,7 +45,6 @@ def present(message: Message) -> dict[str, Any]:
 
 
 def encode(message: Message) -> bytes:
-    """The packet of a message."""
     fields = message._asdict()
     fields["t"] = NAMES[type(message)]
     return "".join(_chunks(fields, 0)).encode()

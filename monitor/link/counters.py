@@ -136,7 +136,6 @@ class SharedStats:
         self._view[_SLOTS[name]] += n
 
     def dropped(self, message: HotMessage) -> None:
-        """A message for the side was dropped."""
         self.add("channel_dropped")
         kind = f"oom_{message.event.kind}" if isinstance(message, Oom) else NAMES[type(message)]
         self.add(f"dropped_{kind}" if kind in MESSAGES else "dropped_other")

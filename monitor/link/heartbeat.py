@@ -135,7 +135,6 @@ class Heartbeat:
         self._timer = timer
 
     def ping(self) -> None:
-        """One turn, or a part of one, is done."""
         now_ns = time.monotonic_ns()
         # A system call is no part of every message.
         if now_ns - self._stats.get("side_heartbeat_ns") > HEARTBEAT_NS // 8:
@@ -143,7 +142,6 @@ class Heartbeat:
         self._stats.set("side_heartbeat_ns", now_ns)
 
     def enter(self, stage: int) -> None:
-        """The start is over, or the end begins."""
         if stage == TURNING:
             self._stats.set("side_start_cpu_ns", time.process_time_ns())
         self._stats.set("side_stage", stage)

@@ -94,13 +94,10 @@ def container_id(name: str) -> str | None:
 
 
 def is_kubepods(name: str) -> bool:
-    """Whether a directory is called as the kubelet calls its own."""
     return name == "kubepods" or _SLICE_ROOT.fullmatch(name) is not None
 
 
 class PodDir(NamedTuple):
-    """A pod's directory in the kubepods tree."""
-
     uid: str
     qos: str
     path: Path

@@ -89,7 +89,6 @@ class ClusterSource(SpecSource):
         return found is None or not self._known[uid].containers.items() <= found.containers.items()
 
     def _find_unlisted(self, scan: Scan) -> None:
-        """Cgroups of pods that are not in the list."""
         listed = {uid for one in self._listed for uid in tree_uids(one.pod)}
         now = time.monotonic()
         there = {} if self._kubepods is None else self._dirs_in(self._kubepods)

@@ -271,7 +271,6 @@ class PodFeed(ABC):
         self._tried.set()
 
     def answered(self) -> None:
-        """It answers again."""
         with self._lock:
             before, self._failure = self._failure, ""
             self._changed(bool(before))

@@ -48,8 +48,6 @@ class Event:
 
 
 class Watcher:
-    """A set of watched directories."""
-
     def __init__(self, fd: int, libc: ctypes.CDLL) -> None:
         self._fd = fd
         self._libc = libc

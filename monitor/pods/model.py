@@ -85,7 +85,6 @@ class Within(NamedTuple):
 
 
 def first(names: Sequence[str]) -> str:
-    """The first of them, for a message."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
@@ -171,7 +170,6 @@ class PodSource(ABC):
         """Look at everything; the files of ``events`` changed, even if their time stamps did not."""
 
     def _concerns(self, event: Event) -> bool:
-        """Whether an event is worth a scan."""
         return True
 
     def _spared_cgroups(self) -> dict[Path, str]:

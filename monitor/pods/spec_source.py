@@ -55,7 +55,6 @@ class SpecSource(PodSource):
         return manifest.pod.phase not in ("Succeeded", "Failed")
 
     def _match(self, scan: Scan) -> None:
-        """Find the cgroup of every pod, and put it into ``scan``."""
         self._searched, self._dirs, self._outside = False, None, None
         spared = self._spared_cgroups()
         self._ours = {above: name for path, name in spared.items() for above in (path, *path.parents)}

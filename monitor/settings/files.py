@@ -101,7 +101,6 @@ def value(text: str) -> Any:
 
 
 def _document(text: str) -> Any:
-    """The only document of a YAML text."""
     found = [document for document in documents.from_yaml(text) if document is not None]
     if len(found) > 1:
         problem = f"holds {len(found)} YAML documents, and only one can be in force"

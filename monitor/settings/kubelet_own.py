@@ -102,7 +102,6 @@ def _configz(access: Access) -> Source:
 
 
 def _known(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that are ours."""
     return {key: content[key] for key in (*KUBELET_KEYS, FEATURE_GATES) if content.get(key) is not None}
 
 

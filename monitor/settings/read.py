@@ -388,7 +388,6 @@ def given(config: RunConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_of(config: RunConfig, option: Option) -> Any:
-    """The value of an option in a configuration."""
     if option.name == "listen":
         return f"{config.listen_host}:{config.listen_port}"
     return getattr(config, option.field)

@@ -70,7 +70,6 @@ def text(value: Any) -> str:
 
 
 def optional_text(value: Any) -> str:
-    """A text, which may be empty."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not a text" + ("; put it in quotes" if isinstance(value, int | float) else ""))
     return value
