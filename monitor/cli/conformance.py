@@ -34,7 +34,6 @@ def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
     from monitor.policy.conformance import CaseError, check_case
 
     ops: dict[str, dict[str, Any]] = {}
-    shown = 0
     for path in files:
         here = 0
         for here, case in enumerate(_cases(path), 1):
@@ -47,12 +46,10 @@ def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
                 ) from None
             counts = ops.setdefault(case["op"], {"passed": 0, "total": 0, "failed": []})
             counts["total"] += 1
-            if not difference:
-                counts["passed"] += 1
-            else:
+            counts["passed"] += not difference
+            if difference:
                 counts["failed"].append(case["id"])
-                if shown < show:
-                    shown += 1
+                if sum(len(each["failed"]) for each in ops.values()) <= show:
                     click.echo(f"{case['id']} ({case['op']}): {difference}", err=True)
             if here % _STEP == 0 and sys.stderr.isatty():
                 click.echo(f"\r{path.name}: {here}", nl=False, err=True)

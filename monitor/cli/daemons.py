@@ -21,16 +21,8 @@ import click
 from click.core import ParameterSource
 
 from monitor.errors import MonitorError
-from monitor.link.daemon_socket import (
-    INFO_PATH,
-    MAX_ANSWER,
-    SOCKET,
-    DaemonInfo,
-    address,
-    check_directory,
-    opened,
-    run_dir,
-)
+from monitor.link import daemon_socket
+from monitor.link.daemon_socket import MAX_ANSWER, DaemonInfo, opened, run_dir
 from monitor.owner import check_peer
 from monitor.settings.config import RunConfig
 
@@ -89,7 +81,7 @@ def described(path: Path) -> Daemon:
     """The daemon at a socket, as it is now: started again, or with another configuration. Raises as `get` does;
     TypeError where its configuration is another release's.
     """
-    info = DaemonInfo.from_json(_get(path, INFO_PATH))
+    info = DaemonInfo.from_json(_get(path, daemon_socket.INFO_PATH))
     return Daemon(path, info, RunConfig.from_json(json.dumps(info.config)))
 
 
@@ -127,10 +119,10 @@ def running() -> Daemon | None:
     there.
     """
     directory = Path(run_dir())
-    path = directory / SOCKET
+    path = directory / daemon_socket.SOCKET
     try:
         with opened(directory) as fd:
-            check_directory(fd)
+            daemon_socket.check_directory(fd)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
@@ -157,7 +149,7 @@ def _connected(path: Path) -> socket.socket:
             deadline = time.monotonic() + _TIMEOUT_S
             while True:
                 try:
-                    connection.connect(address(directory))
+                    connection.connect(daemon_socket.address(directory))
                     check_peer(connection)
                     break
                 except BlockingIOError:  # the queue is full: a socket with a timeout does not wait for room

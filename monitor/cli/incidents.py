@@ -123,10 +123,8 @@ def list_(state_dir: str, output: str, **filters: Any) -> None:
     if output == "table" and not found and not reader.unreadable:
         missing = "" if Path(state_dir).is_dir() else " (there is no such directory)"
         given = any(value is not None for value in filters.values())
-        none = (
-            f"no such incidents stored in {state_dir}" if given else f"no incidents stored in {state_dir} yet{missing}"
-        )
-        click.echo(none, err=True)
+        such, yet = (" such", "") if given else ("", f" yet{missing}")
+        click.echo(f"no{such} incidents stored in {state_dir}{yet}", err=True)
     else:
         from monitor.cli.incident_text import list_lines
 

@@ -417,9 +417,8 @@ class Sampler:
 
     def _daemon(self) -> dict[str, Any] | None:
         """The daemon that answered, and how it works; None without a daemon."""
-        if self.node.reported is None:
+        daemon = self.node.daemon
+        if self.node.reported is None or daemon is None:
             return None
-        status, daemon = self.node.reported["status"], self.node.daemon
-        info = None if daemon is None else daemon.info
-        known = {"name": daemon and daemon.name, "pid": info and info.hot_pid, "version": info and info.version}
-        return known | {key: status.get(key) for key in _STATUS}
+        known = {"name": daemon.name, "pid": daemon.info.hot_pid, "version": daemon.info.version}
+        return known | {key: self.node.reported["status"].get(key) for key in _STATUS}

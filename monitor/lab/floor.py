@@ -1,12 +1,12 @@
 """The floor under every latency of the monitor: the least that Python does between a crossing and a SIGKILL.
 
 Keys: pins=DIR cgroup=DIR available_below=BYTES. One process that reads the ring of
-the same BPF programs, knows one cgroup with one threshold, and has the pidfds of the processes to kill open: no
+the same BPF programs, knows one cgroup with one threshold, and has the pidfd of the process to kill open: no
 pods, no policy, no ranking, nothing to report. It has what the monitor has: real-time priority, locked memory, no
 garbage collection.
 
-It prints `ready`; each line `aim PID,PID` on stdin is answered by `aimed`, and the next crossing by `killed CROSSED
-SEEN KILLED` (CLOCK_MONOTONIC nanoseconds: the kernel's time of the crossing, when its record was read, when the last
+It prints `ready`; each line `aim PID` on stdin is answered by `aimed`, and the next crossing by `killed CROSSED
+SEEN KILLED` (CLOCK_MONOTONIC nanoseconds: the kernel's time of the crossing, when its record was read, when the
 signal was sent). It ends when stdin is closed.
 """
 
@@ -39,27 +39,22 @@ class Floor:
         self.ring = Ring(pins, "events", self._on_record)
         self.ring.consume()  # what an earlier reader left
         self._links = [pins.attach(name) for name in pins.pressure]
-        self._pidfds: list[int] = []
+        self._pidfd = -1
         self._killed: tuple[int, int, int] | None = None
 
-    def aim(self, pids: list[int]) -> None:
-        self._disarm()
-        self._pidfds = [os.pidfd_open(pid) for pid in pids]
+    def aim(self, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
         self._table.set_ceilings(self._index, self._ceilings)
-
-    def _disarm(self) -> None:
-        while self._pidfds:
-            os.close(self._pidfds.pop())
 
     def _on_record(self, data: bytes) -> None:
         record = EVENT.unpack_from(data)
-        if record[7] != CROSS or not self._pidfds or self._killed:
+        if record[7] != CROSS or self._pidfd < 0:
             return
         seen_ns = time.monotonic_ns()
-        for fd in self._pidfds:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._killed = (record[0], seen_ns, time.monotonic_ns())
-        self._disarm()
+        os.close(self._pidfd)
+        self._pidfd = -1
 
     def take(self) -> tuple[int, int, int] | None:
         """The times of the kill that was just done, once."""
@@ -84,5 +79,5 @@ def floor(options: Options) -> None:
                 continue
             if not (order := read_order()):
                 return
-            one.aim([int(pid) for pid in order.split()[1].split(",")])
+            one.aim(int(order.split()[1]))
             write_line("aimed")

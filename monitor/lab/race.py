@@ -38,9 +38,9 @@ class RaceResult:
     """
 
     winner: str
-    detection_us: float | None
-    kill_us: float | None
-    evicted: str | None
+    detection_us: float | None = None
+    kill_us: float | None = None
+    evicted: str | None = None
     oom_victims: list[dict[str, Any]] = field(default_factory=list)
     headroom_bytes: int = 0
     trigger: str | None = None
@@ -138,8 +138,7 @@ def run_race(
     known = {} if watcher is None else watcher.finish(evicted=not killed)
     if killed and not known.get("oom_victims"):
         known["oom_victims"] = [{"victim_pid": hog.pid} for hog in running if hog.process.returncode == -9][:killed]
-    fields: dict[str, Any] = {"detection_us": None, "kill_us": None, "evicted": None, **known}
-    return RaceResult(winner="oom" if killed else "eviction", headroom_bytes=max(0, node.memory_bytes - peak), **fields)
+    return RaceResult("oom" if killed else "eviction", headroom_bytes=max(0, node.memory_bytes - peak), **known)
 
 
 def populate(node: LabNode) -> LabPod:

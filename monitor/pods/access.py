@@ -126,30 +126,26 @@ class Access:
                 raise ConfigError(f"the kubelet's certificate is not believed: {problem}")
         return kubelet_config(url or self.kubelet.url, trust, credentials, "--pods kubelet")
 
-    def kubelet_of(self, argument: str) -> ClusterConfig:
-        """The kubelet that ``--pods kubelet:ARGUMENT`` names. ConfigError."""
-        if argument.startswith("http://"):
-            return self.kubelet_server(argument)
-        return self.kubelet_server(argument, self.api_server()[0].credentials)
+    def server(self, kind: str, argument: str) -> ClusterConfig:
+        """What ``--pods kubelet[:URL]`` or ``apiserver`` names. ConfigError."""
+        if kind == APISERVER:
+            return self.api_server()[0]
+        return self.kubelet_server(
+            argument, None if argument.startswith("http://") else self.api_server()[0].credentials
+        )
 
     def check(self, kind: str, argument: str) -> None:
         """Raises ConfigError where the feed could not be made."""
-        if kind == "apiserver":
-            self.api_server()
-        else:
-            self.kubelet_of(argument)
+        self.server(kind, argument)
         self.node  # noqa: B018 - raises
 
     def feed(self, kind: str, argument: str, state_dir: Path | None) -> PodFeed:
         """The feed of ``--pods kubelet[:URL]`` or ``apiserver``. ConfigError."""
         cache = PodCache(state_dir, self.node) if state_dir is not None else None
-        if kind == "apiserver":
-            config, _ = self.api_server()
-            stop = threading.Event()
-            client, selector = ApiClient(config, stop), f"spec.nodeName={self.node}"
-            return ApiServerFeed(client, selector, f"pods of {self.node} at {config.server}", cache, stop)
-        server = self.kubelet_of(argument)
-        stop = threading.Event()
+        server, stop = self.server(kind, argument), threading.Event()
+        if kind == APISERVER:
+            client, selector = ApiClient(server, stop), f"spec.nodeName={self.node}"
+            return ApiServerFeed(client, selector, f"pods of {self.node} at {server.server}", cache, stop)
         return KubeletFeed(KubeletClient(server, stop), f"pods of the kubelet at {server.server}", cache, stop)
 
 

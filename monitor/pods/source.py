@@ -52,18 +52,15 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
         return Choice(CGROUPS, f"of the node {config.node_cgroup}"), None
     if kind not in (AUTO, *CLUSTER):
         return Choice(config.pods, "as given"), None
-    if kind == AUTO:
-        kubelet, here = _signs(config)
-        if not here:
-            return without_cluster(kubepods=_kubepods(config.cgroup_root)), None
-        from monitor.pods.access import Access, choose
+    kubelet, here = _signs(config) if kind == AUTO else (None, True)
+    if not here:
+        return without_cluster(kubepods=_kubepods(config.cgroup_root)), None
+    from monitor.pods.access import Access, choose
 
-        access = Access.found(config, kubelet)
+    access = Access.found(config, kubelet)
+    if kind == AUTO:
         choice = choose(access)
         return choice, access if check_spec(choice.spec)[0] in CLUSTER else None
-    from monitor.pods.access import Access
-
-    access = Access.found(config)
     access.check(kind, argument)
     return Choice(config.pods, "as given", (), access.kubelet.is_there), access
 

@@ -17,14 +17,13 @@ _FORMS = "use auto, kubelet, kubelet:URL, apiserver, manifests:DIR, services or 
 def check_spec(spec: str) -> tuple[str, str]:
     """Split a ``--pods`` value into kind and argument; ValueError if there is no such source."""
     kind, colon, argument = spec.partition(":")
-    if kind not in (AUTO, KUBELET, APISERVER, MANIFESTS, SERVICES, CGROUPS):
+    takes_none = kind not in (MANIFESTS, KUBELET)
+    if kind not in (AUTO, KUBELET, APISERVER, MANIFESTS, SERVICES, CGROUPS) or (takes_none and colon):
         raise ValueError(f"{spec!r} is not a source of pods; {_FORMS}")
     if kind == MANIFESTS and not argument:
         raise ValueError(f"{spec!r} names no directory; {_FORMS}")
     if kind == KUBELET and colon and not argument.startswith(("https://", "http://")):
         raise ValueError(f"{spec!r} names no http or https URL; {_FORMS}")
-    if kind not in (MANIFESTS, KUBELET) and colon:
-        raise ValueError(f"{spec!r} is not a source of pods; {_FORMS}")
     return kind, argument
 
 
