@@ -15,7 +15,7 @@ from monitor.actions import brake_limit
 from monitor.actions.daemons import is_dead
 from monitor.actions.ledger import HOT, noted
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
+from monitor.kernel import cgroupfs, charging, instances, limits, mounts, sched
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.offsets import defines
 
@@ -116,12 +116,6 @@ def _btf() -> Iterator[Check]:
         return f"{len(defines(btf, 1, 2))} offsets and numbers that the programs are compiled with"
 
     yield _tried("struct-offsets", offsets, bpf=True)
-
-
-def _page_cache_lists() -> Iterator[Check]:
-    """Where inactive page cache is counted; outrace reads both (bpf/pressure.c)."""
-    detail = "multi-gen LRU: generations" if meminfo.multi_gen_lru() else "active and inactive lists"
-    yield Check("page-cache-lists", True, detail)
 
 
 def _mounts() -> Iterator[Check]:
@@ -262,15 +256,6 @@ def _scheduler() -> Iterator[Check]:
         yield Check("sched_fifo", False, f"SCHED_FIFO refused: {os.strerror(number)}", remedy)
 
 
-def _thp() -> Iterator[Check]:
-    try:
-        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip()
-        big = "2 MiB" if "[always]" in text else "64 pages, 2 MiB where a program asks for it"
-        yield Check("thp", True, f"{text}: usage moves in steps of {big}")
-    except OSError:
-        yield Check("thp", True, "no transparent huge pages: usage moves in steps of 64 pages")
-
-
 def _swap() -> Iterator[Check]:
     import psutil
 
@@ -280,8 +265,8 @@ def _swap() -> Iterator[Check]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
-    _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups,
-    _panic_on_oom, _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
+    _root, _capabilities, _kernel, _btf, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups, _panic_on_oom, _kernel_log,
+    _process_connector, _lockdown, _scheduler, _swap,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,7 +240,9 @@ def _rancher_options(path: Path) -> dict[str, list[str]]:
     ``NAME+``.
     """
     found: dict[str, list[str]] = {}
-    later = sorted(one for one in Path(f"{path}.d").glob("*") if one.suffix in (".yaml", ".yml"))
+    later: list[Path] = []
+    with suppress(OSError):
+        later = sorted(one for one in Path(f"{path}.d").iterdir() if one.suffix in (".yaml", ".yml"))
     for key, value in (pair for one in (path, *later) for pair in (_mapping(one)[0] or {}).items()):
         name = str(key).removesuffix("+")
         values = [str(one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, _SCALAR)]
