@@ -19,16 +19,7 @@ from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
 from monitor.policy import signals
-from monitor.policy.configuration import (
-    DEFAULT,
-    ENFORCE,
-    HARD,
-    SOFT,
-    TEXT_MAPS,
-    Given,
-    Settings,
-    Source,
-)
+from monitor.policy.configuration import DEFAULT, ENFORCE, HARD, SOFT, TEXT_MAPS, Given, Settings, Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout

@@ -57,22 +57,19 @@ GONE = {
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
     "outrace evicted delete --retry": "`outrace evicted delete` without it: it tries again for a minute",
     "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",
-    **dict.fromkeys(
-        ("outrace bench giveback", "outrace bench pods", "outrace bench soak", "outrace bench sweep"), "`make races`"
-    ),
-    **dict.fromkeys(("outrace bench neighbour", "outrace bench storm", "outrace bench alerts"), "`make races`"),
+    **{
+        f"outrace bench {name}": "`make races`"
+        for name in ("alerts", "giveback", "neighbour", "pods", "soak", "storm", "sweep")
+    },
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace unload --strays": "`outrace unload --state-dir DIR`, as `outrace doctor` has it; a start removes them too",
     "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of incidents.db",
     "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
-    **dict.fromkeys(
-        (
-            *("outrace replay --policy", "outrace replay --eviction-hard", "outrace replay --eviction-soft"),
-            *("outrace replay --eviction-soft-grace-period", "outrace replay --eviction-minimum-reclaim"),
-        ),
-        "`outrace incidents advise`, which works out the thresholds that would have won",
-    ),
+    **{
+        f"outrace replay --{name}": "`outrace incidents advise`, which works out the thresholds that would have won"
+        for name in ("policy", *(f"eviction-{key}" for key in ("hard", "soft", "soft-grace-period", "minimum-reclaim")))
+    },
     "outrace report": "`outrace incidents list --since 7d`, and `outrace incidents advise`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency --flood`, or leave it out",

@@ -119,28 +119,18 @@ def add_pods(node: LabNode, pods: int) -> LabPod:
     return node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
 
 
-def measure(state_dir: Path, crossings: int, kills: int) -> list[Row]:
-    rows = []
+def observed(state_dir: Path, crossings: int) -> Row:
+    """The decisions of a monitor that only observes, with processes that cross together."""
     with LabNode("latency", NODE_BYTES) as node:
         victim = add_pods(node, PODS)
         threshold = f"memory.available<{THRESHOLD - node.usage()}"
-        for enforce in (False, True):
-            options = ("--eviction-hard", threshold, *(("--enforce",) if enforce else ()))
-            with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
-                if enforce:
-                    samples = Samples()
-                    evictions(samples, daemon, victim, kills, HOGS * HOG_MIB)
-                    got = samples.signalled
-                else:
-                    hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
-                    got = observe_crossings(daemon, hogs, crossings)
-                    for hog in hogs:
-                        node.end(hog)
-                if lost := daemon.lost():
-                    progress(f"events lost: {lost}")
-            rows.append(summary(f"crossing_to_{'sigkill' if enforce else 'decision'}", got))
-            progress(f"{rows[-1]['name']}: p50 {rows[-1]['p50']:.0f} us, p99 {rows[-1]['p99']:.0f} us")
-    return rows
+        with LabDaemon(node, "--eviction-hard", threshold, state_dir=state_dir, keep_pins=True) as daemon:
+            hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
+            row = summary("crossing_to_decision", observe_crossings(daemon, hogs, crossings))
+            if lost := daemon.lost():
+                progress(f"events lost: {lost}")
+    progress(f"{row['name']}: p50 {row['p50']:.0f} us, p99 {row['p99']:.0f} us")
+    return row
 
 
 @contextlib.contextmanager
@@ -243,7 +233,7 @@ def under_flood(state_dir: Path, kills: int, turns: int) -> list[Row]:
 @number("--pods", PODS, "Pods beside the floor.", 3)
 @click.option("--flood", is_flag=True, help="Only SIGKILLs while 16 clients repeat GET /metrics, and without them.")
 def latency(crossings: int, kills: int, floor_only: bool, turns: int, pods: int, flood: bool) -> list[Row]:
-    """Measure crossing to decision (4 processes at full speed, observe mode) and to SIGKILL (110 pods, enforce mode).
+    """Measure crossing to decision (4 processes at full speed, observe mode, 110 pods).
 
     Then, in turns, the SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows
     only the processes to kill. The rows sigkill_to_floor_* are the ratio of the two.
@@ -251,5 +241,5 @@ def latency(crossings: int, kills: int, floor_only: bool, turns: int, pods: int,
     with temporary_state_dir() as state_dir:
         if flood:
             return under_flood(state_dir, kills, turns)
-        rows = [] if floor_only else measure(state_dir, crossings, kills)
+        rows = [] if floor_only else [observed(state_dir, crossings)]
         return rows + against_floor(state_dir, kills, turns, pods)

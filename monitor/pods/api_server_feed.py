@@ -10,7 +10,7 @@ from monitor.kube.backoff import BackOff
 from monitor.kube.client import SILENCE_S, WATCH_S, ApiClient
 from monitor.kube.errors import ApiError, Cancelled, ResourceExpired, ServerError, TooManyRequests, TransportError
 from monitor.kube.resources import PODS
-from monitor.kube.watch import BOOKMARK, DELETED, WatchEvent
+from monitor.kube.watch import BOOKMARK, DELETED
 from monitor.pods.feed import PodCache, PodFeed, known
 
 #: A watch that ends sooner, without an event, is followed by a pause, as in client-go.
@@ -86,20 +86,15 @@ class ApiServerFeed(PodFeed):
             self.answered()
             for event in events:
                 count += 1
-                self._take(event)
+                one = None if event.kind == BOOKMARK else known(self.where, event.object)
+                if one is not None and event.kind == DELETED:
+                    self.drop(one.uid)
+                elif one is not None:
+                    self.put(one)
                 self._version = event.resource_version  # after it was taken: what failed comes again
                 self._back_off.reset()
         if not count and self._clock() - began < _SHORT_S:
             self.stop.wait(self._back_off.next_s())
-
-    def _take(self, event: WatchEvent) -> None:
-        one = None if event.kind == BOOKMARK else known(self.where, event.object)
-        if one is None:
-            return
-        if event.kind == DELETED:
-            self.drop(one.uid)
-        else:
-            self.put(one)
 
     def _failed(self, error: MonitorError) -> None:
         at_list = not self._watchable

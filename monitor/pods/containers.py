@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +95,8 @@ def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
         if upper is None:
             return None  # read-only: a container without a writable layer
         path = Path(cgroupfs.unescape(upper.partition("=")[2]))
-        return path if path.is_absolute() and _is_directory(path) else None
+        # Of another mount namespace it is not to be seen from here.
+        return path if path.is_absolute() and os.path.isdir(path) and not os.path.islink(path) else None
     return None
 
 
@@ -147,10 +147,3 @@ def _fields(line: str) -> tuple[str, str, str, str]:
     before, _, after = line.rstrip("\n").partition(" - ")
     where, what = before.split(" "), after.split(" ")
     return where[4], where[2], what[0], what[2]
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False  # of another mount namespace: not to be seen from here

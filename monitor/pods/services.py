@@ -18,28 +18,12 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.wire import printable
-from monitor.pods import claims, machine
+from monitor.pods import claims, machine, units
 from monitor.pods.cgroup_tree import children, is_kubepods
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
 from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within, first
 from monitor.pods.runtimes import Runtimes, common_labels
-from monitor.pods.units import (
-    DESCEND,
-    IN_POD,
-    MAX_DEPTH,
-    PAYLOAD,
-    PODMAN,
-    PODMAN_POD,
-    SKIP,
-    UNIT,
-    Place,
-    classify,
-    managed_by,
-    podman_container,
-    unescaped,
-    unsplit,
-    whole,
-)
+from monitor.pods.units import Place
 from monitor.policy.pods import stable_uid
 from monitor.policy.services import Facts, service_pod
 
@@ -104,7 +88,7 @@ class ServiceSource(PodSource):
         if event.mask & IN_MODIFY:
             return event.name in _FILES
         return not (event.mask & IN_CREATE and event.directory in self._splitting) or bool(
-            podman_container(event.name) or unsplit((event.name,))
+            units.podman_container(event.name) or units.unsplit((event.name,))
         )
 
     def _scan(self, events: Iterable[Event]) -> Scan:
@@ -114,7 +98,7 @@ class ServiceSource(PodSource):
         self._splitting = {path for path, place in places if _may_split(path, place)}
         inside = {path: self._containers(path, place) for path, place in places}
         wanted = {place.ident: place.runtime for _, place in places if place.ident}
-        wanted |= {ident: PODMAN for containers in inside.values() for ident in containers}
+        wanted |= {ident: units.PODMAN for containers in inside.values() for ident in containers}
         self._runtimes.refresh(wanted)
         scan.problems.extend(self._runtimes.problems)
         scan.unsettled = self._runtimes.unsettled
@@ -159,15 +143,15 @@ class ServiceSource(PodSource):
             scan.watch[parent] = CHILDREN
             for path in _some_children(parent, user, of_user):
                 below = (*parts, path.name)
-                found = classify(below)
+                found = units.classify(below)
                 if isinstance(found, Place):
                     yield from self._apart(scan, path, found) or [(path, found)]
-                elif found == DESCEND and len(below) < MAX_DEPTH:
-                    if (place := whole(below, user)) is not None and cgroup_procs.pids_in(os.fspath(path)):
+                elif found == units.DESCEND and len(below) < units.MAX_DEPTH:
+                    if (place := units.whole(below, user)) is not None and cgroup_procs.pids_in(os.fspath(path)):
                         yield path, place
                         continue
-                    pending.append((path, below, managed_by(below) if user is None else user))
-                elif found == SKIP and is_kubepods(path.name):
+                    pending.append((path, below, units.managed_by(below) if user is None else user))
+                elif found == units.SKIP and is_kubepods(path.name):
                     scan.problems.append(
                         f"{path} holds the pods of a kubelet, which are not watched: start outrace again, --pods auto"
                     )
@@ -182,16 +166,16 @@ class ServiceSource(PodSource):
         if place.user is not None or not (machine.lost_with(place.name) and _may_split(path, place)):
             return []
         scan.watch[path] = CHILDREN
-        return [(one, made) for one in children(path) if (made := unsplit((*place.parts, one.name)))]
+        return [(one, made) for one in children(path) if (made := units.unsplit((*place.parts, one.name)))]
 
     # ---- what is known of one
 
     def _containers(self, path: Path, place: Place) -> dict[str, Path]:
         """The directories of the containers that a pod of podman or a unit has in it, by id."""
-        if place.kind != PODMAN_POD and path not in self._splitting:
+        if place.kind != units.PODMAN_POD and path not in self._splitting:
             return {}
-        pattern = IN_POD if place.kind == PODMAN_POD else PAYLOAD
-        return {ident: below for below in children(path) if (ident := podman_container(below.name, pattern))}
+        pattern = units.IN_POD if place.kind == units.PODMAN_POD else units.PAYLOAD
+        return {ident: below for below in children(path) if (ident := units.podman_container(below.name, pattern))}
 
     def _look(self, path: Path, place: Place, inside: Mapping[str, Path], key: int) -> _Look:
         """Its processes; again after a minute, and at once while it is being started."""
@@ -215,7 +199,7 @@ class ServiceSource(PodSource):
         return _Look(now, first, score, starting, f"it holds {vital}" if vital else "", session, containers)
 
     def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, ours: str) -> Facts:
-        name, aliases = printable(os.fsencode(place.name)), [place.name, unescaped(place.name).replace("/", "-")]
+        name, aliases = printable(os.fsencode(place.name)), [place.name, units.unescaped(place.name).replace("/", "-")]
         labels: Mapping[str, str] | None = {}
         if place.ident:
             known = self._runtimes.known(place.ident)
@@ -226,7 +210,7 @@ class ServiceSource(PodSource):
             # The unit is what systemd starts again, and what goes as a whole: it keeps its name, and has their labels.
             found = [known for ident in inside if (known := self._runtimes.known(ident)) is not None]
             labels = common_labels(found) if len(found) == len(inside) else None
-            aliases += [f"{PODMAN}/{known.name}" for known in found]
+            aliases += [f"{units.PODMAN}/{known.name}" for known in found]
         request, limit = self._kept(path), cgroupfs.limit(path)
         if inside:
             request, limit = self._sums(place, inside, request, limit)
@@ -291,7 +275,7 @@ def _may_split(path: Path, place: Place) -> bool:
     outrace reads. A user that owns the cgroup (of its manager, by Delegate= and User=) could make a directory of that
     name, and would be kept for labels that root's podman never knows.
     """
-    if place.kind != UNIT or not place.name.endswith(".service"):
+    if place.kind != units.UNIT or not place.name.endswith(".service"):
         return False
     try:
         return os.stat(path).st_uid in (0, os.geteuid())

@@ -17,18 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, check_spec
 from monitor.policy import configuration
-from monitor.policy.configuration import (
-    DEFAULT,
-    HARD,
-    MERGE_DEFAULTS,
-    MIN_RECLAIM,
-    SOFT,
-    SOFT_GRACE,
-    TEXT_MAPS,
-    Given,
-    Settings,
-    Source,
-)
+from monitor.policy.configuration import DEFAULT, HARD, Given, Settings, Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, KUBELET_1_36, Era, era
@@ -40,7 +29,7 @@ from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, OWN_KEYS, SETT
 if TYPE_CHECKING:
     from monitor.pods.spec import Choice
 
-_FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
+_FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in configuration.TEXT_MAPS}
 _PATHS = frozenset(setting.name for setting in SETTINGS if setting.parse is values.absolute_path)
 #: Of 1.37, where it is on by default: memory.available is without huge pages. (A kubelet without it does not start.)
 HUGE_PAGES_GATE = "HugepageAwareEviction"
@@ -126,9 +115,9 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
     own |= {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     rules = era(own["policy"].value if "policy" in own else CURRENT.name)
     for source in filter(None, (file, *drop_ins)):
-        if not isinstance(source.content.get(MERGE_DEFAULTS), bool | None):
-            problem = f"{source.content[MERGE_DEFAULTS]!r} is not true or false"
-            raise ConfigError(f"{source.name}: {MERGE_DEFAULTS}: {problem}")
+        if not isinstance(source.content.get(configuration.MERGE_DEFAULTS), bool | None):
+            problem = f"{source.content[configuration.MERGE_DEFAULTS]!r} is not true or false"
+            raise ConfigError(f"{source.name}: {configuration.MERGE_DEFAULTS}: {problem}")
     kubelets = {s.kubelet_key: own[s.name] for s in SETTINGS if s.kubelet_key and s.name in own}
     try:
         settings = configuration.in_force(file, drop_ins, kubelets, rules)
@@ -139,7 +128,7 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
     origins: dict[str, str] = {}
     for setting in SETTINGS:
         key = setting.kubelet_key
-        if key in TEXT_MAPS:
+        if key in configuration.TEXT_MAPS:
             found[setting.field], origins[setting.field] = settings.texts(key), settings.origins[key]
         elif setting.name in own:
             found[setting.field], origins[setting.field] = own[setting.name]
@@ -266,15 +255,15 @@ def _check_thresholds(config: RunConfig, settings: Settings, rules: Era, ours: C
     parse = rules.parse_thresholds
     checks: tuple[tuple[str, Callable[[dict[str, str], bool], object]], ...] = (
         (HARD, lambda one, own: parse(one, own=own)),
-        (SOFT_GRACE, lambda one, own: parse({}, {}, one, own=own)),
-        (MIN_RECLAIM, lambda one, own: parse({}, {}, {}, one, own=own)),
-        (SOFT, lambda one, own: parse({}, one, config.eviction_soft_grace_period, own=own)),
+        (configuration.SOFT_GRACE, lambda one, own: parse({}, {}, one, own=own)),
+        (configuration.MIN_RECLAIM, lambda one, own: parse({}, {}, {}, one, own=own)),
+        (configuration.SOFT, lambda one, own: parse({}, one, config.eviction_soft_grace_period, own=own)),
     )
     for key, check in checks:
         for signal, (text, origin) in settings.maps[key].items():
             try:
                 check({signal: text}, origin in ours)
-                if key != SOFT_GRACE and not text.endswith("%"):
+                if key != configuration.SOFT_GRACE and not text.endswith("%"):
                     values.check_fits(text)
             except PolicyError as error:
                 remedy = _remedy(str(error), rules, own=origin in ours)

@@ -9,7 +9,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
-from monitor.pods import services
+from monitor.pods import services, units
 from monitor.policy.resources import pod_request
 from tests.pods.programs import programs as programs
 from tests.pods.programs import running
@@ -185,13 +185,13 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
         name = f"s{number}.slice" if shape == "side by side" else f"{number % 15}.slice/{number}.slice"
         cgroupfs.make(tree[1] / MANAGER / name)
     looked: list[tuple[str, ...]] = []
-    real = services.classify
+    real = units.classify
 
     def classify(parts: tuple[str, ...]) -> object:
         looked.append(parts)
         return real(parts)
 
-    monkeypatch.setattr(services, "classify", classify)
+    monkeypatch.setattr(units, "classify", classify)
     with source(tree) as found:
         found.poll()
         assert found.problems == ("user 1000 has more than 20 services, scopes and slices: the others are not watched",)
