@@ -84,7 +84,6 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
 
     CannotError if the machine is too close to its threshold to be disarmed.
     """
-    records = _records_read(daemon.metrics())
     time.sleep(SETTLE_S)
     pids = {"idle_hot": daemon.pid, "idle_side": side_of(daemon)}
     windows = max(1, round(seconds / WINDOW_S))
@@ -100,19 +99,10 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
         raise CannotError(
             "this machine is too close to its memory threshold: the programs were attached", "free memory and try again"
         )
-    records = _records_read(metrics) - records
-    return [
-        summary(name, values, "ms/min") | {"mean": statistics.mean(values), "records": records}
-        for name, values in used.items()
-    ]
+    return [summary(name, values, "ms/min") | {"mean": statistics.mean(values)} for name, values in used.items()]
 
 
-def _records_read(metrics: dict[str, float]) -> int:
-    """Records the hot process has read: processes killed anywhere on the machine wake it, so then it was not idle."""
-    return int(sum(v for k, v in metrics.items() if k.startswith("outrace_records_total") and 'side="reader"' in k))
-
-
-@bench("name unit n p50 mean max target records")
+@bench("name unit n p50 mean max target")
 @number("--runs", 5, "Starts of each kind.")
 @number("--pods", 110, "Pods described by manifests.", 0)
 @number("--idle", 60.0, "Seconds of idle CPU.", 0.1)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import click
 
-from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
 from monitor.kernel import loader
 from monitor.lab.bench import STATISTICS, Row, bench, fill_pods, number, progress, ratio, shares, summary
@@ -49,9 +48,6 @@ class Samples:
 
     seen: list[float] = field(default_factory=list)
     signalled: list[float] = field(default_factory=list)
-    #: Bytes below the line at which a pass decided that came before the record of the crossing was read: no time of
-    #: the crossing belongs to it.
-    by_pass: list[int] = field(default_factory=list)
 
     def read(self, daemon: LabDaemon, victim: LabPod, since: int) -> None:
         """The eviction logged from ``since`` on. MonitorError if there is none, or it is another pod's."""
@@ -60,11 +56,9 @@ class Samples:
             raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
         if record["uid"] != victim.uid:
             raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
-        if record["crossed_ns"]:
+        if record["crossed_ns"]:  # else a pass decided before the record of the crossing was read
             self.seen.append((record["decided_ns"] - record["crossed_ns"]) / 1000)
             self.signalled.append((record["signalled_ns"] - record["crossed_ns"]) / 1000)
-        else:
-            self.by_pass.append(record["quantity"] - record["available"])
 
 
 def evictions(out: Samples, daemon: LabDaemon, victim: LabPod, n: int, mib: int) -> None:
@@ -185,9 +179,6 @@ def paired(
                 evictions(ours, daemon, victim, kills, 2 * margin)
             at_floor(floor, state_dir, node, victim, threshold, kills, 2 * margin)
         progress(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}")
-    if ours.by_pass:
-        left = f"at most {format_bytes(max(ours.by_pass))} below the line"
-        progress(f"not timed: {len(ours.by_pass)} decided by a pass before the crossing's record was read, {left}")
     return ours, floor
 
 

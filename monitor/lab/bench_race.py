@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +16,6 @@ from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import meminfo
 from monitor.kernel.rungs import AUTO, NAMES, bpf_offers
 from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, state_dir
-from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.checked import KINDS
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
@@ -46,10 +44,10 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _row(name: str, results: Sequence[RaceResult], cpu: float | None) -> Row:
+def _row(name: str, results: Sequence[RaceResult]) -> Row:
     kills = [r.kill_us for r in results if r.kill_us is not None]
     detections = [r.detection_us for r in results if r.detection_us is not None]
-    row: Row = {
+    return {
         "name": name,
         "unit": "us",
         "runs": len(results),
@@ -60,9 +58,6 @@ def _row(name: str, results: Sequence[RaceResult], cpu: float | None) -> Row:
         "kill_max": max(kills, default=None),
         "least_left_bytes": min((r.headroom_bytes for r in results if r.winner == "eviction"), default=None),
     }
-    if cpu is not None:
-        row["cpu_ms_per_s"] = cpu * 1000
-    return row
 
 
 class Bench:
@@ -70,10 +65,9 @@ class Bench:
         self.runs, self.node, self.pod, self.state_dir = runs, node, pod, state_dir
         self.rows: list[Row] = []
 
-    def add(self, name: str, results: Sequence[RaceResult], cpu: float | None = None) -> None:
-        row = _row(name, results, cpu)
-        self.rows.append(row)
-        progress(f"{name}: {row['wins']} of {row['runs']}")
+    def add(self, name: str, results: Sequence[RaceResult]) -> None:
+        self.rows.append(_row(name, results))
+        progress("{name}: {wins} of {runs}".format_map(self.rows[-1]))
 
     def monitored(
         self, trigger: str, margin: int, hog_counts: Sequence[int], hooks: str = AUTO, state_dir: Path | None = None
@@ -81,24 +75,13 @@ class Bench:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
         options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
         with LabDaemon(self.node, *options, state_dir=state_dir or self.state_dir, keep_pins=True) as daemon:
-            before = cpu_ns(daemon.pid)
-            time.sleep(1.0)
-            quiet = (cpu_ns(daemon.pid) - before) / 1e9
-            name = trigger if hooks == AUTO else hooks
             for hogs in hog_counts:
-                self._both_pages(name, margin, hogs, Monitor(daemon), quiet)
+                self.both_pages(trigger if hooks == AUTO else hooks, margin, hogs, Monitor(daemon))
 
-    def polled(self, name: str, interval_us: int, margin: int) -> None:
-        quiet = Poller(self.node, 0, interval_us)  # what it costs while nothing happens
-        quiet.begin([])
-        time.sleep(2.0)
-        quiet.finish(evicted=False)
-        self._both_pages(name, margin, 1, Poller(self.node, margin, interval_us), quiet.cpu)
-
-    def _both_pages(self, name: str, margin: int, hogs: int, watcher: Monitor | Poller, cpu: float) -> None:
+    def both_pages(self, name: str, margin: int, hogs: int, watcher: Monitor | Poller) -> None:
         for thp in (False, True):
             results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
-            self.add(f"{name} {_where(hogs, thp, margin)}", results, cpu)
+            self.add(f"{name} {_where(hogs, thp, margin)}", results)
 
 
 def by_hooks(rows: Bench, names: Sequence[str], margins: Sequence[int]) -> None:
@@ -203,7 +186,7 @@ def _hold_races(
     return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, _HOLD_COLUMNS)
 
 
-@bench("name wins runs p50 max kill_p50 kill_max least_left_bytes cpu_ms_per_s")
+@bench("name wins runs p50 max kill_p50 kill_max least_left_bytes")
 @number("--runs", 20, "Races of each kind.")
 @click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel; 32Mi in mode hold).")
 @click.option(
@@ -260,5 +243,5 @@ def race(
             from_detached(rows)
         for name, interval_us in () if no_baselines else POLLERS:
             for margin in margins:
-                rows.polled(name, interval_us, margin)
+                rows.both_pages(name, margin, 1, Poller(node, margin, interval_us))
     return rows.rows

@@ -84,7 +84,6 @@ class Poller:
     def __init__(self, node: LabNode, margin: int, interval_us: int) -> None:
         self.node, self.margin, self.interval_us = node, margin, interval_us
         self._child: Child | None = None
-        self.cpu = 0.0  # of one, in the last race
 
     def begin(self, hogs: list[Hog]) -> None:
         self._child = Child(
@@ -101,10 +100,7 @@ class Poller:
     def finish(self, evicted: bool) -> dict[str, Any]:
         del evicted
         assert self._child is not None
-        self._child.send("stop")
-        cpu_s, wall_s = self._child.expect("used").split()
         self._child.close()
-        self.cpu = float(cpu_s) / float(wall_s)
         return {}
 
 

@@ -64,8 +64,7 @@ def neighbour(options: Options) -> None:
 
 def poller(options: Options) -> None:
     """The baseline of `bench race`: reads the counters of `cgroup` every `interval_us`, from `phase_us` after the line
-    `go`, and kills the pids of `kill` when less than `margin` bytes are available. Prints `used CPU_S WALL_S` after
-    another line.
+    `go`, and kills the pids of `kill` when less than `margin` bytes are available.
 
     It has everything the monitor has but the events: real-time priority, descriptors kept open, victims known before.
     """
@@ -82,8 +81,7 @@ def poller(options: Options) -> None:
         pass  # the monitor under test gets the same refusal
     write_line("ready")
     os.read(0, 64)
-    began, cpu, killed = time.monotonic(), time.process_time(), False
-    due = began + int(options["phase_us"]) / 1e6
+    due, killed = time.monotonic() + int(options["phase_us"]) / 1e6, False
     while not stdin_is_ready(max(0.0, due - time.monotonic())):
         due = max(due + interval, time.monotonic())
         text = os.pread(stat, 8192, 0)
@@ -97,7 +95,6 @@ def poller(options: Options) -> None:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-    write_line("used", f"{time.process_time() - cpu:.6f} {time.monotonic() - began:.6f}")
 
 
 def flood(options: Options) -> None:
