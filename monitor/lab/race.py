@@ -7,10 +7,8 @@ counter did not move).
 
 from __future__ import annotations
 
-import json
 import random
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -240,26 +238,17 @@ class HoldStage:
         archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
         self._ballast = node.start_hog(archive, mib=self.sizes.ballast // MIB)
         self._before = self._snapshot()
-        self._renewed = self._races = 0
+        self._renewed = 0
 
     def renew(self, daemon: LabDaemon) -> None:
-        """Another pod in the place of one that was evicted, as a controller makes it: the old one is not held again."""
+        """Another pod in the place of the victim, as a controller makes it: one that was evicted is not held again, and
+        of one pod the daemon reports one hold a minute.
+        """
         self._renewed += 1
         self.node.remove_pod(self.victim)
         self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
         self._before = self._snapshot()
         daemon.wait_for_pod(self.victim.namespace, self.victim.name)
-
-    def name_anew(self, daemon: LabDaemon) -> None:
-        """Give the pod another name and uid for the next race: of one pod the daemon reports one hold a minute."""
-        self._races += 1
-        if self._races > 1:
-            made = json.loads(self.victim.manifest.read_text())
-            made["metadata"] |= {"name": f"{self.victim.name}-{self._races}", "uid": str(uuid.uuid4())}
-            whole = self.victim.manifest.with_suffix(".new")
-            whole.write_text(json.dumps(made))
-            whole.replace(self.victim.manifest)
-            daemon.wait_for_pod(self.victim.namespace, made["metadata"]["name"])
 
     def load(self) -> None:
         """Fill the node up again, long enough before a race: a pod that grew just before the crossing is held too."""
@@ -312,7 +301,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
     Raises MonitorError where outrace holds no pod and no process ends either.
     """
     node, out = stage.node, HoldResult()
-    stage.name_anew(daemon)
+    stage.renew(daemon)
     stage.load()
     children = stage.start(kind, count)
     since, before = len(daemon.log), node.oom_kills()
@@ -342,8 +331,6 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
         for child in children:
             node.end(child)
     out.changed = stage.changed()
-    if out.evictions:
-        stage.renew(daemon)
     return out
 
 
