@@ -30,7 +30,7 @@ BENCHES = {
     "race": ("monitor.lab.bench_race:race", "Eviction against the OOM killer, margin by margin."),
     "footprint": ("monitor.lab.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
-    "scenarios": ("monitor.lab.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
+    "scenarios": ("monitor.lab.scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
     "kills": ("monitor.lab.bench_kills:kills", "Races in which the monitor itself is killed: is anything lost?"),
 }
 COMMANDS = {
@@ -38,7 +38,7 @@ COMMANDS = {
     "demo": ("monitor.lab.demo:demo", "Build a small node out of a cgroup and run real races."),
     "doctor": ("monitor.cli.doctor:doctor", "Show what this kernel and these privileges allow."),
     "config": ("monitor.cli.config:config", "Show, check, translate or explain the configuration."),
-    "reload": ("monitor.cli.reload:reload", "Have the daemon read its configuration again."),
+    "reload": ("monitor.cli.daemons:reload", "Have the daemon read its configuration again."),
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "explain": ("monitor.cli.explain:explain", "Show which pod would be evicted next, and why or why not."),
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),

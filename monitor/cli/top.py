@@ -11,8 +11,7 @@ import click
 
 from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import node_options, resolve_here
-from monitor.cli.output import emit, output_option
-from monitor.cli.spans import plain
+from monitor.cli.output import emit, output_option, plain
 from monitor.cli.top_frame import Sample, Sampler
 from monitor.cli.top_screen import once
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from monitor.cli.spans import Line
+from monitor.cli.output import Line
 from monitor.cli.top_frame import Sample, Sampler
 from monitor.cli.top_screen import View, problem, screen
 from monitor.errors import MonitorError

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from monitor.cli.explain_text import held_lines, suspension_lines
-from monitor.cli.output import format_bytes
-from monitor.cli.spans import Line, Span, clip, line, plain, shorten, text_of, width_of
+from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, text_of, width_of
 from monitor.cli.top_frame import Sample
 from monitor.policy.signals import DOMAIN_OF
 from monitor.race.units import span

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from monitor.cli.reload import _answer
+from monitor.cli.daemons import _answer
 from monitor.errors import MonitorError
 from monitor.hot.reconfigure import Configuration
 from monitor.hot.supervise import Side

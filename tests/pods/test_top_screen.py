@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.cli.spans import clip, line, plain, shorten, text_of, width_of
+from monitor.cli.output import clip, line, plain, shorten, text_of, width_of
 from monitor.cli.top_frame import Sample
 from monitor.cli.top_screen import View, bar_lines, growth_text, legend, marks, once, problem, screen
 from tests.pods import top_frames as frames

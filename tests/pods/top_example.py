@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from monitor.cli.spans import text_of
+from monitor.cli.output import text_of
 from monitor.cli.top_frame import Sample
 from monitor.cli.top_screen import View, screen
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod, threshold, victim
