@@ -26,7 +26,7 @@ from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
 #: name -> (module:attribute, short help). The help is here too, so that `--help` imports none of them.
 BENCHES = {
     "latency": ("monitor.lab.bench_latency:latency", "Crossing to decision, crossing to SIGKILL."),
-    "overhead": ("monitor.lab.bench_overhead:overhead", "What page faults cost with the programs attached."),
+    "overhead": ("monitor.lab.bench_footprint:overhead", "What page faults cost with the programs attached."),
     "race": ("monitor.lab.bench_race:race", "Eviction against the OOM killer, margin by margin."),
     "footprint": ("monitor.lab.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
@@ -35,7 +35,7 @@ BENCHES = {
 }
 COMMANDS = {
     "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
-    "demo": ("monitor.lab.demo:demo", "Build a small node out of a cgroup and run real races."),
+    "demo": ("monitor.lab.bench_race:demo", "Build a small node out of a cgroup and run real races."),
     "doctor": ("monitor.cli.doctor:doctor", "Show what this kernel and these privileges allow."),
     "config": ("monitor.cli.config:config", "Show, check, translate or explain the configuration."),
     "reload": ("monitor.cli.daemons:reload", "Have the daemon read its configuration again."),
