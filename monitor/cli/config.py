@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, no_daemon_option
+from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.kubelet_files import of_command_line, of_files, of_process
 from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
@@ -52,7 +52,9 @@ def show(output: str, no_daemon: bool, **options: Any) -> None:
     Without options: those of the running daemon, even where a file has changed since it started. With options,
     with --no-daemon, or where no daemon runs: what `outrace run` would have with them.
     """
-    found = _daemon(options, no_daemon, quiet=output == "json")
+    # A configuration is no measurement, and scripts read it before a daemon runs.
+    without = "" if output == "json" else "this is what `outrace run` would have"
+    found = choose_daemon(options, no_daemon, without)
     resolved, node = _read(options) if found is None else _measured(resolved_again(found.config))
     rows = list(_thresholds(resolved, node))
     settings = list(_settings(resolved))
@@ -140,18 +142,6 @@ def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
     resolved = resolve_here(options)
     check_enforced(resolved.config)
     return _measured(resolved)
-
-
-def _daemon(options: Mapping[str, Any], no_daemon: bool, quiet: bool) -> Daemon | None:
-    """The daemon whose configuration is shown; None where none runs, with a line on stderr unless ``quiet``. A
-    configuration is no measurement, and scripts read it before a daemon runs.
-    """
-    try:
-        return choose_daemon(options, no_daemon)
-    except NoDaemonError:
-        if not quiet:
-            click.echo("outrace: no daemon runs here: this is what `outrace run` would have", err=True)
-        return None
 
 
 def _measured(resolved: Resolved) -> tuple[Resolved, Node]:

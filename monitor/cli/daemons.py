@@ -94,12 +94,12 @@ def no_daemon_option(command: F) -> F:
     )
 
 
-def choose_daemon(describing: Collection[str], no_daemon: bool) -> Daemon | None:
+def choose_daemon(describing: Collection[str], no_daemon: bool, without: str | None = None) -> Daemon | None:
     """The daemon to ask; None with `--no-daemon`, or where an option describes the node.
 
     ``describing`` are the parameters that describe a node or a daemon. In an environment variable such a parameter
     does instead of a daemon and does not hide one: the variables of a container are those of its daemon. Raises
-    NoDaemonError where no daemon runs.
+    MonitorError where no daemon runs, or says on stderr what the command does ``without`` ("": nothing).
     """
     context = click.get_current_context()
     sources = {context.get_parameter_source(name) for name in describing}
@@ -107,13 +107,12 @@ def choose_daemon(describing: Collection[str], no_daemon: bool) -> Daemon | None
         return None
     found = running()
     if found is None and ParameterSource.ENVIRONMENT not in sources:
-        problem = f"no outrace daemon runs here (no socket answers in {run_dir()})"
-        raise NoDaemonError(problem, "start one (outrace run), or look without one: --no-daemon")
+        if without is None:
+            problem = f"no outrace daemon runs here (no socket answers in {run_dir()})"
+            raise MonitorError(problem, "start one (outrace run), or look without one: --no-daemon")
+        if without:
+            click.echo(f"outrace: no daemon runs here: {without}", err=True)
     return found
-
-
-class NoDaemonError(MonitorError):
-    """No option describes a node, and no daemon runs."""
 
 
 def running() -> Daemon | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -63,7 +62,7 @@ def explain(pod: str | None, signal: str | None, no_daemon: bool, output: str, *
         seen = look(config, source, signal, found)
     order = seen.order()
     answer = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": seen.frame["time"],
         "source": seen.frame["source"],
         "node": _node(seen, resolved),
         "signal": seen.signal,

@@ -82,8 +82,7 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
     if service := pod["written"]:
         may = f"no: {critical['why']}" if critical["critical"] else "yes: nothing forbids it"
         facts += [("priority", service["priority"]), ("may be evicted", may)]
-        if "grace" in service:  # a daemon that was started before an upgrade does not tell it
-            facts.append(("own grace", f"{service['grace']}; at most --eviction-max-pod-grace-period counts"))
+        facts.append(("own grace", f"{service['grace']}; at most --eviction-max-pod-grace-period counts"))
         facts.append(("oom_score_adj", service["oom_score_adj"]))
     else:
         facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))

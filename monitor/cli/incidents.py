@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from monitor.cli.daemons import NoDaemonError, choose_daemon, no_daemon_option
+from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.main import Group
 from monitor.cli.output import Finite, emit, output_option, seconds_of
 from monitor.errors import ConfigError, MonitorError
@@ -65,11 +65,7 @@ def state_dir_option(command: F) -> F:
 
 def _state_dir(given: str | None, no_daemon: bool) -> str:
     """The running daemon's, else the default one: incidents are often read when the daemon does not run."""
-    try:
-        found = choose_daemon(("state_dir",), no_daemon)
-    except NoDaemonError:
-        click.echo(f"outrace: no daemon runs here: incidents stored in {_STATE_DIR}", err=True)
-        return _STATE_DIR
+    found = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {_STATE_DIR}")
     return found.config.state_dir if found is not None else given or _STATE_DIR
 
 

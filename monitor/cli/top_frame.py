@@ -8,6 +8,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -291,11 +292,9 @@ def composition(hierarchy: Hierarchy, path: Path) -> dict[str, int | None]:
 
 
 def _kernel_v1(path: Path) -> int | None:
-    """None where kernel memory is not accounted (cgroup.memory=nokmem)."""
-    try:
+    with suppress(MonitorError):  # where kernel memory is not accounted (cgroup.memory=nokmem)
         return cgroupfs.amount(path, "memory.kmem.usage_in_bytes")
-    except MonitorError:
-        return None
+    return None
 
 
 class Looked(NamedTuple):

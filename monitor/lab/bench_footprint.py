@@ -1,8 +1,8 @@
 """`outrace bench footprint`, `overhead`: what the monitor itself costs: time to be ready, memory, CPU, page faults.
 
-For the footprint it watches the whole machine with the default thresholds, as on a node far from pressure, and is given pods that do
-nothing. Times are the daemon's own (CLOCK_MONOTONIC, the `ready` record of the hot process); memory and CPU are the
-kernel's (smaps_rollup, schedstat of every thread).
+For the footprint it watches the whole machine with the default thresholds, as on a node far from pressure, and is given
+pods that do nothing. Times are the daemon's own (CLOCK_MONOTONIC, the `ready` record of the hot process); memory and
+CPU are the kernel's (smaps_rollup, schedstat of every thread).
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import statistics
 import sys
@@ -25,7 +24,7 @@ from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, numb
 from monitor.lab.checked import KINDS
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod, require_root
 from monitor.lab.race import HoldResult, HoldStage, Monitor, Poller, RaceResult, Sizes, populate, run_hold, run_race
 from monitor.settings.config import HOLD, fastest_fill
 from monitor.settings.options import HOOKS
@@ -265,15 +264,7 @@ def race(
 @click.option("--no-monitor", is_flag=True, help="Start no monitor: the kernel acts alone.")
 @output_option
 def demo(
-    runs: int,
-    margin: int,
-    node_memory: int,
-    hogs: int,
-    thp: bool,
-    trigger: str,
-    hooks: str,
-    no_monitor: bool,
-    output: str,
+    runs: int, margin: int, node_memory: int, hogs: int, thp: bool, no_monitor: bool, output: str, **how: str
 ) -> None:
     """Build a small node out of a cgroup (three pods, one of each QoS class), let processes in one pod take memory
     as fast as the kernel hands it out, and see which is first: eviction or the OOM killer.
@@ -286,15 +277,15 @@ def demo(
       outrace demo --runs 20 --margin 2Mi -o json
       outrace demo --no-monitor
     """
-    if os.geteuid() != 0:
-        raise CannotError("outrace demo must be root: it makes cgroups and loads BPF programs", "use sudo")
+    require_root("demo")
     if node_memory < 128 * MIB:
         raise ConfigError(f"--node-memory {format_bytes(node_memory)} is too small", "give it at least 128Mi")
     if margin > node_memory // 2:
         raise ConfigError(f"--margin {format_bytes(margin)} is more than half the node", "give it less")
     # A SIGTERM unwinds like Ctrl-C, so that the context managers clean up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
+    given = (f"--{name}={value}" for name, value in how.items())
+    options = ("--enforce", *given, "--eviction-hard", f"memory.available<{margin}")
     results: list[RaceResult] = []
     with LabNode("demo", node_memory) as node:
         victim = populate(node)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,15 +95,15 @@ class Access:
         except OSError:
             return False
 
-    def api_server(self, env: Mapping[str, str] = os.environ) -> tuple[ClusterConfig, str]:
+    def api_server(self) -> tuple[ClusterConfig, str]:
         """The API server, and where its credentials come from: as given, a pod's, the kubelet's own. ConfigError.
 
         Only of a kubeconfig that was given does an exec plugin run.
         """
         if self.kubeconfig:
             return kubeconfig.load((Path(self.kubeconfig),)), f"--kubeconfig {self.kubeconfig}"
-        if env.get("KUBERNETES_SERVICE_HOST"):
-            return in_cluster(env), "the service account of this pod"
+        if self._in_pod:
+            return in_cluster(os.environ), "the service account of this pod"
         if self.kubelet.kubeconfig is not None:
             found = kubeconfig.load((self.kubelet.kubeconfig,), plugins=False)
             return found, f"the kubelet's own {self.kubelet.kubeconfig}"

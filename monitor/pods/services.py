@@ -11,7 +11,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -275,12 +277,13 @@ def _may_split(path: Path, place: Place) -> bool:
     outrace reads. A user that owns the cgroup (of its manager, by Delegate= and User=) could make a directory of that
     name, and would be kept for labels that root's podman never knows.
     """
-    if place.kind != units.UNIT or not place.name.endswith(".service"):
-        return False
-    try:
+    return place.kind == units.UNIT and place.name.endswith(".service") and _is_roots(path)
+
+
+def _is_roots(path: Path) -> bool:
+    with suppress(OSError):
         return os.stat(path).st_uid in (0, os.geteuid())
-    except OSError:
-        return False
+    return False
 
 
 def _protection(path: Path, version: int) -> tuple[int, int]:
@@ -299,18 +302,10 @@ def _preference(path: Path) -> str:
     """``omit``, ``avoid`` or "": what ManagedOOMPreference= has left on a cgroup of root's, as systemd-oomd reads it. A
     user's own preference is none for the machine.
     """
-    try:
-        if os.stat(path).st_uid not in (0, os.geteuid()):
-            return ""
-    except OSError:
-        return ""
-    for word in ("omit", "avoid"):
-        for space in ("user", "trusted"):
-            try:
-                if os.getxattr(path, f"{space}.oomd_{word}") in (b"1", b"yes", b"true", b"on"):
-                    return word
-            except OSError:
-                continue
+    for word, space in product(("omit", "avoid"), ("user", "trusted")) if _is_roots(path) else ():
+        with suppress(OSError):
+            if os.getxattr(path, f"{space}.oomd_{word}") in (b"1", b"yes", b"true", b"on"):
+                return word
     return ""
 
 
