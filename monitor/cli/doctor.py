@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from monitor.cli.checks import Check, examine
-from monitor.cli.daemons import Daemon, no_daemon_option, running
+from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
 from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo, rungs
@@ -24,21 +23,17 @@ _STATE_DIR = Path(RunConfig().state_dir)
 _EVEN_PINNED = ("CAP_BPF", "CAP_PERFMON", "libbpf")
 
 
-def bpf_offers(checks: list[Check], state_dir: Path) -> tuple[Offer, ...]:
-    """The BPF rungs as `outrace run` has them, which finds out by loading what the checks know already."""
-    lacking = [check for check in checks if (check.bpf or check.required) and not check.ok]
-    barred = [check for check in lacking if check.required or check.name in _EVEN_PINNED]
-    return rungs.bpf_offers(state_dir, lacking=_first(lacking), barred=_first(barred))
-
-
 def _first(failed: list[Check]) -> tuple[str, str]:
     return (f"{failed[0].name}: {failed[0].detail}", failed[0].remedy) if failed else ("", "")
 
 
 def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
     """The hook ladder here: the ``rung`` that `outrace run --hooks auto` would take (None: none), and all ``rungs``."""
+    # `outrace run` finds out by loading what the checks know already.
+    lacking = [check for check in checks if (check.bpf or check.required) and not check.ok]
+    barred = [check for check in lacking if check.required or check.name in _EVEN_PINNED]
     poll = Offer(rungs.POLL, True, "usage and memory.stat, read as often as the headroom asks for")
-    offers = [*bpf_offers(checks, state_dir), poll]
+    offers = [*rungs.bpf_offers(state_dir, lacking=_first(lacking), barred=_first(barred)), poll]
     try:
         cgroupfs.detect()
     except MonitorError as error:
@@ -68,17 +63,6 @@ def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
     }
 
 
-def _running(state_dir: Path | None, no_daemon: bool) -> Daemon | None:
-    """The daemon that runs here. The machine can be examined without any."""
-    if no_daemon or state_dir is not None:
-        return None
-    try:
-        return running()
-    except MonitorError as error:
-        click.echo(f"outrace: {error}", err=True)  # not root, which the checks report with its consequences
-        return None
-
-
 @click.command()
 @click.option(
     "--state-dir",
@@ -96,7 +80,11 @@ def doctor(state_dir: Path | None, no_daemon: bool, output: str) -> int:
 
     Exit code 0 if the monitor can run here, 3 if it cannot.
     """
-    daemon = _running(state_dir, no_daemon)
+    daemon = None
+    try:
+        daemon = choose_daemon(("state_dir",), no_daemon, "")
+    except MonitorError as error:
+        click.echo(f"outrace: {error}", err=True)  # not root, which the checks report with its consequences
     if state_dir is None:
         state_dir = Path(daemon.config.state_dir) if daemon is not None else _STATE_DIR
     checks = examine()
