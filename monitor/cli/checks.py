@@ -92,11 +92,8 @@ def _capabilities() -> Iterator[Check]:
         yield Check(name, ok, purpose if ok else f"missing: needed to {purpose}", remedy, bpf=bpf)
 
 
-def _kernel() -> Iterator[Check]:
-    yield Check("kernel", True, f"{platform.release()} {platform.machine()}")
-
-
 def _btf() -> Iterator[Check]:
+    yield Check("kernel", True, f"{platform.release()} {platform.machine()}")
     try:
         btf = Btf()
     except BtfError as error:
@@ -265,7 +262,7 @@ def _swap() -> Iterator[Check]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
-    _root, _capabilities, _kernel, _btf, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups, _panic_on_oom, _kernel_log,
+    _root, _capabilities, _btf, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups, _panic_on_oom, _kernel_log,
     _process_connector, _lockdown, _scheduler, _swap,
 )  # fmt: skip
 

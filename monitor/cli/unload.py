@@ -59,7 +59,7 @@ def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
 
 def _remove_pins(only: Path | None, force: bool) -> None:
     """Of all instances or ``only`` this one. Raises MonitorError for those that stay."""
-    if not _is_pinned():
+    if not (mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()):
         click.echo("nothing is pinned", err=True)
         return
     removed, busy = 0, []
@@ -81,15 +81,11 @@ def _remove_pins(only: Path | None, force: bool) -> None:
     click.echo(f"removed {removed} pins", err=True)
 
 
-def _is_pinned() -> bool:
-    return mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()
-
-
 def known_state_dirs(only: Path | None = None) -> list[Path]:
     """Of the daemons that may have left something."""
     if only is not None:
         return [only]
-    owners = [one.owner for one in instances.survey()] if _is_pinned() else []
+    owners = [one.owner for one in instances.survey()]
     return list(dict.fromkeys([Path(_STATE_DIR), *(Path(one.state_dir) for one in owners if one is not None)]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,9 @@ def parse(name: str, data: bytes) -> Parsed:
         return Parsed(problems=(f"{name}: {e}",))
     number = 0
     try:
-        for number, document in enumerate(_documents(name, text), 1):
+        is_json = name.endswith(".json") and text.strip()
+        found_in = [documents.from_json(text)] if is_json else documents.from_yaml(text)
+        for number, document in enumerate(found_in, 1):
             if document is None:
                 continue  # nothing between two "---"
             for where, item in _items(f"{name}: document {number}", document):
@@ -96,13 +98,6 @@ def parse(name: str, data: bytes) -> Parsed:
     if not manifests and not problems:
         problems.append(f"{name}: holds no Pod; write one, or remove the file")
     return Parsed(tuple(manifests), tuple(problems))
-
-
-def _documents(name: str, text: str) -> Iterator[Any]:
-    if not name.endswith(".json"):
-        yield from documents.from_yaml(text)
-    elif text.strip():
-        yield documents.from_json(text)
 
 
 def _items(where: str, document: Any) -> Iterable[tuple[str, Any]]:

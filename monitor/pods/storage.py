@@ -140,9 +140,10 @@ class _Look:
             "volume": [{"name": name, **_figures(usage)} for name, usage in volumes.items()],
             "ephemeral-storage": _figures(ephemeral),
         }
-        processes = self._processes()
-        if processes is not None:
-            raw["process_stats"] = {"process_count": processes}
+        try:
+            raw["process_stats"] = {"process_count": process_count(self.found)}
+        except MonitorError as error:
+            self._problem(str(error))
         return PodStats(raw)
 
     def _usage(self, path: Path) -> Usage | None:
@@ -160,13 +161,6 @@ class _Look:
     def _problem(self, text: str) -> None:
         pod = self.found.pod
         self.problems.append(f"pod {pod.namespace}/{pod.name}: {text}")
-
-    def _processes(self) -> int | None:
-        try:
-            return process_count(self.found)
-        except MonitorError as error:
-            self._problem(str(error))
-            return None
 
     def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
         """What is in a directory, by name; nothing if it is not there (any more)."""

@@ -59,10 +59,12 @@ def read_kubelet(path: str, known: Sequence[str]) -> Source:
 
 def _read(path: str, toml: bool = False) -> dict[str, Any]:
     """The mapping in a YAML, JSON or TOML file. Root believes none that others can write: it may name commands."""
+    import tomllib
+
     try:
         content = read_alone(Path(path), pipes=True) if os.geteuid() == 0 else documents.read_bytes(path, pipes=True)
         text = documents.decoded(content)
-        data = _toml(text) if toml else value(text)
+        data = tomllib.loads(text) if toml else value(text)
     except documents.NotAFileError as error:
         raise ConfigError(f"{path}: {error}", "name a file") from None
     except OSError as error:
@@ -71,20 +73,13 @@ def _read(path: str, toml: bool = False) -> dict[str, Any]:
         raise ConfigError(f"{path}: not believed: {error}, or name a copy that root alone can write") from None
     except UnreadableError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not TOML: {one_line(error)}; correct the syntax") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: is not a map of keys to values")
     return data
-
-
-def _toml(text: str) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"not TOML: {one_line(error)}; correct the syntax") from None
 
 
 def value(text: str) -> Any:

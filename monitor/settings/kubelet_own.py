@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -19,6 +20,7 @@ from monitor.policy.releases import CURRENT, KUBELET_1_36
 from monitor.policy.translate import BOOLEANS, FIELDS
 from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_VERSION, SETTINGS
 
+_shown = partial(json.dumps, sort_keys=True, default=str)
 #: Seconds that the kubelet may take to answer.
 _TIMEOUT_S = 3.0
 #: Seconds to connect to the API server: a start waits for it.
@@ -134,7 +136,3 @@ def _flags(kubelet: NodeKubelet) -> dict[str, Any]:
             continue  # the kubelet itself refuses it
         found[setting.kubelet_key] = value
     return found
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
