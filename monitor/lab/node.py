@@ -234,8 +234,11 @@ class LabNode:
 
     def oom_kills(self, pod: LabPod | None = None) -> int:
         """Processes the OOM killer killed in the node, or in containers of ``pod``, as the kernel counts them."""
-        everywhere = (self.cgroup, *cgroupfs.descendants(self.cgroup)) if pod is None else pod.containers.values()
-        return sum(cgroupfs.oom_kills(self.hierarchy, directory) or 0 for directory in everywhere)
+        # v1 counts in the cgroup of the victim only: the counters of its ancestors stay 0.
+        everywhere = () if self.hierarchy.version == 2 else cgroupfs.descendants(self.cgroup)
+        directories = (self.cgroup, *everywhere) if pod is None else pod.containers.values()
+        name = "memory.events" if self.hierarchy.version == 2 else "memory.oom_control"
+        return sum(_count(directory / name, "oom_kill") for directory in directories)
 
     def reset_peak(self) -> None:
         """Start measuring `peak` anew. Before Linux 6.12 the one of cgroup v2 cannot be: it goes on from the node's
@@ -276,3 +279,11 @@ def require_root(command: str) -> None:
         problem = f"{command} makes cgroups and loads BPF programs"
         raise CannotError(problem, f"run as root: sudo outrace {command}")
     mounts.ensure()
+
+
+def _count(path: Path, key: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return 0  # a cgroup that vanished while the tree was walked took its counter along
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)
