@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 
@@ -51,16 +50,9 @@ def moment_option(name: str, text: str) -> Callable[[F], F]:
 
 
 def state_dir_option(command: F) -> F:
-    """Give a command the options that name a state directory; it gets the directory as ``state_dir``."""
-
-    @functools.wraps(command)
-    def chosen(state_dir: str | None, no_daemon: bool, **rest: Any) -> Any:
-        return command(state_dir=_state_dir(state_dir, no_daemon), **rest)
-
-    option = click.option(
-        "--state-dir", metavar="DIR", help=f"State directory of the daemon. [the daemon's, or {_STATE_DIR}]"
-    )
-    return cast(F, option(no_daemon_option(chosen)))
+    """Give a command the options that name a state directory, for `_state_dir`."""
+    text = f"State directory of the daemon. [the daemon's, or {_STATE_DIR}]"
+    return click.option("--state-dir", metavar="DIR", help=text)(no_daemon_option(command))
 
 
 def _state_dir(given: str | None, no_daemon: bool) -> str:
@@ -109,8 +101,9 @@ def incidents() -> None:
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="Only the newest N.")
 @state_dir_option
 @output_option
-def list_(state_dir: str, output: str, **filters: Any) -> None:
+def list_(state_dir: str | None, no_daemon: bool, output: str, **filters: Any) -> None:
     """List incidents, newest first."""
+    state_dir = _state_dir(state_dir, no_daemon)
     reader = IncidentReader(Path(state_dir) / FILE_NAME)
     with reading(state_dir):
         found = reader.list(**filters)
@@ -134,8 +127,9 @@ def list_(state_dir: str, output: str, **filters: Any) -> None:
 @click.option("--html", is_flag=True, help="Print one self-contained HTML page with charts.")
 @state_dir_option
 @output_option
-def show(incident: str, state_dir: str, output: str, html: bool) -> None:
+def show(incident: str, state_dir: str | None, no_daemon: bool, output: str, html: bool) -> None:
     """Show one incident: the verdict, the timeline, the advice. The first characters of its id are enough."""
+    state_dir = _state_dir(state_dir, no_daemon)
     if html and output == "json":
         raise ConfigError("--html and -o json exclude each other", "leave out one of them")
     with reading(state_dir):
@@ -157,7 +151,7 @@ def show(incident: str, state_dir: str, output: str, html: bool) -> None:
               type=Finite(0.0, 1.0, min_open=True))  # fmt: skip
 @state_dir_option
 @output_option
-def advise(state_dir: str, output: str, since: float | None, quantile: float) -> None:
+def advise(state_dir: str | None, no_daemon: bool, output: str, since: float | None, quantile: float) -> None:
     """Compute the thresholds and reservations with which eviction would have won the stored races.
 
     For a polling kubelet, one notified by the kernel (cgroup v1), and outrace in each mode, from the growth of each
@@ -168,6 +162,7 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float) ->
     from monitor.race.threshold_advice import Evidence, reservation
     from monitor.race.threshold_advice import advise as advised
 
+    state_dir = _state_dir(state_dir, no_daemon)
     reader = IncidentReader(Path(state_dir) / FILE_NAME)
     with reading(state_dir):
         found = reader.list(since=since)[::-1]

@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monitor import documents
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError
 from monitor.kernel.procfs import Process
 from monitor.policy.errors import PolicyError
 from monitor.policy.translate import KIND, is_carried_over
-from monitor.settings.files import value
+from monitor.settings.files import read_text, value
 
 _REMEDY = (
     "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it; give each "
@@ -43,7 +42,7 @@ def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Any]]:
     """
     words, fields = list[Word](), dict[str, Any]()
     for path in paths:
-        text = _text(path)
+        text = read_text(path, "name a file with the kubelet's flags")
         found = _configuration(path, text)
         if found is None:
             words += _unwrapped(_flags(path, text))
@@ -156,14 +155,3 @@ def _split(line: str) -> tuple[str, str | None]:
     if " -" in value:
         return line, None  # several flags
     return flag, value
-
-
-def _text(path: str) -> str:
-    try:
-        return documents.decoded(documents.read_bytes(path, pipes=True))
-    except documents.NotAFileError as error:
-        raise ConfigError(f"{path}: {error}", "name a file") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", "name a file with the kubelet's flags") from None
-    except UnreadableError as error:
-        raise ConfigError(f"{path}: {error}") from None

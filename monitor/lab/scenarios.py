@@ -431,7 +431,7 @@ def scenarios(runs: int, only: tuple[str, ...]) -> Found:
 
 def _play(scenario: Scenario, runs: int) -> list[Outcome]:
     outcomes = play(scenario, runs)
-    progress(f"{scenario.name}: {sum(o.right for o in outcomes)} of {len(outcomes)}")
+    progress(f"{scenario.name}: {sum(not o.wrong for o in outcomes)} of {len(outcomes)}")
     for wrong in dict.fromkeys(o.wrong for o in outcomes if o.wrong):
         progress(f"  {wrong}")
     return outcomes
@@ -445,5 +445,5 @@ def _row(scenario: Scenario, outcomes: Sequence[Outcome]) -> Row:
         "verdicts": dict(Counter(o.verdict for o in outcomes)),
         "wrong": [o.wrong for o in outcomes if o.wrong],
         "runs": len(outcomes),
-        "right": sum(o.right for o in outcomes),
+        "right": sum(not o.wrong for o in outcomes),
     }

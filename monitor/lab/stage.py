@@ -72,10 +72,6 @@ class Outcome:
         """The verdict; several are joined by a plus."""
         return "+".join(i["verdict"] for i in self.incidents) or NOTHING
 
-    @property
-    def right(self) -> bool:
-        return not self.wrong
-
 
 def wrong_in(truth: Scenario, stage: Stage, found: list[Incident]) -> str:
     """What is wrong with the incidents of a run ("" if nothing is)."""

@@ -57,20 +57,28 @@ def read_kubelet(path: str, known: Sequence[str]) -> Source:
     return Source(path, data)
 
 
+def read_text(path: str, remedy: str = "", *, alone: bool = False) -> str:
+    """The text of a file or a pipe; ``alone``: that root alone can have written."""
+    try:
+        content = read_alone(Path(path), pipes=True) if alone else documents.read_bytes(path, pipes=True)
+        return documents.decoded(content)
+    except documents.NotAFileError as error:
+        raise ConfigError(f"{path}: {error}", "name a file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", remedy) from None
+    except ChangeableError as error:
+        raise ConfigError(f"{path}: not believed: {error}, or name a copy that root alone can write") from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
 def _read(path: str, toml: bool = False) -> dict[str, Any]:
     """The mapping in a YAML, JSON or TOML file. Root believes none that others can write: it may name commands."""
     import tomllib
 
+    text = read_text(path, alone=os.geteuid() == 0)
     try:
-        content = read_alone(Path(path), pipes=True) if os.geteuid() == 0 else documents.read_bytes(path, pipes=True)
-        text = documents.decoded(content)
         data = tomllib.loads(text) if toml else value(text)
-    except documents.NotAFileError as error:
-        raise ConfigError(f"{path}: {error}", "name a file") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ChangeableError as error:
-        raise ConfigError(f"{path}: not believed: {error}, or name a copy that root alone can write") from None
     except UnreadableError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
