@@ -158,8 +158,8 @@ class EnforceKills(Kills):
     def _misreported(self, row: Row, since: int, won: bool) -> Iterator[str]:
         records = self._daemon.log[since:]
         # A restarted side receives messages again, and these may be of the run before.
-        decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
-        decided = {when: pod for when, pod in decided.items() if when not in self._decided}
+        evicting = [r for r in records if r.get("msg") == "evicting"]
+        decided = {r["decided_ns"]: r["pod"] for r in evicting if r["decided_ns"] not in self._decided}
         self._decided |= decided.keys()
         row["gone_on"] += sum("going on with the eviction" in str(r.get("msg")) for r in records)
         unsaid = sum("while it was signalling" in str(r.get("msg")) for r in records)

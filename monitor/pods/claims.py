@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from monitor.kernel import cgroup_procs
@@ -151,21 +152,17 @@ def _outside(path: Path) -> Path:
 
 
 def _is_roots_file(program: Path) -> bool:
-    try:
+    with suppress(OSError):
         return not others(program, os.stat(_outside(program)))
-    except OSError:
-        return False
+    return False
 
 
 def _is_same_file(pid: int, program: Path) -> bool:
     """Whether what the process runs is the machine's own file of this path, which root alone may change."""
     for directory in directories(pid):
-        try:
+        with suppress(OSError):
             runs, ours = os.stat(f"{directory}/exe"), os.stat(_outside(program))
-        except OSError:
-            continue
-        same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
-        return same and not others(program, ours)
+            return os.path.samestat(runs, ours) and not others(program, ours)
     return False
 
 

@@ -139,18 +139,13 @@ def read(answer: Any) -> dict[str, Known]:
 
 def without_images(found: Mapping[str, Known], images: Any) -> dict[str, Known]:
     """The same without those of outrace's labels that come from a container's image, by an answer with all images."""
-    labels = {image.removeprefix("sha256:"): known.labels for image, known in read(images).items()}
-    return {
-        ident: replace(
-            known,
-            labels={
-                label: value
-                for label, value in known.labels.items()
-                if label not in LABELS or labels.get(known.image.removeprefix("sha256:"), {}).get(label) != value
-            },
-        )
-        for ident, known in found.items()
-    }
+    images_labels = {image.removeprefix("sha256:"): known.labels for image, known in read(images).items()}
+    made: dict[str, Known] = {}
+    for ident, known in found.items():
+        theirs, labels = images_labels.get(known.image.removeprefix("sha256:"), {}), known.labels.items()
+        own = {label: value for label, value in labels if label not in LABELS or theirs.get(label) != value}
+        made[ident] = replace(known, labels=own)
+    return made
 
 
 def with_pods(found: Mapping[str, Known]) -> dict[str, Known]:

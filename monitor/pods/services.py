@@ -240,9 +240,8 @@ class ServiceSource(PodSource):
         infra = known.infra if known is not None else ""
         members = [member for ident, member in inside.items() if ident != infra]
         limits = [cgroupfs.limit(member) for member in members]
-        limited = [size for size in limits if size is not None]
-        if limit is None and limited and len(limited) == len(limits):
-            limit = sum(limited)
+        if limit is None and limits and None not in limits:
+            limit = sum(size for size in limits if size is not None)
         return max(request, sum(self._kept(member) for member in members)), limit
 
     def _kept(self, path: Path) -> int:
