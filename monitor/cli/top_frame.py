@@ -254,7 +254,7 @@ class Trends:
         for key, size in sizes.items():
             self._seen[key].append((at_s, size))
 
-    def growth(self, key: str) -> float | None:
+    def growth(self, key: str) -> int | None:
         """Bytes a second over the last `SPAN_S`; None: not known yet."""
         seen = self._seen.get(key)
         if not seen:
@@ -263,7 +263,7 @@ class Trends:
         # A figure holds until the next one: at the start of the span it is the last one before.
         before = [point for point in seen if point[0] <= end_s - SPAN_S]
         start_s, start = (end_s - SPAN_S, before[-1][1]) if before else seen[0]
-        return None if end_s - start_s < _LEAST_S else (end - start) / (end_s - start_s)
+        return None if end_s - start_s < _LEAST_S else round((end - start) / (end_s - start_s))
 
 
 #: A look at all processes (some 60 us each) is repeated after this long, or after so many times what it took: at most
@@ -385,18 +385,14 @@ class Sampler:
         for name, path in domains.items():
             if frame[name] is not None:
                 made_of = nothing if path is None else composition(node.hierarchy, path)
-                frame[name] |= {**made_of, "growth_bytes_per_s": self._growth(name)}
+                frame[name] |= {**made_of, "growth_bytes_per_s": self._trends.growth(name)}
         for uid, pod in pods.items():
             score = looked.scores.get(uid)
             pod["oom_score_adj"] = None if score is None else {"lowest": score[0], "highest": score[1]}
-            pod["growth_bytes_per_s"] = self._growth(uid)
+            pod["growth_bytes_per_s"] = self._trends.growth(uid)
         frame |= {"kernel_victim": looked.victim, "daemon": self._daemon()}
         frame["problems"] = [*frame["problems"], *([looked.problem] if looked.problem else [])]
         return Sample(frame, "" if node.daemon is None else node.daemon.name)
-
-    def _growth(self, key: str) -> int | None:
-        found = self._trends.growth(key)
-        return None if found is None else round(found)
 
     def _follow(self) -> None:
         """Take the daemon's configuration of now. One that does not answer keeps the last one: the frame says so."""

@@ -36,11 +36,10 @@ class Floor:
         self._index = self._table.add(cgroupfs.cgroup_id(cgroup))
         sweeper.run()
         self._ceilings = [ceiling_pages(cgroupfs.limit(cgroup) or 0, available_below)]
+        self._pidfd = -1
         self.ring = Ring(pins, "events", self._on_record)
         self.ring.consume()  # what an earlier reader left
         self._links = [pins.attach(name) for name in pins.pressure]
-        self._pidfd = -1
-        self._killed: tuple[int, int, int] | None = None
 
     def aim(self, pid: int) -> None:
         self._pidfd = os.pidfd_open(pid)
@@ -52,14 +51,9 @@ class Floor:
             return
         seen_ns = time.monotonic_ns()
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._killed = (record[0], seen_ns, time.monotonic_ns())
+        write_line("killed", record[0], seen_ns, time.monotonic_ns())
         os.close(self._pidfd)
         self._pidfd = -1
-
-    def take(self) -> tuple[int, int, int] | None:
-        """The times of the kill that was just done, once."""
-        killed, self._killed = self._killed, None
-        return killed
 
 
 def floor(options: Options) -> None:
@@ -74,8 +68,6 @@ def floor(options: Options) -> None:
         for fd, _ in epoll.poll():
             if fd != 0:
                 one.ring.consume()
-                if killed := one.take():
-                    write_line("killed", *killed)
                 continue
             if not (order := read_order()):
                 return
