@@ -87,7 +87,6 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
     else:
         facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
         facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
-    if not service:
         facts.append(("local storage", _storage(pod["local_storage"])))
         facts.append(("admission", _admission(pod["admission"])))
     if pod["eviction"] is not None:

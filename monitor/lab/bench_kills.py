@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import psutil
@@ -99,9 +97,8 @@ class Kills(ABC):
     def _strike(self, row: Row) -> None:
         """SIGKILL to one of the monitor's processes. The hot one starts again at once."""
         if row["name"] == SIDE:
-            pid = self._daemon.pid
-            for side in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-                os.kill(int(side), signal.SIGKILL)
+            for side in psutil.Process(self._daemon.pid).children():
+                side.kill()
             return
         assert self._daemon.process is not None
         self._daemon.process.kill()
