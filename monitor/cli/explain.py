@@ -236,21 +236,19 @@ def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked |
     before = evictable[n - 1] if n else None
     behind = evictable[n + 1] if n + 1 < len(evictable) else None
     roles = {"first victim": victim, "before it": before, "behind it": behind}
-    found: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     for role, other in roles.items():
-        if other is None or other is one or any(row["uid"] == other.pod.uid for row in found):
-            continue
-        found.append(
-            {
+        if other is not None and other is not one and other.pod.uid not in found:
+            compared = contrast(one, other, seen.signal, seen.rules.layout, seen.rules.era)
+            found[other.pod.uid] = {
                 "role": role,
                 "pod": label(other.pod),
                 "uid": other.pod.uid,
                 "rank": order.index(other) + 1,
                 "goes_first": other.key < one.key,
-                "comparisons": contrast(one, other, seen.signal, seen.rules.layout, seen.rules.era),
+                "comparisons": compared,
             }
-        )
-    return found
+    return list(found.values())
 
 
 def _scores(seen: Situation, found: FoundPod) -> dict[str, Any]:
