@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -88,7 +89,11 @@ def _find(order: Sequence[Ranked], text: str) -> Ranked:
         raise MonitorError(
             f"{len(found)} pods are called {text}", f"say which: {', '.join(label(one.pod) for one in found)}"
         )
-    if order:
+    names = list(dict.fromkeys(name for one in order for name in (label(one.pod), one.pod.name, one.pod.uid)))
+    close = difflib.get_close_matches(text, names, 3, 0.5)
+    if close:
+        remedy = f"did you mean {' or '.join(close)}?"
+    elif order:
         remedy = f"pods are {', '.join(label(one.pod) for one in order[:10])}{', ...' if len(order) > 10 else ''}"
     else:
         remedy = "there are no pods here: say where they are with --pods manifests:DIR or --node-cgroup PATH"

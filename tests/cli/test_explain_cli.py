@@ -161,6 +161,7 @@ def test_pods_known_by_their_cgroups_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
+        (["lab/burstible"], 1, ("no pod 'lab/burstible'", "did you mean lab/burstable")),
         (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
         (["--signal", "memory"], 2, ("--signal: 'memory'", "memory.available")),
         (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9'", "kubelet-1.17")),
