@@ -94,10 +94,14 @@ class PodStats:
 
     def volumes(self, names: Sequence[str], key: str) -> int:
         """`usedBytes` or `inodesUsed` of these volumes; the first figures of a name count."""
-        items: dict[Any, Mapping[str, Any]] = {}
-        for item in _list(self._raw, "volume", self.path):
-            items.setdefault(item.get("name", ""), item)
-        return sum([_count(items[name], key, self.path) or 0 for name in names if name in items])
+        items = _list(self._raw, "volume", self.path)
+        total = 0
+        for name in names:
+            for item in items:
+                if item.get("name", "") == name:
+                    total += _count(item, key, self.path) or 0
+                    break
+        return total
 
     def volumes_used(self) -> dict[str, int]:
         """Bytes by volume, where reported (a volume without would crash a real kubelet). The last of a name counts."""
