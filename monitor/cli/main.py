@@ -61,6 +61,7 @@ GONE = {
         f"outrace bench {name}": "`make races`"
         for name in ("alerts", "giveback", "neighbour", "pods", "soak", "storm", "sweep")
     },
+    "outrace bench scenarios --list": "`--only` with any name: the error has all of them",
     "outrace bench forecast": "the metric outrace_forecasts_judged_total",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace unload --strays": "`outrace unload --state-dir DIR`, as `outrace doctor` has it; a start removes them too",

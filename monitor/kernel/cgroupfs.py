@@ -221,16 +221,20 @@ def below(path: Path) -> Iterator[Path]:
 
 
 def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -> Reading:
-    """One cgroup against its own limit, or against ``capacity`` bytes where it has no limit. The root cgroup has none:
-    as the kubelet sees it, the machine is the root against MemTotal of /proc/meminfo.
+    """One cgroup against its own limit, or against ``capacity`` bytes where it has no limit. The root is the machine,
+    against MemTotal of /proc/meminfo: what is mounted as the root of a container has a limit, which is not asked for.
     """
-    figures, own = _figures(hierarchy, path), limit(path)
+    figures, own = _figures(hierarchy, path), None if path == hierarchy.root else limit(path)
     return Reading(*figures, capacity=capacity if own is None else own)
 
 
 def usage(hierarchy: Hierarchy, path: Path) -> int:
     """Bytes charged to one cgroup (not the v2 root, which has no such file)."""
-    return amount(path, USAGE[hierarchy.version]) or 0
+    text = _read(path, USAGE[hierarchy.version])
+    try:
+        return int(text)  # not as a limit: an amount beyond every limit is no 0
+    except ValueError as e:
+        raise MonitorError(f"{path / USAGE[hierarchy.version]} is not a number: {text[:40]!r}") from e
 
 
 def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:

@@ -15,13 +15,6 @@ PAGE = mmap.PAGESIZE
 EVENT = struct.Struct("=QQQqqQqIIIIII")
 #: struct oom_event
 OOM = struct.Struct("=QQQQQQqqQqqqqQIIIIIIIiiI16s16s")
-_OOM_FIELDS = (
-    *("ts_ns", "victim_cgroup", "invoker_cgroup", "oom_cgroup", "oom_usage", "oom_limit", "oom_inactive_file"),
-    *("oom_active_file", "total_vm", "anon_rss", "file_rss", "shmem_rss", "swap", "pgtables", "kind", "flags"),
-    *("victim_pid", "victim_tid", "invoker_pid", "invoker_tid", "uid", "oom_score_adj", "si_code", "domain"),
-    *("victim_comm", "invoker_comm"),
-)
-_OOM_PAGES = ("oom_usage", "oom_limit", "total_vm", "anon_rss", "file_rss", "shmem_rss", "swap")
 #: struct proc_event
 PROC = struct.Struct("=QQIIII")
 #: struct victim
@@ -88,17 +81,38 @@ class OomEvent:
     @classmethod
     def decode(cls, data: bytes) -> OomEvent:
         """Raises struct.error (too short) or KeyError (unknown kind)."""
-        found = dict(zip(_OOM_FIELDS, OOM.unpack_from(data), strict=True))
-        flags = found.pop("flags")
-        for name in _OOM_PAGES:
-            found[name] *= PAGE
-        for name in ("oom_inactive_file", "oom_active_file"):
-            found[name] = found[name] * PAGE if found[name] >= 0 else None
-        for name in ("victim_comm", "invoker_comm"):
-            found[name] = printable(found[name].split(b"\0", 1)[0])
-        found["kind"] = "left" if flags & OOM_BY_ITSELF else _OOM_KINDS[found["kind"]]
-        found["domain"] = found["domain"] - 1 if found["domain"] else None
-        return cls(**found, memsw=bool(flags & OOM_MEMSW), exiting=bool(flags & OOM_EXITING))
+        (ts, victim_cgroup, invoker_cgroup, oom_cgroup, usage, limit, inactive, active, total_vm, anon, file, shmem,
+         swap, pgtables, kind, flags, tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm,
+         ) = OOM.unpack_from(data)  # fmt: skip
+        return cls(
+            kind="left" if flags & OOM_BY_ITSELF else _OOM_KINDS[kind],
+            ts_ns=ts,
+            victim_pid=tgid,
+            victim_tid=tid,
+            victim_comm=_comm(comm),
+            victim_cgroup=victim_cgroup,
+            domain=domain - 1 if domain else None,
+            uid=uid,
+            oom_score_adj=adj,
+            anon_rss=anon * PAGE,
+            file_rss=file * PAGE,
+            shmem_rss=shmem * PAGE,
+            swap=swap * PAGE,
+            total_vm=total_vm * PAGE,
+            pgtables=pgtables,
+            invoker_pid=invoker_tgid,
+            invoker_tid=invoker_tid,
+            invoker_comm=_comm(invoker_comm),
+            invoker_cgroup=invoker_cgroup,
+            oom_cgroup=oom_cgroup,
+            oom_usage=usage * PAGE,
+            oom_limit=limit * PAGE,
+            oom_inactive_file=inactive * PAGE if inactive >= 0 else None,
+            oom_active_file=active * PAGE if active >= 0 else None,
+            memsw=bool(flags & OOM_MEMSW),
+            exiting=bool(flags & OOM_EXITING),
+            si_code=code,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +131,10 @@ class ProcEvent:
         """Raises struct.error (too short) or KeyError (unknown kind)."""
         ts, cgroup_id, kind, tgid, _domain, _ = PROC.unpack_from(data)
         return cls(_PROC_KINDS[kind], ts, tgid, cgroup_id)
+
+
+def _comm(raw: bytes) -> str:
+    return printable(raw.split(b"\0", 1)[0])
 
 
 #: A backslash of the name itself, where it would be read as the beginning of an escape that `printable` writes.

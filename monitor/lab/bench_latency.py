@@ -56,9 +56,11 @@ class Samples:
             raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
         if record["uid"] != victim.uid:
             raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
-        if record["crossed_ns"]:  # else a pass decided before the record of the crossing was read
-            self.seen.append((record["decided_ns"] - record["crossed_ns"]) / 1000)
-            self.signalled.append((record["signalled_ns"] - record["crossed_ns"]) / 1000)
+        if not record["crossed_ns"]:  # a pass decided before the record of the crossing was read
+            progress("not timed: decided by a pass before the crossing's record was read")
+            return
+        self.seen.append((record["decided_ns"] - record["crossed_ns"]) / 1000)
+        self.signalled.append((record["signalled_ns"] - record["crossed_ns"]) / 1000)
 
 
 def evictions(out: Samples, daemon: LabDaemon, victim: LabPod, n: int, mib: int) -> None:

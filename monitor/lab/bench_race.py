@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -24,7 +26,7 @@ from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, numb
 from monitor.lab.checked import KINDS
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod, require_root
+from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import HoldResult, HoldStage, Monitor, Poller, RaceResult, Sizes, populate, run_hold, run_race
 from monitor.settings.config import HOLD, fastest_fill
 from monitor.settings.options import HOOKS
@@ -81,6 +83,7 @@ class Bench:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
         options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
         with LabDaemon(self.node, *options, state_dir=state_dir or self.state_dir, keep_pins=True) as daemon:
+            time.sleep(1.0)  # until the end of its start
             for hogs in hog_counts:
                 self.both_pages(trigger if hooks == AUTO else hooks, margin, hogs, Monitor(daemon))
 
@@ -277,7 +280,8 @@ def demo(
       outrace demo --runs 20 --margin 2Mi -o json
       outrace demo --no-monitor
     """
-    require_root("demo")
+    if os.geteuid() != 0:
+        raise CannotError("outrace demo must be root: it makes cgroups and loads BPF programs", "use sudo")
     if node_memory < 128 * MIB:
         raise ConfigError(f"--node-memory {format_bytes(node_memory)} is too small", "give it at least 128Mi")
     if margin > node_memory // 2:

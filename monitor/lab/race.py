@@ -326,11 +326,11 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s
         out.oom_kills = node.oom_kills() - before
         out.killed = sum(child.process.poll() is not None for child in children)
         _read(out, told(_HELD), told(_ENDED), told(_EVICTING))
+        out.changed = stage.changed()  # before the node is thawed
     finally:
         node.thaw()
         for child in children:
             node.end(child)
-    out.changed = stage.changed()
     return out
 
 

@@ -81,8 +81,10 @@ def parse(name: str, data: bytes) -> Parsed:
         return Parsed(problems=(f"{name}: {e}",))
     number = 0
     try:
-        is_json = name.endswith(".json") and text.strip()
-        found_in = [documents.from_json(text)] if is_json else documents.from_yaml(text)
+        if name.endswith(".json"):
+            found_in = iter([documents.from_json(text)] if text.strip() else [])
+        else:
+            found_in = documents.from_yaml(text)
         for number, document in enumerate(found_in, 1):
             if document is None:
                 continue  # nothing between two "---"

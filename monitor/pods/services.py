@@ -90,7 +90,7 @@ class ServiceSource(PodSource):
         if event.mask & IN_MODIFY:
             return event.name in _FILES
         return not (event.mask & IN_CREATE and event.directory in self._splitting) or bool(
-            units.podman_container(event.name) or units.unsplit((event.name,))
+            units.podman_container(event.name, units.PAYLOAD) or units.unsplit((event.name,))
         )
 
     def _scan(self, events: Iterable[Event]) -> Scan:

@@ -175,7 +175,7 @@ def _namespace(slices: Sequence[str], user: int | None) -> str:
     return slices[0].removesuffix(".slice") or "root"
 
 
-def podman_container(name: str, pattern: re.Pattern[str] = PAYLOAD) -> str:
+def podman_container(name: str, pattern: re.Pattern[str]) -> str:
     """The id of a container of podman by its directory in a unit of its own, or of ``pattern``; "" if it is none."""
     found = pattern.fullmatch(name)
     return found[1] if found else ""

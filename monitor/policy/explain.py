@@ -51,15 +51,17 @@ def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: E
     first. Of equal pods the names decide (the kubelet leaves those to chance).
     """
     mine, theirs = (comparisons(each, signal, layout, era) for each in (one, other))
-    compared = [name for name in dict.fromkeys((*mine, *theirs)) if name != "critical"]
+    names = dict.fromkeys((*mine, *theirs))
+    compared = [name for name in names if name != "critical"]
     # The parts of a key are in the order of the comparisons; the last comparison has those that are left.
     part = next((i for i in range(DECIDING) if one.key[i] != other.key[i]), None)
     decisive = "name" if part is None else compared[min(part, len(compared) - 1)]
     if decisive == "name":
         mine["name"], theirs["name"] = (f"{p.namespace}/{p.name}".lstrip("/") for p in (one.pod, other.pod))
+        names |= {"name": None}
     return [
         {"name": name, "one": mine.get(name, "-"), "other": theirs.get(name, "-"), "decides": name == decisive}
-        for name in dict.fromkeys((*mine, *theirs))
+        for name in names
     ]
 
 

@@ -23,8 +23,9 @@ _WRONG_FORMAT = "quantities must match the regular expression '^([+-]?[0-9.]+)([
 _WRONG_SUFFIX = "unable to parse quantity's suffix"
 _WRONG_NUMBER = "unable to parse numeric part of quantity"
 
-#: The scanner of the kubelet is lenient: every part may be missing, and a missing number is zero.
-_TEXT = re.compile(r"[+-]?(0*)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[+-]?[0-9]*)")
+#: The scanner of the kubelet is lenient: every part may be missing, and a missing number is zero. No part is read
+#: twice: 511 zeros and a letter took 165 ms.
+_TEXT = re.compile(r"[+-]?(0*+)([0-9]*+)(?:\.([0-9]*+))?+([eEinumkKMGTP]*+[+-]?[0-9]*+)")
 _EXPONENT = re.compile(r"[eE][+-]?[0-9]+")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _DECIMAL_SUFFIX = {exponent: suffix for suffix, exponent in _DECIMAL.items()}

@@ -255,8 +255,9 @@ class Stalls:
         """Whether it, or a container of it, is at its limit, or at its memory.high."""
         hierarchy = self._view.hierarchy
         for cgroup in one.cgroups if one.uid else ():
-            own, has = limits.read(hierarchy, cgroup, swap=False), self._view.used(cgroup, counted=False)
-            for line, what in () if own is None else ((own.max, stall.OWN_LIMIT), (own.high, stall.THROTTLED)):
+            own, has = limits.read(hierarchy, cgroup, swap=False) or {}, self._view.used(cgroup, counted=False)
+            for name, what in (("max", stall.OWN_LIMIT), ("high", stall.THROTTLED)):
+                line = own.get(name)
                 if line is not None and has is not None and line - has.usage < max(_NEAR_LIMIT, line // 64):
                     return what
         return ""

@@ -116,7 +116,7 @@ def make_watch(
     if cgroup is not None:
         cgroup_id, flags = cgroup.stat().st_ino, 0
         files = [os.open(cgroup / of_version[version], os.O_RDONLY) for of_version in (cgroupfs.USAGE, cgroupfs.LIMIT)]
-    formula = FORMULA.get(signal, 0)
+    formula = 0 if first is None else FORMULA[signal]
     if first is None:
         index = table.add(cgroup_id, flags=flags, step=step, path=cgroup)
     else:

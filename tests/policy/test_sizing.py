@@ -106,7 +106,7 @@ def test_the_configuration_keeps_back_the_same(system: int, kube: int, milli: in
     for field in (SYSTEM, KUBE):
         again = {name: Quantity.parse(text) for name, text in made.get(field, {}).items()}
         assert again.get("memory", Quantity(0)).value == sizings[0].of(field)
-        assert again.get("cpu", Quantity(0)).nanos // 10**6 == sizings[1].of(field)
+        assert again.get("cpu", Quantity(0)).nanos == sizings[1].of(field) * 10**6
     assert (made["evictionHard"], made["maxPods"]) == ({"memory.available": "100Mi"}, 110)
 
 
