@@ -13,24 +13,12 @@ from monitor.settings.config import RunConfig
 from tests import live
 from tests.replay.test_passes import BEGIN, SCRIPT, lived
 
-#: Both are met; of two hard ones for memory the allocatable copy stands first.
-SIGNAL = "allocatableMemory.available"
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A recording of one decision."""
     lived(RunConfig(), [*BEGIN, *SCRIPT], tmp_path).recording(tmp_path / "rec")
     return tmp_path / "rec"
-
-
-def test_as_a_table(path: Path) -> None:
-    done = live.outrace("replay", str(path))
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0].split() == ["TIME", "ID", "SIGNAL", "KIND", "AVAILABLE", "THRESHOLD", "POD", "WHAT"]
-    assert lines[1].split()[1:] == ["1", SIGNAL, "hard", "90.0Mi", "100.0Mi", "ns/p1", "would", "evict"]
-    assert lines[-1] == "4 passes, 1 decisions, 0 events, 0 incidents"
 
 
 def test_another_configuration_is_refused_with_what_to_use_instead(path: Path) -> None:

@@ -158,16 +158,3 @@ def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: 
     found = json.loads(replay(path, "-o", "json").stdout)
     assert found["passes"] > 0
     assert found["differences"] == []
-
-
-def test_what_is_no_recording_is_reported_and_kept(node: LabNode, tmp_path: Path) -> None:
-    path = tmp_path / "thesis"
-    path.write_text("important")
-    with live.daemon(node, *HARD, "--record", str(path), state_dir=tmp_path / "state") as daemon:
-        record = live.message(daemon, "the recording cannot be written; trying again")
-        assert record["problem"].startswith("holds something else than a recording")
-        live.ended(daemon)
-    assert path.read_text() == "important"
-    live.one_line(replay(path), 1, f"{path}: no recording", "outrace run --record FILE")
-    live.one_line(replay(tmp_path / "nothing"), 1, "nothing: No such file or directory")
-    live.one_line(replay(tmp_path), 1, "not a regular file but a directory")

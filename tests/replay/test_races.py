@@ -131,28 +131,28 @@ def test_the_header_holds_no_secrets() -> None:
 
 
 def test_a_full_disk_is_reported_once_and_recording_goes_on_when_there_is_room(
-    capfd: pytest.CaptureFixture[str],
+    mounts: Mounts, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Mounts() as mounts:
-        disk = mounts.tmpfs("small", 64 << 10)
-        ballast = disk / "ballast"
-        ballast.write_bytes(bytes(64 << 10))
-        recorder = Recorder(disk / "rec", header(CONFIG, 1, 0), Log(), lambda: True)
-        for i in range(3):
-            recorder.event(End(i))
-            recorder._worker.submit(lambda: recorder._attempt(recorder._writer.flush))
-        tried = threading.Event()
-        recorder._worker.submit(tried.set)
-        assert tried.wait(TIMEOUT_S)
-        assert recorder.failing
-        assert recorder.dropped == 3
-        ballast.unlink()
-        recorder.event(End(3))
-        recorder.close(TIMEOUT_S)
-        assert not recorder.failing
-        found = replayed(disk / "rec")
-        assert found.damage is None
-        assert recorder.state_wanted  # what follows shall be understood without what is missing
+    disk = mounts.tmpfs("small", 64 << 10)
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(64 << 10))
+    recorder = Recorder(disk / "rec", header(CONFIG, 1, 0), Log(), lambda: True)
+    for i in range(3):
+        recorder.event(End(i))
+        recorder._worker.submit(lambda: recorder._attempt(recorder._writer.flush))
+    tried = threading.Event()
+    recorder._worker.submit(tried.set)
+    assert tried.wait(TIMEOUT_S)
+    assert recorder.failing
+    assert recorder.dropped == 3
+    assert [path.name for path in disk.iterdir()] == ["ballast"], "no file without a header"
+    ballast.unlink()
+    recorder.event(End(3))
+    recorder.close(TIMEOUT_S)
+    assert not recorder.failing
+    found = replayed(disk / "rec")
+    assert (found.damage, found.events) == (None, 1)
+    assert recorder.state_wanted  # what follows shall be understood without what is missing
     output = capfd.readouterr().err
     assert output.count("the recording cannot be written; trying again") == 1
     assert "No space left on device" in output
