@@ -1,31 +1,21 @@
 """The checks of `make lint` (scripts/checks) can fail; and what the documents only have read is run."""
 
-import importlib
 import os
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from monitor.cli.main import BENCHES, COMMANDS
 from monitor.errors import EXIT_CANNOT, EXIT_FINDINGS, EXIT_OK
-from tests.commands import run
+from tests.commands import ROOT, run, script
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def check(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts/checks")
-        return importlib.import_module(name)
-
-
-command_lines, documents, layering = map(check, ("command_lines", "documents", "layering"))
-lanes, seeds, way = map(check, ("lanes", "seeds", "way"))
+command_lines, documents, lanes, layering, seeds, way = (
+    script(name, "scripts/checks") for name in ("command_lines", "documents", "lanes", "layering", "seeds", "way")
+)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """`make mutation` on a project of one function: what it changes, what it notices, and what it compares."""
 
-import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.commands import script
+
+mutants, mutate = script("mutants"), script("mutate")
 
 CODE = """
 def is_over(used: int, limit: int) -> bool:
@@ -68,13 +68,7 @@ diff = '''
 
 
 @pytest.fixture
-def mutate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("mutate")
-
-
-@pytest.fixture
-def project(tmp_path: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "monitor").mkdir()
     (tmp_path / "tests/policy").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
@@ -82,12 +76,12 @@ def project(tmp_path: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "tests/policy/test_limit.py").write_text(TESTS + AT_THE_LIMIT)
     (tmp_path / "faults.toml").write_text(FAULTS)
     monkeypatch.setattr(mutate, "ROOT", tmp_path)
-    monkeypatch.setattr(importlib.import_module("mutants"), "DATA", tmp_path)
+    monkeypatch.setattr(mutants, "DATA", tmp_path)
     return tmp_path
 
 
 def run(
-    mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, dict[str, str], str]:
     """Exit code, verdict of each mutant, and what is on stderr."""
     monkeypatch.setattr(sys, "argv", ["mutate.py", *arguments, "-o", "json"])
@@ -100,12 +94,12 @@ def text_of(directory: Path) -> dict[Path, str]:
 
 
 def test_a_mutant_dies_where_a_test_knows_its_line_and_the_tree_stays_as_it_is(
-    project: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "tests/policy/test_limit.py").write_text(TESTS + AT_THE_LIMIT + ALONE)
     before = text_of(project)
     limit = "monitor/limit.py is_over: used > limit ->"
-    code, verdicts, said = run(mutate, monkeypatch, capsys, "monitor/limit.py")
+    code, verdicts, said = run(monkeypatch, capsys, "monitor/limit.py")
     assert code == 0, said
     assert {key.partition("->")[2]: verdict for key, verdict in verdicts.items()} == {
         " used <= limit": "noticed",
@@ -117,42 +111,42 @@ def test_a_mutant_dies_where_a_test_knows_its_line_and_the_tree_stays_as_it_is(
     old = project / "old.json"
     old.write_text(json.dumps({"mutants": [{"key": key, "verdict": verdict} for key, verdict in verdicts.items()]}))
     (project / "tests/policy/test_limit.py").write_text(TESTS)
-    code, verdicts, said = run(mutate, monkeypatch, capsys, "monitor/limit.py", "--budget=0", f"--compare={old}")
+    code, verdicts, said = run(monkeypatch, capsys, "monitor/limit.py", "--budget=0", f"--compare={old}")
     assert (code, verdicts[f"{limit} used >= limit"], verdicts[f"{limit} used <= limit"]) == (1, "survived", "noticed")
     assert f"no longer noticed: {limit} used >= limit\n" in said
     assert "1 no longer noticed, 0 of code that is gone" in said
 
 
 def test_tests_that_fail_by_themselves_prove_nothing(
-    project: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at_the_limit = "\ndef test_red() -> None:\n    assert is_over(1, 1)\n"
     (project / "tests/policy/test_limit.py").write_text(TESTS + at_the_limit)
-    code, verdicts, said = run(mutate, monkeypatch, capsys, "monitor/limit.py", "--only=used >= limit")
+    code, verdicts, said = run(monkeypatch, capsys, "monitor/limit.py", "--only=used >= limit")
     assert (code, [*verdicts.values()]) == (2, ["survived"])
     assert "fails without any mutation, and is left out: tests/policy/test_limit.py::test_red\n" in said
 
     ended_badly = "def pytest_sessionfinish(session):\n    session.exitstatus = 1\n"
     (project / "tests/policy/test_limit.py").write_text(TESTS)
     (project / "tests/conftest.py").write_text(ended_badly)
-    code, verdicts, _ = run(mutate, monkeypatch, capsys, "monitor/limit.py", "--only=used >= limit")
+    code, verdicts, _ = run(monkeypatch, capsys, "monitor/limit.py", "--only=used >= limit")
     assert (code, [*verdicts.values()]) == (2, ["broken"]), "no test has failed"
     (project / "tests/conftest.py").unlink()
 
     (project / "tests/policy/test_limit.py").write_text("def test_red() -> None:\n    assert False\n")
-    code, verdicts, _ = run(mutate, monkeypatch, capsys, "faults", "--only=0000001")
+    code, verdicts, _ = run(monkeypatch, capsys, "faults", "--only=0000001")
     assert (code, [*verdicts.values()]) == (2, ["broken"])
 
 
 def test_a_fault_is_found_by_its_text_and_named_where_that_is_gone(
-    project: Path, mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, verdicts, _ = run(mutate, monkeypatch, capsys, "faults")
+    code, verdicts, _ = run(monkeypatch, capsys, "faults")
     assert code == 2
     assert verdicts == {
         "0000001 everything is over its limit": "noticed",
         "0000002 its code is gone": "stale",
         "0000003 only a race shows it": "races",
     }
-    code, verdicts, _ = run(mutate, monkeypatch, capsys, "faults", "--only=0000003", "--races")
+    code, verdicts, _ = run(monkeypatch, capsys, "faults", "--only=0000003", "--races")
     assert (code, verdicts) == (0, {"0000003 only a race shows it": "noticed"})

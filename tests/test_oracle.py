@@ -1,17 +1,20 @@
 """`make oracle`: what it finds, what intended differences cover, and what it makes of answers."""
 
 import copy
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.commands import ROOT, script
+
+differences, kept, asking, asked = (
+    script(name, "scripts/oracle") for name in ("differences", "kept", "asking", "asked")
+)
+paired = script("paired")
 INCIDENT = {"id": "a", "verdict": "eviction_won", "flags": ["held"], "steps": [{"t_ms": 0.0}, {"t_ms": 1.5}]}
 ANSWERS: dict[str, Any] = {
     "simulated/one": {"code": 0, "err": [], "out": {"incidents": [INCIDENT], "gaps": []}},
@@ -20,13 +23,6 @@ ANSWERS: dict[str, Any] = {
     "refused/run --nothing": {"code": 2, "err": ["outrace: error: No such option"], "out": []},
     "options/outrace run": {"config": {"names": ["--config"], "default": None}},
 }
-
-
-@pytest.fixture(scope="module")
-def modules() -> dict[str, ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts/oracle")
-        return {name: importlib.import_module(name) for name in ("differences", "kept", "asking", "asked")}
 
 
 def changed(**what: Any) -> dict[str, Any]:
@@ -58,51 +54,48 @@ def changed(**what: Any) -> dict[str, Any]:
         ("options/outrace run|config", None, ("options/outrace run: config", "is gone")),
     ],
 )
-def test_what_changes_is_found(modules: dict[str, ModuleType], path: str, value: Any, expected: tuple[str]) -> None:
+def test_what_changes_is_found(path: str, value: Any, expected: tuple[str]) -> None:
     after = changed(**{path: value})
-    lines, is_right = modules["differences"].report(modules["differences"].differences(ANSWERS, after), [])
+    lines, is_right = differences.report(differences.differences(ANSWERS, after), [])
     assert not is_right
     [line] = lines
     assert all(text in line for text in expected), line
 
 
-def test_the_order_of_keys_counts_and_an_item_before_others_is_one_difference(modules: dict[str, ModuleType]) -> None:
-    found = list(modules["differences"].differences({"a": {"x": 1, "y": 2}}, {"a": {"y": 2, "x": 1}}))
+def test_the_order_of_keys_counts_and_an_item_before_others_is_one_difference() -> None:
+    found = list(differences.differences({"a": {"x": 1, "y": 2}}, {"a": {"y": 2, "x": 1}}))
     assert [(one.path, one.before, one.after) for one in found] == [(".<order>", ["x", "y"], ["y", "x"])]
     for rows in ([{"n": 1}, {"n": 2}], [{"name": "b"}, {"name": "c"}]):
         new = {**rows[0], **dict.fromkeys(rows[0], "new")}
-        [one] = modules["differences"].differences({"a": rows}, {"a": [new, *rows]})
+        [one] = differences.differences({"a": rows}, {"a": [new, *rows]})
         assert (one.how, one.after) == ("new", new)
-    assert list(modules["differences"].differences(ANSWERS, copy.deepcopy(ANSWERS))) == []
+    assert list(differences.differences(ANSWERS, copy.deepcopy(ANSWERS))) == []
 
 
-def test_what_is_intended_passes_and_an_entry_without_use_is_named(
-    modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_what_is_intended_passes_and_an_entry_without_use_is_named(tmp_path: Path) -> None:
     listed = tmp_path / "intended.toml"
     listed.write_text(
         '[[intended]]\nanswer = "metrics/outrace_h*"\npath = "*"\nhow = "gone"\nreason = "dropped"\n'
         '[[intended]]\nanswer = "options/*"\npath = "*.default"\nreason = "other defaults"\n'
     )
-    entries = modules["differences"].intended(listed)
+    entries = differences.intended(listed)
     gone = changed(**{"metrics/outrace_holds": None})
-    lines, is_right = modules["differences"].report(modules["differences"].differences(ANSWERS, gone), entries)
+    lines, is_right = differences.report(differences.differences(ANSWERS, gone), entries)
     assert is_right
     assert lines == [
         "intended, 1 times: metrics/outrace_h*: *: dropped",
         "intended, and matches nothing: options/*: *.default: other defaults",
     ]
     other = changed(**{"metrics/outrace_holds|type": "gauge", "options/outrace run|config|default": "x"})
-    lines, is_right = modules["differences"].report(modules["differences"].differences(ANSWERS, other), entries)
+    lines, is_right = differences.report(differences.differences(ANSWERS, other), entries)
     assert not is_right, "only that it is gone was intended"
     assert lines[0] == 'metrics/outrace_holds: type: "counter" became "gauge"'
     listed.write_text('[[intended]]\nanswer = "*"\npath = "*"\nreason = " "\n')
     with pytest.raises(ValueError, match="needs a reason"):
-        modules["differences"].intended(listed)
+        differences.intended(listed)
 
 
-def test_answers_are_without_what_is_of_this_machine(modules: dict[str, ModuleType]) -> None:
-    asking = modules["asking"]
+def test_answers_are_without_what_is_of_this_machine() -> None:
     vary = asking.vary(
         "", {"out": {"pods": [{"age_s": 3, "name": "a", "text": "in 12Ki"}]}}, ("out.pods.*.age_s", "*.text")
     )
@@ -111,21 +104,20 @@ def test_answers_are_without_what_is_of_this_machine(modules: dict[str, ModuleTy
         "checks": [{"a": "*", "b": ["*"]}],
         "none": [],
     }
-    question = modules["asked"].Question("x", ("x",))
+    question = asked.Question("x", ("x",))
     made = asking.Tree(ROOT, Path("/nowhere"))._answer(question, 0, f'{{"at": "{ROOT}/a"}}', "/nowhere/b\n")
     assert made == {"code": 0, "err": ["PLACE/b"], "out": {"at": "TREE/a"}}
 
 
-def test_kept_answers_are_of_this_tree(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_kept_answers_are_of_this_tree(tmp_path: Path) -> None:
     """All questions about files and simulated recordings alone, as `make oracle` asks them; the files are small."""
-    kept, asked, asking, compared = (modules[name] for name in ("kept", "asked", "asking", "differences"))
     recordings, files, state = asking.prepared(tmp_path)
     questions = [one for one in asked.replays(recordings) if one.name.startswith("simulated/")]
     questions += [one for one in asked.commands(files, state) if one.kind != asked.SHAPE]  # those are of a machine
     questions += asked.refused(files)
     found = asking.Tree(ROOT, tmp_path).ask(questions)
     before = {name: answer for name, answer in kept.read().items() if name in found}
-    lines, is_right = compared.report(compared.differences(before, found), compared.intended(kept.INTENDED))
+    lines, is_right = differences.report(differences.differences(before, found), differences.intended(kept.INTENDED))
     assert is_right, "\n".join(line for line in lines if "matches nothing" not in line)
     assert len(found) == len(before) > 500
     assert json.dumps(found["simulated/episode-collateral"]["out"]["incidents"]).count("collateral")
@@ -148,13 +140,6 @@ def test_the_command_exits_with_1_where_something_differs(tmp_path: Path) -> Non
     assert done.stdout.splitlines()[-1].endswith("they differ")
 
 
-@pytest.fixture(scope="module")
-def paired() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        return importlib.import_module("paired")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "text", "is_worse"),
     [
@@ -168,7 +153,7 @@ def paired() -> ModuleType:
         ([(0, 200), (1, 200)], [(20, 200)], "1 of 400, 20 of 200", True),
     ],
 )
-def test_old_and_new_in_one_run(paired: ModuleType, old: list[Any], new: list[Any], text: str, is_worse: bool) -> None:
+def test_old_and_new_in_one_run(old: list[Any], new: list[Any], text: str, is_worse: bool) -> None:
     line, found = paired.judged(paired.Figure(old, new))
     assert found == is_worse, line
     assert text in line or text == "ratio"

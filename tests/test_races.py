@@ -1,21 +1,14 @@
 """`make races`: its judge, what it makes of the benches' answers, and the table of what it runs."""
 
-import importlib
 import random
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.commands import script
 
-
-@pytest.fixture(scope="module")
-def races() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        return importlib.import_module("races")
+races = script("races")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +24,7 @@ def races() -> ModuleType:
         (9, 10, 99, 100, "undecided"),  # nothing can become worse
     ],
 )
-def test_the_judge(races: ModuleType, lost: int, runs: int, base_lost: int, base_runs: int, expected: str) -> None:
+def test_the_judge(lost: int, runs: int, base_lost: int, base_runs: int, expected: str) -> None:
     assert races.judge(lost, runs, base_lost, base_runs) == expected
 
 
@@ -44,7 +37,7 @@ def test_the_judge(races: ModuleType, lost: int, runs: int, base_lost: int, base
     ],
 )
 def test_a_family_is_found_worse_that_is_and_hardly_ever_another(
-    races: ModuleType, rate: float, base: tuple[int, int], times: int, worse: tuple[float, float]
+    rate: float, base: tuple[int, int], times: int, worse: tuple[float, float]
 ) -> None:
     """Looked at after every race, as the run does."""
     chance = random.Random(34)
@@ -64,7 +57,7 @@ def hold(**changed: Any) -> dict[str, Any]:
     return {"name": "4k", "runs": 5, "held": 5, "right": 5, "oom": 0, "killed": 0, "failed": 0} | changed
 
 
-def test_who_was_held_and_damaged_is_a_broken_promise_and_who_was_late_a_loss(races: ModuleType) -> None:
+def test_who_was_held_and_damaged_is_a_broken_promise_and_who_was_late_a_loss() -> None:
     assert races.of_holds([hold()]) == races.Found(5)
     assert races.of_holds([hold(held=4, right=4)]) == races.Found(5, ["4k"])
     assert races.of_holds([hold(right=4)]).broken == ["4k: a process of a held pod was damaged"]
@@ -73,18 +66,16 @@ def test_who_was_held_and_damaged_is_a_broken_promise_and_who_was_late_a_loss(ra
     assert races.of_kills([kills]).broken == ["hot: lab/a was changed"]
 
 
-def written(races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A tree whose tests of races are this."""
     (tmp_path / "test_it.py").write_text(f"import pytest, time\npytestmark = pytest.mark.races\n{text}")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
     monkeypatch.setattr(races, "ROOT", tmp_path)
 
 
-def test_what_pytest_finds_left_behind_is_broken(
-    races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_pytest_finds_left_behind_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(
-        races, tmp_path, monkeypatch,
+        tmp_path, monkeypatch,
         "@pytest.fixture\ndef left():\n    yield\n    pytest.fail('left a pin')\n"
         "def test_good(): pass\ndef test_late(): assert 0, 'late'\ndef test_leaves(left): pass\n"
         "def test_not_here(): pytest.skip('x')\n",
@@ -96,18 +87,16 @@ def test_what_pytest_finds_left_behind_is_broken(
     assert "left a pin" in found.broken[0]
 
 
-def test_a_race_that_is_still_run_when_time_is_over_is_no_loss(
-    races: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_race_that_is_still_run_when_time_is_over_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "def test_late(): assert 0, 'late'\ndef test_endless(): time.sleep(1000)\n"
-    written(races, tmp_path, monkeypatch, text)
+    written(tmp_path, monkeypatch, text)
     monkeypatch.setattr(races, "MORE_S", 4.0)
     found = races.tests(["test_it.py"], tmp_path / "junit.xml", within=1)
     assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
     assert not found.broken
 
 
-def test_the_sample_is_a_tenth_and_what_the_change_reaches(races: ModuleType) -> None:
+def test_the_sample_is_a_tenth_and_what_the_change_reaches() -> None:
     names = [f"tests/daemon/test_hold_live.py::test_{n}" for n in range(1000)]
     drawn = races.sample(names, "abc", [])
     assert 60 < len(drawn) < 140

@@ -1,20 +1,19 @@
 """The stages of `.ci/run`: all run, all are reported, and one that fails or hangs fails the run."""
 
-import importlib
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.commands import script
+
 JUNIT = '<testsuite><testcase classname="tests.a" name="test_{}" time="{}"/></testsuite>'
 
 
 @pytest.fixture
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    module = importlib.import_module("stages")
+    module = script("stages")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(module, "PATIENCE_S", 1.0)

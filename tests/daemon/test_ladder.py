@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from monitor.kernel.rungs import BPF_RUNGS, POLL
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
+from tests.commands import without
 from tests.daemon.hot_node import evicted, up_to
 
 pytestmark = pytest.mark.kernel
@@ -32,14 +32,6 @@ sys.exit(main.main(sys.argv[sys.argv.index("run"):]))
 """
 
 node = live.fixture(LabNode, "test-ladder", 160 * MIB)
-
-
-def without(*capabilities: str) -> tuple[str, ...]:
-    """A command that runs another one without these capabilities."""
-    setpriv = shutil.which("setpriv")
-    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
-    dropped = ",".join(f"-{name}" for name in capabilities)
-    return (setpriv, f"--bounding-set={dropped}", f"--inh-caps={dropped}")
 
 
 def soft(node: LabNode, tmp_path: Path, hooks: str, *options: str, **rest: object) -> LabDaemon:
