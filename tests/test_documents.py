@@ -5,6 +5,7 @@ import re
 import threading
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,10 @@ MALICIOUS = {
 }
 
 
-def config_line(path: Path) -> str:
+def config_line(path: Path, *, kubelets: bool = False) -> str:
     with pytest.raises(ConfigError) as caught:
-        build({}, str(path))
+        build({}, *((None, str(path)) if kubelets else (str(path),)))
     assert caught.value.exit_code == 2
-    return str(caught.value)
-
-
-def kubelet_line(path: Path) -> str:
-    with pytest.raises(ConfigError) as caught:
-        build({}, None, str(path))
     return str(caught.value)
 
 
@@ -72,7 +67,7 @@ def manifest_line(path: Path) -> str:
     return line
 
 
-@pytest.mark.parametrize("reader", [manifest_line, config_line, kubelet_line])
+@pytest.mark.parametrize("reader", [manifest_line, config_line, partial(config_line, kubelets=True)])
 @pytest.mark.parametrize("case", MALICIOUS)
 def test_a_malicious_file_is_one_line_and_little_memory(
     tmp_path: Path, case: str, reader: Callable[[Path], str]
@@ -154,8 +149,6 @@ _json = st.recursive(
 
 @given(_json)
 def test_what_pyyaml_writes_is_read_as_it_was(value: Any) -> None:
-    from monitor import documents
-
     text = yaml.safe_dump(value, allow_unicode=True)
     assert list(documents.from_yaml(text)) == [value]
 
@@ -170,8 +163,6 @@ def test_a_configuration_that_is_no_file(name: str, kind: str) -> None:
 def test_a_configuration_from_a_pipe_and_from_one_nobody_writes_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from monitor import documents
-
     monkeypatch.setattr(documents, "_PIPE_S", 0.2)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match="nobody wrote into this pipe to its end within"):

@@ -20,10 +20,9 @@ from monitor import __version__
 from monitor.cli import checks, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.settings.options import OPTIONS
-from tests.commands import run
+from tests.commands import ROOT, run, without
 from tests.seccomp import refusing_netlink
 
-ROOT = Path(__file__).resolve().parents[1]
 CLI = (sys.executable, "-m", "monitor.cli.main")
 
 
@@ -55,13 +54,6 @@ def test_version_names_bcc_and_the_kernel() -> None:
     done = outrace("--version")
     assert done.returncode == 0
     assert re.fullmatch(rf"outrace {re.escape(__version__)} \(bcc .+, kernel {os.uname().release}\)\n", done.stdout)
-
-
-def test_a_command_that_is_gone_names_its_replacement() -> None:
-    for words, instead in (("cleanup images", "`crictl rmi --prune`, `podman "), ("evicted run", "`outrace evicted ")):
-        done = outrace(*words.split())
-        assert done.returncode == 2
-        assert f" is gone: use {instead}" in done.stderr
 
 
 def test_the_replacement_of_the_example_names_the_keys_that_no_help_has() -> None:
@@ -132,30 +124,13 @@ def test_a_reader_that_stops_early_gets_no_traceback() -> None:
 # -- printing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (1023, "1023"),
-        (1024, "1.0Ki"),
-        (-1536, "-1.5Ki"),
-        (int(12.3 * 2**20), "12.3Mi"),
-        (2**20 - 1, "1.0Mi"),
-        (2**62, "4.0Ei"),
-        (2**80, "1048576.0Ei"),
-        (None, "-"),
-    ],
-)
-def test_bytes_are_written_as_kubernetes_does(count: int | None, text: str) -> None:
-    assert output.format_bytes(count) == text
-
-
 @given(st.integers(-(2**70), 2**70))
 def test_written_bytes_mean_what_was_given_to_half_a_digit(count: int) -> None:
     text = output.format_bytes(count)
     number, unit = re.fullmatch(r"(-?[\d.]+)([KMGTPE]i)?", text).groups()
     size = 1024 ** ("KMGTPE".index(unit[0]) + 1) if unit else 1
     assert abs(float(number) * size - count) <= (0.0500001 * size if unit else 0)
+    assert [*map(output.format_bytes, (1023, 2**20 - 1, 2**62, None))] == ["1023", "1.0Mi", "4.0Ei", "-"]
 
 
 @given(
@@ -213,10 +188,7 @@ def test_the_doctor_passes_where_the_monitor_can_run() -> None:
 @pytest.mark.kernel
 @pytest.mark.once
 def test_without_bpf_the_doctor_names_the_rung_below_and_why() -> None:
-    setpriv = shutil.which("setpriv")
-    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
-    dropped = "-bpf,-perfmon,-sys_admin"
-    done = outrace("doctor", "-o", "json", wrapper=(setpriv, f"--bounding-set={dropped}", f"--inh-caps={dropped}"))
+    done = outrace("doctor", "-o", "json", wrapper=without("bpf", "perfmon", "sys_admin"))
     plan = json.loads(done.stdout)["hook_plan"]
     assert done.returncode == 0, "a machine without BPF can run it"
     assert plan["rung"] == "poll"
@@ -239,9 +211,7 @@ def test_the_doctor_names_why_new_processes_cannot_be_reported() -> None:
 @pytest.mark.kernel
 @pytest.mark.once
 def test_the_doctor_fails_without_privileges_and_names_the_remedy() -> None:
-    setpriv = shutil.which("setpriv")
-    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
-    wrapper = (setpriv, "--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
+    wrapper = ("setpriv", "--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
     done = outrace("doctor", "-o", "json", wrapper=wrapper)
     answer = json.loads(done.stdout)
     assert done.returncode == 3

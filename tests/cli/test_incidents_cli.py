@@ -16,11 +16,10 @@ from click import unstyle
 
 from monitor.cli import incident_text
 from monitor.cli.incident_text import show_lines
-from monitor.side.export.log import Log
-from monitor.side.incidents.store import IncidentStore
 from tests import live
 from tests.commands import called, run
-from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
+from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT, SAMPLES
+from tests.side.stores import store_at
 from tests.terminals import seat
 
 
@@ -40,7 +39,7 @@ def incidents(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("state")
-    store = IncidentStore(directory / "incidents.db", log=Log(), clock=lambda: NOW)
+    store = store_at(directory / "incidents.db")
     for sample in SAMPLES:
         store.add(sample)
     return str(directory)
@@ -96,7 +95,7 @@ def test_names_of_processes_cannot_write_on_the_terminal(tmp_path: Path) -> None
         "summary": f"killed {evil}",
         "steps": [{"t_ms": 0, "what": evil, evil: evil}],
     }
-    IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW).add(bad)
+    store_at(tmp_path / "incidents.db").add(bad)
     for arguments in (("list",), ("show", "latest")):
         done = incidents(*arguments, "--state-dir", str(tmp_path))
         assert done.returncode == 0, done.stderr
@@ -127,7 +126,7 @@ def test_damaged_stores_end_with_1_and_the_remedy(tmp_path: Path) -> None:
         done = incidents(*arguments, "--state-dir", str(tmp_path))
         live.one_line(done, 1, f"{file} is damaged", "the monitor renames the file", "move it away")
     # The monitor begins a new file. What can be read is printed, and that it is not all is reported.
-    IncidentStore(file, log=Log(), clock=lambda: NOW).add(EVICTION_WON)
+    store_at(file).add(EVICTION_WON)
     done = incidents("list", "--state-dir", str(tmp_path))
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
     renamed = f"a damaged file was renamed to {file}.damaged-20260131T060000Z; its incidents are not shown\n"
@@ -203,7 +202,7 @@ def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
 
 def test_advise_shows_what_is_to_be_reserved(tmp_path: Path) -> None:
     """1100 MiB were used outside the pods, 1024 are reserved: 76 more."""
-    store = IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW)
+    store = store_at(tmp_path / "incidents.db")
     burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 100 * 2**20, "beyond": 0, "rate": 1e8}
     outside = {"outside": 1100 * 2**20, "reserved": 1024 * 2**20}
     store.add({**EVICTION_WON, "id": "race", "burst": {**burst, **outside, "most": [[5, 2**20], [12_500, 2**30]]}})
@@ -225,7 +224,7 @@ def test_advise_without_a_race(tmp_path: Path) -> None:
 def test_what_is_stored_and_cannot_be_is_counted_as_damaged(tmp_path: Path) -> None:
     """A row that was written by hand: no growth at all, or two sizes at one moment."""
     burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 2**20, "beyond": 0, "rate": None}
-    store = IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW)
+    store = store_at(tmp_path / "incidents.db")
     for name, most in (("whole", [[5, 9]]), ("empty", []), ("twice", [[5, 1], [5, 2]]), ("never", [[0, 1]])):
         store.add({**EVICTION_WON, "id": name, "burst": {**burst, "most": most}})
     done = incidents("advise", "--state-dir", str(tmp_path), "-o", "json")

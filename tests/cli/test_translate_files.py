@@ -44,13 +44,6 @@ def translated(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dic
     return made, err
 
 
-def test_a_flag_on_each_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "args").write_text(MICROK8S)
-    made, notes = translated(capsys, "--file", str(tmp_path / "args"))
-    assert made == {"evictionHard": HARD, "systemReserved": {"memory": "1Gi"}}
-    assert notes.endswith("not carried over: --kubeconfig, --serialize-image-pulls\n")
-
-
 def test_flags_after_files_have_the_last_word_and_override_a_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
