@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.link.messages import Braked, HotMessage, PodSeen, Released
+from monitor.link.messages import Braked, PodSeen, Released
 from monitor.link.rare_messages import HoldEnded
 from monitor.settings.config import RunConfig
 from tests.daemon.limited_brake import LimitedBrake
@@ -137,16 +137,8 @@ class Node:
             self._turn(MS if any(self._left.values()) or self.world.evictor.current else 5 * MS)
 
     def _hear(self) -> None:
-        world, take = self.world, self.world.take
-
-        def heard(message: HotMessage) -> None:
-            self.told.append(message)
-            take(message)
-
-        world.decider._suspension._send = heard
-        if world.decider.holds is not None:
-            world.decider.holds._send = heard
-        world.sent = self.decided  # type: ignore[assignment]
+        world = self.world
+        world.sent, world.told = self.decided, self.told
         world.ready = True
         world.trigger.prepare = lambda may_arm: setattr(world.trigger, "armed", may_arm)
         world.trigger.armed = False

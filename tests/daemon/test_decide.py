@@ -3,14 +3,14 @@
 Whole streams of passes, with everything that may come between them, are in tests/replay/test_passes.py.
 """
 
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from monitor.hot import act, decide, moved_pods, pass_timer, succession, suspension_figures
+from monitor.hot import succession
 from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, PassTimer
@@ -18,27 +18,27 @@ from monitor.link.messages import DiskFigures, Reclaim
 from monitor.link.rare_messages import Culprit
 from monitor.policy.decisions import QUIET_NS, REPEAT_NS, stall_message
 from monitor.settings.config import RunConfig
-from tests.replay.world import PODS, SECOND, World
+from tests.replay.world import PODS, SECOND, World, clocked
 
 HARD = {"memory.available": "100Mi", "nodefs.available": "10%", "pid.available": "10%"}
 Make = Callable[..., World]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tmp_path: Path) -> Iterator[Make]:
     """Makes a hot process with two pods: the second is further above its request."""
+    stack = ExitStack()
 
     def made(**settings: Any) -> World:
         config = RunConfig(**{"eviction_hard": HARD, "compat": "kubelet-1.36", **settings})
         world = World(config, tmp_path)
-        clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
-        for module in (act, suspension_figures, decide, moved_pods, pass_timer):
-            monkeypatch.setattr(module, "time", clock)
+        stack.enter_context(clocked(world))
         world.put(0, 0, 10, "Burstable", False, 50)
         world.put(1, 0, 10, "Burstable", False, 200)
         return world
 
-    return made
+    with stack:
+        yield made
 
 
 def test_an_observed_decision_is_repeated_as_rarely_as_a_kubelet_would(make: Make) -> None:
@@ -61,15 +61,13 @@ def test_an_observed_decision_is_repeated_as_rarely_as_a_kubelet_would(make: Mak
 def test_a_hard_threshold_hurries_the_pod_that_is_in_its_grace(make: Make) -> None:
     soft = {"eviction_soft": {"memory.available": "200Mi"}, "eviction_soft_grace_period": {"memory.available": "1s"}}
     world = make(enforce=True, eviction_max_pod_grace_period_s=20, **soft)
-    hurried: list[int] = []
-    world.evictor.hurry = lambda: hurried.append(world.now_ns)
     world.press(151)
     world.press(151)
     assert world.sent[0].given_s == 10
     world.press(149)
-    assert hurried == []
+    assert world.hurried == []
     world.press(49)
-    assert hurried == [world.now_ns]
+    assert world.hurried == [world.now_ns]
 
 
 def test_nobody_goes_before_all_pods_are_known(make: Make) -> None:

@@ -13,13 +13,14 @@ from monitor.policy.hold import FREE, Domain, Pod, Rules, State
 
 MIB = 1 << 20
 RULES = Rules(120_000_000_000, True)
+ONE_POD = SimpleNamespace(by_uid={"a": SimpleNamespace(index="a")})
 HELD: State = FREE._replace(left={"memory.available": 8 * MIB}, met_ns=1)
 
 
-def figures(usages: dict[str, int]) -> HoldFigures:
-    brakes = SimpleNamespace(get=lambda uid: SimpleNamespace(usage=lambda: usages[uid]) if uid in usages else None)
+def figures(usages: dict[str, int], gauge: Any = None, registry: Any = None) -> HoldFigures:
+    brakes: Any = SimpleNamespace(get=lambda uid: SimpleNamespace(usage=lambda: usages[uid]) if uid in usages else None)
     nothing: Any = None
-    return HoldFigures(nothing, nothing, RULES, nothing, brakes, nothing)  # type: ignore[arg-type]
+    return HoldFigures(gauge, registry, RULES, nothing, brakes, nothing)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,7 @@ def test_who_is_known_only_since_the_crossing_did_not_grow_by_what_it_had() -> N
     entries = {"late": SimpleNamespace(began=60 * MIB), "new": SimpleNamespace(began=0)}
     order = [SimpleNamespace(uid=uid, critical=False) for uid in ("late", "new")]
     registry = SimpleNamespace(usages=lambda: (dict(usages), 0), by_uid=entries, order=lambda: order)
-    held = figures(usages)
-    held._registry, held._gauge = registry, SimpleNamespace(reread=lambda: None)  # type: ignore[assignment]
+    held = figures(usages, SimpleNamespace(reread=lambda: None), registry)
     short = {"memory.available": Domain(4 * MIB, 8 * MIB, 8 * MIB)}
     state = HELD._replace(pods=(Pod("a", "grows", 0, 100 * MIB, 104 * MIB),))
     assert held.who_grows_on(short, state) == []
@@ -65,9 +65,8 @@ def test_who_is_known_only_since_the_crossing_did_not_grow_by_what_it_had() -> N
 def test_what_a_pod_took_as_the_domains_were_read_is_no_growth() -> None:
     """Its counters are read again after them: else what is available has fallen by 1 MiB that it does not have yet."""
     usages, counted, now = {"a": 100 * MIB}, {"a": 100 * MIB}, {"a": 100 * MIB}
-    held = figures(usages)
-    held._registry = SimpleNamespace(by_uid={"a": SimpleNamespace(index="a")})  # type: ignore[assignment]
-    held._gauge = SimpleNamespace(reread=lambda: counted.update(now), table=SimpleNamespace(working_set=counted.get))  # type: ignore[assignment]
+    gauge = SimpleNamespace(reread=lambda: counted.update(now), table=SimpleNamespace(working_set=counted.get))
+    held = figures(usages, gauge, ONE_POD)
     caps = {"a": 107 * MIB}
     held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD, {"a"})
     counted["a"], now["a"] = 102 * MIB, 103 * MIB
@@ -78,9 +77,8 @@ def test_what_a_pod_took_as_the_domains_were_read_is_no_growth() -> None:
 def test_page_cache_that_becomes_memory_below_a_cap_is_no_growth() -> None:
     """The kernel reclaims the cache of a pod at the cap of its run: its usage stays, and its working set grows."""
     sets = {"a": 50 * MIB}
-    held = figures({"a": 100 * MIB})
-    held._registry = SimpleNamespace(by_uid={"a": SimpleNamespace(index="a")})  # type: ignore[assignment]
-    held._gauge = SimpleNamespace(reread=lambda: None, table=SimpleNamespace(working_set=sets.get))  # type: ignore[assignment]
+    gauge = SimpleNamespace(reread=lambda: None, table=SimpleNamespace(working_set=sets.get))
+    held = figures({"a": 100 * MIB}, gauge, ONE_POD)
     caps = {"a": 104 * MIB}
     held.with_rates({"memory.available": Domain(18 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD, {"a"})
     sets["a"] += 3 * MIB

@@ -87,26 +87,22 @@ def test_a_grace_under_the_brake(world: World) -> None:
     assert [one.grace_ns for one in reported(world, Soften)] == [5 * SECOND]
     world.tell(Softened(1, HOG, 0, "no room"))
     assert not any(how == "thaw" for how, _ in world.brakes[HOG].log), "it stays frozen"
-    hurried: list[int] = []
-    world.evictor.hurry = lambda: hurried.append(world.now_ns)
     world.wait(SECOND)
     world.run(60, True)
-    assert hurried == [], "it has its grace"
+    assert world.hurried == [], "it has its grace"
     world.wait(SECOND)
     world.run(20, True)
-    assert len(hurried) == 1, "below the second line it has not"
+    assert len(world.hurried) == 1, "below the second line it has not"
 
 
 @pytest.mark.parametrize("world", [{"hard_grace_ns": 300 * SECOND}], indirect=True)
 def test_the_limit_of_a_hold_does_not_cut_a_grace_short(world: World) -> None:
     grown(world, 301, 99)
-    hurried: list[int] = []
-    world.evictor.hurry = lambda: hurried.append(world.now_ns)
     for seconds, expected in ((299, 0), (121, 1)):
         world.wait(seconds * SECOND)
         world.look()
         world.run(99, True)
-        assert len(hurried) == expected
+        assert len(world.hurried) == expected
 
 
 @pytest.mark.parametrize("world", [{"hold": True, "evict_by": "api"}], indirect=True)
@@ -265,26 +261,19 @@ def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool
     assert not world.brakes[DB].high_is_left
 
 
-def test_a_pod_that_runs_and_cannot_be_braked_softly_again_is_stopped(world: World) -> None:
-    """What the last side had set is taken back: it would run to its cap with nothing in its way."""
+@pytest.mark.parametrize(("other_side", "then"), [(True, ("apply", "limit+freeze")), (False, ("thaw", "limit+high"))])
+def test_a_refusal_by_another_side_stops_a_pod_that_runs(world: World, other_side: bool, then: tuple[str, str]) -> None:
+    """What the last side had set is taken back: it would run to its cap with nothing in its way. Of the side that was
+    asked twice (a decision, and the kubelet's eviction with a longer grace) what the first answer set stays.
+    """
     both_grow(world, 99)
     world.tell(KubeletEviction(HOG, for_memory=False))
     world.tell(Softened(1, HOG, 200 * MIB))
     assert world.brakes[HOG].log[-1] == ("thaw", 0)
-    world.holds.report_all()
-    world.tell(Softened(1, HOG, 0, "too many threads"))
-    assert world.brakes[HOG].log[-1][0] == "apply"
-    assert reported(world, Held)[-1].brake == "limit+freeze"
-
-
-def test_a_second_refusal_does_not_stop_a_pod_in_its_grace(world: World) -> None:
-    """Asked twice (a decision, and the kubelet's eviction with a longer grace), what the first answer set stays."""
-    both_grow(world, 99)
-    world.tell(KubeletEviction(HOG, for_memory=False))
-    world.tell(Softened(1, HOG, 200 * MIB))
+    if other_side:
+        world.holds.report_all()
     world.tell(Softened(1, HOG, 0, "its threads would take too much"))
-    assert world.brakes[HOG].log[-1] == ("thaw", 0)
-    assert reported(world, Held)[-1].brake == "limit+high"
+    assert (world.brakes[HOG].log[-1][0], reported(world, Held)[-1].brake) == then
 
 
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:

@@ -28,7 +28,7 @@ from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
 from monitor.link import codec
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
+from monitor.link.messages import Braked, Decision, DiskFigures, HotMessage, PodSeen, Released
 from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToHolds
 from monitor.policy.pending_release import Coming
 from monitor.policy.releases import era
@@ -55,7 +55,7 @@ class World:
         self.config, self.directory = config, directory
         self.now_ns, self.working_set = 100 * SECOND, 0
         self.lines: list[dict[str, Any]] = []
-        self.sent: list[dict[str, Any]] = []  # decisions
+        self.sent: list[Any] = []  # decisions
         self.deaf = False
         policy, rules = era(config.policy), config.pass_config(kill_at_once=True)
         self.table = Table()
@@ -93,7 +93,9 @@ class World:
         self.hierarchy = hierarchy
         self.fired: Any = None
         self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None, read=lambda: None)
-        self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
+        self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, note=self.note)
+        self.hurried: list[int] = []
+        self.evictor.hurry = lambda: self.hurried.append(self.now_ns)
         self.evictor.holds = lambda uid: False
         self.evictor.grace_ends_ns = lambda uid: 0
         self.ready = False  # a victim is prepared: it is signalled before the pass
@@ -107,7 +109,7 @@ class World:
         outbox: Any = types.SimpleNamespace(send=self.take, log=lambda _, msg, **__: self.logged.append(msg))
         self.brakes: dict[str, StandInBrake] = {}
         self.logged: list[str] = []
-        self.told: list[HotMessage] = []  # of holds
+        self.told: list[HotMessage] = []  # of holds and suspensions
         about = gauge, self.registry, self.trigger, self.evictor, pending
         self.decider = Decider(config, rules, *about, self.recorder, STATS, outbox)
         self.decider.may_act = True
@@ -122,7 +124,7 @@ class World:
         return self.brakes[uid]
 
     def take(self, message: HotMessage) -> None:
-        if isinstance(message, FromHolds):
+        if isinstance(message, FromHolds | Braked | Released):
             self.told.append(message)
         if isinstance(message, Decision):
             self.sent.append(message)
