@@ -16,23 +16,12 @@ from monitor.pods.storage import Roots
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.disk_watch import DiskWatch
-from monitor.side.export.log import Log
 from tests import live
 from tests.filesystems import Mounts
+from tests.log_lines import LogLines
 
 MI = 1 << 20
 SIZE = 8 * MI
-
-
-class Lines(Log):
-    """A log to look into."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, str]] = []
-
-    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        self.lines.append((level, message))
 
 
 class Bench:
@@ -44,7 +33,7 @@ class Bench:
         self.disks: Disks = find_disks(self.node, images or self.node)
         self.roots = Roots(self.node / "log", self.node / "pods")
         self.pods: dict[str, FoundPod] = {}
-        self.log = Lines()
+        self.log = LogLines()
         self.delivered: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.watch: DiskWatch | None = None
 

@@ -16,6 +16,7 @@ from monitor.side import disk_watch
 from monitor.side.disk_watch import MOST
 from tests import live
 from tests.daemon.disk_bench import MI, SIZE, Bench
+from tests.daemon.disk_bench import bench as bench
 from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
 
@@ -225,5 +226,5 @@ def test_problems_of_a_pod_are_reported_once(bench: Bench) -> None:
         watch._measure_next()
         found = watch._measured["uid-a"]
         watch._measured = {"uid-a": replace(found, at_s=found.at_s - 100)}
-    assert [level for level, _ in bench.log.lines] == ["warning"]
+    assert [level for level, *_ in bench.log.lines] == ["warning"]
     assert "'relative' is not an absolute path" in bench.log.lines[0][1]

@@ -22,6 +22,7 @@ from monitor.side.export.log import Log
 from monitor.side.export.metrics import reclaim_metrics
 from tests import live
 from tests.daemon.disk_bench import MI, SIZE, Bench
+from tests.daemon.disk_bench import bench as bench
 from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
 
@@ -111,7 +112,7 @@ def test_a_clean_up_is_reported_with_the_disks_after_it(bench: Bench, enforce: b
     assert message.observations["nodefs.available"][:2] == [SIZE if enforce else 4 * MI, SIZE]
     assert message.observations["nodefs.available"][2] > before.observations["nodefs.available"][2]
     assert junk.exists() != enforce
-    assert [text for _, text in bench.log.lines] == (["clean-up done"] if enforce else [])
+    assert [text for _, text, _ in bench.log.lines] == (["clean-up done"] if enforce else [])
 
 
 # --- trouble -------------------------------------------------------------------------------------------------------
@@ -128,8 +129,8 @@ def test_a_disk_that_cannot_be_read_is_reported_once_and_again_when_it_can(bench
     images.mkdir()
     live.until(lambda: "imagefs.available" in watch.observations, "the return of the disk")
     logged = [line for line in bench.log.lines if "imagefs" in line[1] or "images" in line[1] or "again" in line[1]]
-    assert [level for level, _ in logged] == ["error", "error", "info", "info"]  # imagefs, and containerfs on it
-    assert all("cannot measure the file system of" in text for level, text in logged if level == "error")
+    assert [level for level, *_ in logged] == ["error", "error", "info", "info"]  # imagefs, and containerfs on it
+    assert all("cannot measure the file system of" in text for level, text, _ in logged if level == "error")
 
 
 def test_what_a_thread_dies_of_is_raised_by_take(bench: Bench) -> None:

@@ -21,6 +21,7 @@ from monitor.side.export.log import LogBudget
 from monitor.side.holds import Holds
 from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from monitor.side.sampler import Losses
+from tests.log_lines import LogLines
 
 
 def message(name: str) -> Any:
@@ -78,16 +79,13 @@ class Side:
     def __init__(self) -> None:
         self.counts: dict[int, dict[str, int]] = {}
         self.now = 1
-        self.lines: list[dict[str, Any]] = []
+        self.log = LogLines()
         self.looked: list[str] = []
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
         table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
         self.view = SimpleNamespace(pods=pods, table=table, log=self.log, log_budget=LogBudget(self.log))
-        self.view.holds = Holds(cast(Any, self.log), lambda _: True, tells=False)
+        self.view.holds = Holds(self.log, lambda _: True, tells=False)
         self.over = OverBudget(cast(Any, self.view), self.looked.append, clock=lambda: self.now)
-
-    def log(self, level: str, message: str, /, **fields: Any) -> None:
-        self.lines.append({"level": level, "msg": message, **fields})
 
     def turn(self) -> None:
         due = self.over.due_ns()
@@ -108,12 +106,12 @@ def test_new_processes_are_looked_for_and_that_is_logged_once_in_a_while() -> No
         side.counts = {1: {"kills": 0, "processes": 100 * n}, 2: {"kills": 5 * n, "processes": 0}}
         side.turn()
     assert side.looked == ["a"] * 9
-    (line,) = side.lines
+    ((level, _, line),) = side.log.lines
     assert (line["pod"], line["uid"], line["kills"], line["processes"]) == ("ns/a", "a", 5, 100)
-    assert line["level"] == "warning"
+    assert level == "warning"
     while side.over.due_ns() is not None:  # the storm is over: the rest is logged when it is due
         side.turn()
-    assert [line["kills"] for line in side.lines] == [5, 40]
+    assert [line["kills"] for *_, line in side.log.lines] == [5, 40]
     assert side.now >= LOG_INTERVAL_NS
     assert side.looked == ["a"] * 9
 
@@ -129,7 +127,7 @@ def test_a_pod_that_was_made_anew_begins_anew() -> None:
         if side.over.due_ns() is None:
             break
         side.turn()
-    assert [line["kills"] for line in side.lines] == [50]
+    assert [line["kills"] for *_, line in side.log.lines] == [50]
     side.view.pods.pop("b")
     side.over.records_came()
     side.turn()

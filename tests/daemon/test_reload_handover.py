@@ -27,6 +27,7 @@ from monitor.side.alerts.send import AlertSender
 from monitor.side.export.log import Log
 from monitor.side.reload import Reloader
 from tests.daemon.config_files import started, write
+from tests.log_lines import LogLines
 from tests.waiting import until
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -73,19 +74,6 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
     assert stats.get("config_number") > stats.get("config_refused")
 
 
-class Lines:
-    """A log that keeps its lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
-
-    def error(self, msg: str, **fields: str) -> None:
-        self.lines.append((msg, fields["problem"]))
-
-    def info(self, msg: str, **fields: str) -> None:
-        self.lines.append((msg, f"{fields['before']} -> {fields['now']}"))
-
-
 def asked(view: Any, races: Any = None) -> Reloader:
     """After one request that was answered."""
     reloader = Reloader(view, lambda: races)
@@ -98,7 +86,7 @@ def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path
     """The hot process has the new one by then."""
     before = started("eviction-hard: memory.available<100Mi\n", tmp_path)
     write(tmp_path, "own.yaml", "eviction-hard: memory.available<200Mi\n")
-    stats, log = Counters(), Lines()
+    stats, log = Counters(), LogLines()
 
     def full(_: RunConfig) -> None:
         raise OSError(28, "No space left on device")
@@ -107,8 +95,7 @@ def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path
     view: Any = SimpleNamespace(config=before, stats=stats, send=stats.taken, log=log, disks=MagicMock())
     reloader = asked(view, races)
     assert (reloader.state.half_taken, reloader.state.refused, reloader.state.taken) == (True, 1, 0)
-    [(msg, problem)] = log.lines
-    assert (msg, problem) == ("the configuration is reloaded in part", reloader.state.problem)
+    assert log.matching("the configuration is reloaded in part") == [{"problem": (problem := reloader.state.problem)}]
     assert "evictions go by the new configuration" in problem
     assert "No space left on device" in problem
 
@@ -119,14 +106,19 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     monkeypatch.setattr(reload, "FOLLOW_S", 0.01)
     monkeypatch.setattr(meminfo, "kernels_share", lambda **_: shares.pop(0) if len(shares) > 1 else shares[0])
     config = dataclasses.replace(started("{}\n", tmp_path), pods="services")
-    stats, log = Counters(), Lines()
+    stats, log = Counters(), LogLines()
 
     view: Any = SimpleNamespace(
         config=over_the_kernels_share(config, 80 * MIB), stats=stats, send=stats.taken, log=log, disks=MagicMock()
     )
     reloader = Reloader(view, lambda: None)
     until(lambda: len(shares) == 1 and log.lines, "the third look")
-    assert log.lines == [("the default threshold follows the kernel's memory", "180Mi -> 300Mi")]
+    [(_, msg, fields)] = log.lines
+    assert (msg, fields["before"], fields["now"]) == (
+        "the default threshold follows the kernel's memory",
+        "180Mi",
+        "300Mi",
+    )
     assert view.config.eviction_hard["memory.available"] == "300Mi"
     assert [t.quantity(GIB) for t in view.thresholds if t.signal == "memory.available"] == [300 * MIB]
     assert reloader.state == reload.Reloads()  # there was no request to reload
@@ -140,7 +132,7 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
     monkeypatch.setattr(reload, "FOLLOW_S", 0.01)
     monkeypatch.setattr(meminfo, "kernels_share", lambda **_: looks.append(1) or 900 * MIB)
     config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
-    view: Any = SimpleNamespace(config=config, stats=Counters(), log=Lines())
+    view: Any = SimpleNamespace(config=config, stats=Counters(), log=LogLines())
     Reloader(view, lambda: None)
     until(lambda: len(looks) > 2, "several looks")
     assert (view.config, view.log.lines) == (config, [])
@@ -148,7 +140,7 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
 
 def test_after_an_upgrade_nothing_is_read_by_the_new_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(upgrade, "MINE", "another file")
-    log = Lines()
+    log = LogLines()
     view: Any = SimpleNamespace(config=started("{}\n", tmp_path), stats=Counters(), log=log)
     assert "outrace was upgraded while it runs; restart it" in asked(view).state.problem
 

@@ -1,3 +1,0 @@
-"""What the tests of the disk watch share."""
-
-from tests.daemon.disk_bench import bench as bench
