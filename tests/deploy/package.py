@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +160,8 @@ def install(version: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@contextmanager
-def installed_package() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def installed() -> Iterator[None]:
     """The first package, as `apt install` leaves it; removed with all that it made."""
     if not Path("/run/systemd/system").is_dir():
         pytest.skip("process 1 is not systemd here: make test-vagrant has one")

@@ -9,6 +9,7 @@ import pytest
 from tests import live
 from tests.commands import run
 from tests.deploy import package
+from tests.deploy.package import installed as installed
 from tests.deploy.package import outrace
 
 pytestmark = pytest.mark.kernel

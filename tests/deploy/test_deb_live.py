@@ -14,6 +14,7 @@ from tests import live
 from tests.commands import TIMEOUT_S, run
 from tests.deploy import package
 from tests.deploy.package import UNIT, outrace, systemctl
+from tests.deploy.package import installed as installed
 
 CONFIG = Path("/etc/outrace/outrace.yaml")
 RUN_DIR = Path("/run/outrace")

@@ -15,6 +15,7 @@ from monitor.kernel import cgroup_procs
 from tests import live
 from tests.commands import TIMEOUT_S, run
 from tests.deploy import package
+from tests.deploy.package import installed as installed
 from tests.deploy.package import outrace
 
 pytestmark = pytest.mark.kernel
