@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from monitor.errors import CannotError, ConfigError
 from monitor.kernel import loader
-from monitor.policy.old_releases import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
 from monitor.settings.files import read_kubelet
@@ -50,13 +49,6 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
     assert config.origins["pods"] == "default"
 
 
-def test_an_older_policy_has_its_own_defaults(tmp_path: Path) -> None:
-    kubelet = KUBELET + "evictionHard: {nodefs.available: 1%}\nmergeDefaultEvictionSettings: true\n"
-    merged = build({"policy": "kubelet-1.17"}, None, write(tmp_path, "kubelet.yaml", kubelet))
-    assert merged.eviction_hard == {**KUBELET_1_17.default_hard, "nodefs.available": "1%"}
-    assert build({}).pass_config().compat == "sane"
-
-
 def test_thresholds_follow_the_layout_of_the_disks() -> None:
     config = build({"eviction-hard": "nodefs.available<10%,imagefs.available<15%,containerfs.available<1%"})
     one, apart = (
@@ -68,26 +60,6 @@ def test_thresholds_follow_the_layout_of_the_disks() -> None:
     assert not any(t.signal.startswith("containerfs") for t in old.thresholds())
     # Those without an operator, which stand where there was nothing to copy, are not shown to anybody.
     assert all(t.operator == LESS_THAN for t in build({"eviction-hard": "memory.available<1Gi"}).thresholds())
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"evction-hard: {}\n", "unknown key 'evction-hard'; did you mean 'eviction-hard'"),
-        (b"hold-limit: true\n", "hold-limit: True is not a text"),
-        (b"[]\n", "is not a map of keys to values"),
-        (b"kubelet-config: 5\n", "kubelet-config: 5 is not the name"),
-        (b"\xff\xfe\x00", ""),
-        (None, "cannot be read: No such file"),
-    ],
-)
-def test_bad_own_file(tmp_path: Path, content: bytes | None, problem: str) -> None:
-    path = tmp_path / "own.yaml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        build({}, str(path))
-    assert str(caught.value).startswith(f"{path}: {problem}")
 
 
 # Whatever is written as an option or into a file: a configuration, or one line that names what is wrong with it.
@@ -136,10 +108,8 @@ def test_any_file(tmp_path: Path, text: str) -> None:
         assert line == "" or line.startswith((str(path), "--alertmanager: ", "--webhook: "))
 
 
-def test_json_round_trip_through_an_inherited_descriptor(tmp_path: Path) -> None:
-    flags = {"reclaim-images": "crictl rmi --prune", "policy": "kubelet-1.17", "nodefs": "/"}
-    config = build({**flags, "eviction-hard": "memory.available<10%", "pods": f"manifests:{tmp_path}", "enforce": True})
-    config = dataclasses.replace(config, pin_dir="/sys/fs/bpf/outrace/x", lock_fd=3, listen_fd=4, layout_image_fs=True)
+def test_json_round_trip_through_an_inherited_descriptor() -> None:
+    config = dataclasses.replace(build({"reclaim-images": "crictl rmi --prune"}), lock_fd=3, layout_image_fs=True)
     fd = config.to_memfd()
     try:
         assert os.get_inheritable(fd)
@@ -231,16 +201,9 @@ def test_a_kubelets_file_may_not_have_own_signals(tmp_path: Path, key: str) -> N
     assert caught.value.remedy == "it is outrace's own, and a kubelet refuses it: give it to outrace by --eviction-hard"
 
 
-@pytest.mark.parametrize(
-    ("hard", "level"),
-    [
-        ("memory.available<100Mi", loader.KUBELETS),
-        ("nodefs.available<1%", loader.KUBELETS),
-        ("memory.reclaimable<100Mi,memory.available<1Gi", loader.RECLAIMABLE),
-    ],
-)
-def test_only_a_threshold_by_a_formula_has_it_compiled(hard: str, level: int) -> None:
-    assert build({"eviction-hard": hard}).formulas == level
+def test_only_a_threshold_by_a_formula_has_it_compiled() -> None:
+    assert build({"eviction-hard": "memory.available<100Mi,nodefs.available<1%"}).formulas == loader.KUBELETS
+    assert build({"eviction-hard": "memory.reclaimable<100Mi,memory.available<1Gi"}).formulas == loader.RECLAIMABLE
 
 
 # A KubeletConfiguration and its drop-ins: read as they are, refused by name, merged as the kubelet merges them.
@@ -278,39 +241,42 @@ def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("name", "text", "problem"),
     [
-        (KUBELET + "evictionHart: {}\n", "unknown key 'evictionHart'; did you mean 'evictionHard'?"),
-        (KUBELET + "EvictionHard: {}\n", "did you mean 'evictionHard'?"),
-        (KUBELET + "evictionHard: {memory.available: 100}\n", 'memory.available: "100"'),
-        (KUBELET + "evictionHard: {memory.available: 1x}\n", "evictionHard: memory.available: 1x"),
-        (KUBELET + "localStorageCapacityIsolation: 1\n", "localStorageCapacityIsolation: 1 is not true or false"),
-        (KUBELET + "evictionMaxPodGracePeriod: '5'\n", "evictionMaxPodGracePeriod: '5' is not a whole number"),
-        (
-            KUBELET + "evictionPressureTransitionPeriod: 5\n",
-            "evictionPressureTransitionPeriod: 5 has no unit; write 5s",
-        ),
-        (KUBELET + "enforceNodeAllocatable: pods\n", "enforceNodeAllocatable: must be a list"),
-        (KUBELET + "evictionHard: memory.available<1Gi\n", "evictionHard: must be a map"),
-        (KUBELET + "evictionHard: {memory.available: }\n", "evictionHard: memory.available: has no value"),
-        (KUBELET + "systemReserved: {cpu: 1}\n", "systemReserved: cpu: 1 is not a text"),
-        (KUBELET + "systemReserved: {ram: 1Gi}\n", "systemReserved: ram: 1Gi: cannot be reserved; resources are cpu,"),
-        (KUBELET + "---\n" + KUBELET, "holds 2 YAML documents"),
-        ("!!bool 7", "7"),
-        (KUBELET + "enforceNodeAllocatable: [podz]\n", "podz"),
-        ("apiVersion: v1\nkind: Pod\n", "is not a KubeletConfiguration"),
-        ("- 1\n", "not a map"),
-        ("a: [1\n", "expected"),
-        ("a: 2026-99-99\n", "is not a KubeletConfiguration"),
+        ("own.yaml", "evction-hard: {}\n", ": unknown key 'evction-hard'; did you mean 'eviction-hard'"),
+        ("own.yaml", "hold-limit: true\n", ": hold-limit: True is not a text"),
+        ("own.yaml", "[]\n", ": is not a map of keys to values"),
+        ("own.yaml", "kubelet-config: 5\n", ": kubelet-config: 5 is not the name"),
+        ("own.yaml", "\xff\xfe\x00", ""),
+        ("k.yaml", KUBELET + "evictionHart: {}\n", "unknown key 'evictionHart'; did you mean 'evictionHard'?"),
+        ("k.yaml", KUBELET + "EvictionHard: {}\n", "did you mean 'evictionHard'?"),
+        ("k.yaml", KUBELET + "evictionHard: {memory.available: 100}\n", 'memory.available: "100"'),
+        ("k.yaml", KUBELET + "evictionHard: {memory.available: 1x}\n", "evictionHard: memory.available: 1x"),
+        ("k.yaml", KUBELET + "localStorageCapacityIsolation: 1\n", "Isolation: 1 is not true or false"),
+        ("k.yaml", KUBELET + "evictionMaxPodGracePeriod: '5'\n", "GracePeriod: '5' is not a whole number"),
+        ("k.yaml", KUBELET + "evictionPressureTransitionPeriod: 5\n", "Period: 5 has no unit; write 5s"),
+        ("k.yaml", KUBELET + "enforceNodeAllocatable: pods\n", "enforceNodeAllocatable: must be a list"),
+        ("k.yaml", KUBELET + "evictionHard: memory.available<1Gi\n", "evictionHard: must be a map"),
+        ("k.yaml", KUBELET + "evictionHard: {memory.available: }\n", "evictionHard: memory.available: has no value"),
+        ("k.yaml", KUBELET + "systemReserved: {cpu: 1}\n", "systemReserved: cpu: 1 is not a text"),
+        ("k.yaml", KUBELET + "systemReserved: {ram: 1Gi}\n", "Reserved: ram: 1Gi: cannot be reserved; resources are"),
+        ("k.yaml", KUBELET + "---\n" + KUBELET, "holds 2 YAML documents"),
+        ("k.yaml", "!!bool 7", "7"),
+        ("k.yaml", KUBELET + "enforceNodeAllocatable: [podz]\n", "podz"),
+        ("k.yaml", "apiVersion: v1\nkind: Pod\n", "is not a KubeletConfiguration"),
+        ("k.yaml", "- 1\n", "not a map"),
+        ("k.yaml", "a: [1\n", "expected"),
+        ("k.yaml", "a: 2026-99-99\n", "is not a KubeletConfiguration"),
     ],
 )
-def test_bad_kubelet_configuration(tmp_path: Path, text: str, expected: str) -> None:
-    path = write(tmp_path, "kubelet.yaml", text)
+def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError) as caught:
-        build({}, None, path)
+        build({}, *((str(path),) if name == "own.yaml" else (None, str(path))))
     line = str(caught.value)
-    assert line.startswith(path)
-    assert expected in line
+    assert line.startswith(str(path))
+    assert problem in line
     assert "\n" not in line
 
 

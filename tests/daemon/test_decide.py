@@ -70,17 +70,6 @@ def test_a_hard_threshold_hurries_the_pod_that_is_in_its_grace(make: Make) -> No
     assert world.hurried == [world.now_ns]
 
 
-def test_nobody_goes_before_all_pods_are_known(make: Make) -> None:
-    world = make(enforce=True)
-    world.decider.may_act = False
-    world.run(50, True)
-    assert world.sent == []
-    assert world.decider.pressed
-    world.wait(1)
-    world.decider.begin()
-    assert [one.pod for one in world.sent] == [PODS[1]]
-
-
 @pytest.mark.parametrize("evict_by", ["kill", "api"])
 def test_an_eviction_of_an_earlier_daemon_goes_on_where_outrace_kills(
     make: Make, monkeypatch: pytest.MonkeyPatch, evict_by: str

@@ -65,19 +65,18 @@ def watched(stats: SharedStats, pid: int, seconds: float) -> str:
         return ""
 
 
+SPENT, STOPPED = "of CPU time in one turn", "is stopped"
+
+
 @pytest.mark.parametrize(
     ("run", "expected"),
-    [(SLEEP, "sleeps in state S"), (SPIN, "of CPU time in one turn"), (GIL, "of CPU time in one turn")],
+    [(SLEEP, "sleeps in state S"), (SPIN, SPENT), (GIL, SPENT), (SLEEP, STOPPED), (SPIN, STOPPED)],
     indirect=["run"],
 )
 def test_one_that_hangs_is_noticed(stats: SharedStats, run: subprocess.Popen[str], expected: str) -> None:
+    if expected == STOPPED:
+        run.send_signal(signal.SIGSTOP)
     assert expected in watched(stats, run.pid, live.TIMEOUT_S)
-
-
-@pytest.mark.parametrize("run", [SLEEP, SPIN], indirect=True)
-def test_one_that_is_stopped_is_noticed(stats: SharedStats, run: subprocess.Popen[str]) -> None:
-    run.send_signal(signal.SIGSTOP)
-    assert watched(stats, run.pid, live.TIMEOUT_S) == "is stopped"
 
 
 @pytest.mark.parametrize("run", [SPIN], indirect=True)

@@ -12,7 +12,6 @@ import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.hold_brakes import THAWED_NS
 from monitor.hot.hold_report import REPORTS
 from monitor.link.messages import PodSeen
 from monitor.link.rare_messages import Held, KubeletEviction
@@ -155,14 +154,6 @@ def test_only_who_runs_is_looked_at_so_often(world: World, monkeypatch: pytest.M
     assert looks.count(HOG) == 2, "as it begins to run, and as it is stopped"
     assert looks.count(DB) == 1
     assert thaws(database) == 0
-
-
-def test_a_run_lasts_as_long_whenever_the_others_are_looked_at(world: World) -> None:
-    both_held(world, 99)
-    made = world.holds._brakes
-    runs(world, HOG, world.now_ns + SECOND)
-    assert [made.due((HOG, DB), world.now_ns + SECOND + ns) for ns in (1, 2)] == [DB, ""]
-    assert made.due((HOG, DB), world.now_ns + SECOND + THAWED_NS) == HOG
 
 
 def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:

@@ -4,32 +4,24 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from monitor.cli.listen import LOCK_PATIENCE_S as PATIENCE_S
-from monitor.cli.listen import bind, in_turn
+from monitor.cli.listen import in_turn
 from monitor.cli.run import lock
 from monitor.errors import InUseError, MonitorError
 from monitor.side.export.log import Log
 from tests.commands import TIMEOUT_S
+from tests.daemon.test_service import manager as manager
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/outrace.service"
 CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
-
-
-@pytest.fixture
-def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind(str(tmp_path / "notify"))
-        sock.settimeout(TIMEOUT_S)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        yield sock
 
 
 @pytest.fixture
@@ -64,12 +56,6 @@ def test_it_is_taken_when_the_other_one_lets_go(
     assert "level=warning" in line
     assert f"another outrace (pid {os.getpid()}) is running on state directory {tmp_path}/state" in line
     assert manager.recv(4096).decode().startswith(f"STATUS=waiting: another outrace (pid {os.getpid()}) is running")
-
-
-def test_a_port_is_waited_for_too(manager: socket.socket) -> None:
-    other = bind("127.0.0.1", 0)
-    port = other.getsockname()[1]
-    Clock(2, other.close).in_turn(lambda: bind("127.0.0.1", port)).close()
 
 
 def test_not_for_ever(held: int, manager: socket.socket, tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from monitor.side import oom_events
 from monitor.side.kill_confirmation import COUNTED_NS, UNSURE_NS, KillConfirmation, RecordedKill
 from monitor.side.oom_events import LOG_INTERVAL_NS, MachineKills, is_outside_node
 
-MIB = 1 << 20
-
 
 class Asked:
     """A kill confirmation over plain directories that stand for cgroups, and what it checked."""

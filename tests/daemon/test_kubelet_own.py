@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from monitor.cli.run import _announce, _with_pods
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import MonitorError
 from monitor.pods import installations
-from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
@@ -136,12 +135,6 @@ def test_flags_alone_and_a_kubelet_without_settings(monkeypatch: pytest.MonkeyPa
     plain = resolved(monkeypatch, NodeKubelet()).config
     for kubelet in (NodeKubelet("kubeadm"), NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={})):
         assert resolved(monkeypatch, kubelet).config.eviction_hard == plain.eviction_hard
-
-
-def test_values_of_a_wrong_type_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    kubelet = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={"evictionHard": ["memory.available<1Gi"]})
-    with pytest.raises(ConfigError, match=r"the kubelet's /k\.yaml: evictionHard: must be a map"):
-        resolved(monkeypatch, kubelet)
 
 
 # ---- the request, and what differs
@@ -276,13 +269,6 @@ def test_its_version_makes_the_release(
     came = merged(away, config).config
     assert came.policy == away.policy == merged(came, config).config.policy == merged(came, away).config.policy
     assert ("restart outrace" in came.origins["policy"]) is (config.policy != away.policy)
-
-
-def test_without_credentials_nobody_is_asked() -> None:
-    kubelet = NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={"evictionHard": {}})
-    [source] = kubelet_own.kubelet_sources(Access(kubelet=kubelet))
-    assert (source.name, source.content) == ("the kubelet's /k.yaml", {"evictionHard": {}})
-    assert kubelet_own.kubelet_sources(Access(kubelet=NodeKubelet())) == ()
 
 
 # ---- where nothing of it can be read

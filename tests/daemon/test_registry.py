@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from monitor.hot.registry import Registry
 from monitor.kernel import cgroupfs
@@ -192,8 +199,6 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def ordered(self) -> None:
-        if not hasattr(self, "registry"):
-            return
         ranked = (entry.candidate() for entry in self.registry if entry.counted and not entry.evicted)
         expected = sorted(ranked, key=memory_key)
         assert list(self.registry.order()) == expected
@@ -203,8 +208,6 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def watched(self) -> None:
-        if not hasattr(self, "registry"):
-            return
         indexes = [entry.index for entry in self.registry]
         indexes += [at for entry in self.registry for _, at in entry.containers.values()]
         assert len(indexes) == len(set(indexes)), "two cgroups share a slot"
@@ -216,8 +219,6 @@ class Histories(RuleBasedStateMachine):
 
 @pytest.mark.once
 def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     with live.cgroup("history") as parent:
         for i in range(6):
             for name in ("c0", "c1"):

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -251,13 +252,6 @@ def test_a_lock_is_of_one_and_given_back_with_its_descriptor(tmp_path: Path) -> 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(InUseError) as refusal:
-        bind(*other.getsockname())
-    assert "Address already in use" in str(refusal.value)
-    assert f"(pid {os.getpid()}), or name another" in str(refusal.value)
-
-
 #: With a name of 15 bytes, which psutil completes from the command line. Prints the refusal, and what is opened for it.
 HAS_THE_PORT = """
 import socket, sys
@@ -279,7 +273,7 @@ def test_no_command_line_is_read_to_name_what_has_the_port() -> None:
     """A user has it in a FUSE mount that does not answer: `outrace run` did not start while that process listened."""
     done = subprocess.run([sys.executable, "-c", HAS_THE_PORT], cwd=ROOT, capture_output=True, text=True, check=True)
     refusal, opened = done.stdout.splitlines()
-    assert "; stop outrace-is-late (pid " in refusal
+    assert re.search(r"Address already in use; stop outrace-is-late \(pid \d+\), or name another", refusal)
     assert opened == "[]"
 
 

@@ -13,8 +13,8 @@ from tests import live
 from tests.daemon.hot_node import hard
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
-#: By the kubelet's formula, for requests of a quarter and of an eighth of the node.
-FIRST, SECOND = 750, 875
+#: By the kubelet's formula, for a request of an eighth of the node.
+SECOND = 875
 #: What the processes have before: no runtime gave them those.
 OWN = (100, 200)
 
