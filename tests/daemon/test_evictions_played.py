@@ -106,14 +106,6 @@ def pod_that_grows_meanwhile(node: Node) -> None:
     node.stand(3)
 
 
-def hogs_in_two_pods_beside_one_outside(node: Node) -> None:
-    for name in ("one", "two"):
-        node.pod(name)
-    node.begin()
-    node.take(Taking(OUTSIDE, 24, 10), Taking("one", 100, 15), Taking("two", 100, 15))
-    node.stand(8)
-
-
 def candidates_that_just_cover_what_is_missing(node: Node) -> None:
     """Growth is remembered for 12 s; then it is known that it stands still."""
     small(node, mib=8)
@@ -176,7 +168,6 @@ PLAYS: list[tuple[Callable[[Node], None], int, list[str], list[str]]] = [
     (shortage_that_stands_still_at_the_start, 32, ["large-0"], []),
     (process_that_the_kernel_kills, 32, [], ["outgrown", OVER]),
     (pod_that_grows_meanwhile, 32, ["hog"], ["outgrown", HELPS, "not_covered"]),
-    (hogs_in_two_pods_beside_one_outside, 48, ["one", "two"], []),
     (candidates_that_just_cover_what_is_missing, 32, ["small-0"], ["outgrown", HELPS]),
     (growth_that_demands_a_pod_that_covers, 48, ["large"], ["outgrown", OVER]),
 ]

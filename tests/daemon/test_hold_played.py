@@ -96,16 +96,6 @@ def victim_that_stands_still(node: Node) -> None:
     assert node.held() == ["database"]
 
 
-def pod_that_nothing_may_kill(node: Node) -> None:
-    node.pod("hog")
-    node.begin()
-    node.take(Taking("hog", 256, FULL_SPEED))
-    node.stand(3)
-    assert node.held() == ["hog"]
-    assert all(decision.observed for decision in node.decided)
-    node.decided.clear()
-
-
 @pytest.mark.parametrize(
     ("play", "line", "settings", "decided", "ended"),
     [
@@ -117,7 +107,6 @@ def pod_that_nothing_may_kill(node: Node) -> None:
         (pod_that_ends_while_it_is_held, 16, {}, [], [("hog", "gone")]),
         (critical_pod, 48, {}, [], []),
         (victim_that_stands_still, 32, {}, [], []),
-        (pod_that_nothing_may_kill, 16, {"evict_by": "api"}, [], []),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
