@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -168,9 +167,7 @@ class Watching:
             self.links = [self.pins.attach(name) for name in self.pins.pressure]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for link in self.links:
             os.close(link)
         for ring in self.rings.values():

@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
 
 from tests.puppet import TIMEOUT_S
 from tests.puppet import Puppet as Puppet
 from tests.puppet import cgroup as cgroup
-
-T = TypeVar("T")
 
 
 @cache
@@ -30,7 +28,7 @@ def emulated() -> bool:
     return subprocess.run([detect, "--vm"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip() == "qemu"
 
 
-def until(check: Callable[[], T], what: str | Callable[[], str], timeout: float = TIMEOUT_S) -> T:
+def until(check: Callable[[], Any], what: str | Callable[[], str], timeout: float = TIMEOUT_S) -> Any:
     """The first true result of ``check``, looked at every 2 ms, on an emulated CPU every 50: for what the kernel
     announces nowhere.
     """

@@ -98,12 +98,6 @@ def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "takes effect with --enforce" in output_of(capsys, "check", "--reclaim-images", "true")[1]
 
 
-@pytest.fixture
-def second_disk(mounts: Mounts) -> Path:
-    """A file system of 8 MiB and 100 inodes."""
-    return mounts.tmpfs("disk", size=8 << 20, inodes=100)
-
-
 def test_where_services_are_pods_no_disk_evicts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -129,9 +123,9 @@ def test_where_services_are_pods_no_disk_evicts(
     assert {row["name"]: row["value"] for row in data["settings"]}["pods"] == "auto"
 
 
-def test_capacity_of_disks_that_are_named(
-    tmp_path: Path, second_disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_capacity_of_disks_that_are_named(tmp_path: Path, mounts: Mounts, capsys: pytest.CaptureFixture[str]) -> None:
+    second_disk = mounts.tmpfs("disk", size=8 << 20, inodes=100)
+
     def rows(*disks: object) -> dict[str, Any]:
         data = shown(capsys, "--pods", "cgroups", *map(str, disks))
         return {t["signal"]: t for t in data["thresholds"]}

@@ -7,8 +7,6 @@ Kinds: zombie (SIGKILLs to a dead child), children (SIGKILLs to groups of 20 liv
 kind that a terminal, a log or a parser could choke on, borne by children that are killed), spin (the CPU, no events).
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -65,7 +65,6 @@ class Bench:
 
     def next(self) -> DiskFigures:
         """Wait for the next message."""
-        assert self.watch is not None
         while True:
             self.delivered.get(timeout=live.TIMEOUT_S)
             for message in self.watch.take():

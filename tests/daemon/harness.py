@@ -18,7 +18,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.wire import OomEvent
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.messages import NAMES, Bad, Decision, HotMessage, Message, Oom, State
+from monitor.link.messages import NAMES, Decision, HotMessage, Oom, State
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
 from monitor.side.export.route import FRESH_S
 from tests import live
@@ -77,11 +77,6 @@ def oom(**fields: Any) -> Oom:
     return Oom(dataclasses.replace(OOM_EVENT, **fields), None, None, while_away=False)
 
 
-def name_of(message: Message | Bad) -> str:
-    """Its type in a packet."""
-    return NAMES.get(type(message), "bad")
-
-
 class Hot:
     """The test's end: one channel, one page of counters, one listening socket, and the helper it started."""
 
@@ -119,9 +114,8 @@ class Hot:
 
     def receive_until(self, kind: str) -> list[Any]:
         """All messages up to and with the first of this type from the helper."""
-        assert self.sock is not None
         messages: list[Any] = []
-        while not messages or name_of(messages[-1]) != kind:
+        while not messages or NAMES.get(type(messages[-1]), "bad") != kind:
             message = channel.receive(self.sock)
             assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
             messages.append(message)
@@ -132,7 +126,6 @@ class Hot:
         return self.receive_until(kind)[-1]
 
     def send(self, message: HotMessage) -> None:
-        assert self.sock is not None
         assert channel.send(self.sock, message)
 
     def log(self) -> str:
@@ -146,7 +139,6 @@ class Hot:
                 if text in line:
                     return line
             assert time.monotonic() < deadline, f"no log line with {text!r} in:\n{self.log()}"
-            assert self.process is not None
             time.sleep(0.01)  # a file that another process appends to cannot be waited for without inotify
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:

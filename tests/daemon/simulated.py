@@ -122,10 +122,10 @@ class Node:
         for name, mib, rate in takings:
             self._left[name], self._rates[name] = mib * MIB, rate * MIB / SECOND
 
-    def play(self, *takings: Taking, until: Callable[[], object] = lambda: False, seconds: float = 60) -> None:
-        """Have them take that, to the end or ``until`` something; after so long the test has failed."""
+    def play(self, *takings: Taking, until: Callable[[], object] = lambda: False) -> None:
+        """Have them take that, to the end or ``until`` something; after a minute the test has failed."""
         self.take(*takings)
-        end_ns = self.world.now_ns + int(seconds * SECOND)
+        end_ns = self.world.now_ns + 60 * SECOND
         while any(self._left.get(name) for name, *_ in takings) and not until():
             self._turn(MS)
             assert self.world.now_ns < end_ns, "it takes for ever"
@@ -191,7 +191,6 @@ class Node:
         brake = self.world.brakes.get(name)
         if brake is None or not brake.is_held:
             return CAPACITY
-        assert isinstance(brake, LimitedBrake)
         return max(0, brake.limit - brake.usage()) if brake.runs else 0
 
     def _charge(self, name: str, more: int) -> bool:

@@ -40,14 +40,14 @@ def options(api: FakeApiServer, tmp_path: Path) -> tuple[str, ...]:
     return ("--pods", "apiserver", "--kubeconfig", str(credentials), "--node-name", "node-1")
 
 
-def started_hog(node: LabNode, api: FakeApiServer, name: str = "hog", mib: int = 100) -> Hog:
+def started_hog(node: LabNode, api: FakeApiServer) -> Hog:
     """A pod in the API server and its hog in the kubelet's cgroup of it."""
     uid = str(uuid.uuid4())
-    made = pod(name, namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
+    made = pod("hog", namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
     made["metadata"]["uid"] = uid
     api.store.create("pods", made)
     container = cgroupfs.make(node.cgroup / f"kubepods/besteffort/pod{uid}" / ("a" * 64))
-    hog = Hog(container, mib=mib, rate=200)
+    hog = Hog(container, mib=100, rate=200)
     node.children.append(hog)
     return hog
 

@@ -59,8 +59,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def shown(*arguments: str) -> dict[str, Any]:
     done = command(*arguments, "-o", "json")
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def within(run_dir: Path) -> tuple[str, str]:

@@ -54,7 +54,6 @@ def test_one_that_was_opened_long_ago_is_looked_at_again(tmp_path: Path, monkeyp
         entry: Any = SimpleNamespace(uid="a", cgroup=path)
         assert brakes.prepare([entry]) == []
         brake = brakes.get("a")
-        assert brake is not None
         looks: list[None] = []
         monkeypatch.setattr(brake, "refresh", lambda: looks.append(None))
         brakes.prepare([entry])

@@ -31,12 +31,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield made
 
 
-def brake_of(world: World, uid: str) -> LimitedBrake:
-    found = world.brakes[uid]
-    assert isinstance(found, LimitedBrake)
-    return found
-
-
 def held(world: World, pods: int = 2, prepare: Callable[[], None] = lambda: None) -> list[str]:
     """So many pods grew to the kubelet's line; an idle one comes before them in the order of eviction."""
     world.put(4, -10, 0, "BestEffort", False, 50)
@@ -65,7 +59,7 @@ def taking(world: World, uids: Sequence[str], gib_per_s: float) -> Callable[[int
 
     def take(waited: int) -> None:
         for uid in uids:
-            brake = brake_of(world, uid)
+            brake = world.brakes[uid]
             if not brake.is_running:
                 continue
             room = max(0, brake.limit - brake.usage())
@@ -126,7 +120,7 @@ def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int, gib_
     """
 
     def prepare() -> None:
-        brake_of(world, HOG).cache = cache * MIB
+        world.brakes[HOG].cache = cache * MIB
 
     world.holds._brakes.of(world.registry.by_uid[HOG])
     held(world, 2, prepare)
@@ -144,7 +138,7 @@ def test_without_a_cap_nobody_runs_who_could_come_to_the_second_line(
     """The brake is `freeze` alone: what they take until the next look is bounded by their speed."""
     for uid in (HOG, DB):
         world.holds._brakes.of(world.registry.by_uid[uid])
-        brake_of(world, uid).ledger.files.clear()
+        world.brakes[uid].ledger.files.clear()
     uids = held(world)
     world.working_set = CAPACITY - left_before * MIB
     look_later(world)
@@ -161,9 +155,9 @@ def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(world: World)
     as unanswered.
     """
     world.holds._brakes.of(world.registry.by_uid[HOG])
-    held(world, 2, lambda: setattr(brake_of(world, HOG), "cache", 60 * MIB))
+    held(world, 2, lambda: setattr(world.brakes[HOG], "cache", 60 * MIB))
     world.tell(KubeletEviction(HOG, for_memory=False))
-    brake_of(world, DB).cache = 60 * MIB
+    world.brakes[DB].cache = 60 * MIB
     are_killed(world, (DB,))
     follow(world, SECOND // 2)
     assert thaws(world.brakes[DB]) > 3
@@ -174,7 +168,7 @@ def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
     """Such a pod ran three times, and then for 5 ms in a second."""
     for uid in (HOG, DB):
         world.holds._brakes.of(world.registry.by_uid[uid])
-        brake_of(world, uid).ledger = ledger((200 if uid == HOG else 301) * MIB + above * MIB)
+        world.brakes[uid].ledger = ledger((200 if uid == HOG else 301) * MIB + above * MIB)
     uids = held(world)
     are_killed(world, uids)
     follow(world, 2 * SECOND, taking(world, uids, 3))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents.reader import IncidentReader
 from tests import live
@@ -38,11 +37,6 @@ SHORT = 118
 #: Whether the kernel says how a process ended that is not a child of the reader (tests/kernel/test_pidfd_info.py).
 KNOWN = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 15)
 POPULATE = "mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)"
-
-
-def nobody_decided(running: LabDaemon) -> None:
-    live.ended(running)
-    assert decided(running) == []
 
 
 @pytest.mark.parametrize(("hogs", "line"), [(1, LINE), (4, 32)])
@@ -72,7 +66,8 @@ def test_who_grows_is_held_nobody_dies_and_all_go_on_undamaged(node: LabNode, ho
         finally:
             for puppet in puppets:
                 puppet.close()
-        nobody_decided(running)
+        live.ended(running)
+        assert decided(running) == []
 
 
 def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> None:
@@ -139,7 +134,6 @@ def test_sigkill_of_a_process(node: LabNode, process: str) -> None:
         hog.tell(pattern(up_to(node, SHORT)))
         holding(running, pod)
         if process == "hot":
-            assert running.process is not None
             running.process.kill()
             running.process.wait()
             running.start()

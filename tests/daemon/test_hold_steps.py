@@ -143,7 +143,6 @@ def test_a_hold_of_a_cgroup_that_was_made_anew_is_over(world: World, monkeypatch
 def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -> None:
     world.run(99, False)
     holds, entry = world.decider.holds, world.registry.by_uid[HOG]
-    assert holds is not None
     world.told.clear()
     for uid in list(holds.state.uids):
         holds.dropped(uid)
@@ -240,9 +239,8 @@ def test_a_soft_brake_that_is_refused_is_not_asked_for_at_every_new_cap(world: W
     for _ in range(5):
         world.brakes[HOG].is_in_force = False
         look_later(world)
-        held = world.decider.holds
-        assert held is not None
-        held._put_in_force(held._holds[HOG], held._holds[HOG].pod)
+        held = world.holds._holds[HOG]
+        world.holds._put_in_force(held, held.pod)
     assert len(reported(world, Soften)) == 1
 
 

@@ -66,7 +66,6 @@ def growing(world: World, uids: Sequence[str], gib_per_s: int) -> Callable[[int]
 def follow(world: World, ns: int, each: Callable[[int], None] = lambda _: None) -> None:
     """Look as often as is wanted for so long; ``each`` gets how long was waited."""
     end_ns, holds = world.now_ns + ns, world.decider.holds
-    assert holds is not None
     while world.now_ns < end_ns:
         world.look()
         due_ns = max(holds.due_ns() or 0, world.now_ns + 1000)

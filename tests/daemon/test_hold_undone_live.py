@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import LabNode, LabPod
+from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.hold_node import V2, daemon, released
 from tests.daemon.hot_node import hot_node
@@ -33,7 +33,6 @@ os._exit(7)
 
 def killed(running: LabDaemon) -> None:
     """The helper first: it would release what the hot process held."""
-    assert running.process is not None
     sides = live.children(running.pid)
     os.kill(running.pid, signal.SIGSTOP)  # so that it starts no other
     for side in sides:
@@ -43,23 +42,15 @@ def killed(running: LabDaemon) -> None:
     running.process.wait()
 
 
-def pod_of_v2(node: LabNode) -> LabPod:
-    if not V2:
-        pytest.skip("cgroup v1 has no memory.high: the guests of make test-vm have v2")
-    return node.add_pod("hog")
-
-
-def braked_softly(pod: LabPod) -> bool:
-    return (pod.cgroup / "pids.max").read_text().strip() != "max"
-
-
 def test_a_pod_goes_on_with_its_grace_after_a_sigkill_of_both_processes(node: LabNode) -> None:
     """The next daemon holds it on, and frozen it could not answer: it would get a SIGKILL at the end of its grace."""
-    pod, grace = pod_of_v2(node), ("--hard-grace", "60s")
+    if not V2:
+        pytest.skip("cgroup v1 has no memory.high: the guests of make test-vm have v2")
+    pod, grace = node.add_pod("hog"), ("--hard-grace", "60s")
     with live.Puppet(pod.containers["c0"]) as hog:
         with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
             hog.tell(f"exec({_WAITS!r})")
-            live.until(lambda: braked_softly(pod), lambda: f"a soft brake: {running.log}")
+            live.until(lambda: (pod.cgroup / "pids.max").read_text() != "max\n", lambda: f"a soft brake: {running.log}")
             killed(running)
         with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
             live.message(running, "going on with the eviction that the daemon before had begun")

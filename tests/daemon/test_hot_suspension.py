@@ -45,8 +45,7 @@ def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
     """What a command shows of the daemon's node."""
     done = live.outrace(*command, "-o", "json", asking=daemon)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def survive(hogs: list[Hog]) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,6 @@ from monitor.side.export.log import Log
 from tests.commands import TIMEOUT_S
 from tests.daemon.test_service import manager as manager
 
-T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/outrace.service"
 CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
@@ -42,7 +41,7 @@ class Clock:
         if self.slept == self._sleeps:
             self._let_go()
 
-    def in_turn(self, take: Callable[[], T]) -> T:
+    def in_turn(self, take: Callable[[], Any]) -> Any:
         return in_turn(take, Log(), now=lambda: self.now, sleep=self.sleep)
 
 

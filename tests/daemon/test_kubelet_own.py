@@ -1,7 +1,5 @@
 """The kubelet's own configuration: asked of it, or read from its file, drop-ins and flags; and what differs from it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

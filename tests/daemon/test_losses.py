@@ -1,8 +1,6 @@
 """What was dropped on the way to the helper, and pods that cause more than the programs report one by one."""
 
-import os
 import select
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +19,7 @@ from monitor.side.export.log import LogBudget
 from monitor.side.holds import Holds
 from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from monitor.side.sampler import Losses
+from tests.daemon.test_heartbeat import stats as stats
 from tests.log_lines import LogLines
 
 
@@ -30,13 +29,6 @@ def message(name: str) -> Any:
         return Oom(OomEvent(step, 1), None, None, while_away=False)
     cls = TYPES.get(kind, Snapshot)
     return cls._make([None] * len(cls._fields))
-
-
-@pytest.fixture
-def stats() -> Iterator[SharedStats]:
-    made = SharedStats.create()
-    yield made
-    os.close(made.fd)
 
 
 VERDICT_GOES_BY = {
@@ -88,9 +80,7 @@ class Side:
         self.over = OverBudget(cast(Any, self.view), self.looked.append, clock=lambda: self.now)
 
     def turn(self) -> None:
-        due = self.over.due_ns()
-        assert due is not None
-        self.now = due
+        self.now = self.over.due_ns()
         self.over.turn()
 
 
@@ -191,7 +181,6 @@ def test_a_ring_whose_record_is_half_written_is_left_alone_for_a_moment(stats: S
     assert records.consume(5)  # ready, and nothing to read
     rest = records.due_ns()
     assert heard == [(5, 0)]
-    assert rest is not None
     records.go_on(rest - 1)
     assert heard == [(5, 0)]
     records.go_on(rest)

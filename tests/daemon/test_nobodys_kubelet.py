@@ -3,8 +3,6 @@
 As `ln -s /usr/bin/su kubelet; ./kubelet -- root --kubeconfig=K --config=C` is one, while it waits for a password.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -200,7 +200,6 @@ def test_a_look_right_after_another_takes_no_batch_for_a_jump() -> None:
     world.look()
     world.held["other"] += 64 * 4096
     seen = world.look(0.01)
-    assert seen is not None
     assert waits(seen, 16 * MIB, 64 * MIB)
 
 

@@ -23,8 +23,7 @@ node = live.fixture(LabNode, "test-promises", 64 * MIB)
 
 
 def plan(state: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(live.outrace("doctor", "-o", "json", "--state-dir", str(state)).stdout)
-    return found["hook_plan"]
+    return json.loads(live.outrace("doctor", "-o", "json", "--state-dir", str(state)).stdout)["hook_plan"]
 
 
 def available_now() -> int:

@@ -19,16 +19,10 @@ HARD = ("--eviction-hard", "memory.available<16Mi")
 node = live.fixture(LabNode, "test-races", 128 * MIB)
 
 
-def final(daemon: LabDaemon, since: int = 0) -> Record:
-    """The verdict on the next episode, when it is over."""
-    return live.message(daemon, "incident", since, final=True)
-
-
 def stored(daemon: LabDaemon, incident: Record) -> Record:
     shown = live.outrace("incidents", "show", incident["id"], "--state-dir", str(daemon.state_dir), "-o", "json")
     assert shown.returncode == 0, shown.stderr
-    found: Record = json.loads(shown.stdout)
-    return found
+    return json.loads(shown.stdout)
 
 
 def test_cgroup_names_give_what_a_cgroup_is() -> None:

@@ -21,9 +21,9 @@ SESSION = "user.slice/user-1000.slice/session-3.scope"
 node = live.fixture(hot_node)
 
 
-def unit(node: LabNode, path: str, mib: int, rate: int = 0) -> Hog:
+def unit(node: LabNode, path: str, mib: int) -> Hog:
     """A process in a unit's cgroup that charges so much when the test says so."""
-    made = Hog(cgroupfs.make(node.cgroup / path), mib=mib, **({"rate": rate} if rate else {}))
+    made = Hog(cgroupfs.make(node.cgroup / path), mib=mib)
     node.children.append(made)
     return made
 

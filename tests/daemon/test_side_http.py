@@ -74,11 +74,12 @@ def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:
     cgroup = node.pod("a", memory="64Mi")
     hot = node.synced()
     pod = {"namespace": "default", "pod": "a"}
+    file = cgroup / ("memory.usage_in_bytes" if cgroupfs.detect().version == 1 else "memory.current")
     with live.Puppet(cgroup):
 
         def is_exact() -> bool:  # the kernel takes back what a CPU has in stock (64 pages) at any moment
             usage = metric(hot, "pod_memory_usage_bytes", **pod)
-            return usage is not None and 4096 <= usage == int((cgroup / usage_file()).read_text())
+            return usage is not None and 4096 <= usage == int(file.read_text())
 
         eventually(is_exact)
     hard = {"signal": "memory.available", "kind": "hard"}
@@ -99,10 +100,6 @@ def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:
 
 def of_pods(found: Series) -> list[str]:
     return [name for name, _ in found if name.startswith("outrace_pod_")]
-
-
-def usage_file() -> str:
-    return "memory.usage_in_bytes" if cgroupfs.detect().version == 1 else "memory.current"
 
 
 def test_counters_and_histograms_come_from_the_shared_page(node: Node) -> None:

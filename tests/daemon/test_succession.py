@@ -206,7 +206,6 @@ def test_when_a_process_was_born() -> None:
         signal.pause()
     try:
         born = procfs.born_ns(child)
-        assert born is not None
         assert before - 20_000_000 <= born <= time.monotonic_ns()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -281,5 +280,4 @@ def test_whether_an_eviction_is_over_is_looked_for_in_so_many_cgroups(
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
     assert not succession._is_over(entry, killed), "a process that was there before"
     born = procfs.born_ns(os.getpid())
-    assert born is not None
     assert succession._is_over(entry, killed._replace(killed_ns=born - 10**9)) == (cgroups == 10)

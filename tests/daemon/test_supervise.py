@@ -52,11 +52,9 @@ def side(tmp_path: Path, now: list[int], monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def hear(side: Side, kind: str) -> None:
     """Wait for a message of this type."""
-    sock = side.sock
-    assert sock is not None
     while True:
-        assert readable(sock, live.TIMEOUT_S), f"no {kind!r}"
-        for message in channel.drain(sock):
+        assert readable(side.sock, live.TIMEOUT_S), f"no {kind!r}"
+        for message in channel.drain(side.sock):
             assert message is not None, "the side closed the channel"
             if NAMES.get(type(message)) == kind:
                 return
@@ -133,11 +131,9 @@ def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
     """And what was sent while there was none."""
     started(side)
     os.kill(side.pid, signal.SIGSTOP)
-    assert side.sock is not None
     assert channel.send(side.sock, LogLine("info", "to the first"))
     os.kill(side.pid, signal.SIGKILL)
     ended(side)
-    assert side.sock is not None
     assert channel.send(side.sock, LogLine("info", "to nobody"))
     read, write = os.pipe()
     saved = os.dup(2)

@@ -33,9 +33,7 @@ class Clock:
         return Timer(name, lambda: self.due[name], run)
 
     def turn(self) -> None:
-        due = self.table.next_ns()
-        assert due is not None
-        self.now = max(self.now, due)
+        self.now = max(self.now, self.table.next_ns())
         self.table.run_due(self.now, lambda handler, now_ns: handler(now_ns))
 
 
@@ -144,7 +142,6 @@ class Deaf:
         self.epoll.register(fd, events)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
-        self.asked_s = timeout
         return self.epoll.poll(60.0)
 
 

@@ -79,6 +79,5 @@ def _kill(daemon: LabDaemon) -> None:
     side = live.children(daemon.pid)
     for pid in (*side, daemon.pid):  # the helper first: it would set everything back
         os.kill(pid, signal.SIGKILL)
-    assert daemon.process is not None
     daemon.process.wait()
     live.until(lambda: not any(live.alive(pid) for pid in side), "the side to end")

@@ -29,9 +29,9 @@ CONFIG = RunConfig(eviction_hard={"memory.available": "100Mi"})
 TIMEOUT_S = 120.0
 
 
-def live(events: list[Event], path: Path, states: set[int], file_bytes: int = 1 << 26) -> list[str]:
+def live(events: list[Event], path: Path, states: set[int]) -> list[str]:
     """The incidents of a stream, and its recording, as the helper makes them (`RecordingEventBuilder`)."""
-    recorder = Recorder(path, header(CONFIG, 1, REALTIME_NS), Log(), lambda: True, file_bytes)
+    recorder = Recorder(path, header(CONFIG, 1, REALTIME_NS), Log(), lambda: True)
     state, found = State(), []
     for number, event in enumerate(events):
         recorder.event(event)
