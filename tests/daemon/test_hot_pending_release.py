@@ -98,9 +98,7 @@ def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None
     slab, innocent = node.add_pod("slab"), node.add_pod("innocent")
     with live.daemon(node, "--enforce", *hard(64)) as daemon:
         calm = node.fill(innocent, 40)
-        hog = node.start_hog(slab, kind="dentries", mib=300)
-        hog.go()
-        assert hog.wait() == -9
+        live.killed_hog(node, slab, 300, kind="dentries")
         _, end = evicted(daemon, slab)
         logged = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/slab")
         live.ended(daemon)

@@ -29,9 +29,7 @@ def test_page_cache_evicts_nobody_and_growth_does(hooks: str) -> None:
             node.fill(reader, 130, kind="file", sync=1, reread=3, rate=200)
             live.until(lambda: available(daemon, "reclaimable") >= 140 * MIB, "page cache to count as available")
             assert live.messages(daemon, "evicted") == []
-            taker = node.start_hog(hog, mib=200, rate=50)
-            taker.go()
-            taker.wait()
+            live.killed_hog(node, hog, 200, rate=50)
             live.message(daemon, "evicted", pod="lab/hog")
             incident = live.message(daemon, "incident", final=True)
             assert (incident["verdict"], incident["flags"]) == ("eviction_won", [])

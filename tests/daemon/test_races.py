@@ -61,12 +61,8 @@ def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path
     try:
         with LabDaemon(node, *HARD, state_dir=state, keep_pins=True):
             pass
-        hog = node.start_hog(pod, mib=64)
-        hog.go()
-        hog.process.wait()
-        big = node.start_hog(node.add_pod("big"), mib=400)
-        big.go()
-        big.process.wait()
+        live.killed_hog(node, pod, 64)
+        live.killed_hog(node, node.add_pod("big"), 400)
         with LabDaemon(node, *HARD, state_dir=state, keep_pins=True) as daemon:
             limit = live.message(daemon, "incident", final=True, verdict="own_limit")
             assert stored(daemon, limit)["oom_victims"][0]["pod"] == "lab/hog"

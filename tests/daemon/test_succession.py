@@ -60,12 +60,8 @@ def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evi
     """Its pod frees some memory meanwhile, so that another would be the first in order."""
     large, other = node.add_pod("large"), node.add_pod("other")
     calm = node.add_pod("calm", "Guaranteed", request=64 * MIB)
-    rest = node.start_hog(calm, mib=32)
-    second = node.start_hog(other, mib=24)
-    first = node.start_hog(large, mib=40, ignore_term=1)
-    for hog in (rest, second, first):
-        hog.go()
-        hog.expect("grown")
+    node.fill(calm, 32)
+    second, first = node.fill(other, 24), node.fill(large, 40, ignore_term=1)
     with live.daemon(node, *SOFT) as daemon:
         decision = live.message(daemon, "evicting", pod="lab/large")
         crash(daemon)

@@ -84,9 +84,7 @@ def test_an_eviction(node: LabNode, tmp_path: Path, trigger: str) -> None:
     node.add_pod("other")
     options = (*HARD, "--enforce", "--trigger", trigger, "--record", str(path))
     with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
-        hog = node.start_hog(pod, mib=90, rate=400)
-        hog.go()
-        hog.wait()
+        live.killed_hog(node, pod, 90, rate=400)
         live.message(daemon, "evicted")
         live.message(daemon, "incident", final=True)
         assert lost(daemon) == 0
@@ -135,9 +133,7 @@ def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: 
     options = (*HARD, "--enforce", "--record", str(path))
     with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
         side = live.children(daemon.pid)
-        hog = node.start_hog(pod, mib=90, rate=400)
-        hog.go()
-        hog.wait()
+        live.killed_hog(node, pod, 90, rate=400)
         live.message(daemon, "incident", final=True)
         before = live.metric(daemon, "recording_bytes")
         live.until(lambda: path.stat().st_size >= before > 0, "a flush")
