@@ -2,12 +2,11 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from monitor.actions.brake_file import Braked, BrakeFile
 from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
-from monitor.actions.ledger import Ledger
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
 
@@ -33,7 +32,7 @@ def ledger(own: int = UNLIMITED, version: int = 1) -> BrakeLedger:
     limit, companion = LIMIT_FILES[version % 2], COMPANIONS[version % 2]
     value = "max" if version == 2 and own == UNLIMITED else str(own)
     journal = SimpleNamespace(note=lambda *_: None, forget=lambda _: None, others=lambda _: [])
-    made = BrakeLedger("u", cast(Ledger, journal), (limit, companion))
+    made = BrakeLedger("u", journal, (limit, companion))
     made.files = {limit: StringFile(limit, value), companion: StringFile(companion, "0")}
     return made
 

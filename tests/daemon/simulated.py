@@ -232,5 +232,5 @@ class Node:
 def simulated(directory: Path, size: int, line: int, **settings: Any) -> Iterator[Node]:
     """With the daemon's modules on its clock, whichever daemon it is."""
     node = Node(directory, size, line, settings)
-    with clocked(node):  # type: ignore[arg-type]
+    with clocked(node):
         yield node

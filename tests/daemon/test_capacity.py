@@ -84,7 +84,7 @@ def test_the_machines_capacity_is_without_huge_pages(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(meminfo, "MemTotal", lambda: memory)
     thresholds = parse_thresholds({MEMORY: "25%"})
     gauge = stand_ins.gauge(thresholds, config={"reserved": GIB, "huge_pages_apart": apart})
-    now = gauge.table.reading.return_value = SimpleNamespace(used=0)  # type: ignore[attr-defined]  # a stand-in
+    now = gauge.table.reading.return_value = SimpleNamespace(used=0)  # a stand-in
     (node,) = gauge.watches
     pods: Any = SimpleNamespace(
         name="kubepods", machine=False, capacity=15 * GIB, limit_now=lambda: None, is_there=lambda: True

@@ -6,7 +6,7 @@ Whole streams of passes, with everything that may come between them, are in test
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -191,7 +191,7 @@ def test_only_a_first_victim_that_grows_keeps_its_place(make: Make) -> None:
     world = make()
     first = world.registry.first()
     other = world.registry.by_uid[PODS[0]]
-    pods = MovedPods(cast(Any, world.decider._gauge), world.registry, cast(Any, world.evictor), world.take)
+    pods = MovedPods(world.decider._gauge, world.registry, world.evictor, world.take)
     for moved, keeps in (
         ({first.index: first.usage + 1}, True),
         ({first.index: first.usage - 1}, False),
@@ -211,8 +211,8 @@ def test_a_pod_that_gave_memory_back_is_counted_again_soon(make: Make) -> None:
     decider.step(entry.index, entry.usage - 1)
     assert decider.pods.reread_ns == world.now_ns + REREAD_NS
     assert (decider.steps, list(decider.pods.moved)) == (2, [entry.index])
-    decider._gauge.reread = lambda: None  # type: ignore[method-assign]
-    decider._trigger.prepare = lambda may_arm: None  # type: ignore[method-assign,assignment]
+    decider._gauge.reread = lambda: None
+    decider._trigger.prepare = lambda may_arm: None
     world.table.sets[entry.index] = 7
     decider.reread()
     assert (entry.usage, decider.pods.reread_ns, decider.pods.moved) == (7, None, {})

@@ -135,7 +135,7 @@ def test_a_disk_that_cannot_be_read_is_reported_once_and_again_when_it_can(bench
 
 def test_what_a_thread_dies_of_is_raised_by_take(bench: Bench) -> None:
     watch = bench.open({"nodefs.available": "1Mi"}, start=False)
-    bench.pods = None  # type: ignore[assignment]
+    bench.pods = None
     watch.start()
     bench.delivered.get(timeout=live.TIMEOUT_S)
     with pytest.raises(Exception, match="NoneType"):

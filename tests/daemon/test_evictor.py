@@ -4,7 +4,7 @@ import select
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -42,7 +42,7 @@ class Bench:
         self.evictor = Evictor(gauge, registry, trigger, self.pending, stats, self.epoll, self.sent.append, note)
 
     def begin(self) -> Eviction:
-        eviction = self.evictor.begin(cast(Any, self.entry), 0)
+        eviction = self.evictor.begin(self.entry, 0)
         eviction.decision_id, eviction.name = NUMBER, "lab/pod"
         return eviction
 

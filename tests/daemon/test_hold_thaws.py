@@ -113,7 +113,7 @@ def test_a_sigkill_needs_no_more_than_what_a_lower_cap_leaves(
     """Below 48.75 MiB a pod was not let die that had 49.5 below its cap, and another pod was killed for its memory."""
     grown(world, 301, 99)
     brake, usage = world.brakes[HOG], 301 * MIB
-    brake.usage = lambda: usage  # type: ignore[method-assign]
+    brake.usage = lambda: usage
     world.table.sets[world.registry.by_uid[HOG].index] -= cache * MIB
     brake.waits = KILL
     world.run(available, False)
@@ -168,8 +168,8 @@ def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: 
     """All of it leaves more than the kill threshold. Taken for growth it raised that line."""
     both_held(world, 99)
     brake, index = world.brakes[HOG], world.registry.by_uid[HOG].index
-    world.brakes[DB].waits_for_thaw = lambda: KILL if thaws(world.brakes[DB]) == 0 else ""  # type: ignore[method-assign]
-    brake.waits_for_thaw = waits_frozen(brake, START)  # type: ignore[method-assign]
+    world.brakes[DB].waits_for_thaw = lambda: KILL if thaws(world.brakes[DB]) == 0 else ""
+    brake.waits_for_thaw = waits_frozen(brake, START)
     follow(world, SECOND // 5, growing(world, (HOG,), gib_per_s))
     assert thaws(brake)
     assert world.table.sets[index] > 210 * MIB
@@ -189,7 +189,7 @@ def test_who_runs_for_a_sigkill_again_and_again_takes_nobodys_memory(
         world.run(300, False)
     both_held(world, 99)
     for uid in killed:
-        world.brakes[uid].waits_for_thaw = waits_frozen(world.brakes[uid])  # type: ignore[method-assign]
+        world.brakes[uid].waits_for_thaw = waits_frozen(world.brakes[uid])
 
     follow(world, 10 * SECOND, growing(world, killed, gib_per_s))
     assert all(thaws(world.brakes[uid]) > 85 for uid in killed), "ten times a second, as often as it is looked at"
@@ -209,7 +209,7 @@ def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) 
     assert len(held) == 3
     assert {one.step for one in reported(world, Held)} == {"above"}
     for uid in held:
-        world.brakes[uid].waits_for_thaw = waits_frozen(world.brakes[uid])  # type: ignore[method-assign]
+        world.brakes[uid].waits_for_thaw = waits_frozen(world.brakes[uid])
 
     follow(world, 3 * SECOND, growing(world, held, 100))
     assert CAPACITY - world.working_set > 100 * MIB

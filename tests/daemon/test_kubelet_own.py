@@ -115,10 +115,10 @@ def test_a_flag_takes_the_place_of_a_whole_map(monkeypatch: pytest.MonkeyPatch) 
     flags = {"eviction-hard": "memory.available<300Mi", "eviction-max-pod-grace-period": "9", "v": "2"}
     flags |= {"enforce-node-allocatable": "pods,system-reserved", "local-storage-capacity-isolation": "false"}
     given = {"config_path": Path("/k.yaml"), "config": file, "drop_ins": ((Path("/d/1.conf"), drop_in),)}
-    config = resolved(monkeypatch, NodeKubelet("kubeadm", **given)).config  # type: ignore[arg-type]
+    config = resolved(monkeypatch, NodeKubelet("kubeadm", **given)).config
     assert config.eviction_hard == {**HARD, "memory.available": "150Mi"}
     assert config.kube_reserved == 2 << 30
-    config = resolved(monkeypatch, NodeKubelet("kubeadm", flags, **given)).config  # type: ignore[arg-type]
+    config = resolved(monkeypatch, NodeKubelet("kubeadm", flags, **given)).config
     assert config.eviction_hard == {"memory.available": "300Mi"}
     assert config.eviction_max_pod_grace_period_s == 9
     assert config.enforce_node_allocatable == ("pods", "system-reserved")
@@ -225,7 +225,7 @@ def test_the_gate_of_files_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"flags": {"feature-gates": f"A=true, {GATE}=true,B"}}, "kubelet-1.37"),
         ({"config": beta, "drop_ins": ((Path("/d/1.conf"), {"featureGates": {"AllBeta": True}}),)}, "kubelet-1.37"),
     ):
-        kubelet = NodeKubelet("kubeadm", **{**found, **more})  # type: ignore[arg-type]
+        kubelet = NodeKubelet("kubeadm", **{**found, **more})
         assert resolved(monkeypatch, kubelet).config.policy == expected
 
 

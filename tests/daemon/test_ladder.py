@@ -35,7 +35,7 @@ node = live.fixture(LabNode, "test-ladder", 160 * MIB)
 
 
 def soft(node: LabNode, tmp_path: Path, hooks: str, *options: str, **rest: object) -> LabDaemon:
-    return LabDaemon(node, "--hooks", hooks, *HARD, *options, state_dir=tmp_path / "state", **rest)  # type: ignore[arg-type]
+    return LabDaemon(node, "--hooks", hooks, *HARD, *options, state_dir=tmp_path / "state", **rest)
 
 
 def wins(node: LabNode, pod: LabPod, daemon: LabDaemon) -> Record:

@@ -3,7 +3,7 @@
 import select
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_each_kind_is_counted_by_itself_and_only_what_a_verdict_goes_by_is_lost_
     stats: SharedStats, name: str
 ) -> None:
     stats.dropped(message(name))  # before the first look
-    losses = Losses(cast(Any, SimpleNamespace(stats=stats, counted=dict)), 5)
+    losses = Losses(SimpleNamespace(stats=stats, counted=dict), 5)
     assert losses.poll(10) == []
     stats.dropped(message(name))
     stats.dropped(message(name))
@@ -77,7 +77,7 @@ class Side:
         table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
         self.view = SimpleNamespace(pods=pods, table=table, log=self.log, log_budget=LogBudget(self.log))
         self.view.holds = Holds(self.log, lambda _: True, tells=False)
-        self.over = OverBudget(cast(Any, self.view), self.looked.append, clock=lambda: self.now)
+        self.over = OverBudget(self.view, self.looked.append, clock=lambda: self.now)
 
     def turn(self) -> None:
         self.now = self.over.due_ns()
@@ -170,12 +170,12 @@ class StandInRing:
 
 def test_a_ring_whose_record_is_half_written_is_left_alone_for_a_moment(stats: SharedStats) -> None:
     """Reported for ever, it kept the hot process from sleeping, ahead of its writer (Linux 7.0 and later)."""
-    records = RingRecords(*cast("tuple[Any, ...]", [None] * 4), stats, cast(Any, None))
+    records = RingRecords(*[None] * 4, stats, None)
     heard: list[tuple[int, int]] = []
-    records._epoll = cast(Any, SimpleNamespace(modify=lambda fd, events: heard.append((fd, events))))
+    records._epoll = SimpleNamespace(modify=lambda fd, events: heard.append((fd, events)))
     events, kills = StandInRing(4), StandInRing(5, 3, 0, 2)
-    records._events, records._budgets = cast(Any, events), cast(Any, {kills: 8})
-    records._by_fd = cast(Any, {4: events, 5: kills})
+    records._events, records._budgets = events, {kills: 8}
+    records._by_fd = {4: events, 5: kills}
     assert records.consume(5)
     assert (heard, records.due_ns()) == ([], None)  # three records
     assert records.consume(5)  # ready, and nothing to read

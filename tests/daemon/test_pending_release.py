@@ -5,7 +5,7 @@ On the live kernel: test_hot_pending_release.py.
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -49,7 +49,7 @@ class World:
         )
         stats = SimpleNamespace(add=self.count, set=self.stats.__setitem__, observe_us=lambda *_: None)
         registry = SimpleNamespace(by_uid=self.by_uid)
-        self.pending = PendingRelease(*cast(Any, (gauge, registry, stats, self.sent.append)))
+        self.pending = PendingRelease(gauge, registry, stats, self.sent.append)
 
     def count(self, name: str) -> None:
         self.stats[name] = self.stats.get(name, 0) + 1

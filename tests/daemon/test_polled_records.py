@@ -77,7 +77,7 @@ def test_a_crossing_happened_after_the_last_look(looked_ns: int, at: int) -> Non
     table = SimpleNamespace(entry=lambda _: entry(MIB, 0), index=lambda _: None, reading=lambda _: Reading(0, 0, 0))
     soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), send=sent.append)
     soft._looked_ns = looked_ns
-    soft._pods = lambda _: None  # type: ignore[method-assign]
+    soft._pods = lambda _: None
     soft._cross([(watch, 1)], NOW)
     assert (passes, [message.ts_ns for message in sent]) == ([at], [at])
 
@@ -88,7 +88,7 @@ def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monk
     now = NOW
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     soft._pods_due_ns = NOW + RANK_NS
-    soft._pods = read.append  # type: ignore[assignment]
+    soft._pods = read.append
     soft._due_ns = NOW + 1_600_000
     soft.pod_went()
     assert soft.due_ns() == NOW + 1_600_000, "a ceiling is near"
@@ -119,7 +119,7 @@ def test_what_reports_kills_goes_on_when_it_is_due_and_does_not_put_a_look_off(
     kills = SimpleNamespace(due_ns=lambda: kills_ns, go_on=went_on.append, eventful=True)
     soft = polled(arming=SimpleNamespace(armed=False), kills=kills)
     soft._due_ns, looked = 50, list[bool]()
-    soft._look = lambda: looked.append(True) or 0  # type: ignore[method-assign]
+    soft._look = lambda: looked.append(True) or 0
     assert soft.due_ns() == due_ns
     soft.go_on(due_ns)
     assert (went_on, looked, soft.eventful) == (([40], [], True) if kills_ns == 40 else ([], [True], False))
@@ -134,7 +134,7 @@ def test_a_sleep_that_the_loop_rounds_up_is_planned_shorter(
     soft = polled(arming=SimpleNamespace(rate=RATE, armed=True), decider=SimpleNamespace(steps=0), kills=SILENT)
     watch: Any = SimpleNamespace(index=0, thresholds=(1,), cgroup_id=soft._table.cgroup_id(0), machine=False)
     soft.watches, soft._cost_ns = {0: watch}, 1.0
-    soft._table.entry.return_value = SimpleNamespace(usage=0, noted=0)  # type: ignore[attr-defined]
-    soft._compare = lambda *_: (0, headroom)  # type: ignore[method-assign]
+    soft._table.entry.return_value = SimpleNamespace(usage=0, noted=0)
+    soft._compare = lambda *_: (0, headroom)
     soft._look()
     assert soft.due_ns() == NOW + headroom * 10**9 // RATE - early

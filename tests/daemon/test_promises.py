@@ -97,7 +97,7 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
 def test_the_metric_of_the_poller_is_the_promise(machine: bool) -> None:
     stats: dict[str, int] = {}
     soft = polled(arming=SimpleNamespace(rate=12 << 30), stats=SimpleNamespace(set=stats.__setitem__))
-    soft.watches = {0: SimpleNamespace(machine=machine)}  # type: ignore[dict-item]
+    soft.watches = {0: SimpleNamespace(machine=machine)}
     soft._cpus = 2
     row = promise(POLL, 12 << 30, 2, 2 * MIB, machine=machine)
     soft._bound(row.unseen_ns)

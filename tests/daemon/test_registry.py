@@ -223,9 +223,7 @@ def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
             for name in ("c0", "c1"):
                 cgroupfs.make(parent / f"u{i}" / name)
         Histories.parent, Histories.watch = parent, watch
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            Histories, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
-        )
+        run_state_machine_as_test(Histories, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
 
 
 def test_growth_of_an_evicted_pod_is_noted_from_its_least_however_it_is_found(watch: live.Watching) -> None:

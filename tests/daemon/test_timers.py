@@ -175,7 +175,7 @@ class Watched:
         self.table = SimpleNamespace(room=lambda _: NEAR_BYTES - 1)
         self.steps, self.is_calm, self.looked = 1, True, 0
         self.now_ns = 1_000_000_000
-        self.busy_poll = BusyPoll(self, self, self.consume, self.look, lambda: self.now_ns)  # type: ignore[arg-type]
+        self.busy_poll = BusyPoll(self, self, self.consume, self.look, lambda: self.now_ns)
         self.busy_poll._credit_ns = SAVED_NS
 
     def consume(self) -> None:

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 def evaluate(expression: str, given: Object) -> bool | str:
     environment = celpy.Environment()
     program = environment.program(environment.compile(expression))
-    return program.evaluate({key: celpy.json_to_cel(value) for key, value in given.items()})  # type: ignore[no-any-return]
+    return program.evaluate({key: celpy.json_to_cel(value) for key, value in given.items()})
 
 
 def matches(policy: Object, resource: str) -> bool:

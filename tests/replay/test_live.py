@@ -147,8 +147,8 @@ def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: 
             lambda: json.loads(replay(path, "-o", "json").stdout or "{}").get("passes"), "passes in the new file"
         )
         sides = live.children(daemon.pid)
-        daemon.process.kill()  # type: ignore[union-attr]
-        daemon.process.wait()  # type: ignore[union-attr]
+        daemon.process.kill()
+        daemon.process.wait()
         for pid in sides:
             live.ends(pid)
     found = json.loads(replay(path, "-o", "json").stdout)

@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -60,7 +60,7 @@ class World:
         policy, rules = era(config.policy), config.pass_config(kill_at_once=True)
         self.table = Table()
         eviction_order = RecordedEvictionOrder(policy.memory_key)
-        self.registry = Registry(cast(Any, self.table), MIB, eviction_order)
+        self.registry = Registry(self.table, MIB, eviction_order)
         self.recorder = PassRecorder(eviction_order, self.send)
         self.watches: list[Any] = [
             types.SimpleNamespace(
