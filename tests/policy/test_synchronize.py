@@ -129,62 +129,16 @@ def test_a_negative_most_grace_leaves_it_to_the_pod(own: int | None, granted: in
     assert outcome.grace_s == granted
 
 
-def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
-    asked: list[str] = []
-    config = EvictionConfig(parse_thresholds(None, {MEMORY: "100"}, {MEMORY: "10s"}), 300 * S)
-
-    def rank(signal: str) -> Sequence[Candidate]:
-        asked.append(signal)
-        return PODS
-
-    state, _ = synchronize(config, State(), {MEMORY: Observation(0, CAPACITY, 1)}, 0, rank)
-    assert asked == []
-    synchronize(config, state, {MEMORY: Observation(0, CAPACITY, 2)}, 10 * S, rank)
-    assert asked == [MEMORY]
-
-
 def test_an_unknown_compat_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"kubelet-1\.35"):
         EvictionConfig((), S, compat="kubelet-1.35")
 
 
-def test_preference_among_thresholds() -> None:
-    thresholds = parse_thresholds(
-        {MEMORY: "100", "nodefs.available": "100", "pid.available": "100"},
-        {MEMORY: "200", ALLOCATABLE_MEMORY: "200"},
-        {MEMORY: "1s", ALLOCATABLE_MEMORY: "1s"},
-        None,
-        ["pods"],
-    )
-    config = EvictionConfig(thresholds, 300 * S)
-    low = dict.fromkeys(CONDITION, 0)
-    state, _ = run(config, State(), 0, low)
-    picked = []
-    while low:
-        _, outcome = run(config, state, 1, low)
-        if outcome.starved is None:
-            break
-        picked.append((outcome.starved.signal, outcome.starved.hard))
-        if outcome.starved.hard and outcome.starved.signal in (MEMORY, ALLOCATABLE_MEMORY):
-            low[outcome.starved.signal] = 150  # only the soft one is still met
-        else:
-            del low[outcome.starved.signal]
-    assert picked == [
-        (ALLOCATABLE_MEMORY, True),
-        (MEMORY, True),
-        (ALLOCATABLE_MEMORY, False),
-        (MEMORY, False),
-        ("nodefs.available", True),
-        ("pid.available", True),
-    ]
-
-
-def test_a_hard_threshold_is_met_strictly_below_its_value_and_gives_one_second() -> None:
-    config = EvictionConfig(parse_thresholds({MEMORY: "100"}), 300 * S)
-    state, outcome = run(config, State(), 1, {MEMORY: 100})
-    assert (outcome.observed, outcome.conditions) == ((), frozenset())
-    _, outcome = run(config, state, 2, {MEMORY: 99})
-    assert (outcome.victim.name, outcome.grace_s) == ("big", 1)
+def test_of_two_disks_and_process_ids_the_first_of_the_signals_goes_first() -> None:
+    """What is of memory before all else: test_eviction_pass.py; hard before soft, kubepods first: the oracle."""
+    config = EvictionConfig(parse_thresholds({"pid.available": "100", "nodefs.available": "100"}), 300 * S)
+    _, outcome = run(config, State(), 1, dict.fromkeys(CONDITION, 0))
+    assert outcome.starved.signal == "nodefs.available"
 
 
 def test_the_state_of_another_configuration_is_refused() -> None:
