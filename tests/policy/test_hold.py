@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy import hold
-from monitor.policy.hold import FREE, Domain, Look, Pod, Rules, State, Steps, advance
+from monitor.policy.hold import FREE, Domain, Look, Rules, State, Steps, advance
 from monitor.policy.suspension import who_grew, who_grows_on
 
 MIB = 1 << 20
@@ -39,14 +39,6 @@ def held(rules: Rules = ALONE, available: int = 31 * MIB, growers: Sequence[tupl
     return run(rules, Look(1, node(available), growers, first="a"))[0]
 
 
-def test_who_grows_is_held_with_half_of_what_is_left_together() -> None:
-    state, [steps] = run(ALONE, Look(1, node(32 * MIB - 1), (A, B), first="b"))
-    half = (32 * MIB - 1) // 2 // 2
-    assert steps.hold == (Pod("a", "grows", 1, A[1], A[1] + half), Pod("b", "victim", 1, B[1], B[1] + half))
-    assert state.uids == ("a", "b")
-    assert hold.is_in_the_way(state)
-
-
 def test_the_policys_victim_is_held_where_nobody_is_known_to_grow() -> None:
     look = Look(1, node(31 * MIB), victim=A, first="a")
     assert run(ALONE, look)[1][0].hold[0].reason == "victim"
@@ -65,13 +57,6 @@ def test_the_next_who_grows_is_held_and_has_no_part_of_what_lies_below_the_secon
     first, second = (one.hold[0] for one in steps)
     assert first.cap - first.usage == 20 * MIB - hold.second_line(32 * MIB - 1) - (5 * MIB - 1)
     assert second.cap == second.usage, "what is left is spoken for: the brake gives it a MiB"
-
-
-def test_pods_that_are_frozen_may_take_half_of_what_is_left_each() -> None:
-    state, [steps] = run(ALONE, Look(1, node(30 * MIB), (A, B), freezes=True))
-    assert [pod.cap - pod.usage for pod in steps.hold] == [15 * MIB, 15 * MIB]
-    _, [steps] = run(ALONE, Look(2, node(28 * MIB), (C,), usages={"a": A[1], "b": B[1]}, freezes=True), state=state)
-    assert steps.hold[0].cap - steps.hold[0].usage == 14 * MIB
 
 
 def test_who_is_slowed_down_near_his_cap_has_a_little_more_room_down_to_the_second_line() -> None:
@@ -100,22 +85,6 @@ def test_below_the_second_line_the_policy_decides_until_the_shortage_is_over() -
     assert (state.opened, steps.hold) == ("second_line", ()), "it is met still, and no other pod is held meanwhile"
     state, _ = run(ALONE, Look(5, node(33 * MIB)), state=state)
     assert (state.opened, state.uids) == ("", ("a",))
-
-
-def test_the_second_line_is_higher_where_memory_goes_on_growing() -> None:
-    assert hold.second_line(32 * MIB) == 8 * MIB
-    assert hold.second_line(32 * MIB, 1 << 30) == 8 * MIB, "5 ms of 1 GiB/s are 5 MiB"
-    assert hold.second_line(32 * MIB, 3 << 30) == 3 * 1024 * MIB // 200
-    assert hold.second_line(32 * MIB, 100 << 30) == 24 * MIB, "and never all of it"
-
-
-def test_it_is_released_when_there_has_been_room_and_one_at_a_time() -> None:
-    state = held(growers=(A, B))
-    room = LINE + hold.room(LINE)
-    looks = [Look(ns, node(room)) for ns in (2, 2 + 499 * MS, 2 + 500 * MS, 2 + 600 * MS, 2 + 1000 * MS)]
-    state, steps = run(ALONE, *looks, state=state)
-    assert [one.end for one in steps] == [(), (), (("b", "clear"),), (), (("a", "clear"),)]
-    assert state == FREE
 
 
 def test_a_min_reclaim_ends_later() -> None:
