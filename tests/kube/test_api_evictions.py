@@ -73,8 +73,8 @@ class Evictions:
         self.live.add(name)
         return uid
 
-    def decide(self, *names: str, kind: str = "hard", signal: str | None = SIGNAL) -> None:
-        """The order of eviction, first victim first."""
+    def decide(self, *names: str, kind: str = "hard", signal: str | None = SIGNAL, for_s: float = 0.5) -> None:
+        """The order of eviction, first victim first; then so many seconds go by."""
         uids = [next(u for u, f in self.node.pods.items() if f.pod.name == name) for name in names]
         critical = {uid: found.pod.priority for uid, found in self.node.pods.items()}
         order = [
@@ -85,6 +85,7 @@ class Evictions:
         fields |= {"signal": signal, "kind": kind, "grace_s": 1, "pod": uids[0], "name": f"default/{names[0]}"}
         fields |= {"observed": True, "decided_ns": time.monotonic_ns(), "containers": {}, "order": order}
         self.evictions.decided(Decision(**fields))
+        self.after(for_s)
 
     def after(self, seconds: float) -> None:
         until = self.clock.now + seconds
@@ -116,15 +117,13 @@ def test_the_first_is_asked_for_and_nobody_else_while_it_ends(evictions: Evictio
     uid = evictions.add("hog")
     evictions.add("other")
     evictions.decide("hog", "other")
-    evictions.after(0.5)
     [request] = api.seen("POST", EVICTION)
     options = request.json()["deleteOptions"]
     assert (options["preconditions"], options["gracePeriodSeconds"]) == ({"uid": uid}, 1)
     [accepted] = evictions.accepted
     assert (accepted.pod, accepted.observed, accepted.rank, accepted.given_s) == (uid, False, 1, 1)
     assert accepted.signalled_ns is not None
-    evictions.decide("other", "hog")  # the same shortage still
-    evictions.after(5.0)
+    evictions.decide("other", "hog", for_s=5.0)  # the same shortage still
     assert (evictions.asked, evictions.ended) == (["hog"], [])
     evictions.live.remove("hog")
     evictions.after(0.5)
@@ -132,7 +131,6 @@ def test_the_first_is_asked_for_and_nobody_else_while_it_ends(evictions: Evictio
     evictions.after(5.0)
     assert evictions.asked == ["hog"]  # what was decided meanwhile is not true any more
     evictions.decide("other")
-    evictions.after(0.5)
     assert evictions.asked == ["hog", "other"]
 
 
@@ -144,7 +142,6 @@ def test_a_budget_leads_to_the_next_candidate_and_never_to_a_critical_pod(
     evictions.add("web")
     keep(api, app="db")
     evictions.decide("db", "system", "web")
-    evictions.after(0.5)
     assert evictions.asked == ["db", "web"]
     assert (evictions.outcome("budget"), evictions.outcome("accepted")) == (1, 1)
     [accepted] = evictions.accepted
@@ -162,12 +159,10 @@ def test_where_budgets_keep_all_nobody_is_evicted_and_they_are_asked_every_10_s(
         evictions.add(name, app="db")
     keep(api, app="db")
     for _ in range(3):
-        evictions.decide("a", "b")
-        evictions.after(4.0)
+        evictions.decide("a", "b", for_s=4.0)
     assert evictions.asked == ["a", "b"]
     assert evictions.accepted == []
-    evictions.decide("a", "b")
-    evictions.after(1.0)
+    evictions.decide("a", "b", for_s=1.0)
     assert evictions.asked == ["a", "b", "a", "b"]
     assert {(one.pods, one.instead) for one in evictions.refused} == {(("default/a", "default/b"), None)}
 
@@ -185,8 +180,7 @@ def test_one_that_is_gone_or_made_anew_is_not_touched(
         api.store.create("pods", pod("hog"))
     if not runs_on:
         evictions.live.remove("hog")
-    evictions.decide("hog", "other")
-    evictions.after(1.0)
+    evictions.decide("hog", "other", for_s=1.0)
     assert (evictions.asked, evictions.outcome("gone")) == (["hog", "other"] if runs_on else ["hog"], 1)
     assert len(evictions.accepted) == runs_on
     if how == "anew":
@@ -197,8 +191,7 @@ def test_while_the_server_is_away_the_same_pod_is_asked_for_again(evictions: Evi
     evictions.add("hog")
     evictions.add("other")
     api.refuse()
-    evictions.decide("hog", "other")
-    evictions.after(4.0)
+    evictions.decide("hog", "other", for_s=4.0)
     assert evictions.outcome("away") > 1
     api.listen()
     evictions.after(4.0)
@@ -208,8 +201,7 @@ def test_while_the_server_is_away_the_same_pod_is_asked_for_again(evictions: Evi
 def test_a_shortage_that_is_over_is_not_asked_for(evictions: Evictions, api: FakeApiServer) -> None:
     evictions.add("hog")
     api.refuse()
-    evictions.decide("hog")
-    evictions.after(2.0)
+    evictions.decide("hog", for_s=2.0)
     evictions.node.met = []
     api.listen()
     evictions.after(10.0)
@@ -231,36 +223,29 @@ def test_a_refusal_that_took_long_leads_to_nobody_where_the_shortage_is_over(
         return refuse(*asked)
 
     api.fail(answer_late, path="/db/eviction")
-    evictions.decide("db", "web")
-    evictions.after(1.0)
+    evictions.decide("db", "web", for_s=1.0)
     assert (evictions.asked, evictions.accepted) == (["db"], [])
 
 
-@pytest.mark.parametrize(("own", "given"), [(None, 10), (4, 4), (60, 10), (0, 1)])
-def test_the_grace_of_a_soft_threshold(own: int | None, given: int, evictions: Evictions, api: FakeApiServer) -> None:
+@pytest.mark.parametrize(("own", "most", "given"), [(None, 10, 10), (4, 10, 4), (60, 10, 10), (0, 10, 1), (45, 60, 45)])
+def test_the_grace_of_a_soft_threshold(
+    own: int | None, most: int, given: int, evictions: Evictions, api: FakeApiServer
+) -> None:
+    evictions.node.config = RunConfig(eviction_max_pod_grace_period_s=most)  # 10 until a reload
     evictions.node.met = [{"signal": SIGNAL, "kind": "soft"}]
     evictions.add("hog", grace_s=own)
     evictions.decide("hog", kind="soft")
-    evictions.after(0.5)
     assert api.seen("POST", EVICTION)[0].json()["deleteOptions"]["gracePeriodSeconds"] == given
-
-
-def test_the_grace_is_that_of_the_configuration_in_force(evictions: Evictions, api: FakeApiServer) -> None:
-    evictions.node.config = RunConfig(eviction_max_pod_grace_period_s=60)  # by a reload
-    test_the_grace_of_a_soft_threshold(45, 45, evictions, api)
 
 
 def test_one_that_does_not_end_does_not_hold_up_the_next_for_ever(evictions: Evictions) -> None:
     evictions.add("stuck")
     evictions.add("other")
-    evictions.decide("stuck", "other")
-    evictions.after(api_evictions.TIMEOUT_S - 1.0)
-    evictions.decide("other", "stuck")
-    evictions.after(1.0)
+    evictions.decide("stuck", "other", for_s=api_evictions.TIMEOUT_S - 1.0)
+    evictions.decide("other", "stuck", for_s=1.0)
     assert evictions.asked == ["stuck"]
     evictions.after(2.0)
-    evictions.decide("other")
-    evictions.after(1.0)
+    evictions.decide("other", for_s=1.0)
     assert (evictions.asked, evictions.ended) == (["stuck", "other"], [])
 
 
@@ -279,11 +264,9 @@ def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(
     evictions.add("small")
     keep(api, app="db")
     evictions.decide("full", "small", signal=None, kind="limit")
-    evictions.after(0.5)
     assert evictions.asked == ["full"]
     evictions.clock.now += 11.0
     evictions.decide("full", "small", signal="nodefs.available")
-    evictions.after(0.5)
     assert evictions.asked == ["full", "full", "next"]
 
 
@@ -323,8 +306,7 @@ def test_a_pod_that_is_refused_for_ever_keeps_no_other(
         evictions.add(name)
     api.fail(faults.status(code, reason, message), times=1000, path="/a/eviction")
     for _ in range(12):
-        evictions.decide("a", "b", "c")
-        evictions.after(10.0)
+        evictions.decide("a", "b", "c", for_s=10.0)
         if evictions.accepted and evictions.live == {"a", "b", "c"}:
             evictions.live.remove("b")
     asked = evictions.asked
@@ -341,8 +323,7 @@ def test_one_question_tells_that_a_right_is_missing_in_a_namespace(
         evictions.add(name)
     api.forbidden.add(("create", "pods/eviction"))
     for _ in range(3):
-        evictions.decide("a", "b", "c")
-        evictions.after(4.0)
+        evictions.decide("a", "b", "c", for_s=4.0)
     assert (evictions.asked, evictions.accepted) == (["a"], [])
     assert {one.pods for one in evictions.refused} == {("default/a", "default/b", "default/c")}
     logged = [line for line in capfd.readouterr().err.splitlines() if "no right to evict" in line]
@@ -353,6 +334,5 @@ def test_one_question_tells_that_a_right_is_missing_in_a_namespace(
     api.fail(faults.status(403, "Forbidden", forbidden("default")), times=1000, path="/namespaces/default/")
     evictions.clock.now += 10.0
     evictions.decide("a", "b", "c", "d")
-    evictions.after(0.5)
     assert evictions.asked == ["a", "a", "d"]
     assert [one.name for one in evictions.accepted] == ["shop/d"]

@@ -57,47 +57,38 @@ def test_a_bad_port_of_a_pod(secrets: Path, port: str) -> None:
         in_cluster({**ENV, "KUBERNETES_SERVICE_PORT": port}, secrets)
 
 
+def listed(kind: str, **entries: Config) -> list[Config]:
+    return [{"name": name.replace("_", "-"), kind: entry} for name, entry in entries.items()]
+
+
 @pytest.fixture
 def good(authority: Authority, serving: Pair) -> Config:
     """With one of everything: contexts `by-token` and `by-certificate`."""
+
+    def data(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    lab = {
+        "server": "https://lab.example:6443/prefix/",
+        "certificate-authority": str(authority.certificate),
+        "tls-server-name": "kubernetes",
+    }
+    with_data = {"server": "https://[::1]:6443", "certificate-authority-data": data(authority.certificate)}
+    insecure = {"server": "https://10.0.0.1", "insecure-skip-tls-verify": True}
+    certificate = {"client-certificate-data": data(serving.certificate), "client-key-data": data(serving.key)}
+    files = {"client-certificate": str(serving.certificate), "client-key": str(serving.key)}
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "by-token",
-        "clusters": [
-            {
-                "name": "lab",
-                "cluster": {
-                    "server": "https://lab.example:6443/prefix/",
-                    "certificate-authority": str(authority.certificate),
-                    "tls-server-name": "kubernetes",
-                },
-            },
-            {
-                "name": "with-data",
-                "cluster": {
-                    "server": "https://[::1]:6443",
-                    "certificate-authority-data": base64.b64encode(authority.certificate.read_bytes()).decode(),
-                },
-            },
-            {"name": "insecure", "cluster": {"server": "https://10.0.0.1", "insecure-skip-tls-verify": True}},
-        ],
-        "users": [
-            {"name": "token", "user": {"token": "secret"}},
-            {
-                "name": "certificate",
-                "user": {
-                    "client-certificate-data": base64.b64encode(serving.certificate.read_bytes()).decode(),
-                    "client-key-data": base64.b64encode(serving.key.read_bytes()).decode(),
-                },
-            },
-            {"name": "files", "user": {"client-certificate": str(serving.certificate), "client-key": str(serving.key)}},
-        ],
-        "contexts": [
-            {"name": "by-token", "context": {"cluster": "lab", "user": "token"}},
-            {"name": "by-certificate", "context": {"cluster": "with-data", "user": "certificate"}},
-            {"name": "by-files", "context": {"cluster": "insecure", "user": "files"}},
-        ],
+        "clusters": listed("cluster", lab=lab, with_data=with_data, insecure=insecure),
+        "users": listed("user", token={"token": "secret"}, certificate=certificate, files=files),
+        "contexts": listed(
+            "context",
+            by_token={"cluster": "lab", "user": "token"},
+            by_certificate={"cluster": "with-data", "user": "certificate"},
+            by_files={"cluster": "insecure", "user": "files"},
+        ),
     }
 
 

@@ -138,7 +138,11 @@ def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def open_cluster(config: ClusterConfig, files: Worker, tmp_path: Path) -> Iterator[Callable[[], Cluster]]:
+def open_cluster(
+    config: ClusterConfig, api: FakeApiServer, files: Worker, tmp_path: Path
+) -> Iterator[Callable[[], Cluster]]:
+    """Clusters with a pod `web`."""
+    api.store.create("pods", pod("web"))
     made: list[Cluster] = []
 
     def make() -> Cluster:
@@ -156,7 +160,6 @@ def open_cluster(config: ClusterConfig, files: Worker, tmp_path: Path) -> Iterat
 def test_an_eviction_is_written_to_the_cluster(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, in_time: None
 ) -> None:
-    api.store.create("pods", pod("web"))
     cluster = open_cluster()
     cluster.evicting(evicted(api), time.monotonic_ns())
     until(lambda: _phase(api) == "Failed")
@@ -170,7 +173,6 @@ def test_an_eviction_is_written_to_the_cluster(
 def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path
 ) -> None:
-    api.store.create("pods", pod("web"))
     api.refuse()
     first = open_cluster()
     first.evicting(evicted(api), time.monotonic_ns() - int(11e9))  # too long ago for a status
@@ -189,7 +191,6 @@ def test_a_status_holds_up_no_event_once_it_is_accepted_late_or_of_a_pod_that_is
     how: str, open_cluster: Callable[[], Cluster], api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monitor.side.cluster.reports.WINDOW_S", 600.0)  # its end sends them too
-    api.store.create("pods", pod("web"))
     found = evicted(api)
     if how == "gone":
         api.store.delete(("pods", "default", "web"))
@@ -201,7 +202,6 @@ def test_a_status_holds_up_no_event_once_it_is_accepted_late_or_of_a_pod_that_is
 
 def test_a_static_pod_has_events_alone(open_cluster: Callable[[], Cluster], api: FakeApiServer) -> None:
     """Its status in the API is its kubelet's picture of it."""
-    api.store.create("pods", pod("web"))
     found = evicted(api)
     object.__setattr__(found.pod, "annotations", {"kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef"})
     open_cluster().evicting(found, time.monotonic_ns())

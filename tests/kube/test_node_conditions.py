@@ -30,6 +30,10 @@ class Node:
             jitter=0.0,
         )
 
+    def holds(self, *conditions: str, after_s: float = 0.0) -> None:
+        self.holding = set(conditions)
+        self.after(after_s)
+
     def after(self, seconds: float) -> None:
         self.clock.now += seconds
         self.wall.now += seconds
@@ -51,8 +55,7 @@ def node(client: ApiClient, api: FakeApiServer) -> Node:
 def test_the_conditions_have_types_of_their_own(node: Node) -> None:
     node.report.write_conditions()
     assert list(node.seen) == ["MemoryPressure"]  # nothing is known yet
-    node.holding = {"MemoryPressure"}
-    node.report.write_conditions()
+    node.holds("MemoryPressure")
     seen = node.seen
     assert {name: one["status"] for name, one in seen.items()} == {
         "MemoryPressure": "False",
@@ -65,13 +68,11 @@ def test_the_conditions_have_types_of_their_own(node: Node) -> None:
 
 
 def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: FakeApiServer) -> None:
-    node.holding = set()
-    node.report.write_conditions()
+    node.holds()
     for _ in range(10):
         node.after(1.0)
     assert len(api.seen("PATCH")) == 1
-    node.holding = {"MemoryPressure"}
-    node.after(1.0)
+    node.holds("MemoryPressure", after_s=1.0)
     assert node.changes == [("MemoryPressure", True)]
     assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
     node.after(HEARTBEAT_S)
@@ -83,12 +84,10 @@ def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: 
 
 
 def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    node.holding = {"MemoryPressure"}
-    node.report.write_conditions()
+    node.holds("MemoryPressure")
     after = Node(client, api)
     after.wall.now += 1000
-    after.holding = {"MemoryPressure"}
-    after.report.write_conditions()
+    after.holds("MemoryPressure")
     assert after.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:00Z"
     assert after.changes == []
 
@@ -108,8 +107,7 @@ def test_conditions_wait_for_a_server_that_fails(node: Node, api: FakeApiServer)
 
 def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     holding = Node(client, api, holds=True)
-    holding.holding = set()
-    holding.report.write_conditions()
+    holding.holds()
     assert holding.seen["outrace.io/PodHeld"]["status"] == "False"
     holding.held = "shop/hog"
     holding.after(1.0)
@@ -119,8 +117,7 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
     holding.after(HELD_S)
     assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
     assert holding.changes == []  # events are on the pods
-    node.holding = set()  # a daemon after it, in another mode
-    node.report.write_conditions()
+    node.holds()  # a daemon after it, in another mode
     node.after(1.0)
     seen = node.seen["outrace.io/PodHeld"]
     assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
@@ -128,8 +125,7 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
 
 def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     again = Node(client, api, holds=True)
-    again.holding = set()
-    again.report.write_conditions()
+    again.holds()
     for number in range(60):
         again.held = "shop/hog" if number % 2 else ""
         again.after(1.0)

@@ -34,7 +34,6 @@ from tests.side.views import view
 def test_the_events_go_at_once_and_the_status_when_it_ended(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, in_time: None
 ) -> None:
-    api.store.create("pods", pod("web"))
     cluster = open_cluster()
     cluster.evicting(evicted(api), time.monotonic_ns() - int(25e9), True)  # asked to end so long ago, and it writes
     until(lambda: reasons(api) == BOTH)
@@ -53,7 +52,6 @@ def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monitor.side.cluster.reports.HOLD_S", 600.0)  # so long its record is there
-    api.store.create("pods", pod("web"))
     first = open_cluster()
     first.evicting(evicted(api), time.monotonic_ns(), True)
     until(lambda: reasons(api) == BOTH)
@@ -71,7 +69,6 @@ def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
 def test_a_later_eviction_of_the_same_pod_takes_its_place(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path
 ) -> None:
-    api.store.create("pods", pod("web"))
     cluster, found = open_cluster(), evicted(api)
     cluster.evicting(found, time.monotonic_ns(), True)
     object.__setattr__(found, "decided", found.decided + 60)
