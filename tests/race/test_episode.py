@@ -33,12 +33,6 @@ def spans(*events: Event) -> list[tuple[str, float, str]]:
 SOFT = {"hard": False}
 KUBEPODS = {"domain": "kubepods", "signal": "allocatableMemory.available"}
 HOG = "/kubepods/hog/main"
-#: A user's in any pod, the kernel's anywhere, and evictions for a disk.
-BY_OTHERS = [
-    *(kill(t, "cart", pid=t, code=0) for t in range(500, 9000, 500)),
-    *(kill(t, None, pid=t, memcg="/elsewhere") for t in range(600, 9000, 500)),
-    *(gone(t, "cart") for t in range(700, 9000, 500)),
-]
 END = Tick(ms(70_000))
 #: name -> events before `END`, and the episodes: domain, end, why it ended
 SPANS: dict[str, tuple[tuple[Event, ...], list[tuple[str, float, str]]]] = {
@@ -96,11 +90,6 @@ def test_when_an_episode_ends(name: str) -> None:
     assert sorted(spans(*events, END)) == sorted(expected)
 
 
-def test_kills_by_users_do_not_prolong_pressure() -> None:
-    found = spans(crossing(), clear(100), *BY_OTHERS, Tick(ms(20_000)))
-    assert [one for one in found if one[0] == "node"] == [("node", 100, "quiet")]
-
-
 def test_a_fork_bomb_whose_victims_never_end_is_cut() -> None:
     bomb = [mark(k * 1000, pid=k + 1, **OWN) for k in range(61)]
     assert spans(*bomb, Tick(ms(61_000)))[0] == (HOG, 59_000, "crowded")
@@ -127,12 +116,6 @@ def test_what_was_recorded_before_comes_along_for_a_while() -> None:
     kinds = [type(e) for e in found.events[:3]]
     assert kinds == [Sample, Reclaim, Lost]
     assert found.events[0].ts_ns == ms(-29_000)
-
-
-def test_an_own_limit_takes_its_own_samples_only() -> None:
-    mine, other = sample(-5, 60, domain="/kubepods/hog/main", pod="uid-hog"), sample(-5, 900)
-    found = one(mine, other, mark(3, **OWN), died(5))
-    assert [e for e in found.events if isinstance(e, Sample)] == [mine]
 
 
 def test_an_alert_need_not_wait_for_the_end() -> None:
@@ -180,21 +163,6 @@ def test_a_user_kill_of_some_seconds_ago_is_not_reported_again() -> None:
     assert not [e for e in second.events if isinstance(e, Kill)]
 
 
-def test_a_crash_loop_is_reported_minute_by_minute() -> None:
-    """Killed again every 1.5 s: every kill is in one episode, with the exit that belongs to it."""
-    loop = [
-        e
-        for k in range(100)
-        for e in (kill(k * 1500 - 0.002, pid=k + 1), mark(k * 1500, pid=k + 1, **OWN), died(k * 1500 + 3, k + 1))
-    ]
-    found = episodes(*loop, Tick(ms(200_000)))
-    assert [round((e.end_ns - e.start_ns) / S) for e in found] == [59, 59, 29]
-    assert {e.ended for e in found} == {"quiet"}
-    assert [sum(isinstance(x, Mark) for x in e.events) for e in found] == [40, 40, 20]
-    assert [sum(isinstance(x, Exit) for x in e.events) for e in found] == [40, 40, 20]
-    assert {verdict(e).verdict for e in found} == {"own_limit"}
-
-
 def test_only_where_somebody_was_killed_since_is_judged_again() -> None:
     state = State()
     for k in range(30):
@@ -233,24 +201,6 @@ def wall(t: float, wall_s: float = 0) -> Clock:
     return Clock(ms(t), AT - ms(0) + round(wall_s * S))
 
 
-def test_an_episode_has_the_clock_of_its_start_to_its_end() -> None:
-    step = wall(1_000, 3600)
-    first, second = episodes(wall(-500), crossing(), clear(1_500), step, crossing(9_000), clear(9_500), End(ms(20_000)))
-    assert (verdict(first).start, verdict(first).end) == (timestamp(AT), timestamp(AT + 1_500_000_000))
-    assert verdict(second).start == timestamp(AT + 3609 * S)
-
-
 def test_what_is_heard_late_has_the_clock_of_its_own_time() -> None:
     found = episodes(wall(-500), wall(2_000, -60), mark(-1), died(5), End(ms(20_000)))
     assert [verdict(e).start for e in found] == [timestamp(AT - 1_000_000)]
-
-
-def test_the_id_does_not_change_while_it_goes_on() -> None:
-    state = State()
-    for event in (wall(-500), crossing(), mark(3)):
-        state, _ = feed(state, event)
-    (before,) = ongoing(state)
-    for event in (wall(1_000, 86_400), died(1_100), clear(1_200)):
-        state, _ = feed(state, event)
-    (after,) = feed(state, End(ms(20_000)))[1]
-    assert verdict(before).id == verdict(after).id

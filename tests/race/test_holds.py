@@ -7,11 +7,8 @@ import click
 import pytest
 
 from monitor.cli.incident_text import describe, show_lines
-from monitor.race.counterfactual import world
 from monitor.race.events import End, Refused
-from monitor.race.facts import facts
 from tests.race.builders import (
-    MI,
     MS,
     NODE,
     SIGNAL,
@@ -29,8 +26,6 @@ from tests.race.builders import (
     kill,
     mark,
     ms,
-    one,
-    sample,
     signalled,
 )
 
@@ -38,30 +33,11 @@ GROWTH = tuple(growing(-1000, -100, 800, 100))
 HELD = (*START, *GROWTH, crossing(), hold(0.5))
 
 
-def test_what_is_known_of_a_hold() -> None:
-    (held,) = judged(*HELD, clear(890), hold_end(900, "clear"), End(ms(9000))).holds
-    assert (held.pod, held.reason, held.brake, held.why) == ("shop/hog", "grows", "limit", "clear")
-    assert (held.ms, held.grew_bytes, held.cap_bytes) == (899.5, 3 * MI, 560 * MI)
-    assert held.lasts_ms == pytest.approx(1000, rel=0.05)  # 100 MiB were left, at 100 MiB/s
-    assert not held.by_kubelet
-    assert held.instead is None
-
-
 def test_the_episode_lasts_as_long_as_the_hold() -> None:
     """The threshold is clear a long time before there is the room that releases the pod."""
     found = judged(*HELD, clear(100), hold_end(8000, "clear"), End(ms(20_000)))
     assert found.holds[0].ms == 7999.5
     assert [step["what"] for step in found.steps if step["what"].startswith("pod_")] == ["pod_held", "pod_released"]
-
-
-def test_what_would_have_been_without() -> None:
-    """Held, it grows no more: what a kubelet alone would have met is the growth before, up to the limit."""
-    still = tuple(sample(t, 901) for t in range(100, 5000, 100))
-    found = world(facts(one(*HELD, *still, clear(5000), hold_end(5001, "clear"), End(ms(20_000)))))
-    assert found.assumed
-    assert found.oom_ns == pytest.approx(ms(1000), abs=50_000_000)
-    (held,) = judged(*HELD, *still, clear(5000), hold_end(5001, "clear"), End(ms(20_000))).holds
-    assert held.lasts_ms == pytest.approx(1000, rel=0.05)
 
 
 def test_one_that_is_held_again_and_another_with_it() -> None:

@@ -1,10 +1,10 @@
 """Episodes of a node whose thresholds are by outrace's own formulas, beside the line that a kubelet would have."""
 
 from monitor.policy.eviction_pass import PassConfig
-from monitor.policy.signals import MEMORY, RECLAIMABLE
+from monitor.policy.signals import RECLAIMABLE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.episode import Episode
-from monitor.side.judge import judge, kubelets_answer
+from monitor.side.judge import judge
 from tests.race.builders import (
     MI,
     S,
@@ -44,12 +44,6 @@ def test_only_the_kubelet_would_have_evicted() -> None:
     (poll,) = found.counterfactual
     assert (poll.detected, poll.oom_ms) == (1.0, None), "its loop comes round within the 30 s"
     assert poll.p90_ms <= 10_000
-
-
-def test_the_kubelet_is_asked_by_its_own_formula() -> None:
-    """The same answer as with a threshold of its own, whichever signal ours is by."""
-    with_its_own = PassConfig(parse_thresholds({MEMORY: "100Mi"}), 300 * S)
-    assert kubelets_answer(flood(), OWN) == kubelets_answer(flood(), with_its_own)
 
 
 def test_an_eviction_by_our_own_line_is_about_that_line() -> None:
