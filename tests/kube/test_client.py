@@ -25,16 +25,6 @@ def test_get_and_not_found(api: FakeApiServer, client: ApiClient) -> None:
         client.get(PODS, "b", "default")
 
 
-def test_a_list_comes_in_pages_of_one_version(api: FakeApiServer, client: ApiClient) -> None:
-    for i in range(25):
-        api.store.create("pods", pod(f"p{i:02}", node="node-1" if i % 2 else "node-2"))
-    listed = client.list(PODS, name, field_selector="spec.nodeName=node-1", page_size=5)
-    assert listed.items == tuple(f"p{i:02}" for i in range(1, 25, 2))
-    assert listed.resource_version == str(api.store.version)
-    assert len(api.seen("GET", "/pods")) == 3
-    assert len({one.connection for one in api.asked}) == 1
-
-
 @pytest.mark.parametrize(
     ("do", "kind", "after"),
     [
