@@ -65,16 +65,6 @@ def test_a_soft_threshold_waits_for_its_grace_in_whole_periods() -> None:
     assert found.detected == 1.0
 
 
-def test_pressure_shorter_than_the_period_may_never_be_seen() -> None:
-    sets = TimeSeries(
-        [(ms(-20_000), 0), (ms(-1), CAPACITY // 2), (ms(0), CAPACITY), (ms(3000), CAPACITY), (ms(3001), 0)]
-    )
-    short = World({MEMORY: sets}, {MEMORY: CAPACITY}, PODS[:2], ms(0), None)
-    found = counterfactual(short, HARD)
-    assert (found.detected, found.in_time) == (pytest.approx(0.3, abs=0.001), found.detected)
-    assert (found.p10_ms, found.p50_ms) == (pytest.approx(1000, abs=5), None)
-
-
 @given(st.floats(1, 400), st.floats(5, 300), st.floats(5, 300))
 @settings(max_examples=25)
 def test_more_headroom_never_hurts(rate: float, one_mi: float, other_mi: float) -> None:
