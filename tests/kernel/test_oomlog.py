@@ -213,12 +213,6 @@ def lacks_report(found: LoggedKill) -> bool:
     return missing and (*facts, event.invoker_comm) == (0, 0, 0, 0, 0, "")
 
 
-def test_what_a_rate_limited_report_leaves_out_is_named(tree: Hierarchy) -> None:
-    found = OomLog(tree, lambda _: None).feed(KILLED)
-    assert lacks_report(found)
-    assert found.event.victim_pid == 6601
-
-
 def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
     """At most 10 reports in 5 s are written, but every kill; some reports are cut off."""
     log = OomLog(tree, lambda _: None)
