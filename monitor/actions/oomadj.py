@@ -77,7 +77,7 @@ class OomScores:
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
         self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid, or minus the one after which all are, uid)
-        #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.victim_marks`): their values are
+        #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.process_watch`): their values are
         #: compared when they are their own again.
         self.raised: frozenset[str] = frozenset()
         self._on_raised = on_raised

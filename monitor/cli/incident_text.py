@@ -19,7 +19,7 @@ import click
 from monitor.cli.output import clean, format_bytes, table_lines
 from monitor.race.incident import KUBELET_ONLY
 from monitor.race.units import span
-from monitor.side.incidents.file import unix_time
+from monitor.side.incidents.reader import unix_time
 
 Json = Mapping[str, Any]
 

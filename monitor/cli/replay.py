@@ -61,7 +61,7 @@ def opened(name: str, stack: ExitStack) -> IO[bytes]:
             return file
         import gzip
 
-        return cast(IO[bytes], stack.enter_context(gzip.open(file)))
+        return cast("IO[bytes]", stack.enter_context(gzip.open(file)))
     except OSError as error:
         raise MonitorError(
             f"{name}: {error.strerror or error}", "name a file that `outrace run --record FILE` wrote"

@@ -120,7 +120,7 @@ def _undo(state_dirs: list[Path]) -> list[str]:
 
 def _untaint(state_dir: Path) -> list[str]:
     """Have the taints removed that a daemon left on its node; what is left."""
-    from monitor.side.cluster.taint_record import TaintRecords, remove_left
+    from monitor.side.cluster.record import TaintRecords, remove_left
     from monitor.side.export.log import Log
 
     problems: list[str] = []

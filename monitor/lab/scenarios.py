@@ -51,7 +51,7 @@ def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
     return tuple(known[name] for name in names or known)
 
 
-# -- a race is lost, and which pod it costs (`monitor.side.victim_marks`) ----------------------------------------------
+# -- a race is lost, and which pod it costs (`monitor.side.process_watch`) ---------------------------------------------
 
 #: The OOM killer comes before any eviction, however fast the monitor is.
 _LOST = soft("10m")

@@ -41,7 +41,7 @@ _MOST_OF_USER = 200
 _PAUSE_S = 0.1
 #: How long a unit may take to be started.
 _STARTING_S = 10.0
-#: The guide of the OOM killer gives a victim this value (`monitor.side.victim_marks`): its own is the one before.
+#: The guide of the OOM killer gives a victim this value (`monitor.side.process_watch`): its own is the one before.
 _MARKED_SCORE = 1000
 
 

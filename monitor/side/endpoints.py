@@ -1,4 +1,5 @@
-"""The HTTP endpoints of the daemon: /metrics, /healthz, /readyz, /stats/summary.
+"""The HTTP endpoints of the daemon: /metrics, /healthz, /readyz, /stats/summary; and the socket in the run directory
+on which commands ask this daemon about itself. No request reaches the hot process.
 
 A module of its own: the helper imports it only after it has sent the hot process the pods, 17 ms of a warm start.
 /stats/summary is the part of the kubelet's Summary API that is about memory, with exact numbers: same names, same
@@ -7,18 +8,33 @@ shape, bytes, RFC 3339 times, so that what reads a kubelet's answer can read thi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monitor import __version__
 from monitor.actions.status import timestamp
 from monitor.kernel.cgroupfs import Reading
+from monitor.link.daemon_socket import (
+    INFO_PATH,
+    LIVE_PATH,
+    PROTOCOL,
+    SOCKET,
+    SUMMARY_PATH,
+    DaemonInfo,
+    address,
+    check_directory,
+    opened,
+)
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import Server
-from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Shared, text
+from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Route, Shared, text
+from monitor.side.reload import Reloader
 from monitor.side.view import View
 
 if TYPE_CHECKING:
@@ -150,3 +166,103 @@ def _memory(reading: Reading, now: str) -> dict[str, Any]:
     if reading.available is not None:
         memory["availableBytes"] = reading.available
     return memory
+
+
+#: Connections at the same time. `outrace top` needs one.
+MAX_COMMANDS = 16
+_BACKLOG = 16
+#: The part of a CPU that answers of one path may take. The summary of 500 pods takes some 10 ms, so that ten a second
+#: are answered; `outrace top` asks for one.
+CPU_SHARE = 0.1
+
+
+class DaemonSocket:
+    """Serves root on a socket in the run directory from `open` to `close`. ``races()``: None until they are judged.
+
+    Clients get a bounded number of connections, bytes and seconds (`monitor.side.export.http`) and a bounded share of
+    a CPU (`Shared`).
+    """
+
+    def __init__(self, view: View, reloader: Reloader, races: Callable[[], Races | None]) -> None:
+        self._view = view
+        self._reloader = reloader
+        self._races = races
+        self.path = Path(view.config.run_dir, SOCKET)
+        self._inode = 0
+        self._server: Server | None = None
+
+    def open(self) -> None:
+        """Serve. Without a usable run directory the daemon logs a warning and runs without a socket."""
+        try:
+            listener = self._bound()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            self._view.log.warning(
+                "commands cannot ask this daemon: no socket in the run directory",
+                run_dir=str(self.path.parent),
+                problem=problem,
+            )
+            return
+        routes: dict[str, Route] = {
+            INFO_PATH: self._info,
+            SUMMARY_PATH: lambda _: summary_response(self._view, self._races()),
+            LIVE_PATH: lambda _: live_response(self._view, self._races()),
+        }
+        paced = {path: Shared({path: route}, self._failed, CPU_SHARE) for path, route in routes.items()}
+        self._server = Server(listener, paced, self._failed, max_connections=MAX_COMMANDS, share=CPU_SHARE)
+        self._server.start()
+
+    def _failed(self, problem: str) -> None:
+        self._view.log.error("request on the daemon's socket failed", problem=problem)
+
+    def close(self) -> None:
+        """Remove the socket, unless the next helper has replaced it already."""
+        if self._server is None:
+            return
+        with contextlib.suppress(OSError), opened(self.path.parent) as directory:
+            if os.stat(self.path.name, dir_fd=directory, follow_symlinks=False).st_ino == self._inode:
+                os.unlink(self.path.name, dir_fd=directory)
+        self._server.close()
+
+    def _bound(self) -> socket.socket:
+        """A listening socket under its name. Raises OSError.
+
+        It has another name until it listens and its mode is 0600: so a socket that refuses connections always belongs
+        to a dead daemon.
+        """
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            with opened(self.path.parent) as directory:
+                check_directory(directory)
+                coming = f".{SOCKET}"
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(coming, dir_fd=directory)
+                listener.bind(address(directory, coming))
+                try:
+                    os.chmod(coming, 0o600, dir_fd=directory)
+                    listener.listen(_BACKLOG)
+                    self._inode = os.stat(coming, dir_fd=directory).st_ino
+                    os.rename(coming, self.path.name, src_dir_fd=directory, dst_dir_fd=directory)
+                except OSError:
+                    os.unlink(coming, dir_fd=directory)
+                    raise
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def _info(self, _accept: str) -> Response:
+        view = self._view
+        info = DaemonInfo(
+            protocol=PROTOCOL,
+            version=__version__,
+            hot_pid=view.hot_pid,
+            side_pid=view.side_pid,
+            started=view.started,
+            not_ready=view.not_ready(),
+            conditions=list(view.conditions),
+            config=json.loads(view.config.to_json()),
+            reload=self._reloader.state._asdict(),
+        )
+        return Response(200, "application/json", info.to_json())

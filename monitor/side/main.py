@@ -56,7 +56,7 @@ from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
-    from monitor.side.daemon_socket import DaemonSocket
+    from monitor.side.endpoints import DaemonSocket
     from monitor.side.export.http import Server
     from monitor.side.export.metrics import Metrics
     from monitor.side.races import Races
@@ -146,8 +146,7 @@ class Side:
         first = self.pods.take()
         self._open_pins()
         self.processes.open()  # before the pods are read: a process that appears meanwhile must not be missed
-        from monitor.side.daemon_socket import DaemonSocket
-        from monitor.side.endpoints import Endpoints
+        from monitor.side.endpoints import DaemonSocket, Endpoints
         from monitor.side.hot_watch import HotWatch
 
         HotWatch(self.view).start()
@@ -326,7 +325,7 @@ class Side:
 
             self.cluster = open_cluster(self.view, self.files, self.races)
         if (state_dir / "taints").is_dir():
-            from monitor.side.cluster.taint_record import start_removal
+            from monitor.side.cluster.record import start_removal
 
             # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
             own = self.cluster.node if self.cluster is not None and self.config.taints_node else ""

@@ -1,25 +1,252 @@
-"""The processes of the pods: those that appear, and what oom_score_adj each has."""
+"""The processes of the pods: those that appear, and what oom_score_adj each has.
+
+`VictimMarks` guides the kernel's OOM killer: near a threshold every process of the pod that the policy would evict next
+has oom_score_adj 1000, so that a race that is lost costs the pod that the policy would have evicted.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.oom_marks import MarkJournal
-from monitor.actions.oomadj import OomScores
+from monitor.actions.oom_values import Mark
+from monitor.actions.oomadj import REMEDY, OomScores
 from monitor.actions.qos_notes import ScoreNotes
 from monitor.errors import MonitorError
+from monitor.kernel.cgroupfs import GONE, Hierarchy
+from monitor.kernel.procfs import Process
 from monitor.link import messages
+from monitor.link.messages import Braked, Decision, Evicted, State
 from monitor.pods.model import FoundPod
+from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
-from monitor.side.victim_marks import VictimMarks
+from monitor.side.export.log import Log
 from monitor.side.view import View, label
 
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
+
+#: A marked pod is read again this often, for processes that appeared with a value of their own.
+LOOK_S = 10.0
+#: After records of new processes, and to try again what failed.
+SOON_S = 1.0
+#: A turn takes so many times its own length until the next one: 5 % of a CPU, however many processes a pod has and
+#: however often another pod is first.
+_REST = 20
+#: Pods being evicted that keep their mark; one is evicted in a pass.
+_MOST_LEAVING = 32
+#: Two pods may take the first place from each other four times a second: of each it is logged this often.
+_LOG_S = 10.0
+
+
+class VictimMarks:
+    """``find(uid)`` is a pod as it is known now. `take`, `appeared` and `restored` are the loop's, and never wait.
+
+    Under --mode hold and --mode enforce. A pod that is being evicted keeps its mark until it is gone. While evictions
+    are suspended, because they would not help, no pod is marked. The values are set back as soon as another pod is
+    first or no threshold is near (`monitor.actions.oom_marks`).
+    A thread of its own does it: of a pod with thousands of processes it takes a part of a second.
+    """
+
+    def __init__(
+        self,
+        journal: MarkJournal,
+        hierarchy: Hierarchy,
+        find: Callable[[str], FoundPod | None],
+        log: Log,
+        wake: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.marks = self.failures = 0
+        self._journal = journal
+        self._hierarchy = hierarchy
+        self._find = find
+        self._log = log
+        self._wake_side = wake
+        self._clock = clock
+        self._wanted: dict[str, FoundPod] = {}  # replaced as a whole by the loop, read by the thread
+        self._leaving: deque[str] = deque(maxlen=_MOST_LEAVING)
+        self._asked: set[str] = set()  # wanted, or not restored yet
+        self._marks: dict[str, Mark] = {}  # the thread's, as are the next three
+        self._logged: dict[str, float] = {}
+        self._looked = 0.0
+        self._problem = ""
+        self._appeared: set[str] = set()
+        self._restored: deque[str] = deque()
+        self._wake = threading.Event()
+        self._hurry = threading.Event()  # ends a rest
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def marked(self) -> Mapping[str, int]:
+        """Uid of each marked pod -> how many of its processes are raised."""
+        return {uid: mark.raised for uid, mark in list(self._marks.items())}
+
+    # the loop's
+
+    def take(self, message: State | Decision | Evicted | Braked) -> frozenset[str]:
+        """A message of the hot process; gives the uids whose values are not their own until they are in `restored`."""
+        if isinstance(message, Decision):
+            if not message.observed and message.pod in self._wanted:
+                self._leaving.append(message.pod)
+        elif isinstance(message, Evicted):
+            if message.pod in self._leaving:
+                self._leaving.remove(message.pod)
+        else:
+            first = [] if isinstance(message, Braked) else _first(message)
+            found = {uid: self._find(uid) for uid in (*self._leaving, *first)}
+            wanted = {uid: pod for uid, pod in found.items() if pod is not None and _may(pod)}
+            if wanted.keys() != self._wanted.keys():
+                self._asked |= wanted.keys()
+                self._wanted = wanted
+                self._wake.set()
+            if isinstance(message, Braked):
+                # It may not wait for the rest after a turn: on a busy machine a mark that was left over for 0.3 s
+                # cost a pod that nothing was to be gained from.
+                self._hurry.set()
+        return frozenset(self._asked)
+
+    def appeared(self, uid: str) -> None:
+        """A marked pod has new processes."""
+        if uid not in self._appeared:
+            self._appeared.add(uid)
+            self._wake.set()
+
+    def restored(self) -> list[str]:
+        """The pods whose processes have their own values again since the last call."""
+        found = []
+        while self._restored:
+            uid = self._restored.popleft()
+            if uid not in self._wanted:
+                self._asked.discard(uid)
+                found.append(uid)
+        return found
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="victim marks", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Set every value back. What cannot be in that time is in the journal, for the next start."""
+        self._end.set()
+        self._wake.set()
+        self._hurry.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    # the thread's
+
+    def _run(self) -> None:
+        pause = None
+        while True:
+            self._wake.wait(pause)
+            self._wake.clear()
+            self._hurry.clear()
+            if self._end.is_set():
+                break
+            began = self._clock()
+            pause = self.turn()
+            self._hurry.wait(_REST * (self._clock() - began))
+        for uid in list(self._marks):
+            self._restore(uid)
+
+    def turn(self) -> float | None:
+        """Do what is wanted; returns after how many seconds to run again without being woken (None: not)."""
+        wanted = self._wanted
+        failures = self.failures
+        for uid, found in wanted.items():  # first: one pod is marked all the time
+            if uid not in self._marks:
+                self._try(uid, lambda uid=uid, found=found: self._mark(uid, found))  # type: ignore[misc]
+        for uid in list(self._asked - wanted.keys()):
+            self._restore(uid)
+        if not self._marks:
+            self._appeared.clear()
+            return SOON_S if self.failures > failures else None
+        due = self._looked + (SOON_S if self._appeared else LOOK_S)
+        if self._clock() >= due:
+            self._appeared.clear()
+            for uid, mark in list(self._marks.items()):
+                self._try(uid, lambda mark=mark: self._journal.look_again(mark))  # type: ignore[misc]
+            self._looked = self._clock()
+            due = self._looked + LOOK_S
+        return SOON_S if self.failures > failures else max(0.0, due - self._clock())
+
+    def _mark(self, uid: str, found: FoundPod) -> None:
+        if self._is_ours(found.cgroup):
+            return
+        mark = self._marks[uid] = self._journal.mark(found.cgroup, uid)
+        self._problem = ""
+        self._looked = self._clock()
+        self.marks += mark.raised > 0
+        if self._clock() >= self._logged.get(uid, 0.0) + _LOG_S:
+            self._logged = {key: at for key, at in self._logged.items() if key in self._marks} | {uid: self._clock()}
+            self._log.info(
+                "a threshold is near: if the kernel must kill, it takes the pod that would be evicted next",
+                pod=label(found.pod),
+                uid=uid,
+                processes=mark.raised,
+                denied=mark.denied,
+            )
+
+    def _restore(self, uid: str) -> None:
+        mark = self._marks.get(uid)
+        if mark is not None:
+            try:
+                what = self._journal.restore(mark)
+            except (OSError, MonitorError) as error:
+                self._failed(uid, str(error))
+                return
+            if not what.complete:
+                self._failed(uid, f"{what.denied} processes denied, {what.left} found in the last look")
+                return
+            del self._marks[uid]
+            if what.restored:
+                self._log.info("oom_score_adj is that of the pod again", uid=uid, **asdict(what))
+        self._restored.append(uid)
+        self._wake_side()
+
+    def _try(self, uid: str, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except (OSError, MonitorError) as error:
+            if isinstance(error, OSError) and error.errno in GONE:
+                return  # the pod is gone: the loop will remove it
+            self._failed(uid, str(error))
+
+    def _failed(self, uid: str, problem: str) -> None:
+        """Try again in a second, and log it once."""
+        self.failures += 1
+        if problem != self._problem:
+            self._log.error("oom_score_adj of a pod's processes cannot be set", uid=uid, problem=problem, remedy=REMEDY)
+        self._problem = problem
+
+    def _is_ours(self, cgroup: Path) -> bool:
+        """The pods' source leaves out the pod of outrace; checked again, because a mark would have it killed."""
+        with Process(os.getpid()) as process:
+            own = process.memory_cgroup(self._hierarchy)
+        return own is None or own.is_relative_to(cgroup)
+
+
+def _first(message: State) -> list[str]:
+    """The pod that the policy would evict now; none while evictions are suspended because they would not help: the
+    kernel would kill a small pod first, which cannot free enough.
+    """
+    is_near = message.armed and message.ready and message.braked is None
+    return [message.victim] if message.victim is not None and is_near else []
+
+
+def _may(found: FoundPod) -> bool:
+    """Of a pod known by its cgroup alone, class and request are read from what its processes have."""
+    return found.pod.spec_known and not is_critical(found.pod)
+
 
 # Pods that cause more records than the programs' budget allows (bpf/memcg.h: afford()). The programs only count what
 # is beyond the budget, per watched cgroup. While a pod has such processes, the helper looks for them here, and one line

@@ -11,10 +11,9 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.race.forecast import Forecast
 from monitor.settings.values import check_url
 from monitor.side.alerts import rules
-from monitor.side.alerts.http_post import address
 from monitor.side.alerts.queue import FIRING, RESOLVED, Change
-from monitor.side.alerts.receiver import alertmanager_body, webhook_body
 from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, alerts_for_state, fingerprint, rfc3339
+from monitor.side.alerts.send import address, alertmanager_body, webhook_body
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT
 
 VICTIM = DURING_GRACE["oom_victims"][0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.side.alerts import http_post
+from monitor.side.alerts import send
 from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.services import Webhook, sender
@@ -166,26 +166,26 @@ def hook() -> Iterator[Webhook]:
 
 def test_an_answer_that_never_ends_is_cut(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps every single read in time, so the whole post has a limit too."""
-    monkeypatch.setattr(http_post, "TOTAL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(send, "TOTAL_TIMEOUT_S", 0.3)
 
     def drip(_: Asked, reply: Reply) -> None:
         while not reply.wait(0.02):
             reply.raw(b"a")
 
     hook.fail(drip)
-    with pytest.raises(http_post.PostError):
-        http_post.post(hook.hook, b"{}", "test")
+    with pytest.raises(send.PostError):
+        send.post(hook.hook, b"{}", "test")
 
 
 def test_a_huge_answer_is_not_read(hook: Webhook) -> None:
     hook.fail(faults.garbage(b"x" * (64 << 20)))
-    answer = http_post.post(hook.hook, b"{}", "test")
+    answer = send.post(hook.hook, b"{}", "test")
     assert answer.ok
-    assert len(answer.text) == http_post.MAX_ANSWER
+    assert len(answer.text) == send.MAX_ANSWER
 
 
 def test_login_in_the_url_becomes_basic_authentication(hook: Webhook) -> None:
-    assert http_post.post(f"http://me:s%20cret@127.0.0.1:{hook.port}/a?b=c", b"{}", "outrace/1").ok
+    assert send.post(f"http://me:s%20cret@127.0.0.1:{hook.port}/a?b=c", b"{}", "outrace/1").ok
     (asked,) = hook.asked
     assert (asked.method, asked.path, asked.query) == ("POST", "/a", {"b": "c"})
     expected = {
@@ -201,7 +201,7 @@ def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path, monkeypatc
     hook = Webhook(authority.issue("localhost").server_context())
     url = f"https://localhost:{hook.port}/"
     with hook.running():
-        with pytest.raises(http_post.PostError, match=r"(?i)certificate"):
-            http_post.post(url, b"{}", "test")
+        with pytest.raises(send.PostError, match=r"(?i)certificate"):
+            send.post(url, b"{}", "test")
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-        assert http_post.post(url, b"{}", "test").ok
+        assert send.post(url, b"{}", "test").ok

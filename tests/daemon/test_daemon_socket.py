@@ -24,7 +24,7 @@ from monitor.errors import MonitorError
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.link import daemon_socket
-from monitor.side.daemon_socket import MAX_COMMANDS
+from monitor.side.endpoints import MAX_COMMANDS
 from tests import live
 from tests.daemon.hot_node import hard
 from tests.live import one_line

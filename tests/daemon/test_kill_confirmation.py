@@ -14,8 +14,15 @@ from monitor.kernel.wire import OomEvent
 from monitor.link.messages import Oom
 from monitor.race.events import KMSG_BY_HAND, KMSG_PLACE, Checked
 from monitor.side import oom_events
-from monitor.side.kill_confirmation import COUNTED_NS, UNSURE_NS, KillConfirmation, RecordedKill
-from monitor.side.oom_events import LOG_INTERVAL_NS, MachineKills, is_outside_node
+from monitor.side.oom_events import (
+    COUNTED_NS,
+    LOG_INTERVAL_NS,
+    UNSURE_NS,
+    KillConfirmation,
+    MachineKills,
+    RecordedKill,
+    is_outside_node,
+)
 
 
 class Asked:

@@ -15,10 +15,10 @@ from monitor.link.rare_messages import Snapshot
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.events import Lost
+from monitor.side.event_builder import Losses
 from monitor.side.export.log import LogBudget
 from monitor.side.holds import Holds
 from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
-from monitor.side.sampler import Losses
 from tests.daemon.test_heartbeat import stats as stats
 from tests.log_lines import LogLines
 

@@ -10,7 +10,7 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.node import NodeReport
-from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, start_removal
+from monitor.side.cluster.record import TaintRecord, TaintRecords, start_removal
 from monitor.side.worker import Worker
 from tests import live
 from tests.kube.fake_apiserver import FakeApiServer

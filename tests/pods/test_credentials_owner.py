@@ -12,7 +12,7 @@ from monitor.owner import search_path
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
-from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, remove_left
+from monitor.side.cluster.record import TaintRecord, TaintRecords, remove_left
 from monitor.side.export.log import Log
 from tests import others
 from tests.daemon.config_files import kubeconfig

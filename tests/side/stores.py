@@ -13,7 +13,7 @@ import pytest
 
 from monitor.errors import MonitorError
 from monitor.side.export.log import Log
-from monitor.side.incidents import file
+from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import damaged_files
 from monitor.side.incidents.store import IncidentStore
 from tests.side.incident_samples import EVICTION_WON, NOW, variant

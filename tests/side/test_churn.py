@@ -21,11 +21,10 @@ from monitor.pods.model import Change, Within
 from monitor.settings.config import RunConfig
 from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
-from monitor.side.event_builder import EventBuilder
+from monitor.side.event_builder import EventBuilder, Sampler
 from monitor.side.export.log import Log
 from monitor.side.pod_sync import PodSync
 from monitor.side.races import Races
-from monitor.side.sampler import Sampler
 from monitor.side.view import View
 from tests.filesystems import nested
 from tests.pods.cluster import a_pod, uid_of

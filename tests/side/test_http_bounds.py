@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from monitor.side.daemon_socket import CPU_SHARE
+from monitor.side.endpoints import CPU_SHARE
 from monitor.side.export.http import Connection, Server
 from monitor.side.export.route import (
     BURST_S,

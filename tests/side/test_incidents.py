@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.errors import MonitorError
-from monitor.side.incidents import file
+from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import IncidentReader, UnknownIncident
 from monitor.side.incidents.store import MIN_BYTES, steady_clock
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES, variant

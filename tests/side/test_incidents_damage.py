@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from monitor.errors import MonitorError
 from monitor.side.export.log import Log
-from monitor.side.incidents import file
+from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import IncidentReader, damaged_files
 from tests.side.incident_samples import EVICTION_WON, NOW, OWN_LIMIT, variant
 from tests.side.stores import FAST, filled, intact, killed_in_a_transaction, refused, store_at

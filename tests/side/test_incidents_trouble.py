@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.side.incidents import file
+from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import IncidentReader, damaged_files
 from tests.filesystems import Mounts
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant

@@ -18,7 +18,7 @@ from monitor.kernel import cgroupfs
 from monitor.link.messages import Braked, Evicted
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
-from monitor.side.victim_marks import LOOK_S, SOON_S, VictimMarks
+from monitor.side.process_watch import LOOK_S, SOON_S, VictimMarks
 from tests import live
 from tests.daemon.harness import DECISION, STATE
 from tests.puppet import Puppet
@@ -128,7 +128,7 @@ def test_a_critical_pod_and_one_of_unknown_spec_are_never_marked(bench: Bench) -
 
 
 def test_the_monitors_own_pod_is_not_marked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.side.victim_marks.os.getpid", lambda: bench.processes["a"].pid)
+    monkeypatch.setattr("monitor.side.process_watch.os.getpid", lambda: bench.processes["a"].pid)
     bench.state("a")
     assert bench.marks.marked == {}
     assert bench.values == [100, 200, 300]

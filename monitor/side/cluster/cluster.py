@@ -24,9 +24,8 @@ from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import NodeReport, reason
-from monitor.side.cluster.record import Record, condition_record, pod_record, record_of
+from monitor.side.cluster.record import Record, TaintRecord, TaintRecords, condition_record, pod_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
-from monitor.side.cluster.taint_record import TaintRecord, TaintRecords
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ _DOMAIN = {
     "working_set": "Usage without inactive file.",
     "available": "Capacity without working set.",
 }
-#: Counters of `monitor.side.victim_marks`.
+#: Counters of `monitor.side.process_watch`.
 _GUIDED = {
     "marks": "Times a pod's processes were raised to oom_score_adj 1000.",
     "failures": "Times oom_score_adj of a pod's processes could not be raised or restored.",

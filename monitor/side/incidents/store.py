@@ -18,8 +18,18 @@ from typing import TYPE_CHECKING, Any
 from monitor.errors import MonitorError
 from monitor.owner import changed_by, mend
 from monitor.side.export.log import Log
-from monitor.side.incidents.file import Damaged, encode, journal_of, number, opened, prepare, transaction, upsert
-from monitor.side.incidents.reader import IncidentReader, damaged_files
+from monitor.side.incidents.reader import (
+    Damaged,
+    IncidentReader,
+    damaged_files,
+    encode,
+    journal_of,
+    number,
+    opened,
+    prepare,
+    transaction,
+    upsert,
+)
 
 if TYPE_CHECKING:
     import sqlite3
