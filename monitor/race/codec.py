@@ -69,19 +69,17 @@ def decode(cls: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
     hints = _hints(cls)
-    if issubclass(cls, Tagged):
-        if data.get("event") != cls.__name__.lower():
-            raise RecordError(f"{where}.event: must be {cls.__name__.lower()}, not {data.get('event')!r}")
-        data = {key: value for key, value in data.items() if key != "event"}
+    if issubclass(cls, Tagged) and data.get("event") != cls.__name__.lower():
+        raise RecordError(f"{where}.event: must be {cls.__name__.lower()}, not {data.get('event')!r}")
     made = {}
     for f in fields(cls):
         if f.name in data:
             made[f.name] = _checked(hints[f.name], data[f.name], f"{where}.{f.name}")
         elif f.default is MISSING and f.default_factory is MISSING:
             raise RecordError(f"{where}.{f.name}: missing")
-    unknown = [key for key in data if key not in hints and key not in getattr(cls, "RETIRED", ())]
-    if unknown:
-        raise RecordError(f"{where}.{unknown[0]}: not known")
+    known = {*hints, *getattr(cls, "RETIRED", ()), *(("event",) if issubclass(cls, Tagged) else ())}
+    if (unknown := next((key for key in data if key not in known), None)) is not None:
+        raise RecordError(f"{where}.{unknown}: not known")
     return cls(**made)
 
 
@@ -100,20 +98,25 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if origin is frozenset:
         return frozenset([_checked(get_args(hint)[0], item, where) for item in value])
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise RecordError(f"{where}: must be a list")
-        args = get_args(hint)
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple([_checked(args[0], item, f"{where}[{i}]") for i, item in enumerate(value)])
-        if len(args) != len(value):
-            raise RecordError(f"{where}: must have {len(args)} items, not {len(value)}")
-        return tuple([_checked(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(args, value, strict=True))])
+        return _checked_items(get_args(hint), value, where)
     if origin is dict:
         if not isinstance(value, Mapping):
             raise RecordError(f"{where}: must be a map")
         return dict(value)
-    if is_dataclass(hint):
-        return decode(hint, value, where)
+    return decode(hint, value, where) if is_dataclass(hint) else _checked_scalar(hint, value, where)
+
+
+def _checked_items(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise RecordError(f"{where}: must be a list")
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        hints = (hints[0],) * len(value)
+    if len(hints) != len(value):
+        raise RecordError(f"{where}: must have {len(hints)} items, not {len(value)}")
+    return tuple([_checked(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(hints, value, strict=True))])
+
+
+def _checked_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float and type(value) is int:

@@ -79,23 +79,19 @@ def recorded_evictions(events: Iterable[ev.Event]) -> list[RecordedEviction]:
     found: list[RecordedEviction] = []
     over: set[int] = set()  # of those, the observed ones whose threshold cleared
     for event in events:
-        if isinstance(event, ev.Decided):
-            for i, e in enumerate(found):
-                if i not in over and _is_of(e, event.pod, event.by) and e.decision.observed == event.observed:
-                    found[i] = replace(e, again_ns=event.ts_ns)
-                    break
-            else:
+        if isinstance(event, ev.Clear):
+            decisions = enumerate(e.decision for e in found)
+            over |= {i for i, d in decisions if d.observed and d.threshold == event.threshold}
+        elif isinstance(event, ev.Decided | ev.Signalled | ev.Gone):
+            observed = isinstance(event, ev.Decided) and event.observed
+            mine = (
+                i for i, e in enumerate(found) if _is_of(e, event.pod, event.by) and e.decision.observed == observed
+            )
+            at = next((i for i in mine if i not in over), None)
+            if at is not None:
+                found[at] = _advanced(found[at], event)
+            elif isinstance(event, ev.Decided):
                 found.append(RecordedEviction(event))
-        elif isinstance(event, ev.Clear):
-            for i, e in enumerate(found):
-                d = e.decision
-                if d.observed and d.threshold == event.threshold:
-                    over.add(i)
-        elif isinstance(event, ev.Signalled | ev.Gone):
-            for i, e in enumerate(found):
-                if _is_of(e, event.pod, event.by) and not e.decision.observed:
-                    found[i] = _advanced(e, event)
-                    break
     return found
 
 
@@ -103,7 +99,9 @@ def _is_of(eviction: RecordedEviction, pod: str, by: str) -> bool:
     return eviction.decision.pod == pod and eviction.decision.by == by and eviction.gone_ns is None
 
 
-def _advanced(e: RecordedEviction, event: ev.Signalled | ev.Gone) -> RecordedEviction:
+def _advanced(e: RecordedEviction, event: ev.Decided | ev.Signalled | ev.Gone) -> RecordedEviction:
+    if isinstance(event, ev.Decided):
+        return replace(e, again_ns=event.ts_ns)
     if isinstance(event, ev.Gone):
         return replace(e, gone_ns=event.ts_ns, freed=event.freed, settled_ns=event.settled_ns)
     first = event.ts_ns if e.signalled_ns is None else e.signalled_ns
@@ -136,47 +134,69 @@ def by_kubelet(events: Iterable[ev.Event]) -> list[RecordedEviction]:
     Not of a pod that outrace evicts or in which the OOM killer was: what a runtime kills then is what they left. When
     the kubelet decided is not known: the first SIGKILL stands for it, or when memory came back.
     """
-    met: dict[Threshold, ev.Crossing] = {}
-    pressed: list[Pressed] = []
-    order: tuple[Candidate, ...] = ()
-    others: set[str] = set()
-    found: dict[str, RecordedEviction] = {}
-    gone: dict[str, ev.Gone] = {}
-    over: dict[str, RecordedEviction] = {}
+    known = _ByKubelet()
     for event in events:
-        if isinstance(event, ev.Crossing) and event.domain in (ev.NODE, ev.KUBEPODS):
-            if not met:
-                pressed.append(Pressed(event.ts_ns, {}))
-            met.setdefault(event.threshold, event)
-            pressed[-1].crossed.update(met)
-        elif isinstance(event, ev.Clear):
-            if met.pop(event.threshold, None) is not None and not met:
-                pressed[-1].until_ns = event.ts_ns
+        known.take(event)
+    return list(known.over.values())
+
+
+class _ByKubelet:
+    """What is known of a kubelet's evictions so far, by uid: those that go on, and those that are ``over``."""
+
+    def __init__(self) -> None:
+        self.over: dict[str, RecordedEviction] = {}
+        self._going_on: dict[str, RecordedEviction] = {}
+        self._met: dict[Threshold, ev.Crossing] = {}
+        self._pressed: list[Pressed] = []
+        self._order: tuple[Candidate, ...] = ()
+        self._others: set[str | None] = set()  # pods that outrace evicts, or in which the OOM killer was
+        self._gone: dict[str, int] = {}  # ns
+
+    def take(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Crossing | ev.Clear):
+            self._press(event)
         elif isinstance(event, ev.Ranked):
-            order = event.order
+            self._order = event.order
         elif isinstance(event, ev.Mark) or (isinstance(event, ev.Decided) and not event.observed):
-            if event.pod is not None:
-                others.add(event.pod)
-        elif isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None and met:
-            if event.pod not in found and event.pod not in others:
-                made = _kubelets(event.ts_ns, event.pod, met, order, {*found, *over})
-                if made is not None:
-                    found[event.pod] = made
+            self._others.add(event.pod)
+        elif isinstance(event, ev.Kill) and event.by_runtime:
+            self._killed(event)
         elif isinstance(event, ev.Gone) and event.by == ev.KUBELET:
-            gone[event.pod] = event
-            if event.pod in found:
-                over[event.pod] = replace(found.pop(event.pod), gone_ns=event.ts_ns, freed=event.freed)
-        elif isinstance(event, ev.KubeletEvicted) and event.pod not in others and event.pod not in over:
-            ended_ns = gone[event.pod].ts_ns if event.pod in gone else event.ts_ns
-            began = found.pop(event.pod, None)
-            then = next((one for one in reversed(pressed) if one.since_ns <= ended_ns), None)
-            if began is None and then is not None:
-                if then.until_ns is not None:  # what it gave back ended the pressure: it was on until then
-                    ended_ns = min(ended_ns, then.until_ns - 1)
-                began = _kubelets(ended_ns, event.pod, then.crossed, order, {*found, *over}, event.pod_name)
-            if began is not None:
-                over[event.pod] = replace(began, gone_ns=ended_ns)
-    return list(over.values())
+            self._gone[event.pod] = event.ts_ns
+            if event.pod in self._going_on:
+                began = self._going_on.pop(event.pod)
+                self.over[event.pod] = replace(began, gone_ns=event.ts_ns, freed=event.freed)
+        elif isinstance(event, ev.KubeletEvicted) and event.pod not in {*self._others, *self.over}:
+            self._reported(event)
+
+    def _press(self, event: ev.Crossing | ev.Clear) -> None:
+        if isinstance(event, ev.Clear):
+            if self._met.pop(event.threshold, None) is not None and not self._met:
+                self._pressed[-1].until_ns = event.ts_ns
+        elif event.domain in (ev.NODE, ev.KUBEPODS):
+            if not self._met:
+                self._pressed.append(Pressed(event.ts_ns, {}))
+            self._met.setdefault(event.threshold, event)
+            self._pressed[-1].crossed.update(self._met)
+
+    def _killed(self, event: ev.Kill) -> None:
+        if event.pod is None or not self._met or event.pod in {*self._going_on, *self._others}:
+            return
+        made = _kubelets(event.ts_ns, event.pod, self._met, self._order, {*self._going_on, *self.over})
+        if made is not None:
+            self._going_on[event.pod] = made
+
+    def _reported(self, event: ev.KubeletEvicted) -> None:
+        ended_ns = self._gone.get(event.pod, event.ts_ns)
+        began = self._going_on.pop(event.pod, None)
+        then = next((one for one in reversed(self._pressed) if one.since_ns <= ended_ns), None)
+        if began is None and then is not None:
+            if then.until_ns is not None:  # what it gave back ended the pressure: it was on until then
+                ended_ns = min(ended_ns, then.until_ns - 1)
+            taken = {*self._going_on, *self.over}
+            began = _kubelets(ended_ns, event.pod, then.crossed, self._order, taken, event.pod_name)
+        if began is not None:
+            self.over[event.pod] = replace(began, gone_ns=ended_ns)
 
 
 def _kubelets(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from monitor.policy.signals import KUBELETS
 from monitor.race import incident as i
 from monitor.race import stalls
@@ -142,23 +144,27 @@ def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, mar
 
 
 def _relieved(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    holds = any(isinstance(e, Hold) for e in f.episode.events)
     if f.crossed_ns is None:
-        if f.user_kills:
-            return "No OOM kill: it only looks like one"
-        if f.denied:
-            return "No OOM kill: it was announced, but no other source confirms it"
-        if not f.exiting and any(isinstance(e, Hold) for e in f.episode.events):
-            return "Relieved: growth was held before the threshold was met"
-        return "No OOM kill: the OOM killer found a victim that was ending already"
+        return _uncrossed(f, holds)
     if f.only_kubelets:
         return _only_kubelets(f)
     if basis is not None:
         what = "without an OOM kill" if f.user_kills or f.exiting else "and nobody died"
         return f"Relieved: memory came back {what}; outrace would have evicted {basis.decision.pod_name}"
     room = f", {size(margin_bytes)} before the limit" if margin_bytes is not None else ""
-    if any(isinstance(e, Hold) for e in f.episode.events):
-        return f"Relieved: memory came back while growth was held, without an OOM kill{room}"
-    return f"Relieved: memory came back without an eviction or an OOM kill{room}"
+    how = "while growth was held, without an OOM kill" if holds else "without an eviction or an OOM kill"
+    return f"Relieved: memory came back {how}{room}"
+
+
+def _uncrossed(f: Facts, holds: bool) -> str:
+    if f.user_kills:
+        return "No OOM kill: it only looks like one"
+    if f.denied:
+        return "No OOM kill: it was announced, but no other source confirms it"
+    if not f.exiting and holds:
+        return "Relieved: growth was held before the threshold was met"
+    return "No OOM kill: the OOM killer found a victim that was ending already"
 
 
 def _only_kubelets(f: Facts) -> str:
@@ -197,60 +203,65 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     """Further remarks, the worst first."""
     holds = held_pods(f)
     found = [remark(holds)] if holds else []
-    line = f.kubelets_line
-    if f.kills and line is not None and f.kill_ns is not None:
-        ago = span(f.kill_ns - line.ts_ns)
-        found.append(f"the kubelet's formula had crossed its line of {size(line.quantity)} {ago} before")
-    wrong = wrong_victim(f)
-    if wrong is not None:
-        first = next(c for c in f.order if not c.critical)
-        found.append(f"the policy would not have taken {_who(wrong)} but {first.namespace}/{first.name}")
-    both = next(
-        (e for e in f.episode.events if isinstance(e, KubeletEvicted) and e.pod in {m.pod for m in f.kills}), None
-    )
-    if both is not None:
-        found.append(f"the API has {both.pod_name} as Evicted by the kubelet, but the OOM killer took it")
-    stale = next((e.decision for e in f.evictions if e.decision.by == KUBELET and e.decision.rank > 1), None)
-    if stale is not None and all(c.priority is not None for c in f.order):
-        why = "it ranks by figures of pods that are up to 15 s old"
-        found.append(f"the kubelet took {stale.pod_name}, number {stale.rank} in the order of eviction: {why}")
-    refused = [e for e in f.episode.events if isinstance(e, Refused)]
-    if refused:
-        verb = "a PodDisruptionBudget keeps" if any(e.budget for e in refused) else "the API server does not evict"
-        found.append(f"{verb} {listed(list(dict.fromkeys(name for e in refused for name in e.pods)))}")
     outside = collateral(f)
+    found += [*_by_policy(f), *_by_api(f)]
     if outside:
         found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")
     if i.BRAKED in flags and not braked_at(f, f.kill_ns or 0):
         found.append("evictions were suspended that would not have helped")
     if i.GROUP_KILL in flags:
         found.append(f"{len(f.kills)} processes were killed as a group")
+    found += _by_signals(f)
+    if i.OVER_EVICTION in flags:
+        found.append("an eviction was not needed")
+    return found
+
+
+def _by_policy(f: Facts) -> Iterator[str]:
+    """What a kubelet's formula and the policy's order had foreseen."""
+    line = f.kubelets_line
+    if f.kills and line is not None and f.kill_ns is not None:
+        ago = span(f.kill_ns - line.ts_ns)
+        yield f"the kubelet's formula had crossed its line of {size(line.quantity)} {ago} before"
+    wrong = wrong_victim(f)
+    if wrong is not None:
+        first = next(c for c in f.order if not c.critical)
+        yield f"the policy would not have taken {_who(wrong)} but {first.namespace}/{first.name}"
+
+
+def _by_api(f: Facts) -> Iterator[str]:
+    """What a kubelet and the API server did."""
+    killed_pods = {m.pod for m in f.kills}
+    reported = (e for e in f.episode.events if isinstance(e, KubeletEvicted) and e.pod in killed_pods)
+    if (both := next(reported, None)) is not None:
+        yield f"the API has {both.pod_name} as Evicted by the kubelet, but the OOM killer took it"
+    stale = next((e.decision for e in f.evictions if e.decision.by == KUBELET and e.decision.rank > 1), None)
+    if stale is not None and all(c.priority is not None for c in f.order):
+        why = "it ranks by figures of pods that are up to 15 s old"
+        yield f"the kubelet took {stale.pod_name}, number {stale.rank} in the order of eviction: {why}"
+    refused = [e for e in f.episode.events if isinstance(e, Refused)]
+    if refused:
+        verb = "a PodDisruptionBudget keeps" if any(e.budget for e in refused) else "the API server does not evict"
+        yield f"{verb} {listed(list(dict.fromkeys(name for e in refused for name in e.pods)))}"
+
+
+def _by_signals(f: Facts) -> Iterator[str]:
+    """SIGKILLs of others, and marks that killed nothing or are told otherwise."""
     if f.user_kills:
         kill = f.user_kills[0]
         sender = f"{kill.sender_comm or 'a process'} (pid {kill.sender_pid})"
         others = f", and {len(f.user_kills) - 1} more SIGKILLs" if len(f.user_kills) > 1 else ""
         who = kill.pod_name or kill.pod
-        found.append(f"{who} ({kill.victim_comm}, pid {kill.victim_pid}) got SIGKILL from {sender}{others}")
-    if f.denied:
-        mark = f.denied[0]
-        found.append(
+        yield f"{who} ({kill.victim_comm}, pid {kill.victim_pid}) got SIGKILL from {sender}{others}"
+    for mark in f.denied[:1]:
+        yield (
             f"{mark.victim_comm} (pid {mark.victim_pid}) was marked, but both the kernel's log and the counter of its "
             "cgroup deny a kill"
         )
     kills = {m.victim_pid for m in f.kills}
-    placed = next(
-        (
-            e
-            for e in f.episode.events
-            if isinstance(e, Checked) and e.source == KMSG_PLACE and not e.agrees and e.victim_pid in kills
-        ),
-        None,
-    )
-    if placed is not None:
-        found.append(f"the kernel's log says otherwise ({placed.detail})")
-    ending = [m for m in f.exiting if m not in f.denied]
-    if ending:
-        found.append(f"{ending[0].victim_comm} (pid {ending[0].victim_pid}) was marked, but ending already")
-    if i.OVER_EVICTION in flags:
-        found.append("an eviction was not needed")
-    return found
+    checked = (e for e in f.episode.events if isinstance(e, Checked) and e.source == KMSG_PLACE and not e.agrees)
+    if (placed := next((e for e in checked if e.victim_pid in kills), None)) is not None:
+        yield f"the kernel's log says otherwise ({placed.detail})"
+    ending = next((m for m in f.exiting if m not in f.denied), None)
+    if ending is not None:
+        yield f"{ending.victim_comm} (pid {ending.victim_pid}) was marked, but ending already"

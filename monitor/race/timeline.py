@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from monitor.race import events as ev
@@ -47,68 +47,63 @@ def _at(episode: Episode, ts_ns: int, fields: dict[str, Any]) -> dict[str, Any]:
     return {"t_ms": round((ts_ns - episode.start_ns) / 1e6, 3), **fields}
 
 
+#: What a step is called, and its fields: key, or key=attribute.
+_STEPS: dict[type[ev.Event], tuple[str, str]] = {
+    ev.Crossing: ("crossed", "domain signal kind quantity available usage working_set"),
+    ev.Seen: ("seen", "by signal available"),
+    ev.Held: ("held", "signal reason available pods outside kubelet_would_evict=pod_name"),
+    ev.Decided: (
+        "decided",
+        "by pod=pod_name rank grace_s available observed trigger pod_working_set=working_set",
+    ),
+    ev.Refused: ("refused", "signal pods budget problem instead"),
+    ev.Hold: ("pod_held", "pod=pod_name reason brake cap usage available step second_line signal left_out"),
+    ev.HoldEnd: ("pod_released", "pod=pod_name why held_ms grew usage available instead left_out"),
+    ev.Stalled: ("stalled", "over pod=pod_name share why cause=cause_name lacks grew available"),
+    ev.Signalled: ("signalled", "by pod=pod_name signal"),
+    ev.Gone: ("gone", "by pod=pod_name freed exits"),
+    ev.KubeletEvicted: ("reported_evicted", "by pod=pod_name message"),
+    ev.Clear: ("clear", "domain signal kind available"),
+    ev.Reclaim: ("reclaim", "memcg"),
+    ev.Mark: (
+        "oom",
+        "pid=victim_pid comm=victim_comm pod=whose rss oom_score_adj limit_of usage=oom_usage limit=oom_limit "
+        "invoker_pid invoker=invoker_comm",
+    ),
+    ev.Kill: ("sigkill", "pid=victim_pid comm=victim_comm pod=pod_name from ours"),
+    ev.Exit: ("exited", "pid comm pod=whose"),
+    ev.Checked: ("checked", "source agrees detail"),
+    ev.Lost: ("lost", "of=what count"),
+}
+#: Attributes that no event has as it is shown. (0 of `cap` and the like: there is none.)
+_WORKED_OUT: dict[str, Callable[[Any], Any]] = {
+    "kind": lambda event: "hard" if event.hard else "soft",
+    "whose": lambda event: event.pod_name or event.pod,
+    "cap": lambda event: event.cap or None,
+    "second_line": lambda event: event.second_line or None,
+    "left_out": lambda event: event.left_out or None,
+    "over": lambda event: event.over or None,
+    "held_ms": lambda event: event.held_ns / 1e6,
+    "exits": lambda event: [_ended(*one) for one in event.exits[:_MOST]] or None,
+    "limit_of": lambda event: event.oom_path or event.scope,
+    "from": lambda event: "kernel" if event.si_code == 128 else event.sender_comm,
+    "by": lambda event: getattr(event, "by", ev.KUBELET),
+}
+
+
 def _step(event: ev.Event) -> dict[str, Any] | None:
-    match event:
-        case ev.Crossing():
-            made: dict[str, Any] = {"what": "crossed", "domain": event.domain, "signal": event.signal}
-            made |= {"kind": "hard" if event.hard else "soft", "quantity": event.quantity}
-            made |= {"available": event.available, "usage": event.usage, "working_set": event.working_set}
-        case ev.Seen():
-            made = {"what": "seen", "by": event.by, "signal": event.signal, "available": event.available}
-        case ev.Held():
-            made = {"what": "held" if event.reason else "not_held", "signal": event.signal, "reason": event.reason}
-            if event.reason:
-                made |= {"available": event.available, "pods": event.pods, "outside": event.outside}
-                made |= {"kubelet_would_evict": event.pod_name}
-        case ev.Decided():
-            made = {"what": "decided", "by": event.by, "pod": event.pod_name, "rank": event.rank}
-            made |= {"grace_s": event.grace_s, "available": event.available, "observed": event.observed}
-            made |= {"trigger": event.trigger, "pod_working_set": event.working_set}
-        case ev.Refused():
-            made = {"what": "refused", "signal": event.signal, "pods": list(event.pods), "budget": event.budget}
-            made |= {"problem": event.problem, "instead": event.instead}
-        case ev.Hold():
-            made = {"what": "pod_held", "pod": event.pod_name, "reason": event.reason, "brake": event.brake}
-            made |= {"cap": event.cap or None, "usage": event.usage, "available": event.available, "step": event.step}
-            made |= {"second_line": event.second_line or None, "signal": event.signal}
-            made |= {"left_out": event.left_out or None}
-        case ev.HoldEnd():
-            made = {"what": "pod_released", "pod": event.pod_name, "why": event.why, "held_ms": event.held_ns / 1e6}
-            made |= {"grew": event.grew, "usage": event.usage, "available": event.available, "instead": event.instead}
-            made |= {"left_out": event.left_out or None}
-        case ev.Stalled():
-            made = {"what": "stalled", "over": event.over or None, "pod": event.pod_name, "share": event.share}
-            made |= {"why": event.why, "cause": event.cause_name, "lacks": event.lacks, "grew": event.grew}
-            made |= {"available": event.available}
-        case ev.Signalled():
-            made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
-        case ev.Gone():
-            made = {"what": "gone", "by": event.by, "pod": event.pod_name, "freed": event.freed}
-            made |= {"exits": [_ended(*one) for one in event.exits[:_MOST]] or None}
-        case ev.KubeletEvicted():
-            made = {"what": "reported_evicted", "by": ev.KUBELET, "pod": event.pod_name, "message": event.message}
-        case ev.Clear():
-            made = {"what": "clear", "domain": event.domain, "signal": event.signal}
-            made |= {"kind": "hard" if event.hard else "soft", "available": event.available}
-        case ev.Reclaim():
-            made = {"what": "reclaim", "memcg": event.memcg}
-        case ev.Mark():
-            made = {"what": "exiting" if event.exiting else "oom", "pid": event.victim_pid, "comm": event.victim_comm}
-            made |= {"pod": event.pod_name or event.pod, "rss": event.rss, "oom_score_adj": event.oom_score_adj}
-            made |= {"limit_of": event.oom_path or event.scope, "usage": event.oom_usage, "limit": event.oom_limit}
-            made |= {"invoker_pid": event.invoker_pid, "invoker": event.invoker_comm}
-        case ev.Kill():
-            made = {"what": "sigkill", "pid": event.victim_pid, "comm": event.victim_comm, "pod": event.pod_name}
-            made |= {"from": "kernel" if event.si_code == 128 else event.sender_comm, "ours": event.ours}
-        case ev.Exit():
-            made = {"what": "exited", "pid": event.pid, "comm": event.comm, "pod": event.pod_name or event.pod}
-        case ev.Checked():
-            made = {"what": "checked", "source": event.source, "agrees": event.agrees, "detail": event.detail}
-        case ev.Lost():
-            made = {"what": "lost", "of": event.what, "count": event.count}
-        case _:
-            return None
-    return made
+    what, shown = _STEPS.get(type(event), ("", ""))
+    if isinstance(event, ev.Held) and not event.reason:
+        what, shown = "not_held", "signal reason"
+    if isinstance(event, ev.Mark) and event.exiting:
+        what = "exiting"
+    made: dict[str, Any] = {"what": what}
+    for one in shown.split():
+        key, _, name = one.partition("=")
+        work_out = _WORKED_OUT.get(name or key)
+        value = getattr(event, name or key) if work_out is None else work_out(event)
+        made[key] = list(value) if isinstance(value, tuple) else value
+    return made if what else None
 
 
 def _ended(pid: int, status: int) -> dict[str, int | None]:
