@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -80,15 +80,9 @@ class Alert:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that depend on the name and the labels only."""
-        return fingerprint(self.name, self.labels)
-
-
-def fingerprint(name: str, labels: Mapping[str, str]) -> str:
-    """Identity of an alert: the same name and labels (in any order) give the same 16 hex digits."""
-    pairs = sorted((key, value) for key, value in labels.items() if value)
-    text = json.dumps([name, pairs], separators=(",", ":"))  # ASCII only, so any string has an encoding
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """16 hex digits that depend on the name and the labels only, in any order."""
+        text = json.dumps([self.name, sorted(self.labels.items())], separators=(",", ":"))  # ASCII: it has an encoding
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def rfc3339(seconds: float) -> str:
@@ -118,50 +112,57 @@ def alerts_for(incident: Mapping[str, Any], node: str) -> list[Alert]:
 
 
 def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
-    verdict: str = incident["verdict"]
-    flags = set(incident["flags"])
     domain: str = incident["domain"]
     starts_at = _unix_seconds(incident["start"])
     ends_at = max(starts_at, _unix_seconds(incident["end"])) + HOLD_S
+    for name, severity, pods, labels in (*_of_verdict(incident), *_of_flags(incident)):
+        for pod in pods:
+            namespace, _, short = pod.rpartition("/")
+            # A container has another cgroup after every restart: the label names a cgroup only where it is in no pod.
+            where = {"domain": domain} if domain in _DOMAINS else {"cgroup": "" if pod else domain}
+            identity = {"severity": severity, "node": node, **where, "namespace": namespace, "pod": short, **labels}
+            yield Alert(name, identity, _annotations(name, incident), starts_at, ends_at)
+
+
+#: Name, severity, pods ("": of none), and labels of its own.
+_OfPods = tuple[str, str, Sequence[str], dict[str, str]]
+
+
+def _of_verdict(incident: Mapping[str, Any]) -> Iterator[_OfPods]:
+    verdict: str = incident["verdict"]
     killed = _pods(victim["pod"] for victim in incident["oom_victims"])
-    evicted = _pods(entry["pod"] for entry in incident["evicted"])
-    mode = "observed" if incident.get("observed") else "enforced"
-    noted = "info" if mode == "observed" else "warning"  # in observe mode no pod was evicted
-
-    def alert(name: str, severity: str, pod: str, **labels: str) -> Alert:
-        namespace, _, short = pod.rpartition("/")
-        # A container has another cgroup after every restart: the label names a cgroup only where it is in no pod.
-        where = {"domain": domain} if domain in _DOMAINS else {"cgroup": "" if pod else domain}
-        identity = {"severity": severity, "node": node, **where, "namespace": namespace, "pod": short, **labels}
-        return Alert(name, identity, _annotations(name, incident), starts_at, ends_at)
-
     if verdict == "stalled":
-        yield alert(STALLED, "warning", incident["stall"]["pod"])
+        yield STALLED, "warning", [incident["stall"]["pod"]], {}
     elif verdict == "own_limit":
-        for pod in killed or [""]:
-            yield alert(OWN_LIMIT, "info", pod)
+        yield OWN_LIMIT, "info", killed or [""], {}
     elif verdict.startswith("oom_"):
-        for pod in killed or [""]:
-            yield alert(OOM_KILL, "critical", pod, verdict=verdict)
+        yield OOM_KILL, "critical", killed or [""], {"verdict": verdict}
     else:
         # No race was lost for all that is known. As bad is a race that is undetermined, or one that outrace only
         # observed and would have won; a warning is for a kill beside an eviction in time.
-        as_bad = verdict == "undetermined" or mode == "observed"
-        severity = "critical" if as_bad and domain in _DOMAINS else "warning"
-        for pod in killed:
-            yield alert(OOM_KILL, severity, pod, verdict=verdict)
-    if verdict == "eviction_won" and not (killed and mode == "observed"):
-        for pod in evicted or [""]:
-            yield alert(EVICTION, noted, pod, mode=mode)
+        as_bad = verdict == "undetermined" or incident.get("observed")
+        severity = "critical" if as_bad and incident["domain"] in _DOMAINS else "warning"
+        yield OOM_KILL, severity, killed, {"verdict": verdict}
+    if verdict == "eviction_won" and not (killed and incident.get("observed")):
+        yield EVICTION, *_of_evicted(incident)
+
+
+def _of_flags(incident: Mapping[str, Any]) -> Iterator[_OfPods]:
+    flags = set(incident["flags"])
     if "hold_unanswered" in flags:
-        for pod in _pods(one["pod"] for one in incident["holds"] if one["why"] in ("unanswered", "other_pod")):
-            yield alert(HOLD_UNANSWERED, "warning", pod)
+        held = (one["pod"] for one in incident["holds"] if one["why"] in ("unanswered", "other_pod"))
+        yield HOLD_UNANSWERED, "warning", _pods(held), {}
     if "wrong_victim" in flags:
-        for pod in killed or [""]:
-            yield alert(WRONG_VICTIM, "warning", pod)
+        yield WRONG_VICTIM, "warning", _pods(one["pod"] for one in incident["oom_victims"]) or [""], {}
     if "over_eviction" in flags:
-        for pod in evicted or [""]:
-            yield alert(OVER_EVICTION, noted, pod, mode=mode)
+        yield OVER_EVICTION, *_of_evicted(incident)
+
+
+def _of_evicted(incident: Mapping[str, Any]) -> tuple[str, Sequence[str], dict[str, str]]:
+    """Severity, pods and labels: in observe mode no pod was evicted."""
+    evicted = _pods(entry["pod"] for entry in incident["evicted"]) or [""]
+    severity, mode = ("info", "observed") if incident.get("observed") else ("warning", "enforced")
+    return severity, evicted, {"mode": mode}
 
 
 def _pods(names: Iterable[str | None]) -> list[str]:
@@ -233,35 +234,50 @@ def alerts_for_state(
     * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been
       so.
     """
-    found: list[Alert] = []
-
-    def alert(
-        name: str, severity: str, summary: str, more: Mapping[str, Any], starts_at: float = now, **labels: str
-    ) -> None:
-        numbers = {key: str(value) for key, value in more.items() if value is not None}
-        annotations = {"summary": summary, **numbers, "runbook_url": runbook(name)}
-        ends_at = starts_at + HOLD_S if name == EVENTS_LOST else None
-        found.append(Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at))
-
-    for entry in met:
-        signal, kind = str(entry["signal"]), str(entry["kind"])
-        alert(
-            PRESSURE,
-            "warning" if kind == "hard" else "info",
-            f"{signal} on {node} is below its {kind} eviction threshold",
-            {key: value for key, value in entry.items() if key not in ("signal", "kind")},
-            signal=signal,
-            kind=kind,
-        )
-    if braked is not None:
-        text = f"{node} is short of memory that no eviction frees: evictions are suspended"
-        rest = {key: value for key, value in braked.items() if key not in ("reason", "signal", "held_s", "takers")}
-        rest["takers"] = "; ".join(braked.get("takers", ())) or None
-        alert(EVICTIONS_BRAKED, "critical", text, rest, reason=str(braked["reason"]), signal=str(braked["signal"]))
+    found = [*_of_pressure(node, met, braked)]
     if mismatch is not None:
         text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"
-        alert(VICTIM_MISMATCH, "warning", text, mismatch)
-    for domain, made in (oom_ahead or {}).items():
+        found.append((VICTIM_MISMATCH, "warning", text, mismatch, {}))
+    found += _of_forecasts(node, oom_ahead or {})
+    for where, n in (lost or {}).items():
+        if n > 0:
+            text = f"outrace on {node} lost {n} events ({where})"
+            found.append((EVENTS_LOST, "warning", text, {"lost": n}, {"where": where}))
+    found += _of_holds(node, held)
+    if not_ready and not_ready_s >= NOT_READY_S:
+        text = f"outrace on {node} cannot decide: {not_ready}"
+        found.append((NOT_READY, "critical", text, {"not_ready_s": f"{not_ready_s:.0f}"}, {}))
+    return [_made(one, node, now - not_ready_s if one[0] == NOT_READY else now) for one in found]
+
+
+#: Name, severity, summary, further annotations, and labels of its own.
+_OfState = tuple[str, str, str, Mapping[str, Any], dict[str, str]]
+
+
+def _made(found: _OfState, node: str, starts_at: float) -> Alert:
+    name, severity, summary, more, labels = found
+    numbers = {key: str(value) for key, value in more.items() if value is not None}
+    annotations = {"summary": summary, **numbers, "runbook_url": runbook(name)}
+    ends_at = starts_at + HOLD_S if name == EVENTS_LOST else None
+    return Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at)
+
+
+def _of_pressure(node: str, met: Iterable[Mapping[str, Any]], braked: Mapping[str, Any] | None) -> Iterator[_OfState]:
+    for entry in met:
+        signal, kind = str(entry["signal"]), str(entry["kind"])
+        text = f"{signal} on {node} is below its {kind} eviction threshold"
+        more = {key: value for key, value in entry.items() if key not in ("signal", "kind")}
+        yield PRESSURE, "warning" if kind == "hard" else "info", text, more, {"signal": signal, "kind": kind}
+    if braked is not None:
+        text = f"{node} is short of memory that no eviction frees: evictions are suspended"
+        more = {key: value for key, value in braked.items() if key not in ("reason", "signal", "held_s", "takers")}
+        more["takers"] = "; ".join(braked.get("takers", ())) or None
+        labels = {"reason": str(braked["reason"]), "signal": str(braked["signal"])}
+        yield EVICTIONS_BRAKED, "critical", text, more, labels
+
+
+def _of_forecasts(node: str, oom_ahead: Mapping[str, Forecast]) -> Iterator[_OfState]:
+    for domain, made in oom_ahead.items():
         if made.in_ns is None or made.in_ns >= TIME_TO_OOM_S * 1e9:
             continue
         seconds, soonest, latest = ((ns or 0) / 1e9 for ns in (made.in_ns, made.soonest_ns, made.latest_ns))
@@ -270,17 +286,13 @@ def alerts_for_state(
             f"({LEVEL:.0%} of such crossings come after {soonest:.0f} to {latest:.0f} s)"
         )
         ends = {"seconds": f"{seconds:.1f}", "soonest_s": f"{soonest:.1f}", "latest_s": f"{latest:.1f}"}
-        alert(TIME_TO_OOM, "warning", text, {**ends, "interval_holds": LEVEL}, domain=domain)
-    for where, n in (lost or {}).items():
-        if n > 0:
-            alert(EVENTS_LOST, "warning", f"outrace on {node} lost {n} events ({where})", {"lost": n}, where=where)
+        yield TIME_TO_OOM, "warning", text, {**ends, "interval_holds": LEVEL}, {"domain": domain}
+
+
+def _of_holds(node: str, held: Iterable[Mapping[str, Any]]) -> Iterator[_OfState]:
     for one in held:
         if one["held_s"] > HELD_TOO_LONG_S:
             namespace, _, pod = str(one["pod"]).rpartition("/")
             text = f"{one['pod']} on {node} has been held for {one['held_s']:.0f} s: its processes stand still or wait"
             more = {key: one[key] for key in ("reason", "brake", "signal", "held_s", "left_s")}
-            alert(POD_HELD_TOO_LONG, "warning", text, more, namespace=namespace, pod=pod)
-    if not_ready and not_ready_s >= NOT_READY_S:
-        text = f"outrace on {node} cannot decide: {not_ready}"
-        alert(NOT_READY, "critical", text, {"not_ready_s": f"{not_ready_s:.0f}"}, now - not_ready_s)
-    return found
+            yield POD_HELD_TOO_LONG, "warning", text, more, {"namespace": namespace, "pod": pod}
