@@ -103,56 +103,54 @@ class Side:
             on_recovered=lambda: self.log.info("state directory can be written again", path=config.state_dir),
         )
         hierarchy = cgroupfs.detect()
-        mem_total = meminfo.mem_total()
-        node = Path(config.node_cgroup) if config.node_cgroup else hierarchy.root
         self.left_changes = LeftChanges(config, hierarchy, self.log, wait_for_next_s())
         self.races: Races | None = None
         self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        limit = cgroupfs.limit(node) if config.node_cgroup else None
-        ours = os.getppid(), os.getpid()
         disks = find_disks(config.nodefs, config.imagefs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
-        source = open_for(config, hierarchy, mem_total, node, ours, Path(config.state_dir))
-        self.watch = PodWatch(source, self.wake)
-        self.view = View(
+        self.view = self._made_view(stats, hierarchy)
+        self.processes = ProcessWatch(self.view)
+        self.reloader = Reloader(self.view, lambda: self.races)
+        self.pods = PodSync(self.view, sock, self.processes.scores, self.heartbeat.ping)
+        self.daemon_socket: DaemonSocket | None = None
+        self._poll = select.poll()
+        self._ending = False
+
+    def _made_view(self, stats: SharedStats, hierarchy: cgroupfs.Hierarchy) -> View:
+        config, mem_total = self.config, meminfo.mem_total()
+        node = Path(config.node_cgroup) if config.node_cgroup else hierarchy.root
+        limit = cgroupfs.limit(node) if config.node_cgroup else None
+        hot_pid, side_pid = os.getppid(), os.getpid()
+        source = open_for(config, hierarchy, mem_total, node, (hot_pid, side_pid), Path(config.state_dir))
+        view = View(
             config=config,
             hierarchy=hierarchy,
             capacity=mem_total if limit is None else limit,
             stats=stats,
-            send=lambda message: channel.send(sock, message),
-            hot_pid=ours[0],
-            side_pid=ours[1],
+            send=lambda message: channel.send(self.sock, message),
+            hot_pid=hot_pid,
+            side_pid=side_pid,
             wake_side=self.wake,
-            watch=self.watch,
+            watch=PodWatch(source, self.wake),
             disks=self.disks,
             thresholds=config.thresholds(),
             log=self.log,
         )
         if source.feed is not None:
-            source.feed.on_evicted = lambda *about: self.view.others_evicted(about)
-            source.feed.on_ending = self.view.holds.evicted
-        self.processes = ProcessWatch(self.view)
-        self.reloader = Reloader(self.view, lambda: self.races)
-        self.pods = PodSync(self.view, sock, self.processes.scores, self.heartbeat.ping)
-        self.daemon_socket: DaemonSocket | None = None
-        self._ending = False
+            source.feed.on_evicted = lambda *about: view.others_evicted(about)
+            source.feed.on_ending = view.holds.evicted
+        return view
 
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
-        self.watch.start()
+        self.view.watch.start()
         self.left_changes.at_start()
         self._wait_for_pods()
         first = self.pods.take()
         self._open_pins()
         self.processes.open()  # before the pods are read: a process that appears meanwhile must not be missed
-        from monitor.side.endpoints import DaemonSocket, Endpoints
-        from monitor.side.hot_watch import HotWatch
-
-        HotWatch(self.view).start()
-        Endpoints(self.listener, self.view, self._metrics, lambda: self.races)
-        self.daemon_socket = DaemonSocket(self.view, self.reloader, lambda: self.races)
-        self.daemon_socket.open()
+        self._open_doors()
         self.pods.find_kubepods()
         self.pods.examine(first, {})
         self.disks.start()
@@ -161,12 +159,10 @@ class Side:
         self._open_cluster()
         set_capacity = self.processes.scores.set_capacity
         self.messages = MessageHandler(self.view, self.files, set_capacity, self.reloader.ask, self.cluster)
-        poll = select.poll()
         log_fd = self.races.fileno() if self.races is not None else None
-        feed_fd = self.processes.fileno()
-        for fd in (self.sock.fileno(), self._wake_fd, feed_fd, log_fd):
+        for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), log_fd):
             if fd is not None:
-                poll.register(fd, select.POLLIN)
+                self._poll.register(fd, select.POLLIN)
         garbage = Garbage()
         self._read_left_messages()
         if not hurry():
@@ -174,39 +170,53 @@ class Side:
         self.heartbeat.enter(TURNING)
         while not self._ending:
             self._guarded(self.processes.settle)
-            ready = self._wait(poll)
-            self.view.side_turns += 1
-            if self.sock.fileno() in ready:
-                self._read_channel()
-            self.messages.machine_kills.flush()
-            if feed_fd in ready:
-                self._guarded(self.processes.consume)
-            self._guarded(self.processes.over.turn)
-            if log_fd in ready and self.races is not None:
-                self.races.read_log()
-                if self.races.fileno() is None:
-                    poll.unregister(log_fd)
-                    log_fd = None
-            if self._wake_fd in ready:
-                os.eventfd_read(self._wake_fd)
-                due = self.reloader.due  # looked at first: the pods that it waits for are among those that are taken
-                before = self.view.pods
-                self.pods.examine(self.pods.take(), before)
-                if self.view.pods is not before:
-                    self.disks.pods_changed()
-                self._send_disk_figures()
-                if due is not None and not self.pods.pending:
-                    self.reloader.apply(due)
-            elif self.pods.pending:
-                self.pods.send()
-            if self.races is not None and self.races.due_s() <= 0:
-                self.races.turn()
+            self._turn(self._wait())
             garbage.turn(self.races is None or not self.races.event_builder.open)
+
+    def _turn(self, ready: set[int]) -> None:
+        """What these descriptors have, and what is due."""
+        self.view.side_turns += 1
+        if self.sock.fileno() in ready:
+            self._read_channel()
+        if self.processes.fileno() in ready:
+            self._guarded(self.processes.consume)
+        self._guarded(self.processes.over.turn)
+        if self.races is not None and (log_fd := self.races.fileno()) in ready:
+            self.races.read_log()
+            if log_fd is not None and self.races.fileno() is None:
+                self._poll.unregister(log_fd)
+        if self._wake_fd in ready:
+            self._pods_or_disks_changed()
+        elif self.pods.pending:
+            self.pods.send()
+        if self.races is not None and self.races.due_s() <= 0:
+            self.races.turn()
+
+    def _pods_or_disks_changed(self) -> None:
+        os.eventfd_read(self._wake_fd)
+        due = self.reloader.due  # looked at first: the pods that it waits for are among those that are taken
+        before = self.view.pods
+        self.pods.examine(self.pods.take(), before)
+        if self.view.pods is not before:
+            self.disks.pods_changed()
+        self._send_disk_figures()
+        if due is not None and not self.pods.pending:
+            self.reloader.apply(due)
+
+    def _open_doors(self) -> None:
+        """HTTP for scrapers and for commands; and the watch for a hot process that hangs."""
+        from monitor.side.endpoints import DaemonSocket, Endpoints
+        from monitor.side.hot_watch import HotWatch
+
+        HotWatch(self.view).start()
+        Endpoints(self.listener, self.view, self._metrics, lambda: self.races)
+        self.daemon_socket = DaemonSocket(self.view, self.reloader, lambda: self.races)
+        self.daemon_socket.open()
 
     def _wait_for_pods(self) -> None:
         """Wait for the first list of the pods, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
+        while time.monotonic() < deadline and not self.view.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.heartbeat.ping()
 
     def _read_left_messages(self) -> None:
@@ -219,14 +229,14 @@ class Side:
                     if known and self.races is not None:
                         self.races.handle(message)
 
-    def _wait(self, poll: select.poll) -> set[int]:
+    def _wait(self) -> set[int]:
         """The descriptors that are ready; none when something is due without an event. A heartbeat is no turn: that
         would cost ten times as much.
         """
         due_ms = self._timeout_ms()
         deadline = time.monotonic() + due_ms / 1000
         while True:
-            ready = {fd for fd, _ in poll.poll(min(due_ms, HEARTBEAT_NS / 1e6))}
+            ready = {fd for fd, _ in self._poll.poll(min(due_ms, HEARTBEAT_NS / 1e6))}
             self.heartbeat.ping()
             due_ms = (deadline - time.monotonic()) * 1000
             if ready or due_ms <= 0:

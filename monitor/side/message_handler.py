@@ -29,7 +29,7 @@ from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.race.badness import Process
-from monitor.side.oom_events import MachineKills, is_outside_node
+from monitor.side.oom_events import is_outside_node
 from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.view import View, label, pod_owners
 from monitor.side.worker import Worker
@@ -113,7 +113,6 @@ class MessageHandler:
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
         self._takers = Worker("takers", 1)  # while one look is under way, another would give the same
         self.store = StatusStore(Path(view.config.state_dir))
-        self.machine_kills = MachineKills(view)
         self.soft_brakes = SoftBrakes(view)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
@@ -334,7 +333,9 @@ class MessageHandler:
         if event.kind == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
         if is_outside_node(message, self.view.config.node_cgroup):
-            self.machine_kills.take(message)
+            if event.kind == "mark" and not event.exiting:
+                self.view.kills_outside_node += 1
+                self.log_budget("info", "OOM kill on this machine outside the node's cgroup", victim=event.victim_comm)
             return
         uid = message.pod or self._owner(event.victim_cgroup)
         found = self.view.pods.get(uid) if uid is not None else None

@@ -174,11 +174,6 @@ def _same(logged: str | None, ours: str | None) -> bool:
 
 _Kind = TypeVar("_Kind", bound=Event)
 
-# OOM kills on the rest of the machine, where a cgroup is treated as the node: only counted and logged. A node that is a
-# cgroup shares the machine with other work, which may be killed dozens of times a second.
-#: They are logged this often at most.
-LOG_INTERVAL_NS = 1_000_000_000
-
 
 def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:
     """Whether an `oom` message is about a process outside the cgroup that is the node, and about no limit in it.
@@ -190,33 +185,6 @@ def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:
     if node_cgroup is None or message.pod or message.while_away or message.event.domain is not None:
         return False
     return bool(message.event.victim_cgroup) and (message.event.kind != "mark" or bool(message.event.oom_cgroup))
-
-
-class MachineKills:
-    """Counts them in ``view.kills_outside_node`` and logs them once a second, with their number."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._unlogged: Counter[str] = Counter()
-        self._logged_ns = -LOG_INTERVAL_NS
-
-    def take(self, message: Oom) -> None:
-        """One step of a kill that is not the node's."""
-        if message.event.kind != "mark" or message.event.exiting:
-            return
-        self._view.kills_outside_node += 1
-        self._unlogged[message.event.victim_comm] += 1
-        self.flush()
-
-    def flush(self) -> None:
-        """Log how many there were since the last line, if that is `LOG_INTERVAL_NS` ago."""
-        now = time.monotonic_ns()
-        if self._unlogged and now >= self._logged_ns + LOG_INTERVAL_NS:
-            names = dict(self._unlogged.most_common(3))
-            kills = sum(self._unlogged.values())
-            self._unlogged.clear()
-            self._logged_ns = now
-            self._view.log.info("OOM kills on this machine outside the node's cgroup", kills=kills, victims=names)
 
 
 #: How often a pod that a runtime stops is checked, and for how long: a kubelet waits 30 s for one to end.
@@ -253,16 +221,13 @@ class OomEvents:
         if not self._is_of_the_node(message):
             return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
-            self.names.locate(event.victim_cgroup)
-            if event.oom_cgroup:
-                self.names.locate(event.oom_cgroup)
-        if message.while_away and kind == "mark":
-            # No daemon ran: what led to it, and what was decided, was not seen.
-            for what in ("cross", "decision"):
-                self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
-        for what in message.missing:  # without BPF: what could not be known of this kill
-            if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
-                self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
+            for at in filter(None, (event.victim_cgroup, event.oom_cgroup)):
+                self.names.locate(at)
+        # No daemon ran: what led to it, and what was decided, was not seen. Without BPF other things are missing.
+        unseen = ("cross", "decision") if message.while_away and kind == "mark" else ()
+        missing = (what for what in message.missing if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"))
+        for what in (*unseen, *missing):
+            self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
         victim = self.names.of_cgroup(event.victim_cgroup, pod)
         if kind == "reclaim":
             limit = self.names.of_cgroup(event.oom_cgroup) if event.oom_cgroup else None

@@ -1,9 +1,8 @@
-"""Second witnesses of a kill; and kills outside the node: counted, logged once a second, never one by one."""
+"""Second witnesses of a kill; and kills outside the node: counted, and logged within a budget."""
 
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +12,18 @@ from monitor.kernel.kmsg import Constraint, Invoked, Killed
 from monitor.kernel.wire import OomEvent
 from monitor.link.messages import Oom
 from monitor.race.events import KMSG_BY_HAND, KMSG_PLACE, Checked
-from monitor.side import oom_events
+from monitor.settings.config import RunConfig
+from monitor.side.export.log import BURST
+from monitor.side.message_handler import MessageHandler
 from monitor.side.oom_events import (
     COUNTED_NS,
-    LOG_INTERVAL_NS,
     UNSURE_NS,
     KillConfirmation,
-    MachineKills,
     RecordedKill,
     is_outside_node,
 )
+from monitor.side.worker import Worker
+from tests.side.views import view
 
 
 class Asked:
@@ -142,20 +143,15 @@ def test_what_is_outside_the_node(more: dict[str, Any], node: str | None, expect
     assert is_outside_node(step(**more), node) is expected
 
 
-def test_they_are_counted_and_logged_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[dict[str, Any]] = []
-    log = SimpleNamespace(info=lambda _, **fields: logged.append(fields))
-    view: Any = SimpleNamespace(kills_outside_node=0, log=log)
-    now = [1_000 * LOG_INTERVAL_NS]
-    monkeypatch.setattr(oom_events, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    one = MachineKills(view)
+def test_they_are_counted_and_logged_within_a_budget(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig(state_dir=str(tmp_path), node_cgroup="/c/node")
+    node = view(config, Hierarchy(2, Path("/c")), MIB)
+    handler = MessageHandler(node, Worker("files"), lambda _: None, lambda: None)
     for _ in range(100):
-        one.take(step())
-        one.take(step(kind="kill"))
-        one.take(step(exiting=True))
-    assert view.kills_outside_node == 100
-    assert logged == [{"kills": 1, "victims": {"stress": 1}}]
-    now[0] += LOG_INTERVAL_NS
-    one.flush()
-    one.flush()
-    assert logged[1:] == [{"kills": 99, "victims": {"stress": 99}}]
+        assert all(map(handler.handle, (step(), step(kind="kill"), step(exiting=True))))
+    assert node.kills_outside_node == 100
+    node.log_budget.flush(at_once=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == BURST + 1
+    assert "victim=stress" in lines[0]
+    assert f"lines={100 - BURST}" in lines[-1]
