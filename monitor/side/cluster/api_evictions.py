@@ -40,7 +40,6 @@ from monitor.side.judge import ACCEPTED_S, Histogram
 if TYPE_CHECKING:
     from monitor.side.view import View
 
-# One request for pods/eviction, and what its answer means for the pod and for the pods after it.
 #: After a refusal the pod is not requested again before this: the period of the kubelet and of repeated decisions.
 REFUSED_S = 10.0
 #: After so many answers 503, 504 or 429 in a row for one pod the next candidate is tried: a pod can have its own 504.
@@ -60,83 +59,6 @@ class Asked(NamedTuple):
     @property
     def title(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-
-class EvictionRequests:
-    """`ask` gives one of `OUTCOMES`; after AWAY the next request waits until ``retry.due``."""
-
-    def __init__(self, client: ApiClient, log: Log, clock: Callable[[], float], back_off: BackOff) -> None:
-        self._client = client
-        self._log = log
-        self._clock = clock
-        self.retry = Retry(log, back_off, clock)
-        self._no_right: dict[str, float] = {}  # namespace -> until when outrace evicts none of its pods
-        self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
-        #: The last answer that refused a pod.
-        self.refusal = ""
-
-    def may(self, namespace: str) -> bool:
-        """False for `REFUSED_S` after the authorizer refused an eviction in this namespace."""
-        return self._clock() >= self._no_right.get(namespace, 0.0)
-
-    def ask(self, pod: Asked) -> str:
-        try:
-            self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
-        except TooManyRequests as error:
-            if not error.budget_blocks:
-                return self._away(pod, error)
-            self.refusal = str(error)
-            return BUDGET
-        except NotFound:
-            return self._gone(pod)
-        except Conflict as error:
-            return self._on_conflict(pod, error)
-        except Forbidden as error:
-            return self._on_forbidden(pod, error)
-        except MonitorError as error:
-            # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
-            of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
-            if not of_this_pod or isinstance(error, Unauthorized):
-                return self._away(pod, error)
-            self.refusal = str(error)
-            return FAILED
-        self._unanswered = "", 0
-        self.retry.works("the API server takes evictions again")
-        return ACCEPTED
-
-    def _on_forbidden(self, pod: Asked, error: Forbidden) -> str:
-        """Admission refuses this pod. The authorizer refuses its whole namespace: one request is enough for all."""
-        self.refusal = str(error)
-        if error.by_authorizer:
-            self._no_right[pod.namespace] = self._clock() + REFUSED_S
-            if self.retry.problem != str(error):
-                self._log.error("outrace has no right to evict pods of a namespace", pod=pod.title, problem=str(error))
-            self.retry.problem = str(error)
-        return FAILED
-
-    def _on_conflict(self, pod: Asked, error: Conflict) -> str:
-        """Another pod has its name now, or the API server gave up after conflicts with other writers: try again."""
-        try:
-            same = is_there(self._client, pod.namespace, pod.name, pod.uid)
-        except MonitorError as other:
-            return self._away(pod, other)
-        return self._away(pod, error) if same else self._gone(pod)
-
-    def _gone(self, pod: Asked) -> str:
-        self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
-        return GONE
-
-    def _away(self, pod: Asked, error: MonitorError) -> str:
-        uid, times = self._unanswered
-        self._unanswered = pod.uid, times + 1 if uid == pod.uid else 1
-        may_be_of_pod = isinstance(error, ApiError | TimedOut) and not isinstance(error, Unauthorized)
-        if may_be_of_pod and self._unanswered[1] >= ASKED_AGAIN:
-            self._unanswered = "", 0
-            self.refusal = str(error)
-            return FAILED
-        text = "the API server evicts no pod now, and no pod is killed; trying again"
-        self.retry.failed(error, text, "error", pod=pod.title)
-        return AWAY
 
 
 #: A pod that has not ended so long after its grace no longer keeps the next one waiting, as in the kubelet.
@@ -178,8 +100,11 @@ class ApiEvictions:
         self._view = view
         self._log = view.log
         self._clock = clock
-        back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
-        self._requests = EvictionRequests(client, view.log, clock, back_off)
+        self._client = client
+        self._retry = Retry(view.log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock), clock)
+        self._no_right: dict[str, float] = {}  # namespace -> until when the authorizer is not asked for its pods again
+        self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
+        self._refusal = ""  # the last answer that refused a pod
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: _Ending | None = None
         self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not requested again, the outcome
@@ -201,8 +126,8 @@ class ApiEvictions:
         if self._ending is not None and not self._has_ended(self._ending):
             return LOOK_S
         now = self._clock()
-        if now < self._requests.retry.due:
-            return self._requests.retry.due - now
+        if now < self._retry.due:
+            return self._retry.due - now
         self._refused = {uid: one for uid, one in self._refused.items() if now < one[0]}
         with self._lock:
             waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
@@ -210,7 +135,7 @@ class ApiEvictions:
             if not self._holds(decision, now - since) or self._ask_first(decision, since):
                 self._drop(subject, decision)
             else:
-                return max(0.0, self._requests.retry.due - self._clock())
+                return max(0.0, self._retry.due - self._clock())
             if self._ending is not None:
                 return LOOK_S
         return 0.0 if self._waiting else None
@@ -232,13 +157,13 @@ class ApiEvictions:
         """Request the first candidate that is not refused. False: try the same decision again later."""
         kept: list[Asked] = []
         for rank, pod in enumerate(self._candidates(decision), 1):
-            if pod.uid in self._refused or not self._requests.may(pod.namespace):
+            if pod.uid in self._refused or self._clock() < self._no_right.get(pod.namespace, 0.0):
                 kept += [pod] if self._outcome(pod) != GONE else []
                 continue
             # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to be.
             if not self._holds(decision, self._clock() - since):
                 break
-            outcome = self._requests.ask(pod)
+            outcome = self._ask(pod)
             self.outcomes[outcome] += 1
             if outcome == AWAY:
                 return False
@@ -253,18 +178,78 @@ class ApiEvictions:
         self._log_kept(decision, kept, None)
         return True
 
+    def _ask(self, pod: Asked) -> str:
+        """One request; one of `OUTCOMES`. After AWAY the next one waits until it is due."""
+        try:
+            self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
+        except TooManyRequests as error:
+            if not error.budget_blocks:
+                return self._away(pod, error)
+            self._refusal = str(error)
+            return BUDGET
+        except NotFound:
+            return self._gone(pod)
+        except Conflict as error:
+            return self._on_conflict(pod, error)
+        except Forbidden as error:
+            return self._on_forbidden(pod, error)
+        except MonitorError as error:
+            # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
+            of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
+            if not of_this_pod or isinstance(error, Unauthorized):
+                return self._away(pod, error)
+            self._refusal = str(error)
+            return FAILED
+        self._unanswered = "", 0
+        self._retry.works("the API server takes evictions again")
+        return ACCEPTED
+
+    def _on_forbidden(self, pod: Asked, error: Forbidden) -> str:
+        """Admission refuses this pod. The authorizer refuses its whole namespace: one request is enough for all."""
+        self._refusal = str(error)
+        if error.by_authorizer:
+            self._no_right[pod.namespace] = self._clock() + REFUSED_S
+            if self._retry.problem != str(error):
+                self._log.error("outrace has no right to evict pods of a namespace", pod=pod.title, problem=str(error))
+            self._retry.problem = str(error)
+        return FAILED
+
+    def _on_conflict(self, pod: Asked, error: Conflict) -> str:
+        """Another pod has its name now, or the API server gave up after conflicts with other writers: try again."""
+        try:
+            same = is_there(self._client, pod.namespace, pod.name, pod.uid)
+        except MonitorError as other:
+            return self._away(pod, other)
+        return self._away(pod, error) if same else self._gone(pod)
+
+    def _gone(self, pod: Asked) -> str:
+        self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
+        return GONE
+
+    def _away(self, pod: Asked, error: MonitorError) -> str:
+        uid, times = self._unanswered
+        self._unanswered = pod.uid, times + 1 if uid == pod.uid else 1
+        may_be_of_pod = isinstance(error, ApiError | TimedOut) and not isinstance(error, Unauthorized)
+        if may_be_of_pod and self._unanswered[1] >= ASKED_AGAIN:
+            self._unanswered = "", 0
+            self._refusal = str(error)
+            return FAILED
+        text = "the API server evicts no pod now, and no pod is killed; trying again"
+        self._retry.failed(error, text, "error", pod=pod.title)
+        return AWAY
+
     def _log_kept(self, decision: Decision, kept: Sequence[Asked], instead: str | None) -> None:
         if not kept:
             return
         names = [pod.title for pod in kept[:_SHOWN]]
         text = "the API server refuses to evict pods"
         text += "; it evicts the next candidate" if instead else "; no pod is evicted or killed"
-        fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._requests.refusal}
+        fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._refusal}
         self._log.warning(text, pods=names, kept=len(kept), instead=instead, **fields)
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
             budget = any(self._outcome(pod) == BUDGET for pod in kept)
-            self._view.others_evicted(Refused(*about, tuple(names), budget, self._requests.refusal, instead))
+            self._view.others_evicted(Refused(*about, tuple(names), budget, self._refusal, instead))
 
     def _outcome(self, pod: Asked) -> str:
         """Of the last request; without one the authorizer refused another pod of the namespace."""
