@@ -16,7 +16,7 @@ from monitor.cli.daemons import Daemon, described
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, Reading
-from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
+from monitor.kernel.oom_candidates import Owner, candidates, total_pages
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod, PodSource
@@ -330,7 +330,7 @@ class ProcessLooks:
 def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
     total = total_pages(hierarchy, node)
     found = candidates(hierarchy, node, owner)
-    taken = likely_victim(found, total, None if node == hierarchy.root else str(node), groups(node))
+    taken = likely_victim(found, total, None if node == hierarchy.root else str(node))
     values: dict[str, list[int]] = {}
     for process in found:
         if process.pod is not None:

@@ -47,12 +47,6 @@ def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner |
     return found
 
 
-def groups(node: Path) -> list[str]:
-    """The cgroups in ``node`` whose processes die together (memory.oom.group of cgroup v2)."""
-    there = (node, *cgroupfs.descendants(node))
-    return [str(path) for path in there if number(None, f"{path}/memory.oom.group") == 1]
-
-
 def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | None:
     """None for one that is gone, a zombie, or a kernel thread: they have no memory of their own. As the kernel (see
     find_lock_task_mm) by any thread that has memory: the main one may have exited.

@@ -37,11 +37,10 @@ class Process(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """The process the kernel would kill; its `points` in pages. `also`: pids that die with it (memory.oom.group)."""
+    """The process the kernel would kill; its `points` in pages."""
 
     process: Process
     points: int
-    also: tuple[int, ...] = ()
 
 
 class Mismatch(NamedTuple):
@@ -60,34 +59,17 @@ def badness(process: Process, totalpages: int) -> int | None:
     return pages + process.oom_score_adj * (totalpages // 1000)
 
 
-def likely_victim(
-    processes: Iterable[Process], totalpages: int, memcg: str | None = None, groups: Iterable[str] = ()
-) -> Victim | None:
+def likely_victim(processes: Iterable[Process], totalpages: int, memcg: str | None = None) -> Victim | None:
     """The victim of the OOM killer at the limit of cgroup ``memcg`` (None: of the machine); None: no one can be killed.
 
     ``processes`` in the order the kernel meets them (by cgroup, oldest first): of equal ones it takes the last.
-    ``groups``: cgroups with memory.oom.group set.
     """
-    inside = [p for p in processes if memcg is None or memcg in p.cgroups]
-    best: Process | None = None
-    most = 0
-    for p in inside:
-        points = badness(p, totalpages)
-        if points is not None and (best is None or points >= most):
-            best, most = p, points
-    if best is None:
-        return None
-    return Victim(best, most, _group(best, inside, memcg, frozenset(groups)))
-
-
-def _group(victim: Process, inside: Sequence[Process], memcg: str | None, groups: frozenset[str]) -> tuple[int, ...]:
-    """The processes that die with the victim: all in the outermost grouped cgroup below the one whose limit was hit."""
-    upto = victim.cgroups.index(memcg) + 1 if memcg is not None else len(victim.cgroups)
-    marked = [path for path in victim.cgroups[:upto] if path in groups]
-    if not marked:
-        return ()
-    members = [p for p in inside if marked[-1] in p.cgroups and p.pid != victim.pid]
-    return tuple([p.pid for p in members if p.oom_score_adj > NEVER])
+    best: Victim | None = None
+    for p in processes:
+        points = badness(p, totalpages) if memcg is None or memcg in p.cgroups else None
+        if points is not None and (best is None or points >= best.points):
+            best = Victim(p, points)
+    return best
 
 
 def evictable(order: Iterable[Candidate]) -> list[Candidate]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.oom_candidates import candidates, groups, total_pages
+from monitor.kernel.oom_candidates import candidates, total_pages
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY
@@ -205,8 +205,8 @@ class Forecaster:
 
     def pods(self) -> dict[str, float]:
         """Uid -> seconds until the pod's own limit is hit, of those that grow towards one."""
-        found = {forecast.pod: _seconds(forecast, "oom") for forecast in self._current.values()}
-        return {pod: seconds for pod, seconds in found.items() if pod is not None and seconds is not None}
+        found = ((one.pod, one.oom.in_ns if one.oom is not None else None) for one in self._current.values())
+        return {pod: ns / 1e9 for pod, ns in found if pod is not None and ns is not None}
 
     def _compare(self) -> Mapping[str, Any] | None:
         """The kernel's likely victim where it is another pod than the policy's first."""
@@ -214,8 +214,7 @@ class Forecaster:
         processes = candidates(view.hierarchy, view.node_path, pod_owners(view.pods))
         total = total_pages(view.hierarchy, view.node_path)
         inside = None if view.config.node_cgroup is None else str(view.node_path)
-        victim = likely_victim(processes, total, inside, frozenset(groups(view.node_path)))
-        found = mismatch(victim, self.order())
+        found = mismatch(likely_victim(processes, total, inside), self.order())
         return None if found is None else found._asdict()
 
     def order(self) -> list[Candidate]:
@@ -228,9 +227,3 @@ class Forecaster:
         ranker = era(self.view.config.policy).ranker
         pods = [found.pod for found in self.view.pods.values()]
         return [one.candidate for one in rank_pods(MEMORY, pods, stats, ranker=ranker)]
-
-
-def _seconds(forecast: DomainForecast | None, what: str) -> float | None:
-    """Until the ``threshold`` or the limit (``oom``); None where nothing grows."""
-    made: Forecast | None = getattr(forecast, what, None)
-    return None if made is None or made.in_ns is None else made.in_ns / 1e9

@@ -8,7 +8,7 @@ import pytest
 from monitor.actions.oom_marks import largest
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.oom_candidates import PAGE, candidates, groups, total_pages
+from monitor.kernel.oom_candidates import PAGE, candidates, total_pages
 from monitor.kernel.procfs import Process, lives
 from monitor.race.badness import badness
 from tests.live import MIB, Puppet, cgroup
@@ -127,11 +127,3 @@ def test_swap_counts_where_it_may_be_used(
         (node / name).write_text(f"{content}\n")
     monkeypatch.setattr(meminfo, "read", lambda: {"MemTotal": 16 * GIB, "SwapTotal": 8 * GIB})
     assert total_pages(Hierarchy(version, tmp_path), node) == gibibytes * GIB // PAGE
-
-
-def test_groups_that_die_together(tmp_path: Path) -> None:
-    for name, grouped in (("pod", "0"), ("pod/c0", "1"), ("pod/c1", "0")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "memory.oom.group").write_text(f"{grouped}\n")
-    (tmp_path / "old").mkdir()  # cgroup v1 has no such file
-    assert groups(tmp_path) == [str(tmp_path / "pod" / "c0")]

@@ -45,19 +45,10 @@ def test_of_equals_the_last_met_is_chosen() -> None:
     assert found.process.pid == 2
 
 
-def test_a_group_dies_together_but_for_the_protected() -> None:
-    crowd = [process(1, 300), process(2), process(3, adj=-1000), process(4, name="cart")]
-    found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods", groups=["/kubepods/hog/main"])
-    assert found.also == (2,)
-
-
-def test_the_outermost_group_below_the_limit_counts() -> None:
-    crowd = [process(1, 300), process(2, cgroups=("/kubepods/hog/side", "/kubepods/hog", "/kubepods", "/"))]
-    groups = ["/kubepods/hog/main", "/kubepods/hog", "/"]
-    found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods", groups=groups)
-    assert found.also == (2,)
-    inner = likely_victim(crowd, GIB_PAGES, memcg="/kubepods/hog/main", groups=groups)
-    assert inner.also == ()
+def test_only_what_is_below_the_limit_is_chosen() -> None:
+    crowd = [process(1, 300), process(2, 200, name="cart"), process(3, name="cart")]
+    found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods/cart")
+    assert found.process.pid == 2
 
 
 @pytest.mark.parametrize(
