@@ -43,14 +43,6 @@ class Victim(NamedTuple):
     points: int
 
 
-class Mismatch(NamedTuple):
-    """The kernel would kill another pod than the policy would evict: each one's choice."""
-
-    kernel: str
-    policy: str
-    reason: str
-
-
 def badness(process: Process, totalpages: int) -> int | None:
     """Points in pages; None: never chosen. ``totalpages``: the limit (with swap) or the machine, in pages."""
     if process.oom_score_adj <= NEVER or process.skip:
@@ -82,8 +74,10 @@ def policy_rank(order: Iterable[Candidate], pod: str | None) -> int | None:
     return next((i for i, c in enumerate(evictable(order), 1) if c.uid == pod), None)
 
 
-def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> Mismatch | None:
-    """How the kernel's choice differs from the policy's; None: it does not, or one of them has none."""
+def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> dict[str, str] | None:
+    """How the choice of the ``kernel`` differs from that of the ``policy``, and the ``reason``; None: it does not, or
+    one of them has none.
+    """
     first = next(iter(evictable(order)), None)
     if victim is None or first is None or victim.process.pod == first.uid:
         return None
@@ -101,4 +95,4 @@ def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> Mismatch | No
         f"the kernel would kill {victim_is}: {p.rss >> 20} MiB with oom_score_adj {p.oom_score_adj}; "
         f"the policy would evict {wanted} first, and {why}"
     )
-    return Mismatch(p.pod_name or p.pod or p.comm, wanted, reason)
+    return {"kernel": p.pod_name or p.pod or p.comm, "policy": wanted, "reason": reason}

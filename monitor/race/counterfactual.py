@@ -72,17 +72,8 @@ def counterfactual(world: World, config: PassConfig) -> Counterfactual:
     obeying = sum(p.weight * _part_before(p, oom - KILL_NS) for p in pieces)
     p10, p50, p90 = (_quantile(pieces, q, world.crossed_ns) for q in (0.1, 0.5, 0.9))
     oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)
-    return Counterfactual(
-        "poll",
-        _rounded(detected),
-        _rounded(in_time),
-        _rounded(obeying),
-        p10,
-        p50,
-        p90,
-        oom_ms,
-        world.assumed,
-    )
+    detected, in_time, obeying = map(_rounded, (detected, in_time, obeying))
+    return Counterfactual("poll", detected, in_time, obeying, p10, p50, p90, oom_ms, world.assumed)
 
 
 def _rounded(p: float) -> float:
@@ -112,8 +103,10 @@ def _pieces(world: World, config: PassConfig) -> list[_Piece]:
     """Every decision the phases lead to."""
     order = sorted(world.pods, key=config.era.memory_key)
     # The first pass of every phase sees what was before.
-    first = min([world.crossed_ns, *map(int, _corners(world, config))]) - PERIOD_NS
-    edges = _edges(world, config, first)
+    corners = _corners(world, config)
+    first = min([world.crossed_ns, *map(int, corners)]) - PERIOD_NS
+    # The borders between phases (0 to the period) that see different things.
+    edges = sorted({0.0, float(PERIOD_NS), *((t - first) % PERIOD_NS for t in corners)})
     cells = [(low, high) for low, high in pairwise(edges) if high - low > 1e-6]
     pieces = [_cell(world, config, order, first, low, high) for low, high in cells]
     return [piece for piece in pieces if piece is not None]
@@ -131,11 +124,6 @@ def _corners(world: World, config: PassConfig) -> list[float]:
             for level in {value, value + (reclaim.amount(capacity) if reclaim is not None else 0)}:
                 found += [t for span in series.above(capacity - level) for t in span if t != inf]
     return found
-
-
-def _edges(world: World, config: PassConfig, first: int) -> list[float]:
-    """The borders between phases (0 to the period) that see different things."""
-    return sorted({0.0, float(PERIOD_NS), *((t - first) % PERIOD_NS for t in _corners(world, config))})
 
 
 def _cell(

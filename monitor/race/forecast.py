@@ -107,20 +107,6 @@ class Forecast(Record):
         return self.in_ns is not None and self.rate == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What a forecast is made from: bytes/s, how uneven that is (spread of the slopes over the rate), how far `off`
-    earlier forecasts were (`past_error`), the time (ns) that the plain rate gives, and how many times as long as memory
-    has been seen that is.
-    """
-
-    rate: float
-    uneven: float
-    off: float
-    plain_ns: float
-    reach: float
-
-
 def slope(points: Sequence[Point]) -> float | None:
     """Bytes/s: the median of all pairwise slopes; None for fewer than two moments."""
     found = slopes(points)
@@ -135,22 +121,11 @@ def slopes(points: Sequence[Point]) -> list[float]:
     return sorted([(y2 - y1) * 1e9 / (t2 - t1) for (t1, y1), (t2, y2) in combinations(points, 2) if t2 != t1])
 
 
-def growth_towards(points: Sequence[Point], level: int) -> Growth | str:
-    """How memory grew up to the last point, which is below ``level``; or why nothing can be said of it."""
-    now, last = points[-1]
-    recent = [p for p in points if p[0] >= now - RATE_NS]
-    found = slopes(recent) if len(recent) >= MIN_POINTS else []
-    if not found:
-        return TOO_FEW
-    rate = quantile(found, 0.5)
-    if rate <= 0:
-        return STILL
-    spread = slopes([p for p in points if p[0] >= now - UNEVEN_NS])
+def unevenness(points: Sequence[Point], rate: float) -> float:
+    """The spread of the slopes of the last `UNEVEN_NS`, over the rate."""
+    spread = slopes([p for p in points if p[0] >= points[-1][0] - UNEVEN_NS])
     tail = (1 - LEVEL) / 2
-    seen_ns = now - next(ts for ts, _ in points if ts >= now - SEEN_NS)
-    plain_ns = (level - last) / rate * 1e9
-    uneven = (quantile(spread, 1 - tail) - quantile(spread, tail)) / rate
-    return Growth(rate, uneven, past_error(points), plain_ns, plain_ns / seen_ns)
+    return (quantile(spread, 1 - tail) - quantile(spread, tail)) / rate
 
 
 def past_error(points: Sequence[Point]) -> float:
@@ -185,18 +160,23 @@ def forecast(points: Sequence[Point], level: int, at_ns: int | None = None) -> F
     last_ns, last = points[-1]
     if last >= level:
         return Forecast(now, level, 0.0, 0, 0, 0)
-    growth = growth_towards(points, level)
-    if isinstance(growth, str):
-        return Forecast(now, level, 0.0, None, None, None, growth)
-    of = next((c for c in CLASSES if growth.uneven <= c.uneven and growth.off <= c.off), None)
-    if growth.reach > FURTHEST or of is None:
-        return Forecast(now, level, growth.rate, None, None, None, TOO_FAR if of is not None else TOO_UNEVEN)
+    recent = [p for p in points if p[0] >= last_ns - RATE_NS]
+    found = slopes(recent) if len(recent) >= MIN_POINTS else []
+    rate = quantile(found, 0.5) if found else 0.0
+    if rate <= 0:
+        return Forecast(now, level, 0.0, None, None, None, STILL if found else TOO_FEW)
+    plain_ns = (level - last) / rate * 1e9
+    seen_ns = last_ns - next(ts for ts, _ in points if ts >= last_ns - SEEN_NS)
+    uneven, off = unevenness(points, rate), past_error(points)
+    of = next((c for c in CLASSES if uneven <= c.uneven and off <= c.off), None)
+    if plain_ns / seen_ns > FURTHEST or of is None:
+        return Forecast(now, level, rate, None, None, None, TOO_FAR if of is not None else TOO_UNEVEN)
     gone_ns = now - last_ns
     middle, soonest, latest = (
-        max(0, round((growth.plain_ns + BETWEEN_NS) * factor) - BETWEEN_NS - gone_ns)
+        max(0, round((plain_ns + BETWEEN_NS) * factor) - BETWEEN_NS - gone_ns)
         for factor in (of.middle, of.soonest, of.latest)
     )
-    return Forecast(now, level, growth.rate, middle, soonest, latest)
+    return Forecast(now, level, rate, middle, soonest, latest)
 
 
 def within(made: Forecast, left_ns: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from monitor.race.codec import Record
 from monitor.race.events import KUBELET, Hold, HoldEnd, KubeletEvicted
@@ -107,30 +107,18 @@ def remark(holds: Sequence[HeldPod]) -> str:
     kubelet does not take at once is released when there is room, and held again.)
     """
     mine = [one for one in holds if one.pod == holds[0].pod]
-    grew = [one.grew_bytes for one in mine if one.grew_bytes is not None]
-    whole = replace(
-        mine[-1],
-        ms=sum(one.ms for one in mine),
-        grew_bytes=sum(grew) if grew else None,
-        lasts_ms=mine[0].lasts_ms,
-    )
-    others = len({one.pod for one in holds}) - 1
-    more = f", and {others} more pod{'s' * (others > 1)} with it" if others else ""
-    return sentence(whole, len(mine)) + more
-
-
-def sentence(held: HeldPod, times: int = 1) -> str:
-    """What happened, as part of a sentence. ``times``: as the last of so many holds of the pod, its figures those of
-    all of them.
-    """
-    end = _ENDS.get(held.why, held.why)
-    if held.by_kubelet:
+    last = mine[-1]
+    end = _ENDS.get(last.why, last.why)
+    if last.by_kubelet:
         end = "until the kubelet evicted it"
-    elif held.instead is not None:
-        end = f"until the kubelet evicted {held.instead} instead"
-    grew = "" if held.grew_bytes is None or held.instead is not None else f", and grew {size(max(0, held.grew_bytes))}"
-    span_of = f"for {span(held.ms * 1e6)}" if times == 1 else f"{times} times, for {span(held.ms * 1e6)} in all,"
-    text = f"{held.pod} was held {span_of} {end}{grew}"
-    if held.lasts_ms is not None and held.instead is None:
-        text += f" (else memory would have lasted {span(held.lasts_ms * 1e6)})"
-    return text
+    elif last.instead is not None:
+        end = f"until the kubelet evicted {last.instead} instead"
+    held = span(sum(one.ms for one in mine) * 1e6)
+    text = f"{last.pod} was held {f'for {held}' if len(mine) == 1 else f'{len(mine)} times, for {held} in all,'} {end}"
+    if last.instead is None:
+        grew = [one.grew_bytes for one in mine if one.grew_bytes is not None]
+        text += f", and grew {size(max(0, sum(grew)))}" if grew else ""
+        lasts_ms = mine[0].lasts_ms
+        text += "" if lasts_ms is None else f" (else memory would have lasted {span(lasts_ms * 1e6)})"
+    others = len({one.pod for one in holds}) - 1
+    return text + (f", and {others} more pod{'s' * (others > 1)} with it" if others else "")

@@ -148,13 +148,6 @@ class Incident(Record):
     memory: Memory | None = None
     stall: StalledPod | None = None
 
-    def to_json(self, steps: bool = True) -> dict[str, Any]:
-        """The incident as a dict; without ``steps`` for lists."""
-        made = Record.to_json(self)
-        if not steps:
-            del made["steps"]
-        return made
-
 
 def timestamp(unix_ns: int) -> str:
     """``unix_ns`` as RFC 3339 in UTC with milliseconds: 2026-01-31T12:00:00.123Z."""

@@ -50,7 +50,7 @@ def verdict(episode: Episode, realtime_ns: int = 0) -> Incident:
         verdict=ruling.verdict,
         flags=marks,
         oom_victims=tuple([_victim(f, m) for m in f.kills]),
-        invoker=_invoker(f),
+        invoker=next((Invoker(m.invoker_pid, m.invoker_comm, m.invoker_pod) for m in f.kills or f.exiting), None),
         evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in _relevant(f)]),
         margin_bytes=margin[0],
         margin_ms=margin[1],
@@ -181,8 +181,3 @@ def _victim(f: Facts, mark: Mark) -> OomVictim:
     rank = policy_rank(f.order, mark.pod) if mark.pod is not None else None
     pod = mark.pod_name or mark.pod
     return OomVictim(mark.victim_pid, mark.victim_comm, pod, mark.memcg, mark.rss, mark.oom_score_adj, rank)
-
-
-def _invoker(f: Facts) -> Invoker | None:
-    marks = f.kills or f.exiting
-    return Invoker(marks[0].invoker_pid, marks[0].invoker_comm, marks[0].invoker_pod) if marks else None

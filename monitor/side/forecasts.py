@@ -214,8 +214,7 @@ class Forecaster:
         processes = candidates(view.hierarchy, view.node_path, pod_owners(view.pods))
         total = total_pages(view.hierarchy, view.node_path)
         inside = None if view.config.node_cgroup is None else str(view.node_path)
-        found = mismatch(likely_victim(processes, total, inside), self.order())
-        return None if found is None else found._asdict()
+        return mismatch(likely_victim(processes, total, inside), self.order())
 
     def order(self) -> list[Candidate]:
         """The policy's order by the figures of this moment."""

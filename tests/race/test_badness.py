@@ -62,9 +62,9 @@ def test_only_what_is_below_the_limit_is_chosen() -> None:
 )
 def test_a_mismatch_has_a_reason(name: str | None, why: str) -> None:
     found = mismatch(likely_victim([process(1, 300, 999, name), process(2)], GIB_PAGES), PODS)
-    assert found.policy == "shop/hog"
-    assert "300 MiB with oom_score_adj 999" in found.reason
-    assert found.reason.endswith(why)
+    assert found["policy"] == "shop/hog"
+    assert "300 MiB with oom_score_adj 999" in found["reason"]
+    assert found["reason"].endswith(why)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(-1000, 1000)), max_size=20), st.integers(1, 10**7))

@@ -21,8 +21,9 @@ from monitor.race.forecast import (
     Class,
     Forecast,
     forecast,
-    growth_towards,
+    past_error,
     quantile,
+    unevenness,
     within,
 )
 
@@ -58,10 +59,10 @@ def looks(run: dict) -> Iterator[Look]:
         points = [p for p in every[:n] if p[0] >= ts - SEEN_NS]
         for level, crossed_ns in zip(run["levels"], run["crossed"], strict=True):
             if crossed_ns is not None and ts < crossed_ns and used < level:
-                made, growth = forecast(points, level), growth_towards(points, level)
+                made = forecast(points, level)
                 if made.in_ns is not None:
-                    assert not isinstance(growth, str)
-                    of = next(c for c in CLASSES if growth.uneven <= c.uneven and growth.off <= c.off)
+                    uneven, off = unevenness(points, made.rate), past_error(points)
+                    of = next(c for c in CLASSES if uneven <= c.uneven and off <= c.off)
                     yield Look(run["load"], (run["load"], run["run"], level), made, of, crossed_ns)
 
 
