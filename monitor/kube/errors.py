@@ -54,7 +54,6 @@ class ApiError(KubeError):
         self,
         message: str,
         remedy: str = "",
-        *,
         code: int = 0,
         reason: str = "",
         details: Mapping[str, Any] | None = None,
@@ -66,10 +65,10 @@ class ApiError(KubeError):
         self.details: Mapping[str, Any] = details or {}
         self.retry_after_s = retry_after_s
 
-    def has_cause(self, cause: str) -> bool:
+    def has_cause(self, cause: str, key: str = "reason") -> bool:
         """Whether ``details.causes`` has this reason, as `ResourceVersionTooLarge` or `DisruptionBudget`."""
         causes = self.details.get("causes")
-        return isinstance(causes, list) and any(isinstance(one, dict) and one.get("reason") == cause for one in causes)
+        return isinstance(causes, list) and any(isinstance(one, dict) and one.get(key) == cause for one in causes)
 
 
 class Unauthorized(ApiError):
@@ -169,26 +168,12 @@ def api_error(
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code) or (ServerError if code >= 500 else ApiError)
     if retry_after_s is None and (seconds := _number(details.get("retryAfterSeconds"))):
         retry_after_s = float(seconds)
-    if kind is Invalid and _is_about_uid(details):
-        kind = Conflict
     text = shortened(" ".join(str(message or "").split()), _SHOWN)
     number = f"HTTP {code}" if code else "an ERROR event"
     head = f"{what}: {number}{f' {reason}' if reason else ''}"
-    return kind(
-        f"{head}: {text}" if text else head,
-        remedy,
-        code=code,
-        reason=reason,
-        details=details,
-        retry_after_s=retry_after_s,
-    )
-
-
-def _is_about_uid(details: Mapping[str, Any]) -> bool:
-    causes = details.get("causes")
-    return isinstance(causes, list) and any(
-        isinstance(one, dict) and one.get("field") == "metadata.uid" for one in causes
-    )
+    about = f"{head}: {text}" if text else head, remedy, code, reason, details, retry_after_s
+    made = kind(*about)
+    return Conflict(*about) if kind is Invalid and made.has_cause("metadata.uid", "field") else made
 
 
 def _number(value: object) -> int:

@@ -30,10 +30,9 @@ _REFUSED = {
     "auth-provider": "auth-provider was removed in Kubernetes 1.26; use exec",
     "username": "basic auth was removed in Kubernetes 1.19; use a token or a client certificate",
     "password": "basic auth was removed in Kubernetes 1.19; use a token or a client certificate",
-    "as": "impersonation is not supported; use a user of its own",
-    "as-uid": "impersonation is not supported; use a user of its own",
-    "as-groups": "impersonation is not supported; use a user of its own",
-    "as-user-extra": "impersonation is not supported; use a user of its own",
+    **dict.fromkeys(
+        ("as", "as-uid", "as-groups", "as-user-extra"), "impersonation is not supported; use a user of its own"
+    ),
 }
 
 
@@ -123,9 +122,11 @@ def load(paths: tuple[Path, ...], context: str = "", *, plugins: bool = True) ->
         raise ConfigError(f"{names}: current-context: is not set", "set it, or name a context")
     chosen = _find(files, "contexts", name, "the context" if context else "current-context")
     chosen.check_refused()
-    cluster = _named(files, "clusters", chosen, "cluster")
+    cluster = _find(files, "clusters", chosen.text("cluster"), chosen.where("cluster"))
     cluster.check_refused()
-    user = _named(files, "users", chosen, "user") if chosen.text("user") else _Entry(files[0][0], "users", {})
+    user = _Entry(files[0][0], "users", {})
+    if chosen.text("user"):
+        user = _find(files, "users", chosen.text("user"), chosen.where("user"))
     user.check_refused()
     server = parse_server(cluster.text("server"), cluster.where("server"))
     tls = _tls(cluster, user)
@@ -259,10 +260,6 @@ def _read(path: Path) -> dict[str, Any]:
         if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
             raise ConfigError(f"{path}: {section}: is no list of maps")
     return found
-
-
-def _named(files: list[tuple[Path, dict[str, Any]]], section: str, chosen: _Entry, key: str) -> _Entry:
-    return _find(files, section, chosen.text(key), chosen.where(key))
 
 
 def _find(files: list[tuple[Path, dict[str, Any]]], section: str, name: str, asked_by: str) -> _Entry:

@@ -77,6 +77,8 @@ class TlsSettings:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
+        for pem in self.pinned:
+            _certificates(pem)  # a file without one is wrong now, not after a handshake
         if self.insecure or self.pinned:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -89,11 +91,6 @@ class TlsSettings:
         if certificate is not None:
             _load_certificate(context, *certificate)
         return context
-
-    def check_readable(self) -> None:
-        """Whether every pinned file has a certificate. Raises ConfigError."""
-        for pem in self.pinned:
-            _certificates(pem)
 
     def check_pinned(self, shown: bytes, address: str) -> None:
         """``shown`` is the server's certificate, DER. Raises CertificateError, ConfigError."""
