@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,60 +43,47 @@ if TYPE_CHECKING:
     from monitor.side.races import Races
 
 
-class Endpoints:
-    """Answers on ``listener`` (bound already). ``metrics`` makes them; ``races()``: None until they are judged."""
+def serve(
+    listener: socket.socket, view: View, metrics: Callable[[Server], Metrics], races: Callable[[], Races | None]
+) -> None:
+    """Answer on ``listener`` (bound already). ``metrics`` makes them; ``races()``: None until they are judged."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        view: View,
-        metrics: Callable[[Server], Metrics],
-        races: Callable[[], Races | None],
-    ) -> None:
-        self._view = view
-        self._make_metrics = metrics
-        self._metrics: Metrics | None = None
-        renderings = {
-            "/metrics": lambda accept: self._made_metrics().render(accept),
-            "/stats/summary": lambda _: summary_response(view, races()),
-        }
-        kept = Shared(renderings, self._failed, RENDER_SHARE, FRESH_S)
-        probes = {"/healthz": self._healthz, "/readyz": self._readyz}
-        routes = {path: Shared({path: route}, self._failed) for path, route in probes.items()}
-        routes |= dict.fromkeys(renderings, kept)
-        self._server = Server(listener, routes, self._failed, view.config.expose_metrics)
-        self._server.start()
+    def failed(problem: str) -> None:
+        view.log.error("http request failed", problem=problem)
 
-    def _failed(self, problem: str) -> None:
-        self._view.log.error("http request failed", problem=problem)
-
-    def _made_metrics(self) -> Metrics:
+    @cache
+    def made() -> Metrics:
         """Made at the first scrape, by the thread that renders: prometheus_client costs 4 MB on top of the server."""
-        if self._metrics is None:
-            self._metrics = self._make_metrics(self._server)
-        return self._metrics
+        return metrics(server)
 
-    def _healthz(self, _accept: str) -> Response:
-        if not self._view.side_lives():
+    def healthz(_accept: str) -> Response:
+        if not view.side_lives():
             return text(503, "the helper's main loop stands still")
-        return text(200, "ok") if self._view.hot_lives() else text(503, "the hot loop stands still")
+        return text(200, "ok") if view.hot_lives() else text(503, "the hot loop stands still")
 
-    def _readyz(self, _accept: str) -> Response:
-        reason = self._view.not_ready()
+    def readyz(_accept: str) -> Response:
+        reason = view.not_ready()
         return text(503, reason) if reason else text(200, "ok")
 
+    renderings = {
+        "/metrics": lambda accept: made().render(accept),
+        "/stats/summary": lambda _: summary_response(view, races()),
+    }
+    routes = {path: Shared({path: route}, failed) for path, route in {"/healthz": healthz, "/readyz": readyz}.items()}
+    routes |= dict.fromkeys(renderings, Shared(renderings, failed, RENDER_SHARE, FRESH_S))
+    server = Server(listener, routes, failed, view.config.expose_metrics)
+    server.start()
 
-def summary_response(view: View, races: Races | None) -> Response:
-    """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date."""
-    view.refresh()
-    return Response(200, "application/json", json.dumps(summary(view, races)).encode())
 
-
-def live_response(view: View, races: Races | None) -> Response:
-    """The same, without a request to the hot process: far from every threshold the counters stand still, and the
-    figures are those of the cgroup files. From any thread.
+def summary_response(view: View, races: Races | None, *, is_live: bool = False) -> Response:
+    """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date, unless ``is_live``:
+    without a request to the hot process. Far from every threshold the counters stand still, and the figures are those
+    of the cgroup files then.
     """
-    return Response(200, "application/json", json.dumps(summary(view, races, view.is_counted())).encode())
+    if not is_live:
+        view.refresh()
+    counted = not is_live or view.is_counted()
+    return Response(200, "application/json", json.dumps(summary(view, races, counted)).encode())
 
 
 def summary(view: View, races: Races | None, counted: bool = True) -> dict[str, Any]:
@@ -206,7 +194,7 @@ class DaemonSocket:
         routes: dict[str, Route] = {
             INFO_PATH: self._info,
             SUMMARY_PATH: lambda _: summary_response(self._view, self._races()),
-            LIVE_PATH: lambda _: live_response(self._view, self._races()),
+            LIVE_PATH: lambda _: summary_response(self._view, self._races(), is_live=True),
         }
         paced = {path: Shared({path: route}, self._failed, CPU_SHARE) for path, route in routes.items()}
         self._server = Server(listener, paced, self._failed, max_connections=MAX_COMMANDS, share=CPU_SHARE)

@@ -205,11 +205,11 @@ class Side:
 
     def _open_doors(self) -> None:
         """HTTP for scrapers and for commands; and the watch for a hot process that hangs."""
-        from monitor.side.endpoints import DaemonSocket, Endpoints
+        from monitor.side.endpoints import DaemonSocket, serve
         from monitor.side.hot_watch import HotWatch
 
         HotWatch(self.view).start()
-        Endpoints(self.listener, self.view, self._metrics, lambda: self.races)
+        serve(self.listener, self.view, self._metrics, lambda: self.races)
         self.daemon_socket = DaemonSocket(self.view, self.reloader, lambda: self.races)
         self.daemon_socket.open()
 

@@ -265,14 +265,12 @@ class MessageHandler:
         return decision.quantity
 
     def _on_killed(self, message: messages.Killed) -> None:
-        self._on_ended(message.pod, message.ts_ns)
-
-    def _on_ended(self, pod: str, ended_ns: int) -> None:
         if self._cluster is not None:
-            self._cluster.ended(pod, ended_ns)
+            self._cluster.ended(message.pod, message.ts_ns)
 
     def _on_evicted(self, message: messages.Evicted) -> None:
-        self._on_ended(message.pod, message.gone_ns)
+        if self._cluster is not None:
+            self._cluster.ended(message.pod, message.gone_ns)
         eviction = self._evictions.pop(str(message.id), None)
         fields = {key: value for key, value in present(message).items() if key != "pod"}
         known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message.pod), "pod", None)

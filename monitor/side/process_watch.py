@@ -274,11 +274,11 @@ class OverBudget:
     clock: Callable[[], int] = time.monotonic_ns
 
     def __post_init__(self) -> None:
+        self._left_out = self.view.log_budget, self.view.holds  # what has a number of lines that were left out
         self._due_ns: int | None = None
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
-        self._reported: dict[
-            str, tuple[int, dict[str, int]]
-        ] = {}  # uid -> when it was last logged, and what it had then
+        # uid -> when it was last logged, and what it had then
+        self._reported: dict[str, tuple[int, dict[str, int]]] = {}
 
     def records_came(self) -> None:
         """Records of processes or kills came: more may have been withheld."""
@@ -287,24 +287,22 @@ class OverBudget:
 
     def due_ns(self) -> int | None:
         """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
-        dues = self._due_ns, self.view.log_budget.due_ns(), self.view.holds.due_ns()
+        dues = self._due_ns, *(one.due_ns() for one in self._left_out)
         return min((due for due in dues if due is not None), default=None)
 
     def turn(self) -> None:
         """Look, if it is time, at every pod (a millisecond for 110 of them); log how many lines were left out."""
-        now, lines_ns = self.clock(), self.view.log_budget.due_ns()
-        if lines_ns is not None and now >= lines_ns:
-            self.view.log_budget.flush()
-        holds_ns = self.view.holds.due_ns()
-        if holds_ns is not None and now >= holds_ns:
-            self.view.holds.flush()
+        now = self.clock()
+        for one in self._left_out:
+            if (due_ns := one.due_ns()) is not None and now >= due_ns:
+                one.flush()
         if self._due_ns is not None and now >= self._due_ns:
             self._check_pods(now)
 
     def flush(self) -> None:
         """Log what was left out until now: the daemon ends."""
-        self.view.log_budget.flush(at_once=True)
-        self.view.holds.flush(at_once=True)
+        for one in self._left_out:
+            one.flush(at_once=True)
 
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}

@@ -26,6 +26,7 @@ from monitor.side.stalls import Stalls
 from monitor.side.view import OtherEviction, View
 
 if TYPE_CHECKING:
+    from monitor.side.cluster.record import Record as Reported
     from monitor.side.recorder import Recorder
 
 #: How often the alerts about the present state are brought up to date at least.
@@ -55,6 +56,7 @@ class Races:
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
         self._not_ready_since = time.monotonic()
+        self._alerted: tuple[Any, str] | None = None  # the thresholds met, and why evictions were suspended
 
     def _open_recorder(self) -> Recorder:
         from monitor.side.recorder import Recorder, header
@@ -115,11 +117,8 @@ class Races:
                 type=NAMES[type(message)],
                 problem=f"{type(error).__name__}: {error}",
             )
-        if isinstance(message, State) and (message.met, _reason(message)) != (self._alerted_met, self._alerted_brake):
+        if isinstance(message, State) and (message.met, _reason(message)) != self._alerted:
             self._alerts_ns = 0  # an alert about pressure, or suspended evictions, does not wait for a second
-
-    _alerted_met: Any = None
-    _alerted_brake: Any = None
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
@@ -168,10 +167,11 @@ class Races:
             for alert in alerts_for(incident, self._node):
                 self.alerts.fire(alert)
 
-    def status_not_taken(self, namespace: str, pod: str, outcome: str, text: str, killed: float) -> None:
+    def status_not_taken(self, of: Reported, outcome: str, text: str) -> None:
         """The API server, or the kubelet, did not take the status of an evicted pod. From any thread."""
         if self.alerts is not None:
-            self.alerts.fire(alert_for_status(self._node, namespace, pod, outcome, text, killed, time.time()))
+            about = self._node, of.namespace, of.pod, outcome, text, of.killed, time.time()
+            self.alerts.fire(alert_for_status(*about))
 
     def _update_alerts(self) -> None:
         if self.alerts is None:
@@ -183,13 +183,13 @@ class Races:
         lost = view.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
-        self._alerted_met, self._alerted_brake = view.met, _reason(view.state)
+        self._alerted = met, _ = view.met, _reason(view.state)
         oom_ahead, mismatch = self.forecaster.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
                 self._node,
                 time.time(),
-                met=self._alerted_met,
+                met=met,
                 braked=view.braked,
                 mismatch=mismatch,
                 oom_ahead=oom_ahead,

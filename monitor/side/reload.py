@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.errors import MonitorError
@@ -89,24 +90,17 @@ class Reloader:
                 self._follow()
                 continue
             try:
-                changed = self._reload()
-            except _HalfTaken as error:
-                self._view.log.error("the configuration is reloaded in part", problem=str(error))
-                self._answer(asked, refused=self.state.refused + 1, problem=str(error), half_taken=True)
+                changed = tuple(self._reload())
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, the daemon goes on as it was
-                problem = str(error) if isinstance(error, MonitorError) else f"{type(error).__name__}: {error}"
-                self._view.log.error("the configuration is not reloaded; the old one stays in force", problem=problem)
-                self._answer(asked, refused=self.state.refused + 1, problem=problem, half_taken=False)
+                half_taken, is_ours = isinstance(error, _HalfTaken), isinstance(error, _HalfTaken | MonitorError)
+                problem = str(error) if is_ours else f"{type(error).__name__}: {error}"
+                text = "the configuration is not reloaded; the old one stays in force"
+                self._view.log.error("the configuration is reloaded in part" if half_taken else text, problem=problem)
+                self._answer(asked, refused=self.state.refused + 1, problem=problem, half_taken=half_taken)
             else:
-                self._view.log.info("configuration reloaded", changed=changed)
-                self._answer(
-                    asked,
-                    taken=self.state.taken + 1,
-                    problem="",
-                    half_taken=False,
-                    changed=tuple(changed),
-                    taken_at=time.time(),
-                )
+                self._view.log.info("configuration reloaded", changed=list(changed))
+                found = {"taken": self.state.taken + 1, "changed": changed, "taken_at": time.time()}
+                self._answer(asked, problem="", half_taken=False, **found)
 
     def _follow(self) -> None:
         """Have the default threshold follow what the kernel keeps for itself (`over_the_kernels_share`). Up, if two
@@ -184,7 +178,8 @@ class Reloader:
     def _wait(self, counter: str, number: int) -> None:
         """Send it to the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
         view = self._view
-        for pause_s in _pauses():
+        # For ever: once it is sent, the hot process may apply it at any time.
+        for pause_s in chain(repeat(_POLL_S, _QUICK), repeat(_SLOW_POLL_S)):
             if view.stats.get(counter) == number:
                 return
             if view.stats.get("config_refused") == number:
@@ -208,11 +203,3 @@ class Reloader:
         view.disks.take_config(config)
         if races is not None:
             races.take_config(config)
-
-
-def _pauses() -> Iterator[float]:
-    """Wait for ever: once it is sent, the hot process may apply it at any time."""
-    for _ in range(_QUICK):
-        yield _POLL_S
-    while True:
-        yield _SLOW_POLL_S

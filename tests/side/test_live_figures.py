@@ -9,7 +9,7 @@ from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Refresh
 from monitor.settings.config import RunConfig
-from monitor.side.endpoints import live_response, summary_response
+from monitor.side.endpoints import summary_response
 from tests.limited import write
 from tests.side import views
 
@@ -39,13 +39,15 @@ def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path:
         found: int = json.loads(response.body)["node"]["memory"]["usageBytes"]
         return found
 
-    assert (usage(live_response(view, None)), sent) == (20 * MIB, []), "never swept: the files"
+    assert (usage(summary_response(view, None, is_live=True)), sent) == (20 * MIB, []), "never swept: the files"
     view.stats.set("armed", 1)
-    assert (usage(live_response(view, None)), sent) == (40 * MIB, []), "armed: they follow every charge"
+    assert (usage(summary_response(view, None, is_live=True)), sent) == (40 * MIB, []), (
+        "armed: they follow every charge"
+    )
     view.stats.set("armed", 0)
     view.stats.set("sweep_ns", time.monotonic_ns())
-    assert (usage(live_response(view, None)), sent) == (40 * MIB, []), "just swept"
+    assert (usage(summary_response(view, None, is_live=True)), sent) == (40 * MIB, []), "just swept"
     view.stats.set("sweep_ns", time.monotonic_ns() - 2_000_000_000)
-    assert (usage(live_response(view, None)), sent) == (20 * MIB, [])
+    assert (usage(summary_response(view, None, is_live=True)), sent) == (20 * MIB, [])
     assert usage(summary_response(view, None)) == 40 * MIB
     assert sent == [Refresh()], "for exact figures it is asked"

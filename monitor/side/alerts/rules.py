@@ -234,11 +234,7 @@ def alerts_for_state(
     * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been
       so.
     """
-    found = [*_of_pressure(node, met, braked)]
-    if mismatch is not None:
-        text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"
-        found.append((VICTIM_MISMATCH, "warning", text, mismatch, {}))
-    found += _of_forecasts(node, oom_ahead or {})
+    found = [*_of_pressure(node, met, braked, mismatch), *_of_forecasts(node, oom_ahead or {})]
     for where, n in (lost or {}).items():
         if n > 0:
             text = f"outrace on {node} lost {n} events ({where})"
@@ -262,7 +258,12 @@ def _made(found: _OfState, node: str, starts_at: float) -> Alert:
     return Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at)
 
 
-def _of_pressure(node: str, met: Iterable[Mapping[str, Any]], braked: Mapping[str, Any] | None) -> Iterator[_OfState]:
+def _of_pressure(
+    node: str,
+    met: Iterable[Mapping[str, Any]],
+    braked: Mapping[str, Any] | None,
+    mismatch: Mapping[str, Any] | None,
+) -> Iterator[_OfState]:
     for entry in met:
         signal, kind = str(entry["signal"]), str(entry["kind"])
         text = f"{signal} on {node} is below its {kind} eviction threshold"
@@ -274,6 +275,9 @@ def _of_pressure(node: str, met: Iterable[Mapping[str, Any]], braked: Mapping[st
         more["takers"] = "; ".join(braked.get("takers", ())) or None
         labels = {"reason": str(braked["reason"]), "signal": str(braked["signal"])}
         yield EVICTIONS_BRAKED, "critical", text, more, labels
+    if mismatch is not None:
+        text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"
+        yield VICTIM_MISMATCH, "warning", text, mismatch, {}
 
 
 def _of_forecasts(node: str, oom_ahead: Mapping[str, Forecast]) -> Iterator[_OfState]:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from monitor import __version__
 from monitor.kernel.sched import hurry
@@ -78,7 +78,9 @@ def post(url: str, body: bytes, user_agent: str) -> Answer:
     import http.client
 
     parts = urlsplit(url)
-    connection = _connection(parts)
+    assert parts.hostname
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=IO_TIMEOUT_S)
     cut = threading.Timer(TOTAL_TIMEOUT_S, _cut, (connection,))
     cut.daemon = True
     try:
@@ -94,20 +96,11 @@ def post(url: str, body: bytes, user_agent: str) -> Answer:
         text = answer.read(MAX_ANSWER).decode(errors="replace")
     except (OSError, http.client.HTTPException, ValueError, RuntimeError) as error:
         # ValueError: a host name IDNA cannot encode. RuntimeError: no thread can be started.
-        raise PostError(_why(error)) from error
+        raise PostError(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
     finally:
         cut.cancel()
         connection.close()
     return Answer(answer.status, text)
-
-
-def _connection(parts: SplitResult) -> HTTPConnection:
-    import http.client
-
-    assert parts.hostname
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=IO_TIMEOUT_S)
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=IO_TIMEOUT_S)
 
 
 def _cut(connection: HTTPConnection) -> None:
@@ -115,11 +108,6 @@ def _cut(connection: HTTPConnection) -> None:
     if sock is not None:
         with contextlib.suppress(OSError):  # it was just closed
             sock.shutdown(socket.SHUT_RDWR)
-
-
-def _why(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return text or type(error).__name__
 
 
 #: Pause before the second try, and the longest one, in seconds. Half of each is random, so that a hundred nodes do not

@@ -34,7 +34,6 @@ from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.race.events import Gone, Refused
 from monitor.side.cluster.reports import is_there
-from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
 
 if TYPE_CHECKING:

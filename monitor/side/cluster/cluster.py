@@ -24,7 +24,7 @@ from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import NodeReport, reason
-from monitor.side.cluster.record import Record, TaintRecord, TaintRecords, condition_record, pod_record, record_of
+from monitor.side.cluster.record import TaintRecord, TaintRecords, condition_record, pod_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.worker import Worker
 
@@ -56,20 +56,21 @@ class Cluster:
         kubeconfig: tuple[str, bool] = ("", False),
     ) -> None:
         self.node = node
-        self._races = races
-        self._view = view
         self._config = config
         log, state_dir = view.log, Path(view.config.state_dir)
         self._stop = threading.Event()
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
         clients = self._client, self._events_client
-        self.reports = Reports(*clients, state_dir, files, log, self._status_not_taken)
+        told = () if races is None else (races.status_not_taken,)
+        self.reports = Reports(*clients, state_dir, files, log, *told)
         self._kubeconfig = kubeconfig
         self._tainted = TaintRecords(state_dir)
         held = view.holds.names if view.config.holds else None
-        told = self._condition_changed, held, view.config.taints_node, self._note_taints
-        self._node_report = NodeReport(self._events_client, node, self._holding, log, *told)
+        more = self._condition_changed, held, view.config.taints_node, self._note_taints
+        self._node_report = NodeReport(
+            self._events_client, node, lambda: None if view.state is None else view.conditions, log, *more
+        )
         #: None but with `--evict-by api`.
         self.evictions = ApiEvictions(self._client, view) if view.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
@@ -158,14 +159,6 @@ class Cluster:
             self._tainted.write(TaintRecord(self.node, tuple(sorted(keys)), *self._kubeconfig))
         else:
             self._tainted.remove(self.node)
-
-    def _holding(self) -> Collection[str] | None:
-        return None if self._view.state is None else self._view.conditions
-
-    def _status_not_taken(self, record: Record, outcome: str, text: str) -> None:
-        """Raise the alert."""
-        if self._races is not None:
-            self._races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """An event on the node, as the kubelet sends for its own conditions."""

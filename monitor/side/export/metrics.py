@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -133,7 +133,7 @@ class Metrics(Collector):
         self.files = files
         self.lines = lines
         self.server = server
-        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry = CollectorRegistry(auto_describe=False)  # registering must not read the world
         self.registry.register(self)
 
     def render(self, accept: str) -> Response:
@@ -141,10 +141,6 @@ class Metrics(Collector):
         encoder, content_type = choose_encoder(accept)
         self.view.refresh()
         return Response(200, content_type, encoder(self.registry))
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not read the world."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         domains = self.view.domains()

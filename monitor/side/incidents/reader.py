@@ -70,10 +70,6 @@ class NeedsRollback(OSError):
     """A writer was killed within a transaction: the file has to be written to before it can be read."""
 
 
-class NewerSchema(MonitorError):
-    """The file was written by a later version of outrace."""
-
-
 # rows
 
 
@@ -202,12 +198,14 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def holds_store(connection: sqlite3.Connection) -> bool:
-    """Whether there is a store in the file: False if it is empty. Raises NewerSchema, or Damaged for anything else."""
+    """Whether there is a store in the file: False if it is empty. Raises MonitorError for one of a newer version, and
+    Damaged for anything else.
+    """
     found = number(connection, "PRAGMA application_id"), number(connection, "PRAGMA user_version")
     if found == (0, 0) and not number(connection, "SELECT count(*) FROM sqlite_schema"):
         return False
     if found[0] == APPLICATION_ID and found[1] > SCHEMA_VERSION:
-        raise NewerSchema(
+        raise MonitorError(
             f"the incident store is of a newer outrace (schema {found[1]}, this one knows {SCHEMA_VERSION})",
             "use that version, or move the file away to begin a new one",
         )
