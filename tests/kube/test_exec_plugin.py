@@ -11,8 +11,7 @@ import pytest
 from monitor.errors import ConfigError, MonitorError
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
-from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
-from monitor.kube.kubeconfig import load
+from monitor.kube.kubeconfig import ExecPlugin, ExecSpec, load
 from monitor.kube.tls import TlsSettings
 from tests.daemon.config_files import kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
