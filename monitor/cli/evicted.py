@@ -14,8 +14,7 @@ import click
 from monitor.cli.main import LazyGroup
 from monitor.cli.output import Finite, emit, output_option, seconds_of, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
-from monitor.evicted.pods import BY_REASON, after
-from monitor.evicted.sweep import FAILED, OUTCOMES, Choice, Criteria, Found, Progress, Sweep, choose
+from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, Choice, Criteria, Found, Progress, Sweep, after, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.policy.errors import PolicyError

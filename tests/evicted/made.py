@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from monitor.evicted.pods import EvictedPod, decode
+from monitor.evicted.sweep import EvictedPod, decode
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_apiserver import pod as running
 

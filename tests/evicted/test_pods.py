@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.evicted.pods import AFTER, BY_CONDITION, BY_REASON, EvictedPod, after, decode, parse_time
+from monitor.evicted.sweep import AFTER, BY_CONDITION, BY_REASON, EvictedPod, after, decode, parse_time
 from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.evicted.pods import EvictedPod
-from monitor.evicted.sweep import DELETED, FAILED, Criteria, Progress, Sweep, choose
+from monitor.evicted.sweep import DELETED, FAILED, Criteria, EvictedPod, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ServerError, TransportError
 from tests.evicted.made import evicted, names, put
