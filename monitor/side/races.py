@@ -79,15 +79,12 @@ class Races:
         self.judge.take_config(config)
         if self.alerts is not None:
             self.alerts.take_receivers(config.alertmanagers, config.webhooks)
-        elif (alerts := self._sender(config)) is not None:
-            alerts.start()
-            self.alerts = alerts
+        else:
+            self.alerts = self._sender(config)
 
     def start(self) -> None:
         self.forecaster.start()
         self.stalls.start()
-        if self.alerts is not None:
-            self.alerts.start()
 
     def fileno(self) -> int | None:
         """The kernel's log; None where it cannot be read."""

@@ -158,7 +158,6 @@ def sender(
     **options: Any,
 ) -> Iterator[AlertSender]:
     made = AlertSender(alertmanagers or [], webhooks or [], log or LogLines(), "node1", **options)
-    made.start()
     try:
         yield made
     finally:

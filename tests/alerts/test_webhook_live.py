@@ -147,7 +147,6 @@ def test_a_silent_receiver_delays_nobody() -> None:
     hook = Webhook()
     with silent() as dead:
         sending = AlertSender([dead], [f"{dead}/x", hook.hook], LogLines(), "node1")
-        sending.start()
         with hook.running():
             for n in range(50):
                 sending.fire(event(n, time.time()))

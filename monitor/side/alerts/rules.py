@@ -16,6 +16,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.race.forecast import LEVEL, Forecast
+from monitor.side.incidents.reader import unix_time
 
 OOM_KILL = "OutraceOOMKill"
 OWN_LIMIT = "OutraceOOMOwnLimit"
@@ -113,8 +114,8 @@ def alerts_for(incident: Mapping[str, Any], node: str) -> list[Alert]:
 
 def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
     domain: str = incident["domain"]
-    starts_at = _unix_seconds(incident["start"])
-    ends_at = max(starts_at, _unix_seconds(incident["end"])) + HOLD_S
+    starts_at = unix_time(incident["start"])
+    ends_at = max(starts_at, unix_time(incident["end"])) + HOLD_S
     for name, severity, pods, labels in (*_of_verdict(incident), *_of_flags(incident)):
         for pod in pods:
             namespace, _, short = pod.rpartition("/")
@@ -168,11 +169,6 @@ def _of_evicted(incident: Mapping[str, Any]) -> tuple[str, Sequence[str], dict[s
 def _pods(names: Iterable[str | None]) -> list[str]:
     """Each pod once, in order, "" for what is in no pod; the first `MAX_PODS` of them."""
     return list(dict.fromkeys(name or "" for name in names))[:MAX_PODS]
-
-
-def _unix_seconds(value: Any) -> float:
-    """Unix seconds, of a number or of an ISO 8601 string."""
-    return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
 
 
 def _annotations(name: str, incident: Mapping[str, Any]) -> dict[str, str]:

@@ -354,17 +354,14 @@ class AlertSender:
                     name = f"{base} #{number}"
                 taken.add(name)
                 made[key] = Receiver(name, url, kind == "webhook", self._log, self._node, self._resend_s)
+                made[key].start()
         return made
 
     def take_receivers(self, alertmanagers: Sequence[str], webhooks: Sequence[str]) -> None:
         """Send to these from now on. A receiver that stays keeps its queue; one that is removed tries once more. A new
         one gets the alerts that last with the next `update`.
         """
-        before = self._receivers
-        self._receivers = self._made(alertmanagers, webhooks)
-        for key, receiver in self._receivers.items():
-            if key not in before:
-                receiver.start()
+        before, self._receivers = self._receivers, self._made(alertmanagers, webhooks)
         for key, receiver in before.items():
             if key not in self._receivers:
                 receiver.close()
@@ -391,19 +388,13 @@ class AlertSender:
                 if known.fingerprint not in keep:
                     receiver.end(known.fingerprint, when + settle_s)
 
-    def start(self) -> None:
-        """Start a thread for each receiver."""
-        for receiver in self._receivers.values():
-            receiver.start()
-
     def close(self, timeout_s: float) -> bool:
         """One more try for what waits; the rest is lost. False if a thread took longer than that."""
         deadline = time.monotonic() + timeout_s
         for receiver in self._receivers.values():
             receiver.close()
         for receiver in self._receivers.values():
-            if receiver.ident is not None:  # else it was never started
-                receiver.join(max(0.0, deadline - time.monotonic()))
+            receiver.join(max(0.0, deadline - time.monotonic()))
         return not any(receiver.is_alive() for receiver in self._receivers.values())
 
     @property
