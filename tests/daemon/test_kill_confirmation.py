@@ -145,7 +145,7 @@ def test_what_is_outside_the_node(more: dict[str, Any], node: str | None, expect
 
 def test_they_are_counted_and_logged_within_a_budget(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = RunConfig(state_dir=str(tmp_path), node_cgroup="/c/node")
-    node = view(config, Hierarchy(2, Path("/c")), MIB)
+    node = view(config, Hierarchy(2, Path("/c")), 1 << 20)
     handler = MessageHandler(node, Worker("files"), lambda _: None, lambda: None)
     for _ in range(100):
         assert all(map(handler.handle, (step(), step(kind="kill"), step(exiting=True))))
