@@ -233,7 +233,6 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
 def test_a_receiver_that_stays_keeps_its_name_and_a_new_one_gets_another() -> None:
     sender = AlertSender((), ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b"), Log(), "node")
     first, second = sender.counters
-    sender.start()
     try:
         sender.take_receivers((), ("http://127.0.0.1:1/b", "http://127.0.0.1:1/c"))
         assert set(sender.counters) == {second, f"{first} #3"}  # no series goes on for another receiver

@@ -11,7 +11,7 @@ import pytest
 
 from monitor.cli import doctor
 from monitor.errors import CannotError
-from monitor.kernel import bounds, cgroupfs, meminfo
+from monitor.kernel import bounds, cgroupfs, meminfo, rungs
 from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Offer, bpf_offers, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab import bench_race
@@ -32,7 +32,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             if no_cgroups:
                 raise CannotError(no_cgroups)
 
-        monkeypatch.setattr(doctor, "bpf_offers", lambda *_: bpf)
+        monkeypatch.setattr(rungs, "bpf_offers", lambda *_, **__: bpf)
         monkeypatch.setattr(cgroupfs, "detect", detect)
         return doctor.hook_plan([], Path())
 
@@ -46,10 +46,10 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 def test_what_is_offered_and_best_first(
     plan: Callable[..., dict[str, Any]], given: dict[str, Any], names: list[str]
 ) -> None:
-    rungs = plan(**given)["rungs"]
-    assert [rung["name"] for rung in rungs if rung["ok"]] == names
-    assert tuple(rung["name"] for rung in rungs) == NAMES, "all are listed, best first"
-    for rung in rungs:
+    found = plan(**given)["rungs"]
+    assert [rung["name"] for rung in found if rung["ok"]] == names
+    assert tuple(rung["name"] for rung in found) == NAMES, "all are listed, best first"
+    for rung in found:
         assert rung["detail"]
         assert bool(rung["remedy"]) != rung["ok"], f"{rung['name']}: a remedy for what is not there, and only for that"
 
