@@ -24,7 +24,6 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
-from monitor.link.rare_messages import Culprit
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, gate
@@ -363,11 +362,6 @@ class Decider:
         if not self.evict_over_limit():
             self.run_pass()
 
-    def take_culprit(self, message: Culprit) -> None:
-        """Evict a pod that caused a stall, as one over a limit of its own."""
-        self._disks.add_violation(message.pod, message.message)
-        self.evict_over_limit()
-
     def evict_over_limit(self) -> bool:
         """Evict the next pod that is over a limit of its own; False if there is none."""
         while self.may_act and self._evictor.current is None and not self._trigger.is_pulled:
@@ -375,7 +369,7 @@ class Decider:
             if violation is None:
                 break
             entry = self._registry.by_uid.get(violation.uid)
-            if entry is not None and not (entry.evicted or entry.critical):
+            if entry is not None and not entry.evicted:
                 acted = self._actor.act(entry, decisions.for_limit(self.config, violation.message), {})
                 self.changed |= acted.decision is not None
                 if self.holds is not None:

@@ -23,7 +23,7 @@ CLEANUP_TIMEOUT_NS = 300_000_000_000
 
 
 class Violation(NamedTuple):
-    """A pod over a limit of its own local storage, or that caused a stall; the text of its decision."""
+    """A pod over a limit of its own local storage, and the text of its decision."""
 
     uid: str
     message: str
@@ -59,10 +59,6 @@ class DiskSignals:
         self._cleaned = bool(message.reclaimed)
         if self._cleaned:
             self._cleaning_until_ns = 0
-
-    def add_violation(self, uid: str, message: str) -> None:
-        """Evict this pod too, for the reason in the message."""
-        self._violations[uid] = Violation(uid, message)
 
     def next_violation(self) -> Violation | None:
         """The next pod over a limit of its own, which is then forgotten."""

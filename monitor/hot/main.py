@@ -233,7 +233,6 @@ def _other_messages(
         messages.Reaped: lambda message: evictor.reaped(message.id),
         messages.Reclaimed: lambda message: pending.reclaimed(message.id),
         messages.Lives: lambda message: pending.answered(message.id, message.lives),
-        rare_messages.Culprit: decider.take_culprit,
         rare_messages.Reconfigure: configuration.take,
     }
     if decider.holds is not None:

@@ -63,21 +63,20 @@ def _some(path: str) -> int:
 
 
 def pages(hierarchy: Hierarchy, cgroup: Path) -> Pages | None:
-    """Of a memory cgroup with all below; None if it is gone. The root is the machine. (v1 does not count what reclaim
+    """Of a memory cgroup with all below; None: not known. The root is the machine. (v1 does not count what reclaim
     took: all pages that were freed stand for it, so refaults among pages that a pod frees itself weigh less.)
     """
     try:
         stat = _vmstat() if cgroup == hierarchy.root else cgroupfs.memory_stat(cgroup)
     except (MonitorError, OSError):
         return None
-    if cgroup == hierarchy.root:
-        prefix, taken = "", stat.get("pgsteal_anon", 0) + stat.get("pgsteal_file", 0)
-    elif hierarchy.version == 1:
-        prefix, taken = "total_", stat.get("total_pgpgout", 0)
-    else:
-        prefix, taken = "", stat.get("pgsteal", 0)
-    swap, files = (stat.get(f"{prefix}workingset_refault_{kind}", 0) for kind in ("anon", "file"))
-    return swap + files, taken, swap
+    v1 = hierarchy.version == 1 and cgroup != hierarchy.root
+    refaults = "total_workingset_refault" if v1 else "workingset_refault"
+    taken = ("total_pgpgout",) if v1 else ("pgsteal_anon", "pgsteal_file") if cgroup == hierarchy.root else ("pgsteal",)
+    if f"{refaults}_file" not in stat or taken[-1] not in stat:
+        return None  # before Linux 5.9
+    swap = stat.get(f"{refaults}_anon", 0)
+    return swap + stat[f"{refaults}_file"], sum(stat.get(name, 0) for name in taken), swap
 
 
 def _vmstat() -> dict[str, int]:

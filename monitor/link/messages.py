@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, get_args
 from monitor.kernel.wire import OomEvent
 from monitor.link.rare_messages import (
     Apply,
-    Culprit,
     FromHolds,
     Held,
     HoldEnded,
@@ -310,7 +309,7 @@ HotMessage = (
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
-    | ToHolds | Culprit | Reconfigure | Apply
+    | ToHolds | Reconfigure | Apply
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.

@@ -165,16 +165,6 @@ FromHolds = Held | HoldEnded | Soften
 ToHolds = KubeletEviction | Softened
 
 
-# of stalls
-
-
-class Culprit(NamedTuple):
-    """A pod that caused a stall is to be evicted."""
-
-    pod: str  # uid
-    message: str
-
-
 # of another configuration while running (`monitor.hot.reconfigure`, `monitor.side.reload`)
 
 

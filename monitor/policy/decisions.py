@@ -27,8 +27,6 @@ from monitor.policy.signals import DOMAIN_OF, RESOURCE, Observation
 from monitor.policy.suspension import WAIT, Answer
 from monitor.policy.synchronize import Outcome
 
-#: Kind of a decision on the pod that caused a stall, and how its message begins.
-STALL, _OF_STALL = "stall", "The pod took memory that others need: "
 NO_VICTIM, BUSY, RETURNS, SUSPENDED, HELD, EVICT = "no victim", "busy", "returns", "suspended", "held", "evict"
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
 REPEAT_NS = 10_000_000_000
@@ -106,15 +104,9 @@ def for_threshold(result: PassResult, observations: Mapping[str, Observation], h
 
 
 def for_limit(config: PassConfig, message: str) -> dict[str, Any]:
-    """The same for a pod over a limit of its own, or that caused a stall; ``message`` says which."""
+    """The same for a pod over a limit of its own; ``message`` says which."""
     grace_s = config.limit_grace_s
-    kind = STALL if message.startswith(_OF_STALL) else "limit"
-    return {"signal": None, "kind": kind, "message": message, "grace_s": grace_s, "given_s": grace_s}
-
-
-def stall_message(stalled: str, share: float, grew: int) -> str:
-    """Why the pod that caused a stall is evicted. ``stalled``: the pod that waits; ``grew``: bytes."""
-    return f"{_OF_STALL}{stalled} waited for memory {share:.0%} of the time after this pod had grown by {grew} bytes. "
+    return {"signal": None, "kind": "limit", "message": message, "grace_s": grace_s, "given_s": grace_s}
 
 
 class Decisions:

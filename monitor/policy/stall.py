@@ -24,14 +24,15 @@ WINDOW_NS = 1_000_000_000
 CALM_NS = 5_000_000_000
 #: Growth that can be the cause is measured over this.
 GROWTH_NS = 30_000_000_000
-#: A pod is a cause if it explains at least this part of what the stalled pod lacks.
-EXPLAINS = 1 / 3
+#: A pod is a cause if it explains at least this part of what the stalled pod lacks, and grew by half as much as the
+#: one that grew most, and by no less than this: every pod grows by some pages.
+EXPLAINS, LEAST_GREW = 1 / 3, 4 << 20
 #: What reclaim brings back so fast is noise: pages.
 _FEW_REFAULTS = 10
 #: Pods shrink by less all the time: bytes.
 _LEAST_LOST = 1 << 20
 _DEFAULT_GRACE_NS = 10_000_000_000
-_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<evicts>,evict)?")
+_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>.+))?")
 
 
 class Load(NamedTuple):
@@ -47,18 +48,15 @@ class Load(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it. ``evicts``: the
-    pod that caused it is evicted then.
-    """
+    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it."""
 
     scope: str
     share: float
     grace_ns: int = _DEFAULT_GRACE_NS
-    evicts: bool = False
 
 
 def parse_rule(text: str) -> Rule:
-    """``pod>50%,grace=10s`` or ``pod>50%,grace=10s,evict``. Raises PolicyError."""
+    """``pod>50%,grace=10s``. Raises PolicyError."""
     found = _RULE.fullmatch(text.replace(" ", ""))
     if found is None or found["scope"] not in SCOPES:
         raise PolicyError(f"{text!r} is not a rule like 'pod>50%,grace=10s' (pod, kubepods or machine)")
@@ -68,7 +66,7 @@ def parse_rule(text: str) -> Rule:
     grace_ns = _DEFAULT_GRACE_NS if found["grace"] is None else parse_duration(found["grace"])
     if not WINDOW_NS <= grace_ns <= 3600 * WINDOW_NS:
         raise PolicyError(f"{text!r}: the grace is 1s to 1h")
-    return Rule(found["scope"], share, grace_ns, found["evicts"] is not None)
+    return Rule(found["scope"], share, grace_ns)
 
 
 def share(before: Load, now: Load) -> float:
@@ -185,13 +183,13 @@ class Cause(NamedTuple):
 def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[str]) -> Cause:
     """Which pod caused a stall. ``grew``: by how much each pod grew in `GROWTH_NS`, in bytes of memory that cannot be
     reclaimed; ``outside``: all that is in no pod. ``order``: uids in eviction order, critical pods last. Of
-    several that explain the stall it is the first of the order.
+    several that explain the stall (`EXPLAINS`) it is the first of the order.
     """
     if lacks.limit:
         return Cause(lacks.uid, lacks.limit, max(0, grew.get(lacks.uid, 0)))
     if not lacks.size:  # not known: any growth would explain it
         return Cause("", UNKNOWN)
-    least = max(1, int(lacks.size * EXPLAINS))
+    least = max(LEAST_GREW, int(lacks.size * EXPLAINS), max(grew.values(), default=0) // 2)
     able = {uid for uid, more in grew.items() if more >= least and uid != lacks.uid}
     found = next((uid for uid in order if uid in able), "")
     if found:

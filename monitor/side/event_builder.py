@@ -24,7 +24,7 @@ from monitor.race import events as ev
 from monitor.race.episode import Episode, State
 from monitor.race.events import NODE, Lost, Sample, Watched
 from monitor.race.forecast import SEEN_NS, SPACING_NS
-from monitor.race.joining import PRESSURE
+from monitor.race.joining import PRESSURE, STALL
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.holds import FOR_MEMORY, HoldRation
 from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
@@ -239,7 +239,8 @@ class EventBuilder:
 
     @property
     def open(self) -> bool:
-        return bool(self._state.open or self._state.waiting)
+        """Whether hot has to keep what it reported: a stall may last for hours, and hot did not report it."""
+        return bool(self._state.waiting) or any(not o.key.startswith(STALL) for o in self._state.open)
 
     def handle(self, message: messages.Message | messages.Bad) -> None:
         """Handle one message of the hot process; ignores those that do not matter here."""
@@ -337,7 +338,7 @@ class EventBuilder:
             self._recorder.event(event)
         if not isinstance(event, ev.Tick):
             self._on_event(event)
-        if isinstance(event, ev.Mark | ev.Gone) and self._urgent_ns is None:
+        if isinstance(event, ev.Mark | ev.Gone | ev.Stalled) and self._urgent_ns is None:
             self._urgent_ns = self._now() + URGENT_NS
         self._state, done = episode.feed(self._state, event)
         for one in done:

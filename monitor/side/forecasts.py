@@ -216,11 +216,11 @@ class Forecaster:
         inside = None if view.config.node_cgroup is None else str(view.node_path)
         return mismatch(likely_victim(processes, total, inside), self.order())
 
-    def order(self) -> list[Candidate]:
-        """The policy's order by the figures of this moment."""
+    def order(self, counted: bool = True) -> list[Candidate]:
+        """The policy's order by the figures of this moment; not ``counted``: by the cgroups' files."""
         stats = {}
         for uid, found in self.view.pods.items():
-            reading = self.view.memory(found.cgroup)
+            reading = self.view.memory(found.cgroup, counted)
             if reading is not None:
                 stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
         ranker = era(self.view.config.policy).ranker

@@ -21,7 +21,6 @@ from monitor.link.codec import event_fields, present
 from monitor.link.messages import Braked, Released
 from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
 from monitor.pods.model import FoundPod
-from monitor.policy.decisions import STALL
 from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.messages import eviction_message
 from monitor.policy.pods import Pod
@@ -206,7 +205,7 @@ class MessageHandler:
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
     def _on_decision(self, message: messages.Decision) -> None:
-        self.view.decisions[message.signal or (STALL if message.kind == STALL else LOCAL_STORAGE)] += 1
+        self.view.decisions[message.signal or LOCAL_STORAGE] += 1
         found = self.view.pods.get(message.pod)
         fields = _logged(message)
         if found is None:

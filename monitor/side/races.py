@@ -67,7 +67,7 @@ class Races:
 
     def _order(self) -> list[str]:
         """Uids of the pods that may be evicted, by the figures of this moment."""
-        return [one.uid for one in self.forecaster.order() if not one.critical]
+        return [one.uid for one in self.forecaster.order(self._view.is_counted()) if not one.critical]
 
     def _sender(self, config: RunConfig) -> AlertSender | None:
         if not config.alertmanagers and not config.webhooks:

@@ -12,17 +12,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from monitor.errors import MonitorError
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
-from monitor.link.rare_messages import Culprit
 from monitor.policy import stall
-from monitor.policy.decisions import stall_message
 from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall
 from monitor.race.events import NODE, Stalled
+from monitor.side.export.log import LogBudget
 from monitor.side.view import View, label
+
+T = TypeVar("T")
 
 #: Time between two samples, and of a subject that waits for more than half of its line.
 PACE_NS, NEAR_NS = 1_000_000_000, 250_000_000
@@ -49,9 +49,8 @@ class _Subject:
     name: str
     domain: str
     cgroup: Path
-    cgroups: tuple[Path, ...]  # with its containers
     rule: Rule
-    files: Path | None  # where its pressure files are
+    files: Path | None = None  # where its pressure files are
     loads: deque[Load] = field(default_factory=deque)
     swap_ins: deque[int] = field(default_factory=lambda: deque(maxlen=2))
     stall: Stall | None = None
@@ -75,6 +74,9 @@ class Stalls:
         self._subjects: dict[str, _Subject] = {}
         self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque(maxlen=stall.GROWTH_NS // GROWTH_PACE_NS + 2)
         self._grown_due_ns = 0
+        self._problem = ""  # logged last
+        budget = LogBudget(view.log)  # of this thread: a pod can cause any number of lines
+        self._line, self._lines_due_ns, self._flush = budget, budget.due_ns, budget.flush
         #: Growth of each pod and outside of them, and the eviction order; when they were read.
         self._figures: tuple[int, Mapping[str, int], int, Sequence[str]] = (-PACE_NS, {}, 0, ())
 
@@ -86,26 +88,33 @@ class Stalls:
             threading.Thread(target=self._run, name="stalls", daemon=True).start()
 
     def _run(self) -> None:
-        problem = ""
         while True:
-            try:
-                due_ns = self.turn(time.monotonic_ns())
-            except (MonitorError, OSError, ValueError) as error:  # one odd file must not end it
-                if str(error) != problem:
-                    problem = str(error)
-                    self._view.log.error("stalls cannot be looked for; trying again", problem=problem)
-                due_ns = time.monotonic_ns() + PACE_NS
+            due_ns = self._guarded(self.turn, time.monotonic_ns()) or time.monotonic_ns() + PACE_NS
             time.sleep(max(0.01, (due_ns - time.monotonic_ns()) / 1e9))
+
+    def _guarded(self, step: Callable[..., T], *given: Any) -> T | None:
+        """One odd file ends neither the look for stalls nor that at the other pods."""
+        try:
+            return step(*given)
+        except Exception as error:  # noqa: BLE001
+            text = f"{type(error).__name__}: {error}"
+            if text != self._problem:
+                self._problem = text
+                self._view.log.error("stalls cannot be looked for; trying again", problem=text)
+            return None
 
     def turn(self, now_ns: int) -> int:
         """Sample what is due; when the next sample is."""
         self._match(now_ns)
-        if now_ns >= self._grown_due_ns:
-            self._grown.append((now_ns, self._sizes()))
+        if now_ns >= self._grown_due_ns and self._view.synced:  # what a late list of pods adds is no growth
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
+            self._grown.append((now_ns, self._sizes()))
         for subject in self._subjects.values():
             if now_ns >= subject.due_ns:
-                self._look(subject, now_ns)
+                self._guarded(self._look, subject, now_ns)
+        due_ns = self._lines_due_ns()
+        if due_ns is not None and now_ns >= due_ns:
+            self._flush()
         self.shown = {
             key: Shown(share, *_about(subject))
             for key, subject in self._subjects.items()
@@ -116,20 +125,24 @@ class Stalls:
     def _match(self, now_ns: int) -> None:
         """Follow the pods that there are."""
         pods = self._view.pods
-        for key in [key for key, one in self._subjects.items() if one.uid and one.uid not in pods]:
+        gone = [
+            uid
+            for uid, one in self._subjects.items()
+            if one.uid and (uid not in pods or pods[uid].cgroup != one.cgroup)
+        ]
+        for key in gone:
             self._over(self._subjects.pop(key), now_ns, stall.GONE)
         for uid, found in pods.items():
             if POD in self._rules and uid not in self._subjects:
-                cgroups = (found.cgroup, *found.containers.values())
-                self._add(uid, uid, label(found.pod), found.cgroup, cgroups, self._rules[POD])
+                self._add(uid, uid, label(found.pod), found.cgroup, self._rules[POD])
         for key, path in ((MACHINE, self._view.node_path), (KUBEPODS, self._view.kubepods)):
             if key in self._rules and key not in self._subjects and path is not None:
-                self._add(key, "", key, path, (path,), self._rules[key])
+                self._add(key, "", key, path, self._rules[key])
 
-    def _add(self, key: str, uid: str, name: str, cgroup: Path, cgroups: tuple[Path, ...], rule: Rule) -> None:
+    def _add(self, key: str, uid: str, name: str, cgroup: Path, rule: Rule) -> None:
         root = self._view.hierarchy.root
         domain = f"/{cgroup.relative_to(root)}" if uid else NODE if key == MACHINE else key
-        self._subjects[key] = _Subject(uid, name, domain, cgroup, cgroups, rule, None)
+        self._subjects[key] = _Subject(uid, name, domain, cgroup, rule)
 
     def _look(self, one: _Subject, now_ns: int) -> None:
         one.due_ns = now_ns + PACE_NS
@@ -140,6 +153,9 @@ class Stalls:
         if waited is None or one.uid in self._view.holds.now:  # not known is not 0; outrace itself stops a held pod
             one.files = None
             one.loads.clear()
+            one.swap_ins.clear()
+            if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
+                self._over(one, now_ns, stall.CALM)
             return
         now = Load(now_ns, *waited)
         if one.loads and (one.stall is not None or stall.waited(one.loads[-1], now) > one.rule.share / 4):
@@ -164,24 +180,22 @@ class Stalls:
         """Name the cause of a stall as soon as it is one for two samples; report it when its grace is over. A cause
         that is known stays: its growth leaves the window while the stall goes on.
         """
-        if now.since_ns >= one.loads[-2].ts_ns:
+        if len(one.loads) < 2 or now.since_ns >= one.loads[-2].ts_ns:
             return
         before = one.cause
-        if before is None or before.why == stall.UNKNOWN:
+        if before is None or (before.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS):
             self._find_cause(one, now_ns)
         cause = one.cause
         assert cause is not None
         fields = {"pod": one.name, "share": round(now.most, 2), "cause": self._name(cause.uid), "why": cause.why}
         fields |= {"lacks": one.lacks, "grew": cause.grew}
         if before is None or before.why != cause.why:
-            self._view.log_budget("info", "a pod waits for memory that it had", **fields)
+            self._line("info", "a pod waits for memory that it had", **fields)
         if not now.counts or (one.reported is not None and one.reported.why == cause.why):
             return
         if one.reported is None:
             self.counted += 1
-            self._view.log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
-        if one.rule.evicts and cause.why == stall.GREW and cause.uid in self._order():  # critical pods are not
-            self._view.send(Culprit(cause.uid, stall_message(one.name, now.most, cause.grew)))
+            self._line("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
         one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
         self._view.others_evicted(one.reported)
 
@@ -213,14 +227,16 @@ class Stalls:
         ended, reported = one.stall, one.reported
         one.stall, one.cause, one.reported = None, None, None
         if ended is not None and reported is not None:
-            self._view.log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
+            self._line("info", "a pod does not stall any more", pod=one.name, why=why)
             self._view.others_evicted(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
 
     # figures of the cause
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
-        """Uid -> bytes that reclaim cannot take, and all bytes; of the node by "" (what is in no pod as well)."""
-        places = {"": self._view.node_path, **{uid: one.cgroup for uid, one in self._view.pods.items()}}
+        """Uid -> bytes that reclaim cannot take, and all bytes; also of `MACHINE` and `KUBEPODS`."""
+        places = {MACHINE: self._view.node_path, **{uid: one.cgroup for uid, one in self._view.pods.items()}}
+        if self._view.kubepods is not None:
+            places[KUBEPODS] = self._view.kubepods
         return {uid: found for uid, path in places.items() if (found := self._size(path)) is not None}
 
     def _size(self, cgroup: Path) -> tuple[int, int] | None:
@@ -237,16 +253,19 @@ class Stalls:
 
     def _growth(self) -> tuple[dict[str, int], int]:
         """By how much each pod grew since the first sample, in bytes that reclaim cannot take; and all outside pods."""
-        then, now = self._grown[0][1], self._sizes()
+        then, now = self._grown[0][1] if self._grown else {}, self._sizes()
+        if not then:
+            return {}, 0
         grew = {uid: has[0] - then.get(uid, (0, 0))[0] for uid, has in now.items()}
-        whole = grew.pop("", 0)
+        whole = grew.pop(MACHINE, 0)
+        grew.pop(KUBEPODS, None)
         return grew, whole - sum(grew.values())
 
     def _lacks(self, one: _Subject) -> Lacks:
         first, last = one.loads[0], one.loads[-1]
         seen = first.refaults if first.refaults is not None else last.refaults
         refaulted = max(0, (last.refaults or 0) - (seen or 0)) * PAGE
-        most = max((sizes.get(one.uid, (0, 0))[1] for _, sizes in self._grown), default=0)
+        most = max((sizes.get(one.uid or one.name, (0, 0))[1] for _, sizes in self._grown), default=0)
         size = self._size(one.cgroup)
         has = 0 if size is None else size[1]
         return Lacks(one.uid, max(0, most - has), min(refaulted, has), self._limit(one))
@@ -254,7 +273,8 @@ class Stalls:
     def _limit(self, one: _Subject) -> str:
         """Whether it, or a container of it, is at its limit, or at its memory.high."""
         hierarchy = self._view.hierarchy
-        for cgroup in one.cgroups if one.uid else ():
+        found = self._view.pods.get(one.uid)
+        for cgroup in () if found is None else (found.cgroup, *found.containers.values()):
             own, has = limits.read(hierarchy, cgroup, swap=False) or {}, self._view.used(cgroup, counted=False)
             for name, what in (("max", stall.OWN_LIMIT), ("high", stall.THROTTLED)):
                 line = own.get(name)

@@ -15,8 +15,7 @@ from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, PassTimer
 from monitor.link.messages import DiskFigures, Reclaim
-from monitor.link.rare_messages import Culprit
-from monitor.policy.decisions import QUIET_NS, REPEAT_NS, stall_message
+from monitor.policy.decisions import QUIET_NS, REPEAT_NS
 from monitor.settings.config import RunConfig
 from tests.replay.world import PODS, SECOND, World, clocked
 
@@ -90,18 +89,6 @@ def test_pods_over_their_own_limits_go_first_and_one_by_one(make: Make) -> None:
     world.end(0, False)
     assert world.decider.evict_over_limit()
     assert [(one.kind, one.pod, one.message) for one in world.sent[1:]] == [("limit", PODS[1], "too much in 1")]
-
-
-def test_a_pod_that_caused_a_stall_goes_and_no_critical_one(make: Make) -> None:
-    world = make(enforce=True)
-    for culprit in (2, 0):  # 2 is critical
-        world.put(culprit, 0, 10, "BestEffort", culprit == 2, 1)
-        world.decider.take_culprit(Culprit(PODS[culprit], stall_message("shop/web", 0.9, 90 << 20)))
-    (one,) = world.sent
-    assert (one.kind, one.signal, one.pod, one.observed) == ("stall", None, PODS[0], False)
-    assert one.message.startswith("The pod took memory that others need: shop/web waited for memory 90% of the time")
-    world.decider.take_culprit(Culprit("gone", stall_message("shop/web", 0.9, 1)))
-    assert len(world.sent) == 1
 
 
 # ---- disks and process ids

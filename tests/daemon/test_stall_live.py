@@ -91,23 +91,21 @@ def stalled(stage: Stage, daemon: LabDaemon, file: Path) -> None:
     named = live.message(daemon, "a pod waits for memory that it had", pod="lab/reader")
     assert (named["cause"], named["why"]) == ("lab/hog", "grew")
     assert named["grew"] >= 20 * MIB
-    found = live.message(daemon, "a pod stalls")
-    assert (found["pod"], found["cause"]) == ("lab/reader", "lab/hog")
+    assert live.message(daemon, "a pod stalls", pod="lab/reader")["cause"] == "lab/hog"
 
 
 def options(tmp_path: Path) -> tuple[str, ...]:
     own = tmp_path / "own.yaml"
     # Emulated CPUs are slow beside the disk: the reader waits for 40 % of the time.
-    own.write_text(f"stall: pod>{15 if live.emulated() else 40}%,grace=3s,evict\n")
+    own.write_text(f"stall: pod>{15 if live.emulated() else 40}%,grace=3s\n")
     return ("--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi")
 
 
 def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
     stage: Stage, file: Path, tmp_path: Path
 ) -> None:
-    with LabDaemon(stage.node, *options(tmp_path)) as daemon:  # mode observe
+    with LabDaemon(stage.node, *options(tmp_path)) as daemon:
         stalled(stage, daemon, file)
-        assert live.message(daemon, "would evict")["pod"] == "lab/hog"
         stage.hog.expect("done")
         stage.hog.do("kept.clear()")
         incident = live.message(daemon, "incident", verdict="stalled", final=True)
@@ -115,15 +113,3 @@ def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
         assert "lab/hog grew by " in incident["summary"]
         assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
         assert live.metric(daemon, "stalls_total") == 1
-
-
-def test_the_pod_that_caused_it_is_evicted_and_the_reader_runs_again(stage: Stage, file: Path, tmp_path: Path) -> None:
-    with LabDaemon(stage.node, "--enforce", *options(tmp_path)) as daemon:
-        stalled(stage, daemon, file)
-        decision = live.message(daemon, "evicting")
-        assert (decision["pod"], decision["kind"]) == ("lab/hog", "stall")
-        assert live.message(daemon, "evicted")["pod"] == "lab/hog"
-        incident = live.message(daemon, "incident", verdict="stalled", final=True)
-        assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
-        assert len(live.messages(daemon, "evicted")) == 1
-        assert daemon.metrics()[RATIO] < 0.1

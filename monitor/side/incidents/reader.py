@@ -127,10 +127,12 @@ def unix_time(value: object) -> float:
 
 
 def _pods(incident: Mapping[str, Any]) -> list[str]:
-    """Every pod that has a part in it: evicted, refused to be, held, killed, or whose allocation led to a kill."""
+    """Every pod that has a part in it: evicted, refused to be, held, killed, stalled, or that led to it."""
     parts = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
     names = [part["pod"] for part in parts if part.get("pod")] + [*incident.get("refused", ())]
     names += [one["pod"] for one in incident.get("holds", ())]
+    stall = incident.get("stall") or {}
+    names += [stall[key] for key in ("pod", "cause") if stall.get(key)]
     return list(dict.fromkeys(map(str, names)))
 
 
