@@ -48,15 +48,16 @@ def _listed(procs: str) -> set[int]:
 def _fail(name: str, about: object) -> None:
     """Raise what is planned for this call, if anything is."""
     global _hits
-    if _plan.get("call") != name or _hits >= _plan["times"]:
+    plan = _plan  # a signal may bring another one at any moment
+    if plan.get("call") != name or _hits >= plan["times"]:
         return
-    if "procs" in _plan and about not in _listed(_plan["procs"]):
+    if "procs" in plan and about not in _listed(plan["procs"]):
         return
-    if "path" in _plan and _plan["path"] not in str(about):
+    if "path" in plan and plan["path"] not in str(about):
         return
     _hits += 1
     _say()
-    raise OSError(_plan["errno"], _strerror(_plan["errno"]))
+    raise OSError(plan["errno"], _strerror(plan["errno"]))
 
 
 def _faulty(name: str, real: Callable[..., Any], about: Callable[..., object]) -> Callable[..., Any]:
