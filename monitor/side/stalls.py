@@ -62,7 +62,7 @@ class _Subject:
 
 
 class Stalls:
-    """``shown`` and ``ended`` are for other threads: whole values. ``order``: uids in eviction order."""
+    """``shown`` and ``counted`` are for other threads: whole values. ``order``: uids in eviction order."""
 
     def __init__(self, view: View, rules: Sequence[Rule], order: Callable[[], Sequence[str]]) -> None:
         self.shown: Mapping[str, Shown] = {}  # by uid, `KUBEPODS`, `MACHINE`
@@ -100,7 +100,7 @@ class Stalls:
             text = f"{type(error).__name__}: {error}"
             if text != self._problem:
                 self._problem = text
-                self._view.log.error("stalls cannot be looked for; trying again", problem=text)
+                self._line("error", "stalls cannot be looked for; trying again", problem=text)
             return None
 
     def turn(self, now_ns: int) -> int:
