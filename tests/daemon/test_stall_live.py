@@ -108,8 +108,10 @@ def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
         stalled(stage, daemon, file)
         stage.hog.expect("done")
         stage.hog.do("kept.clear()")
-        incident = live.message(daemon, "incident", verdict="stalled", final=True)
+        # On a slow machine the other pod waits too, for its own reclaim.
+        domain = f"/{stage.node.pods['reader'].cgroup.relative_to(stage.node.hierarchy.root)}"
+        incident = live.message(daemon, "incident", verdict="stalled", final=True, domain=domain)
         assert "lab/reader waited for memory" in incident["summary"]
         assert "lab/hog grew by " in incident["summary"]
         assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
-        assert live.metric(daemon, "stalls_total") == 1
+        assert live.metric(daemon, "stalls_total") >= 1
