@@ -104,7 +104,7 @@ class EvictedPod:
 
 
 def decode(found: Object) -> EvictedPod | str | None:
-    """An evicted pod; the reason of one that Failed otherwise, and is nobody's business here; None for all else."""
+    """An evicted pod; the reason of one that Failed otherwise, which no command deletes; None for all else."""
     status, metadata = _map(found.get("status")), _map(found.get("metadata"))
     if status.get("phase") != "Failed":
         return None
