@@ -113,35 +113,14 @@ class Victim:
 
     def _open(self, pids: set[int], directory: str) -> int:
         """Open a pidfd for those of ``pids``, in cgroup ``directory``, that have none; how many were opened."""
-        spared = pids & SPARED.pids()
-        if spared:
-            self.spared |= spared
-            pids = pids - spared
-            for pid in self.pidfds.keys() & spared:
-                self._forget(pid)
-            self._close_kill()  # cgroup.kill would take them too
-        unknown = pids - self.pidfds.keys()
+        unknown = self._without_spared(pids) - self.pidfds.keys()
         unsignalled = unknown - self._let_go
         self._make_room(min(len(unsignalled), _OPEN))
         fresh: set[int] = set()
         for pid in (*unsignalled, *(unknown & self._let_go)):
-            if len(self.pidfds) >= self._limit or len(fresh) >= _OPEN:
+            if len(self.pidfds) >= self._limit or len(fresh) >= _OPEN or not self._open_one(pid, fresh):
                 self._left |= pid in unsignalled  # signalled first are those before it; then their places are free
                 break
-            if is_kernel_thread(pid):
-                continue
-            try:
-                self.pidfds[pid] = os.pidfd_open(pid)
-                fresh.add(pid)
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    TROUBLES.note("pidfd", error, self.uid)
-                    self._give_back(fresh)
-                    self._left |= pid in unsignalled
-                    break
-                # Gone, or a thread of a process that is leaving (EINVAL; since Linux 6.15 ENOENT).
-                if error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
-                    TROUBLES.note("pidfd", error, self.uid)
         if fresh:
             # The pid may have been used again between reading and opening: only one that is still listed is right.
             # Where that cannot be read, none counts as listed.
@@ -150,6 +129,33 @@ class Victim:
         self.found += len(fresh & unsignalled)
         self._let_go -= fresh
         return len(fresh)
+
+    def _without_spared(self, pids: set[int]) -> set[int]:
+        """Those of ``pids`` that may be signalled; the others are noted, and have no descriptor any more."""
+        spared = pids & SPARED.pids()
+        if spared:
+            self.spared |= spared
+            for pid in self.pidfds.keys() & spared:
+                self._forget(pid)
+            self._close_kill()  # cgroup.kill would take them too
+        return pids - spared
+
+    def _open_one(self, pid: int, fresh: set[int]) -> bool:
+        """Open a pidfd and note it in ``fresh``; False where no more descriptors are to be had."""
+        if is_kernel_thread(pid):
+            return True
+        try:
+            self.pidfds[pid] = os.pidfd_open(pid)
+            fresh.add(pid)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                TROUBLES.note("pidfd", error, self.uid)
+                self._give_back(fresh)
+                return False
+            # Gone, or a thread of a process that is leaving (EINVAL; since Linux 6.15 ENOENT).
+            if error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
+                TROUBLES.note("pidfd", error, self.uid)
+        return True
 
     def _still_in(self, directory: str) -> set[int]:
         try:
