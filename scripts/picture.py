@@ -85,10 +85,13 @@ def race(thresholds: Sequence[str], enforce: bool) -> dict[str, Any]:
                 raise MonitorError(f"no race came about: {daemon.complaint()}")
             time.sleep(1)  # the last version of the incident is stored when its episode is over
             incident = show(daemon.state_dir)
-    zero = decided["crossed_ns"]
-    curve = [[round((at - zero) / 1e6, 1), round(NODE_MIB - usage / MIB, 2)] for at, usage in samples]
-    shown = [point for point in curve if FROM_MS <= point[0] <= TO_MS]
-    return {"incident": incident, "available_mib": shown}
+    return {"incident": incident, "available_mib": available(samples, decided["crossed_ns"])}
+
+
+def available(samples: Sequence[tuple[int, int]], zero_ns: int) -> list[list[float]]:
+    """The curve that is drawn: [ms from the crossing, MiB that are available]."""
+    curve = [[round((at - zero_ns) / 1e6, 1), round(NODE_MIB - usage / MIB, 2)] for at, usage in samples]
+    return [point for point in curve if FROM_MS <= point[0] <= TO_MS]
 
 
 def score(pid: int, value: int) -> None:

@@ -20,7 +20,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -262,6 +262,26 @@ def expected(family: Family, append: str = "") -> str:
     return f"outrace.rungs={'' if append.strip() else ','.join(RUNGS[family.kernel])}"
 
 
+def command_line(family: Family, options: Options, *, emulated: bool) -> str:
+    """What the kernel is started with."""
+    # Dear to emulate, and for hardware that TCG is not; and no test of a timer that a busy host makes late.
+    slow = ["mitigations=off", "init_on_alloc=0", "no_timer_check", "tsc=reliable"] if emulated else []
+    words = [
+        *slow, "console=ttyS0", f"root=PARTUUID={DISK_ID:08x}-01", "rootwait", "rw", "init=/sbin/outrace-init",
+        "panic=-1", "quiet", f"outrace.cgroup={options.cgroup}", EXPENDABLE,
+        expected(family, options.append), options.append,
+    ]  # fmt: skip
+    return " ".join(words).strip()
+
+
+def disks(drives: Sequence[str]) -> Iterator[str]:
+    """The options of QEMU for these drives, in order, at one NVMe controller."""
+    yield from ("-device", "nvme,id=nvme,serial=outrace")
+    for number, drive in enumerate(drives, 1):
+        yield from ("-drive", f"{drive},if=none,id=disk{number},format=raw")
+        yield from ("-device", f"nvme-ns,drive=disk{number},bus=nvme,nsid={number}")
+
+
 def boot(image: Image, command: str, options: Options, results: Path, show: Callable[[str], None]) -> Outcome:
     """Boot ``image``, run the bash script ``command`` in the project's directory there, and unpack what it left in /out
     into ``results``, where console.log is written too. ``show`` gets each line of the console as it comes.
@@ -282,17 +302,7 @@ def boot(image: Image, command: str, options: Options, results: Path, show: Call
         with open(back, "xb") as file:
             file.truncate(RESULTS_SIZE)
         drives = [f"file={image.disk},snapshot=on", f"file={project},snapshot=on", f"file={back},cache=unsafe"]
-        nvme = ["-device", "nvme,id=nvme,serial=outrace"]
-        for number, drive in enumerate(drives, 1):
-            nvme += ["-drive", f"{drive},if=none,id=disk{number},format=raw"]
-            nvme += ["-device", f"nvme-ns,drive=disk{number},bus=nvme,nsid={number}"]
-        # Dear to emulate, and for hardware that TCG is not; and no test of a timer that a busy host makes late.
-        slow = ["mitigations=off", "init_on_alloc=0", "no_timer_check", "tsc=reliable"] if accel == "tcg" else []
-        words = [
-            *slow, "console=ttyS0", f"root=PARTUUID={DISK_ID:08x}-01", "rootwait", "rw", "init=/sbin/outrace-init",
-            "panic=-1", "quiet", f"outrace.cgroup={options.cgroup}", EXPENDABLE,
-            expected(image.family, options.append), options.append,
-        ]  # fmt: skip
+        words = command_line(image.family, options, emulated=accel == "tcg")
 
         def line(text: str) -> None:
             console.append(text)
@@ -307,8 +317,8 @@ def boot(image: Image, command: str, options: Options, results: Path, show: Call
                 except (OSError, ValueError, StopIteration) as error:
                     show(f"no memory is plugged: {error}")
 
-        run = ["env", f"TMPDIR={place}", *machine(accel, options.memory_mib, options.cpus, control), *nvme]
-        run += ["-kernel", str(image.vmlinuz), "-append", " ".join(words).strip()]
+        run = ["env", f"TMPDIR={place}", *machine(accel, options.memory_mib, options.cpus, control), *disks(drives)]
+        run += ["-kernel", str(image.vmlinuz), "-append", words]
         why, seconds = watch(run, options.deadline_s, line)
         code = unpack(back, results)
     if code is None and why is None:
