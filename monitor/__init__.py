@@ -1,3 +1,3 @@
 """outrace: an eBPF-assisted, low-latency memory pressure monitor for Linux VMs and Kubernetes nodes."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

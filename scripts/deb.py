@@ -53,7 +53,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def git_version() -> str:
-    """The release, with the number and name of the commit: `0.1.0+git1234.abcdef0`; without git, the release."""
+    """The release, with the number and name of the commit: `0.2.0+git1234.abcdef0`; without git, the release."""
     if not (ROOT / ".git").exists():
         return __version__
     number, name = run("git", "rev-list", "--count", "HEAD"), run("git", "rev-parse", "--short=7", "HEAD")
