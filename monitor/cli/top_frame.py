@@ -77,7 +77,9 @@ class Node:
         domains, pods, origin = self._read(source.pods)
         reported: dict[str, Any] = self.reported or {}
         node = domains["node"]
-        signals = _signals(domains)
+        signals, stalls = _signals(domains), reported.get("stalls", {})
+        for pod in pods:
+            pod["stall_ratio"] = stalls.get(pod["uid"])
         return {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "source": origin,

@@ -22,7 +22,9 @@ _PAGE = 10
 #: At least so much of a name is shown before columns are left out.
 _NAME = 22
 #: Left out in this order where the screen is narrow.
-_SPARE = ("REQUEST", "QOS", "USED", "PRIORITY", "ADJ", "GROWTH")
+_SPARE = ("REQUEST", "QOS", "USED", "PRIORITY", "ADJ", "GROWTH", "STALL")
+#: From this share of a second on a pod's stall has a column; below it is no figure of two digits.
+_STALLS = 0.01
 _SHORT_QOS = {"Guaranteed": "Guar", "Burstable": "Burst", "BestEffort": "BestE"}
 
 
@@ -207,20 +209,23 @@ def table(frame: Json, shown: Sequence[Row], width: int) -> list[list[Span]]:
     """The header and a line for each of these pods. Before the name stand `P` (the policy evicts it next), `K` (the
     kernel kills it next) and `H` (it is held).
     """
-    header = ("", "#", "POD", "OVER", "USED", "REQUEST", "PRIORITY", "QOS", "ADJ", "GROWTH")
+    header = ("", "#", "POD", "OVER", "USED", "REQUEST", "PRIORITY", "QOS", "ADJ", "GROWTH", "STALL")
     cells = [_cells(frame, row) for row in shown]
     widths = [max(len(header[i]), *(len(each[i]) for each in cells), 0) for i in range(len(header))]
     widths[0] = 3
     name = header.index("POD")
     kept = list(range(len(header)))
+    if not any((pod.get("stall_ratio") or 0) >= _STALLS for pod in frame["pods"]):
+        kept.remove(header.index("STALL"))
 
     def room() -> int:
         return width - sum(widths[i] for i in kept if i != name) - (len(kept) - 1)
 
-    for spare in _SPARE:
+    for spare in map(header.index, _SPARE):
         if room() >= min(widths[name], _NAME):
             break
-        kept.remove(header.index(spare))
+        if spare in kept:
+            kept.remove(spare)
     widths[name] = max(1, min(widths[name], room()))
 
     def laid(each: Sequence[str]) -> str:
@@ -248,6 +253,7 @@ def _cells(frame: Json, row: Row) -> tuple[str, ...]:
         _SHORT_QOS.get(pod["qos"], "?"),
         "?" if adj is None else str(adj["highest"]),
         growth_text(pod.get("growth_bytes_per_s")),
+        "?" if (share := pod.get("stall_ratio")) is None else f"{share:.0%}",
     )
 
 

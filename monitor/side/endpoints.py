@@ -106,7 +106,8 @@ def summary(view: View, races: Races | None, counted: bool = True) -> dict[str, 
     # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
     forecasts = [] if races is None else races.forecaster.report()
     ours = {"braked": view.braked, "held": view.holds.shown(), "forecasts": forecasts}
-    ours["status"] = _status(view)
+    shares = {} if races is None else {uid: round(one.share, 3) for uid, one in races.stalls.shown.items()}
+    ours |= {"stalls": shares, "status": _status(view)}
     return {"node": node, "pods": pods, "outrace": ours}
 
 

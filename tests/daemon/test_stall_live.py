@@ -1,5 +1,6 @@
 """Stalls of the real kernel: files of a pod that no longer fit beside another pod, and are read again and again."""
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,8 @@ def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
 ) -> None:
     with LabDaemon(stage.node, *options(tmp_path)) as daemon:
         stalled(stage, daemon, file)
+        shares = json.loads(daemon.get("/stats/summary")[1])["outrace"]["stalls"]
+        assert 0 < shares[stage.node.pods["reader"].uid] <= 1
         stage.hog.expect("done")
         stage.hog.do("kept.clear()")
         # On a slow machine the other pod waits too, for its own reclaim.

@@ -127,6 +127,7 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     served["node"]["systemContainers"] = [{"name": "pods", "memory": memory}]
     stranger = {"name": "x", "namespace": "ns", "uid": "not-ours"}
     served["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
+    served["outrace"]["stalls"] = {"not-ours": 0.5}
     frame = _frame(node, folder, tmp_path, _Daemon(json.dumps(served)))
     assert (frame["source"], frame["node"]["cgroup"]) == ("daemon node-7", str(node))
     figures = ("usage", "inactive_file", "active_file", "working_set", "capacity", "available")
@@ -136,6 +137,7 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     assert len(pods) == 3
     assert (pods["not-ours"]["request"], pods["not-ours"]["over_request"]) == (None, None)
     assert {p["request"] for p in pods.values()} == {None, MI, 32 * MI}
+    assert {uid: p["stall_ratio"] for uid, p in pods.items() if p["stall_ratio"] is not None} == {"not-ours": 0.5}
 
 
 @pytest.mark.live

@@ -52,6 +52,16 @@ def test_at_80_by_24_what_is_met_and_what_is_not_known_have_their_place() -> Non
     assert unknown[2:] == ["-", "200.0Mi", "-", "?", "?", "?", "?"]
 
 
+def test_what_stalls_has_a_column_while_a_pod_stalls() -> None:
+    """Also where the screen is narrow: it is the last to be left out."""
+    made = full()
+    assert not any("STALL" in one for one in text(Sample(made)))
+    made["pods"][0]["stall_ratio"], made["pods"][1]["stall_ratio"] = 0.873, None
+    for width in (120, 50):
+        lines = text(Sample(made), width=width)
+        assert [one.split()[-1] for one in lines if " ns/" in one][:3] == ["87%", "?", "0%"]
+
+
 names = st.text(max_size=40) | st.just(HOSTILE)
 
 

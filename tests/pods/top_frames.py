@@ -40,6 +40,7 @@ def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -
         "over_request": None if request is None else used - request,
         "oom_score_adj": {"lowest": -998, "highest": 900},
         "growth_bytes_per_s": 0,
+        "stall_ratio": 0.0,
     }
     return given | more
 
