@@ -1,1 +1,1 @@
-"""What is done about a decision: evict, oom_score_adj; observing is the default, enforcing an option."""
+"""What outrace does to pods and the node: evict, hold, set oom_score_adj, reclaim; and the undoing."""

@@ -41,7 +41,7 @@ class Change:
     why: str
 
 
-#: All that outrace changes. What a note says is written as root, so it says nothing else.
+#: The only files that a note may name: root writes what a note says.
 FILES = frozenset(
     {
         *("memory.max", "memory.high", "memory.oom.group", "pids.max", "cgroup.freeze"),

@@ -109,8 +109,8 @@ def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]
     container's own limit. There the kernel compares the same values: where a container ranks its processes (a
     database's server -100, its workers 0), all of them at 1000 would cost the largest, which may be the one that it
     protects. Such a container is left alone. ``before``: what those had that are raised; ``found``: what others have.
-    In a container that is raised already a new one may be that has as much: left alone it would die behind those before
-    which it should.
+    In a container with raised processes a new one is raised if its value is no lower than theirs were: else it
+    would die after them.
     """
     raised = {container: max(values) for container, values in _by_container(before).items()}
     apart = {container for container, values in _by_container(found).items() if len(values) > 1}

@@ -29,7 +29,7 @@ RAISED = 1000
 SANDBOX = -998
 #: Looks for processes that were forked by raised ones while those were set back.
 _LOOKS = 8
-#: From a process to one that was raised itself: of a longer chain the least there was in its cgroup will do.
+#: Parents followed up to a changed process. Without one, a raised process gets its container's usual value.
 _MOST_PARENTS = 32
 
 

@@ -214,7 +214,7 @@ class OomScores:
         return min(_TURN, len(pids))
 
     def _needs_no_look(self, pod: _PodScores) -> bool:
-        """Whether nothing is known by which its processes could be compared, as of every service. A user makes 60,000
+        """Whether to compare none of its processes: raised ones, or no known value (services). A user makes 60,000
         cgroups in a unit of its own: to list their processes took 1.6 s, and the side was killed as one that hangs.
         """
         if pod.found.pod.uid in self.raised:

@@ -48,9 +48,9 @@ def undoing(
 ) -> Iterator[Undone | None]:
     """In steps of one cgroup (20 us), for the hot process while it watches; None where there is nothing to say.
 
-    Undone is what processes noted that are known to be dead, and under the attributes ``ended``, whose processes the
-    caller knows to have ended, unless they are seen to live: a state dir in a container has the same path. Only of
-    these ``roles``; not at the cgroups ``keep``; ``paths``: only at these. Raises MonitorError.
+    Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended; a note
+    whose process is seen to live stays: a state dir in a container has the same path. ``roles``, ``paths``: only
+    these; ``keep``: not at these cgroups. Raises MonitorError.
     """
     for path in below(hierarchy.root) if paths is None else paths:
         for one in noted_at(path, on_problem):

@@ -1,1 +1,1 @@
-"""The hot process: one thread from the ring record to the kill. It never waits and never writes a file."""
+"""The hot process: one thread. Its loop waits for no disk or process, and writes only cgroup files."""

@@ -97,7 +97,7 @@ class Evictor:
             TROUBLES.note("poll", error, self.current.victim.uid if self.current is not None else "")
 
     def ended(self, fd: int) -> bool:
-        """Whether ``fd``, which is ready, is a process of an evicted pod. The last that is known is reason to look."""
+        """Whether ``fd``, which is ready, is a process of an evicted pod. After the last one `follow` is due."""
         if fd not in self._leaving:
             return any(fd in eviction.pidfds() for eviction in self.stuck)
         self._leaving.remove(fd)

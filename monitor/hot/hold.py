@@ -286,8 +286,8 @@ class HoldControl:
                 self._report(held, resent=False)
 
     def _may_run(self, held: Hold, waits: str) -> bool:
-        """Whether it may run until the next check. Then it is stopped again, because it can cause runs all the time.
-        For a SIGKILL, lower its cap if it may not.
+        """Whether it may run until the next check. Not twice in a row: a pod can cause runs all the time.
+        For a SIGKILL it may also run below a lower cap.
         """
         figures, uid = self._figures, held.pod.uid
         is_next = uid == figures.first() and hold.awaits_kubelet(self.rules, self.state)

@@ -234,7 +234,7 @@ class HoldBrakes:
 
     def _ask(self, held: Hold, grace_ns: int) -> None:
         self.of(held.entry).high_is_left = True
-        # Without a cap too it has to get along with its share through the grace.
+        # Without a cap in force, the helper counts with the policy's cap.
         self._send(Soften(held.id, held.entry.uid, held.cap or held.pod.cap, grace_ns))
 
 

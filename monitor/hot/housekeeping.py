@@ -46,7 +46,7 @@ class Housekeeping:
         self.next_ns = min(self.next_ns, now_ns + HOUSEKEEPING_NS)
 
     def run(self, now_ns: int) -> None:
-        """Once a second; detached and with no limit that could be lowered, once in `SWEEP_NS`."""
+        """Once a second; in `SWEEP_NS` if detached, no pod is stuck and no domain is a cgroup."""
         gauge = self._gauge
         waiting = gauge.arming.armed or self._evictor.stuck
         quiet = not waiting and all(w.machine for w in gauge.watches)

@@ -1,4 +1,4 @@
-"""OOM kills without BPF, as the `oom` messages that `Records` sends: from the kernel's log, else from counters.
+"""OOM kills without BPF, in the `oom` messages of `RingRecords`: from the kernel's log, else from counters.
 
 The log names the victim, its cgroup, and how much it held; a pidfd opened at once shows its end. Where the log may not
 be read there are the cgroups' own counts: a kill is then known, and its victim is not. What is missing is named in the

@@ -1,4 +1,4 @@
-"""What is learnt without BPF, in the place of `Records`: crossings found by looking, steps, OOM kills from the log.
+"""In place of `RingRecords` without BPF: crossings found by looking, steps, and the OOM kills of ``kills``.
 
 A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: when the
 headroom could be used up at the fastest growth (`kernel/bounds.py`). A crossing is dated right after the last look that

@@ -24,7 +24,7 @@ Step = tuple[int, int, int, int, int]
 
 class Records(ABC):
     """Reads the events of a rung, and hands them to the decider. ``watches``, by domain index, are the domains with
-    thresholds; `watch` sets them. The hooks without a body are for rungs that have something to do then.
+    thresholds; `watch` sets them. Methods without a body are for hooks that have something to do then.
     """
 
     def __init__(self, decider: Decider, stats: SharedStats, send: Send) -> None:

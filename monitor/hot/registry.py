@@ -248,7 +248,7 @@ class Registry:
 
     @property
     def candidate_uids(self) -> Container[str]:
-        """The pods that may be evicted, the critical ones too."""
+        """Uids in the eviction order, critical pods included."""
         return self._eviction_order
 
     def usages(self) -> tuple[dict[str, int], int]:

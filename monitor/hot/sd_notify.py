@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 class Service:
-    """The socket of the service manager. Never waits: what its queue cannot take is sent again at the next turn."""
+    """The socket of the service manager. Never waits: what its queue cannot take is lost; only `alive` repeats."""
 
     def __init__(self) -> None:
         # Left where they are: what this process becomes by an execv has to go on sending.

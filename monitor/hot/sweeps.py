@@ -79,7 +79,7 @@ class Sweeps:
     def go_on(self, budget_ns: int = TURN_NS) -> bool:
         """Give it so much time; whether it is complete, and what waited for it was done."""
         if not self._gauge.go_on_sweeping(budget_ns, self._between):
-            # Where nothing waits for it, it takes a fifth of the time.
+            # While all sums are known, it takes a fifth of the time.
             self._next_ns = time.monotonic_ns() + (0 if self._gauge.unknown else 4 * budget_ns)
             return False
         self._registry.refresh()

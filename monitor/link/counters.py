@@ -30,8 +30,7 @@ COUNTERS = (
     "records_reclaim",  # reclaim begun, for a limit or for the machine
     "records_bad",  # records that did not decode
     "rests",  # times that rings other than that of crossings were not read: their share of the time was used up
-    # Records that the pinned programs had written and an earlier daemon had read; taken off when both sides are
-    # compared.
+    # Records that an earlier daemon had read: subtracted from those that the pinned programs have written.
     "base_cross",
     "base_step",
     "base_signal",
@@ -72,7 +71,7 @@ COUNTERS = (
     "bound_ns",  # for how long, where they are looked at now and then
     "return_bound_ns",  # so long memory of the dead is waited for
     "memory_kept",  # pods that went and kept something, which was asked for in vain or not at all
-    "eviction_waits",  # times the next victim was not chosen yet because memory was coming back
+    "eviction_waits",  # times the next victim waited for a pending release
     "eviction_waits_cut",  # of those, ended by growth of others
     "pods",
     "config_number",  # configurations taken while running; the last one is in force

@@ -128,7 +128,7 @@ class Left(NamedTuple):
 
 
 class Braked(NamedTuple):
-    """Evictions for memory are held, because they would not help."""
+    """Evictions for memory are suspended: they would not help."""
 
     ts_ns: int
     reason: str  # `not_covered`, `outgrown` or `no_gain`
@@ -152,10 +152,10 @@ class Released(NamedTuple):
     """Evictions are resumed."""
 
     ts_ns: int
-    was: str  # the reason they were held for
+    was: str  # why they were suspended
     why: str  # why they are not any more
     held_ns: int  # for how long they were
-    signal: str  # what they were held for
+    signal: str  # of the shortage
     domain: str
     kind: str
 
@@ -284,7 +284,7 @@ class Synced(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Of the messages about races that this side was sent, nothing is to come of the first so many any more."""
+    """This helper has judged and stored all that came of the first ``total`` messages about races."""
 
     total: int  # of `cross`, `clear`, `decision`, `killed`, `evicted`, `oom`, `held`, `hold_ended`
 

@@ -70,9 +70,8 @@ def kubelets_answer(found: Episode, config: PassConfig) -> tuple[Counterfactual,
 class Latest(Generic[T]):
     """What waits, by key: a newer version takes the place of the one that waits. For several threads.
 
-    Of a key that was never taken the first version goes before those of keys that were. Where there is no room,
-    the oldest version that is not final goes (another one will come), and only among finals the oldest; both are
-    counted in ``dropped``.
+    `take` prefers keys that it has not returned before. A full queue drops the oldest version that is not final
+    (a newer one will come); if all are final, the oldest. ``dropped`` counts both.
     """
 
     def __init__(self, most: int) -> None:

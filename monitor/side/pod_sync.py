@@ -93,8 +93,8 @@ class PodSync:
     def _sendable(self, change: Change) -> Change:
         """The change without the pods whose message is too large: they are a problem, and not watched.
 
-        Of a pod with so many containers (some 460) that they do not fit, the hot process gets none: the pod's own
-        cgroup is what is measured and killed. Else it would be a way out of the ranking.
+        A pod with more containers than fit (some 460) is sent without them: outrace measures and kills the pod's
+        own cgroup. Otherwise such a pod would escape the ranking.
         """
         pods = self.view.pods
         sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems), change.errors)

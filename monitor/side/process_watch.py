@@ -109,8 +109,8 @@ class VictimMarks:
                 self._wanted = wanted
                 self._wake.set()
             if isinstance(message, Braked):
-                # It may not wait for the rest after a turn: on a busy machine a mark that was left over for 0.3 s
-                # cost a pod that nothing was to be gained from.
+                # End the pause after a turn: on a busy machine a mark that stayed for 0.3 s cost a pod, and
+                # nothing was gained.
                 self._hurry.set()
         return frozenset(self._asked)
 
@@ -244,7 +244,7 @@ def _first(message: State) -> list[str]:
 
 
 def _may(found: FoundPod) -> bool:
-    """Of a pod known by its cgroup alone, class and request are read from what its processes have."""
+    """Not a pod known by its cgroup alone: its requests are inferred from oom_score_adj itself."""
     return found.pod.spec_known and not is_critical(found.pod)
 
 

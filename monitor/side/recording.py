@@ -8,8 +8,8 @@ head and the body) and a body: lines of JSON, compressed by zlib, each block for
 a crash or a damage can be read. The first block of every file holds one line, the header. All others hold records,
 numbered without a gap over all files of a recording: where a number is missing, so is a record.
 
-Files rotate by size: FILE is the newest, FILE.1 the one before it. Nothing is ever overwritten that is not an older
-recording, and the oldest of these only.
+Files rotate by size: FILE is the newest, FILE.1 the one before it. A rotation overwrites only the oldest
+file, and only if it is a recording or empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Held pods that are to answer SIGTERM get a cap instead of a freeze, by a thread, because that may take seconds."""
+"""A thread throttles held pods that are to answer SIGTERM, in place of a freeze: its writes may take seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SoftBrakes:
         self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
 
     def soften(self, message: Soften) -> None:
-        """Cap the pod with memory.high, and answer `Softened`."""
+        """Throttle a pod with memory.high; answer `Softened`."""
         if self._worker is None:
             self._worker = Worker("soft brakes")
         self._worker.submit(lambda: self._soften(message))

@@ -1,4 +1,4 @@
-"""Where the hot process's numbers come from: one rung of the hook ladder, behind one interface.
+"""Where the hot process's numbers come from: one hook, behind one interface.
 
 With BPF: the pinned maps and programs. Without: files, read at a pace that the headroom allows. The readers
 (gauge, registry, watch) do not know which; `DomainTable` is used as it is, so nothing stands between a record of the

@@ -148,9 +148,8 @@ def make_watches(
 
 def change_thresholds(watches: Sequence[Watch], thresholds: Sequence[Threshold]) -> None:
     """Have the domains of these watches compared with other thresholds; where only signals of outrace's own have some,
-    the kubelet's lines are compared as well. None may be of a signal that outrace has a watch of its own for
-    (`make_watches`) and that had none before: that takes an entry of the table, and programs that compare by its
-    formula.
+    the kubelet's lines are compared as well. They may not bring the first threshold of such a
+    signal: its watch (`make_watches`) takes an entry of the table, and programs that compare by its formula.
     """
     for watch in watches:
         kubelets, *others = signals.OF_DOMAIN[watch.name]

@@ -64,7 +64,7 @@ class Asked(NamedTuple):
 TIMEOUT_S = 30.0
 #: Between two checks of the pod that ends.
 LOOK_S = 0.1
-#: The hot process repeats a decision every 10 s while it holds: an older one no longer holds.
+#: The hot process repeats a decision every 10 s while it applies: an older one is stale.
 _FRESH_S = 15.0
 #: The pass that decides is reported before the state with what is met.
 _SETTLED_S = 1.0

@@ -224,7 +224,7 @@ class NodeReport:
         try:
             self._note(keys)
         except OSError as error:
-            self._log.warning("taints of the node are not written down", node=self._node, problem=str(error))
+            self._log.warning("taints of the node are not recorded", node=self._node, problem=str(error))
         else:
             self._noted = keys
 

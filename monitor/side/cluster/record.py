@@ -1,6 +1,6 @@
-"""What the state directory keeps about the API server: what it is to know of each eviction, until it does, and the
-taints that this instance set. `outrace unload` and every next start take those away, whatever its pods come from: a
-daemon that was killed cannot.
+"""What the state directory keeps for the API server: each eviction that it does not know yet, and the taints that
+this instance set. A killed daemon leaves its taints: `outrace unload` and the next start remove them, wherever
+that start has its pods from.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ TIMEOUT_S = 2.0
 LATE_S = 1.0
 #: Statuses under way at a time, and pods in their grace: the oldest of more get none. A pass evicts one pod.
 _MOST = 256
-#: What a daemon before left in its grace is not over any more after so long.
+#: A pod left in its grace by an earlier daemon is out of it after so long.
 _LONGEST_GRACE_S = 86_400.0
 
 TAKEN, UNCONFIRMED, AWAY, GONE, REFUSED = "taken", "unconfirmed", "away", "gone", "refused"

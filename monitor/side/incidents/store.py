@@ -45,8 +45,8 @@ WAIT_S = 2.0
 KEEP_DAMAGED = 3
 #: Rows too old that are deleted in one transaction: its journal stays small.
 _BATCH = 200
-#: Of the namespace with most those of the pods with most go, the oldest first: a tenant makes any number of pods, and a
-#: user of units.
+#: Deletes from the namespace with most incidents, there from the pods with most, oldest first: a tenant makes
+#: any number of pods.
 _SURPLUS = """DELETE FROM incidents WHERE seq IN (
     SELECT seq FROM (SELECT seq, count(*) OVER (PARTITION BY substr(pods, 1, instr(pods, '/'))) AS those,
         count(*) OVER (PARTITION BY pods) AS its FROM incidents WHERE id <> ?)
@@ -58,7 +58,7 @@ def _boot_s() -> float:
 
 
 def steady_clock(wall: Callable[[], float] = time.time, boot: Callable[[], float] = _boot_s) -> Callable[[], float]:
-    """Unix seconds by the wall clock of this moment, counted on without a look at it: setting it ages nothing."""
+    """Unix seconds: the wall clock read once, then the time since boot. Setting the clock ages nothing."""
     since = wall() - boot()
     return lambda: since + boot()
 
@@ -155,7 +155,7 @@ class IncidentStore(IncidentReader):
             self.stored = number(connection, "SELECT count(*) FROM incidents")
 
     def _make_room(self, connection: sqlite3.Connection, key: str) -> None:
-        """Delete incidents, but ``key``, until the others fit: the first that came of the pods that have most. A pod
+        """Delete incidents other than ``key``, in the order of `_SURPLUS`, until the rest fits. A pod
         that kills its own children, or runs into its own limit all day, leaves other pods theirs.
         """
         page = number(connection, "PRAGMA page_size")
