@@ -327,6 +327,19 @@ def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:
     assert json.loads(data) == json.loads((DEPLOY / "grafana/outrace.json").read_text())
 
 
+def test_the_rules_find_the_series_of_a_pod_monitor() -> None:
+    """By the label `job` of `up`, and by the `node` that alerts of both ways have."""
+    made = chart("--set", EVERYTHING)
+    monitor = by_name(made)["PodMonitor", "outrace"]
+    (pod,) = [o["spec"]["template"]["metadata"] for o in made if o["kind"] == "DaemonSet"]
+    assert (
+        f'up{{job="{pod["labels"][monitor["spec"]["jobLabel"]]}"}}'
+        in (DEPLOY / "prometheus/outrace.rules.yml").read_text()
+    )
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert {rule.get("targetLabel") for rule in endpoint["relabelings"]} >= {"instance", "node"}
+
+
 def test_series_of_pods_can_be_left_out() -> None:
     def dropped(*options: str) -> list[str]:
         monitor = by_name(chart("--set", EVERYTHING, *options))["PodMonitor", "outrace"]
