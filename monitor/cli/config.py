@@ -39,7 +39,7 @@ _OF_SERVICES = {*signals.OF_DOMAIN["node"], signals.PID}
 
 @click.group(cls=Group)
 def config() -> None:
-    """Show, check, translate or explain the configuration."""
+    """Show, check or translate the configuration."""
 
 
 @config.command()

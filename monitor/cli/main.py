@@ -37,7 +37,7 @@ COMMANDS = {
     "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
     "demo": ("monitor.lab.bench_race:demo", "Build a small node out of a cgroup and run real races."),
     "doctor": ("monitor.cli.doctor:doctor", "Show what this kernel and these privileges allow."),
-    "config": ("monitor.cli.config:config", "Show, check, translate or explain the configuration."),
+    "config": ("monitor.cli.config:config", "Show, check or translate the configuration."),
     "reload": ("monitor.cli.daemons:reload", "Have the daemon read its configuration again."),
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "explain": ("monitor.cli.explain:explain", "Show which pod would be evicted next, and why or why not."),
@@ -45,7 +45,7 @@ COMMANDS = {
     "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
     "evicted": ("monitor.cli.evicted:evicted", "List or delete Evicted pods left behind in the API server."),
     "replay": ("monitor.cli.replay:replay", "Decide and judge again what `run --record` recorded."),
-    "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
+    "unload": ("monitor.cli.unload:unload", "Unpin the BPF programs, undo what a killed daemon left."),
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }

@@ -17,18 +17,19 @@ def example() -> Sample:
         pod("preview-6d4f9c7b58-q9zrt", 610 * MI, 256 * MI, namespace="shop", growth_bytes_per_s=0),
         pod("shell", 40 * MI, 0, namespace="dev", qos="BestEffort", oom_score_adj={"lowest": 1000, "highest": 1000}),
         pod("cart-7f9c6d5b4-2xkfl", 700 * MI, GI, namespace="shop", priority=1000),
-        pod("orders-0", 3100 * MI, 4 * GI, namespace="db", qos="Guaranteed", priority=100000),
         pod("fluent-bit-8cmwz", 90 * MI, 128 * MI, namespace="logging", priority=100000),
+        pod("orders-0", 3100 * MI, 4 * GI, namespace="db", qos="Guaranteed", priority=100000),
     ]
     system = {"critical": True, "priority": 2_000_001_000}
     pods.append(pod("kube-proxy-n4d2s", 60 * MI, 0, namespace="kube-system", **system))
-    for each, score in zip(pods, (968, 984, 1000, 937, -997, 992, -997), strict=True):
+    for each, score in zip(pods, (969, 985, 1000, 938, 993, -997, -997), strict=True):
         each["oom_score_adj"] = {"lowest": -998, "highest": score}
-    made: dict[str, Any] = frame(pods, daemon=daemon(name="node-7", mode="observe"), time="2026-11-25T12:00:07Z")
+    made: dict[str, Any] = frame(pods, time="2026-11-25T12:00:07Z")
+    made["daemon"] = daemon(name="node-7", mode="observe", bound_bytes=6 * MI)
     made["source"] = "daemon node-7 (pid 321, the machine, state dir /var/lib/outrace)"
     made["hierarchy"] = {"version": 2, "root": "/sys/fs/cgroup"}
     made["node"] = {"cgroup": "/sys/fs/cgroup", **node, "growth_bytes_per_s": 129 * MI}
-    made["kubepods"] = domain(9900 * MI, 100 * MI, 400 * MI, 15 * GI, anon=9300 * MI, kernel=80 * MI)
+    made["kubepods"] = domain(10350 * MI, 100 * MI, 400 * MI, 15 * GI, anon=9700 * MI, kernel=80 * MI)
     made["kubepods"]["growth_bytes_per_s"] = 131 * MI
     left = made["kubepods"]["available"]
     made["signals"] = {
@@ -43,7 +44,7 @@ def example() -> Sample:
     forecast = {"domain": "node", "of": "threshold", "signal": MEMORY, "level_bytes": 16 * GI - 500 * MI, "no": None}
     times = {"seconds": 31.4, "soonest_s": 24.0, "latest_s": 44.0, "interval_holds": 0.8, "bytes_per_s": 128.4 * MI}
     made["forecasts"] = [{**forecast, **times}]
-    made["kernel_victim"] = victim("python3", job["uid"], pid=20417, rss=5200 * MI, oom_score_adj=968)
+    made["kernel_victim"] = victim("python3", job["uid"], pid=20417, rss=5200 * MI, oom_score_adj=969)
     made["kernel_victim"]["pod"] = "batch/reindex-x7k2p"
     return Sample(made, "node-7")
 
