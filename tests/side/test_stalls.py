@@ -30,6 +30,7 @@ class Node:
         self.view = view(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB)
         self.view.pods = {name: self._pod(name) for name in ("reader", "hog")}
         self.lines: list[tuple[str, dict[str, Any]]] = []
+        self._written: dict[Path, str] = {}
         self.view.synced = True
         self.write()
         self.stalls = Stalls(
@@ -61,7 +62,9 @@ class Node:
             for at in (place, *([place / "c"] if name else [])):
                 at.mkdir(parents=True, exist_ok=True)
                 for file, text in files.items():
-                    (at / file).write_text(text)
+                    if self._written.get(at / file) != text:  # ext4 flushes what is truncated and written again
+                        self._written[at / file] = text
+                        (at / file).write_text(text)
 
     def second(self, **shares: float) -> None:
         """One second in which pods waited for io for that share, and read again what reclaim took."""
