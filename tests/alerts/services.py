@@ -21,13 +21,6 @@ from tests.ports import reserved
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-PACKAGES = {
-    "prometheus": "prometheus",
-    "promtool": "prometheus",
-    "prometheus-alertmanager": "prometheus-alertmanager",
-    "amtool": "prometheus-alertmanager",
-    "openssl": "openssl",
-}
 
 
 def binary(name: str) -> str:
@@ -35,7 +28,7 @@ def binary(name: str) -> str:
     unpacked = ROOT / ".venv" / "tools" / "usr" / "bin" / name  # by scripts/test-tools.sh
     found = shutil.which(name) or (str(unpacked) if unpacked.exists() else None)
     if found is None:
-        pytest.skip(f"{name} is not there: run scripts/test-tools.sh (package {PACKAGES[name]})")
+        pytest.skip(f"{name} is not there: run scripts/test-tools.sh")
     return found
 
 
@@ -61,12 +54,10 @@ exec {program} "$@"
     return str(script)
 
 
-def fetch(url: str, body: Any = None) -> Any:
-    """GET, or POST a body as JSON; the answer as JSON."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.loads(answer.read() or b"null")
+def fetch(url: str) -> Any:
+    """The answer, from JSON."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)
 
 
 def answers(url: str) -> bool:
@@ -78,11 +69,11 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def process(*command: str, log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def process(*command: str, log: Path) -> Iterator[None]:
     with log.open("wb") as out:
-        child = subprocess.Popen(command, stdout=out, stderr=out, **options)
+        child = subprocess.Popen(command, stdout=out, stderr=out)
     try:
-        yield child
+        yield
     finally:
         child.kill()
         child.wait()

@@ -45,14 +45,9 @@ def put(api: FakeApiServer, *pods: Object) -> None:
     """In the store, with creation times of before their evictions."""
     for pod in pods:
         made = api.store.create("pods", pod)
+        made["metadata"]["creationTimestamp"] = made["status"].get("startTime") or stamp(7200)
         key = ("pods", made["metadata"]["namespace"], made["metadata"]["name"])
-        api.store.update(key, _older)
-
-
-def _older(pod: Object) -> Object:
-    start = pod["status"].get("startTime") or stamp(7200)
-    pod["metadata"]["creationTimestamp"] = start
-    return pod
+        api.store.update(key, lambda _, made=made: made)
 
 
 def names(api: FakeApiServer) -> set[str]:

@@ -200,7 +200,7 @@ class FakeApiServer(FakeServer):
         return any(one["spec"]["selector"]["matchLabels"].items() <= labels for one in budgets)
 
     def _delete(self, key: Key, options: Object) -> Object:
-        """A pod that runs or has finalizers is only marked: its kubelet deletes it, `finish_delete` here."""
+        """A pod that runs or has finalizers is only marked: its kubelet deletes it."""
         found = self.store.get(key)
         _preconditions(key, found, options.get("preconditions") or {})
         over = found.get("status", {}).get("phase") in ("Failed", "Succeeded")
@@ -209,9 +209,6 @@ class FakeApiServer(FakeServer):
         if key[0] == "pods" and kept:
             return self.store.update(key, _marked)
         return self.store.delete(key)
-
-    def finish_delete(self, name: str, namespace: str = "default") -> None:
-        self.store.delete(("pods", namespace, name))
 
 
 def _marked(pod: Object) -> Object:
@@ -313,21 +310,16 @@ def relist(api: FakeApiServer, name: str, namespace: str = "default", relisted_b
     pod that is Failed stays so; another one (or one that became Failed after the kubelet had looked,
     ``relisted_before``) is started again, and whatever the status was is written over. The phase it wrote.
     """
-    wrote = ""
 
     def change(pod: dict[str, Any]) -> dict[str, Any]:
-        nonlocal wrote
         status = pod["status"]
         failed = status["phase"] == "Failed" and not relisted_before
         ended = {"terminated": {"exitCode": 137, "reason": "Error"}}
-        states = [ended if failed else {"running": {}}]
-        status["containerStatuses"] = [{"name": "main", "state": state} for state in states]
+        status["containerStatuses"] = [{"name": "main", "state": ended if failed else {"running": {}}}]
         if not failed:
             status["phase"] = "Running"
             for key in ("reason", "message"):
                 status.pop(key, None)
-        wrote = status["phase"]
         return pod
 
-    api.store.update(("pods", namespace, name), change)
-    return wrote
+    return str(api.store.update(("pods", namespace, name), change)["status"]["phase"])

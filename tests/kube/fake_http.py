@@ -53,7 +53,7 @@ class Reply:
 
     def head(self, code: int, headers: Mapping[str, str]) -> None:
         handler = self._handler
-        handler.send_response(code)
+        handler.send_response_only(code)
         for name, value in {"Content-Type": "application/json", **headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
@@ -226,10 +226,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-    def send_response(self, code: int, message: str | None = None) -> None:
-        self.log_request(code)
-        self.send_response_only(code, message)
 
     def _go(self) -> None:
         parts = urlsplit(self.path)

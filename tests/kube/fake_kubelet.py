@@ -1,11 +1,9 @@
 """A kubelet: /pods, /configz; with TLS that is 10250, without the read-only port."""
 
 import ssl
-from typing import Any
 
 from tests.kube.fake_http import Asked, FakeServer, Reply
-
-Object = dict[str, Any]
+from tests.kube.fake_store import Object
 
 
 class FakeKubelet(FakeServer):

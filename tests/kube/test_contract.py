@@ -291,7 +291,12 @@ def test_a_kubelet_and_its_api_server_agree() -> None:
         if not nodes:
             pytest.skip("the cluster has no node")
         with contextlib.closing(reachable(config, nodes[0]["status"])) as kubelet:
-            agree(api, kubelet, named(nodes[0]))
+            known = api.list(PODS, uid, field_selector=f"spec.nodeName={named(nodes[0])}").items
+            static = "kubernetes.io/config.mirror"
+            own = kubelet.pods(lambda found: found["metadata"].get("annotations", {}).get(static) or uid(found))
+            mirrors = api.list(PODS, lambda found: found["metadata"].get("annotations", {}).get(static) and uid(found))
+            assert set(known) - set(mirrors.items) <= set(own)
+            assert "evictionHard" in kubelet.configz()
 
 
 def reachable(config: ClusterConfig, status: Object) -> KubeletClient:
@@ -310,12 +315,3 @@ def reachable(config: ClusterConfig, status: Object) -> KubeletClient:
         else:
             return kubelet
     pytest.skip(f"the kubelet cannot be reached from here: {'; '.join(tried)}")
-
-
-def agree(api: ApiClient, kubelet: KubeletClient, name: str) -> None:
-    known = api.list(PODS, uid, field_selector=f"spec.nodeName={name}").items
-    static = "kubernetes.io/config.mirror"
-    own = kubelet.pods(lambda found: found["metadata"].get("annotations", {}).get(static) or uid(found))
-    mirrors = api.list(PODS, lambda found: found["metadata"].get("annotations", {}).get(static) and uid(found))
-    assert set(known) - set(mirrors.items) <= set(own)
-    assert "evictionHard" in kubelet.configz()

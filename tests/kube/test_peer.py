@@ -17,8 +17,6 @@ from monitor.kube.errors import CertificateError, TimedOut
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.kube.peer import Peer, check_peer
 from monitor.kube.stream import Patience
-from tests.kube.conftest import authority as authority
-from tests.kube.conftest import serving as serving
 from tests.kube.fake_kubelet import FakeKubelet
 from tests.kube.fake_tls import Pair
 

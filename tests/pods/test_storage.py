@@ -234,20 +234,14 @@ PIVOT = (
 )
 
 
-def contain(mounts: Mounts, puppet: live.Puppet, disk: Path, name: str) -> Path:
-    """Give the process an overlay as its root; its upper directory."""
-    upper = disk / name
-    for path in (upper, disk / "work", disk / "lower"):
-        path.mkdir(exist_ok=True)
-    root = mounts.overlay("root", disk / "lower", upper, disk / "work")
-    puppet.do(PIVOT.format(root=root))
-    return upper
-
-
 def test_the_writable_layer_of_a_container(mounts: Mounts, roots: Roots) -> None:
     disk = mounts.ext4("real", 16 << 20)
+    lower, upper, work = (disk / name for name in ("lower", "upper with blanks", "work"))
+    for path in (lower, upper, work):
+        path.mkdir()
+    root = mounts.overlay("root", lower, upper, work)
     with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:
-        upper = contain(mounts, puppet, disk, "upper with blanks")
+        puppet.do(PIVOT.format(root=root))
         one = found_pod(cgroup=parent, cgroups={"c": parent})
         before = measure(one, roots).stats
         puppet.do("write('/file', 1)")

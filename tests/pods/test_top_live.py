@@ -92,22 +92,20 @@ def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(options: list[str],
         assert restored(made)
 
 
-def _third_look(what: str) -> tuple[str, ...]:
-    """The command, whose third look is this expression."""
-    script = (
-        "import sys, threading; from monitor.cli import top_frame, main\n"
-        "made, calls = top_frame.Sampler.sample, []\n"
-        "def sample(self):\n"
-        "    calls.append(1)\n"
-        f"    return made(self) if len(calls) < 3 else {what}\n"
-        "top_frame.Sampler.sample = sample\n"
-        "sys.exit(main.main(sys.argv[1:]))"
-    )
-    return (sys.executable, "-c", script, "top")
+#: The command, whose third look fails.
+_DEFECT = (
+    "import sys; from monitor.cli import top_frame, main\n"
+    "made, calls = top_frame.Sampler.sample, []\n"
+    "def sample(self):\n"
+    "    calls.append(1)\n"
+    "    return made(self) if len(calls) < 3 else 1 / 0\n"
+    "top_frame.Sampler.sample = sample\n"
+    "sys.exit(main.main(sys.argv[1:]))"
+)
 
 
 def test_a_defect_leaves_the_terminal_as_it_was(options: list[str]) -> None:
-    with seat(*_third_look("1 / 0"), *options, cwd=REPOSITORY) as made:
+    with seat(sys.executable, "-c", _DEFECT, "top", *options, cwd=REPOSITORY) as made:
         made.before = made.modes()
         made.shows("default/busy")
         assert made.end() == 1

@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -71,14 +70,9 @@ class Containerd:
     def __init__(self, base: Path, state: Path, parent: str) -> None:
         self.base, self.state, self.parent = base, state, parent
         self.socket = state / "s.sock"
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def start(self) -> None:
-        """Start it, again too, and wait until it answers."""
+        """Start it, and wait until it answers."""
         import grpc
         from cri_api.v1 import api_pb2, api_pb2_grpc
 
@@ -86,25 +80,23 @@ class Containerd:
         self.state.mkdir(parents=True, exist_ok=True)
         config = self.state / "config.toml"
         config.write_text(_CONFIG.format(base=self.base, state=self.state))
-        self.log = self.state / "log"
-        with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(["containerd", "--config", config], stdout=log, stderr=log)
+        log = self.state / "log"
+        with open(log, "ab") as out:
+            self._process = subprocess.Popen(["containerd", "--config", config], stdout=out, stderr=out)
         self._channel = grpc.insecure_channel(f"unix://{self.socket}")
         self.runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)
-        self.images = api_pb2_grpc.ImageServiceStub(self._channel)
 
         def answers() -> bool:
-            assert self._process.poll() is None, self.log.read_text()
+            assert self._process.poll() is None, log.read_text()
             try:
                 return bool(self.runtime.Version(api_pb2.VersionRequest(), timeout=1).runtime_name)
             except grpc.RpcError:
                 return False
 
         live.until(answers, "containerd")
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.clear()
         finally:
@@ -123,13 +115,9 @@ class Containerd:
         done = subprocess.run(command, capture_output=True, text=True, timeout=live.TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stderr
 
-    def pod(self, name: str) -> "Pod":
-        """A pod on the host's network that runs."""
-        return Pod(self, name)
-
 
 class Pod:
-    """A sandbox, and what runs in it."""
+    """A sandbox on the host's network, and what runs in it."""
 
     def __init__(self, containerd: Containerd, name: str) -> None:
         self._at, api = containerd, containerd.api

@@ -5,7 +5,6 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -47,9 +46,7 @@ class Podman:
         self._environment.setenv("CONTAINERS_CONF", str(containers))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
         mount = self.base / "root" / "overlay"
         subprocess.run(["umount", mount], stderr=subprocess.DEVNULL, check=False)  # podman's own, on itself

@@ -55,9 +55,7 @@ def with_files(node: LabNode, runtime: Podman, mib: int, files: int) -> LabPod:
     manifest = json.loads(pod.manifest.read_text())
     manifest["metadata"]["annotations"]["outrace/volume.scratch"] = str(directory)
     manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {}}]
-    unfinished = pod.manifest.with_name(f".{pod.manifest.name}.new")
-    unfinished.write_text(json.dumps(manifest))
-    unfinished.rename(pod.manifest)
+    pod.manifest.write_text(json.dumps(manifest))
     return pod
 
 

@@ -99,7 +99,7 @@ def test_a_held_container_in_which_execs_start_can_be_killed(
         runtime.load(images.archive(base / "holder.tar", NAME, pause))
         started = 0
         for number in range(ROUNDS):
-            pod = runtime.pod(f"pod{number}")
+            pod = Pod(runtime, f"pod{number}")
             started += kill_in_hold(runtime, pod, hierarchy.root / parent[1:], tmp_path)
             pod.stop()
         assert started, "no exec was frozen as it began"
