@@ -134,10 +134,6 @@ def pods(objects: list[Object]) -> list[Object]:
     return [spec["template"]["spec"] for spec in made]
 
 
-def mode(name: str) -> list[Object]:
-    return chart("--set", f"mode={name}")
-
-
 EVERY = pytest.mark.parametrize(
     "objects",
     [
@@ -160,9 +156,17 @@ def test_an_api_server_takes_every_object(objects: Any) -> None:
         [check(obj) for obj in found]
 
 
-def test_the_chart_is_the_base() -> None:
-    """Object for object; kustomize sets the namespace."""
-    made, written = by_name(chart()), by_name(base())
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [((), base), (("--set", "mode=enforce"), enforce), (("--set", "mode=hold"), hold)],
+    ids=["base", "enforce", "hold"],
+)
+def test_the_chart_is_the_base_and_its_overlays(options: tuple[str, ...], expected: Any) -> None:
+    """Object for object; kustomize sets the namespace, and its patches append."""
+    made, written = by_name(chart(*options)), by_name(expected())
+    for objects in (made, written):
+        daemon(list(objects.values()))[1]["securityContext"]["capabilities"]["add"].sort()
+        objects["ClusterRole", "outrace"]["rules"].sort(key=str)
     del written["Namespace", "outrace"]  # helm --create-namespace
     assert made.keys() == written.keys()
     for key, obj in made.items():
@@ -186,19 +190,11 @@ def test_the_image_of_a_registry_is_named_in_one_place() -> None:
     assert [c["image"] for pod in pods(made) for c in pod["containers"]] == ["reg.example/outrace:7"] * 2
 
 
-@pytest.mark.parametrize(("name", "option"), [("enforce", "--enforce"), ("hold", "--mode=hold")])
-def test_the_chart_acts_as_the_overlay_does(name: str, option: str) -> None:
-    made, expected = daemon(mode(name))[1], daemon(overlay(name))[1]
-    assert (made["args"], made["volumeMounts"]) == (expected["args"], expected["volumeMounts"])
-    assert made["args"][-1] == option
-
-
 def test_mode_hold_has_what_mode_enforce_needs() -> None:
     """Brakes are files of cgroups, and kills are reported."""
-    of_hold, of_enforce = mode("hold"), mode("enforce")
-    assert by_name(of_hold)["ClusterRole", "outrace"] == by_name(of_enforce)["ClusterRole", "outrace"]
-    first, second = daemon(of_hold)[1], daemon(of_enforce)[1]
-    assert [*first.pop("args")[:-1], "--enforce"] == second.pop("args")
+    first, second = by_name(enforce()), by_name(hold())
+    args = [daemon(list(objects.values()))[1].pop("args") for objects in (first, second)]
+    assert args == [[*args[0][:-1], "--enforce"], [*args[0][:-1], "--mode=hold"]]
     assert first == second
 
 
@@ -219,8 +215,7 @@ def test_what_signals_and_changes_pods_is_there_where_a_mode_does() -> None:
     acts = {"KILL", "SYS_RESOURCE", "DAC_OVERRIDE"}
     observes = capabilities(base())
     assert not observes & acts
-    for made in (enforce(), hold(), mode("enforce"), mode("hold")):
-        assert capabilities(made) == observes | acts
+    assert capabilities(enforce()) == observes | acts
 
 
 def test_eviction_by_the_api_has_its_right_and_no_other_mode_has() -> None:
