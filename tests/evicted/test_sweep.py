@@ -1,10 +1,8 @@
 """Sweeps against the fake API server when it is nasty; test_evicted_contract.py has what is deleted and what is not."""
 
 import gc
-import re
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from monitor.kube.errors import ServerError, TransportError
 from tests.evicted.made import evicted, names, put
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
-from tests.kube.fake_apiserver import VERBS, FakeApiServer
+from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_http import Asked, Reply
 
 Make = Callable[..., Sweep]
@@ -125,7 +123,8 @@ def test_pages_that_expire_half_way_lose_and_double_nothing(api: FakeApiServer, 
     assert len({pod.uid for pod in found.pods}) == 1200
 
 
-def test_deletes_are_paced(api: FakeApiServer, make: Make, clock: WaitedClock) -> None:
+def test_deletes_are_paced_and_take_no_other_right(api: FakeApiServer, make: Make, clock: WaitedClock) -> None:
+    """test_kubernetes.py has that the chart grants these two."""
     put(api, *(evicted(f"a{number}") for number in range(20)))
     swept(make(rate=5.0))
     assert clock.now == pytest.approx(19 / 5)
@@ -160,32 +159,6 @@ def test_memory_does_not_grow_with_the_pods_that_are_not_evicted(api: FakeApiSer
     small, large = kept(0, 50), kept(50, 250)
     assert large - small < 200 * 200  # a reference for each, where an object has 5 KB
     assert all(isinstance(pod, EvictedPod) for pod in make().find().pods)
-
-
-CHART = Path(__file__).parents[2] / "deploy/helm/outrace"
-TEMPLATE = (CHART / "templates/evicted.yaml").read_text()
-RULE = re.compile(r"resources: \[(\w+)\][^\n]*\n(?: +resourceNames: [^\n]*\n)? +verbs: \[([\w, ]+)\]")
-
-
-def test_the_chart_grants_what_is_used_and_no_more(
-    api: FakeApiServer, client: ApiClient, connect: Callable[..., ApiClient]
-) -> None:
-    granted = {(verb, resource) for resource, verbs in RULE.findall(TEMPLATE) for verb in verbs.split(", ")}
-    assert granted == {("list", "pods"), ("delete", "pods")}
-    api.forbidden = {(verb, "pods") for verb in (*VERBS.values(), "list", "watch")} - granted
-    used: set[tuple[str, str]] = set()
-
-    def note(asked: Asked, _reply: Reply) -> bool:
-        *_, last = asked.path.split("/")
-        used.add(("list" if asked.method == "GET" and last == "pods" else VERBS[asked.method], "pods"))
-        return False
-
-    api.fail(note, times=99)
-    put(api, evicted("a"))
-    sweep = Sweep(client, Criteria())
-    found = sweep.find()
-    assert sweep.delete(found.pods).outcomes["deleted"] == 1
-    assert used == granted
 
 
 # which of them go
