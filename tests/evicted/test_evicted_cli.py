@@ -1,7 +1,8 @@
 """`outrace evicted list` and `delete` as they are typed."""
 
+import json
 from collections.abc import Callable
-from typing import Any
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_apiserver import pod as running
 
-Outrace = Callable[..., Any]
+Outrace = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def cluster(api: FakeApiServer) -> FakeApiServer:
 
 def test_list_shows_them_and_what_their_owners_do(cluster: FakeApiServer, outrace: Outrace) -> None:
     done = outrace("list", "--older-than", "5m")
-    assert done.code == 0
-    head, *rows = done.out.splitlines()
+    assert done.returncode == 0
+    head, *rows = done.stdout.splitlines()
     assert head.split() == ["POD", "OWNER", "NODE", "AGE", "STAYS"]
     assert [row.split()[:4] for row in rows[:4]] == [
         ["shop/web-5d9c-a", "Deployment/web", "node-1", "73d"],
@@ -42,10 +43,10 @@ def test_list_shows_them_and_what_their_owners_do(cluster: FakeApiServer, outrac
     ]
     assert rows[4].split()[:3] == ["lab/bare", "none", "node-1"]
     assert rows[4].endswith("not old enough")
-    assert "Deployment (2 pods): was replaced at once;" in done.out
-    assert "none (1 pod): gone for good" in done.out
-    assert done.err == "left alone: 1 pods that Failed otherwise (NodeLost 1)\n"
-    made = outrace("list", "-o", "json").json
+    assert "Deployment (2 pods): was replaced at once;" in done.stdout
+    assert "none (1 pod): gone for good" in done.stdout
+    assert done.stderr == "left alone: 1 pods that Failed otherwise (NodeLost 1)\n"
+    made = json.loads(outrace("list", "-o", "json").stdout)
     assert made["failed_otherwise"] == {"NodeLost": 1}
     assert 25 <= made["pods"][-1]["age_s"] < 3600
 
@@ -55,43 +56,43 @@ def test_list_says_how_a_pod_without_a_reason_was_recognised(api: FakeApiServer,
     del lost["status"]["reason"]
     lost["status"]["conditions"][0]["status"] = "True"
     put(api, lost, evicted("web-2", "shop"))
-    (line,) = [line for line in outrace("list").out.splitlines() if "has no reason" in line]
+    (line,) = [line for line in outrace("list").stdout.splitlines() if "has no reason" in line]
     assert line.startswith(
         "shop/web-1: has no reason; evicted by its condition DisruptionTarget, TerminationByKubelet: The node was low"
     )
-    found = {pod["name"]: pod["evidence"] for pod in outrace("list", "-o", "json").json["pods"]}
+    found = {pod["name"]: pod["evidence"] for pod in json.loads(outrace("list", "-o", "json").stdout)["pods"]}
     assert found == {"web-1": "condition DisruptionTarget, TerminationByKubelet", "web-2": "reason Evicted"}
 
 
 def test_with_yes_those_are_deleted_that_the_dry_run_showed(cluster: FakeApiServer, outrace: Outrace) -> None:
     criteria, before = ("--older-than", "5m", "-n", "shop", "--owner-kind", "deployment"), names(cluster)
     dry = outrace("delete")
-    assert (dry.code, names(cluster), cluster.seen("DELETE")) == (0, before, [])
-    assert "dry run: 5 of 5 evicted pods would be deleted; --yes does it" in dry.err
-    made = outrace("delete", "-o", "json", *criteria).json
+    assert (dry.returncode, names(cluster), cluster.seen("DELETE")) == (0, before, [])
+    assert "dry run: 5 of 5 evicted pods would be deleted; --yes does it" in dry.stderr
+    made = json.loads(outrace("delete", "-o", "json", *criteria).stdout)
     shown = {f"{one['namespace']}/{one['name']}" for one in made["pods"]}
     done = outrace("delete", "--yes", *criteria)
-    assert (made["dry_run"], done.code, done.out) == (True, 0, "2 of 2: 2 deleted\n")
+    assert (made["dry_run"], done.returncode, done.stdout) == (True, 0, "2 of 2: 2 deleted\n")
     assert before - names(cluster) == shown == {"shop/web-5d9c-a", "shop/web-5d9c-b"}
 
 
 def test_a_failure_is_exit_code_1_with_the_rule(cluster: FakeApiServer, outrace: Outrace) -> None:
     cluster.forbidden.add(("delete", "pods"))
     done = outrace("delete", "--yes")
-    assert done.code == 1
-    assert 'add to the Role or ClusterRole: {apiGroups: [""], resources: ["pods"], verbs: ["delete"]}' in done.err
+    assert done.returncode == 1
+    assert 'add to the Role or ClusterRole: {apiGroups: [""], resources: ["pods"], verbs: ["delete"]}' in done.stderr
     cluster.forbidden = {("list", "pods")}
     done = outrace("list")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("outrace: error: list pods: HTTP 403")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("outrace: error: list pods: HTTP 403")
 
 
 def test_ended_early_it_reports_how_far_it_was(cluster: FakeApiServer, outrace: Outrace) -> None:
     cluster.fail(faults.status(401, "Unauthorized"), times=9, method="DELETE", path="db-0")
     done = outrace("delete", "--yes")
-    assert done.code == 1
-    assert done.err.startswith("ended early: 3 of 5: 3 deleted; run it again to go on\noutrace: error: ")
-    assert outrace("list", "-o", "json").json["found"] == 2
+    assert done.returncode == 1
+    assert done.stderr.startswith("ended early: 3 of 5: 3 deleted; run it again to go on\noutrace: error: ")
+    assert json.loads(outrace("list", "-o", "json").stdout)["found"] == 2
 
 
 @pytest.mark.parametrize(
@@ -107,8 +108,8 @@ def test_ended_early_it_reports_how_far_it_was(cluster: FakeApiServer, outrace: 
 )
 def test_what_is_refused(cluster: FakeApiServer, outrace: Outrace, arguments: tuple[str, ...]) -> None:
     done = outrace("delete", "--yes", *arguments)
-    assert (done.code, cluster.asked) == (2, [])
-    assert arguments[0] in done.err
+    assert (done.returncode, cluster.asked) == (2, [])
+    assert arguments[0] in done.stderr
 
 
 def test_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
