@@ -49,23 +49,13 @@ def with_spec(**spec: Any) -> Object:
     return pod
 
 
-def test_init_containers_count_one_at_a_time_and_sidecars_on() -> None:
-    main = container("main", "64Mi")
-    assert request(with_spec(containers=[main, container("other", "20Mi")])) == 84
-    assert request(with_spec(containers=[main], initContainers=[container("init", "100Mi")])) == 100
-    sidecar = container("proxy", "50Mi", restartPolicy="Always")
-    assert request(with_spec(containers=[main], initContainers=[sidecar])) == 114
-    # A sidecar runs beside the init container that comes after it.
-    assert request(with_spec(containers=[main], initContainers=[sidecar, container("init", "100Mi")])) == 150
-
-
-def test_pod_level_resources_and_overhead() -> None:
-    pod = with_spec(containers=[container("main", "64Mi")], resources={"requests": {"memory": "300Mi"}})
-    assert request(pod) == 300
-    pod["spec"]["overhead"] = {"memory": "10Mi"}
+def test_what_a_request_is_made_of_is_kept() -> None:
+    """test_pod_reasons.py has how it is made."""
+    init = [container("proxy", "50Mi", restartPolicy="Always"), container("init", "100Mi")]
+    pod = with_spec(containers=[container("main", "64Mi")], initContainers=init, overhead={"memory": "10Mi"})
+    assert request(pod) == 160
+    pod["spec"]["resources"] = {"requests": {"memory": "300Mi"}}
     assert request(pod) == 310
-    assert request(with_spec(containers=[container("main", "64Mi")], overhead={"memory": "10Mi"})) == 74
-    assert request(with_spec(containers=[container("main")], overhead={"memory": "10Mi"})) == 0  # as the kubelet does
 
 
 @pytest.mark.parametrize(
