@@ -134,11 +134,12 @@ def test_pods_made_of_cgroups(root: Path) -> None:
     [found] = source.poll().updated
     known = (UID, "", UID, None, False, 96 << 20, "Guaranteed", False, 30, str(pod))
     assert pod_message(found) == PodSeen(*known, containers={"aaa": str(a), "bbb": str(b)})
-    # A container more: the pod's limit grows, and it is reported again.
+    # A container more, or another limit of the pod: it is reported again.
     _cgroup(pod / "ccc", memory_max="max")
-    (pod / "memory.max").write_text(str(128 << 20))
     [found] = source.poll().updated
     assert sorted(found.containers) == ["aaa", "bbb", "ccc"]
+    (pod / "memory.max").write_text(str(128 << 20))
+    [found] = source.poll().updated
     assert pod_message(found).request == 128 << 20
     source.close()
 

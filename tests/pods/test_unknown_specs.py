@@ -150,15 +150,6 @@ def test_pods_come_change_and_go_on_the_kernel(tree: Tree, start: Start, kubepod
         assert (change.removed, len(change.problems)) == ([UID], 1)
 
 
-@pytest.mark.live
-def test_a_changed_limit_is_reported(tree: Tree) -> None:
-    pod = cgroupfs.make(tree[1] / f"kubepods/pod{UID}")
-    with opened(tree) as source:
-        for limit in (64 << 20, 96 << 20):
-            cgroupfs.set_limit(pod, limit)
-            assert pod_message(source.poll().updated[0]).request == limit
-
-
 def pod(name: str, known: bool, priority: int | None) -> Pod:
     found = pod_from_object({"metadata": {"name": name, "uid": name}, "spec": {"priority": priority, "containers": []}})
     return dataclasses.replace(found, spec_known=known)
