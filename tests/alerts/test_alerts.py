@@ -52,6 +52,13 @@ def test_alerts_of_an_incident(incident: dict[str, Any], expected: list[tuple[st
     assert names(incident) == expected
 
 
+def test_the_labels_of_an_oom_kill() -> None:
+    (alert,) = alerts_for({**DURING_GRACE, "flags": []}, "n")
+    where = {"severity": "critical", "node": "n", "domain": "node", "namespace": "prod", "pod": "db-0"}
+    assert alert.labels == {**where, "verdict": "oom_during_grace"}
+    assert (alert.annotations["summary"], alert.starts_at) == (DURING_GRACE["summary"], 1769832000)
+
+
 def test_one_alert_for_each_pod_that_lost_somebody() -> None:
     victims = [{**VICTIM, "pid": n, "pod": f"ns/p{n % 3}"} for n in range(9)] + [OUTSIDE]
     found = alerts_for({**DURING_GRACE, "flags": [], "oom_victims": victims}, "n")
