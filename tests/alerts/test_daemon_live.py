@@ -13,18 +13,11 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 node = live.fixture(LabNode, "test-alerts", 96 * MIB)
 
 
-def lost_race(node: LabNode, name: str) -> None:
-    """A pod at full speed against a daemon that may only watch, until it is killed."""
-    hog = node.start_hog(node.add_pod(name), mib=400)
-    hog.go()
-    hog.process.wait()
-
-
 def test_a_lost_race_is_an_alert_also_where_the_receiver_was_down(node: LabNode, tmp_path: Path) -> None:
     alertmanager = Alertmanager(tmp_path)  # not running yet
     options = ("--eviction-hard", "memory.available<2Mi", "--alertmanager", alertmanager.url)
     with live.daemon(node, *options) as daemon:
-        lost_race(node, "first")
+        live.killed_hog(node, node.add_pod("first"), 400)  # the daemon may only watch
         failed = f'alerts_failed_total{{receiver="alertmanager 127.0.0.1:{alertmanager.port}"}}'
         live.until(lambda: live.metric(daemon, failed) >= 2, "tries that fail")
         with alertmanager.running():

@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import yaml
@@ -43,12 +43,9 @@ def page(registry: CollectorRegistry) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         text = "text/plain; version=0.0.4; charset=utf-8"
         metrics = Shared({"/metrics": lambda _: Response(200, text, generate_latest(registry))}, print)
-        server = Server(listener, {"/metrics": metrics}, print)
-        server.start()
-        try:
+        with closing(Server(listener, {"/metrics": metrics}, print)) as server:
+            server.start()
             yield listener.getsockname()[1]
-        finally:
-            server.close()
 
 
 @contextmanager

@@ -29,11 +29,17 @@ def counts(sending: AlertSender) -> dict[str, int]:
     return found
 
 
-def test_one_object_for_each_change() -> None:
-    hook = Webhook()
+@pytest.fixture
+def hook() -> Iterator[Webhook]:
+    made = Webhook()
+    with made.running():
+        yield made
+
+
+def test_one_object_for_each_change(hook: Webhook) -> None:
     times = {"start": "2026-01-31T12:00:00.250Z", "end": "2026-01-31T12:00:03.500Z"}
     (alert,) = alerts_for({**EVICTION_WON, **times}, "node1")
-    with hook.running(), sender(webhooks=[hook.hook]) as sending:
+    with sender(webhooks=[hook.hook]) as sending:
         sending.fire(alert)
         sending.fire(alert)  # the same event: no change
         until(lambda: len(hook.got()) == 2, "raised and, long past its hold time, resolved")
@@ -72,10 +78,9 @@ def test_one_object_for_each_change() -> None:
     assert {one.path for one in hook.asked} == {"/hook/secret"}
 
 
-def test_a_link_to_the_page_about_an_alert() -> None:
-    hook = Webhook()
+def test_a_link_to_the_page_about_an_alert(hook: Webhook) -> None:
     (alert,) = alerts_for(EVICTION_WON, "node1")
-    with hook.running(), sender(webhooks=[hook.hook], runbooks="https://wiki.example/runbooks") as sending:
+    with sender(webhooks=[hook.hook], runbooks="https://wiki.example/runbooks") as sending:
         sending.fire(alert)
         sending.update([Alert(PRESSURE, {"node": "node1"}, {}, time.time())], time.time())
         until(lambda: {one["name"] for one in hook.got()} == {EVICTION, PRESSURE}, "two alerts")
@@ -143,24 +148,15 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_silent_receiver_delays_nobody() -> None:
-    hook = Webhook()
+def test_a_silent_receiver_delays_nobody(hook: Webhook) -> None:
     with silent() as dead:
         sending = AlertSender([dead], [f"{dead}/x", hook.hook], LogLines(), "node1")
-        with hook.running():
-            for n in range(50):
-                sending.fire(event(n, time.time()))
-            until(lambda: len(hook.got()) == 50, "the live one has them all")
-            waiting = [found["waiting"] for name, found in sending.counters.items() if str(hook.port) not in name]
-            assert waiting == [50, 50]
+        for n in range(50):
+            sending.fire(event(n, time.time()))
+        until(lambda: len(hook.got()) == 50, "the live one has them all")
+        waiting = [found["waiting"] for name, found in sending.counters.items() if str(hook.port) not in name]
+        assert waiting == [50, 50]
         assert not sending.close(0.2)  # it is not waited for
-
-
-@pytest.fixture
-def hook() -> Iterator[Webhook]:
-    made = Webhook()
-    with made.running():
-        yield made
 
 
 def test_an_answer_that_never_ends_is_cut(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from monitor.settings.config import RunConfig
 from monitor.side.cluster import api_evictions
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.export.log import Log
+from tests.daemon.harness import DECISION
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod
@@ -75,16 +76,11 @@ class Evictions:
 
     def decide(self, *names: str, kind: str = "hard", signal: str | None = SIGNAL, for_s: float = 0.5) -> None:
         """The order of eviction, first victim first; then so many seconds go by."""
-        uids = [next(u for u, f in self.node.pods.items() if f.pod.name == name) for name in names]
-        critical = {uid: found.pod.priority for uid, found in self.node.pods.items()}
-        order = [
-            (uid, "default", name, 0, 0, 5, (critical[uid] or 0) > 2_000_000_000)
-            for uid, name in zip(uids, names, strict=True)
-        ]
-        fields: dict[str, Any] = dict.fromkeys(Decision._fields[:19], 0)
-        fields |= {"signal": signal, "kind": kind, "grace_s": 1, "pod": uids[0], "name": f"default/{names[0]}"}
-        fields |= {"observed": True, "decided_ns": time.monotonic_ns(), "containers": {}, "order": order}
-        self.evictions.decided(Decision(**fields))
+        by_name = {found.pod.name: found.pod for found in self.node.pods.values()}
+        pods = [by_name[name] for name in names]
+        order = [(one.uid, one.namespace, one.name, 0, 0, 5, (one.priority or 0) > 2_000_000_000) for one in pods]
+        first = {"pod": order[0][0], "name": f"default/{names[0]}", "order": order, "decided_ns": time.monotonic_ns()}
+        self.evictions.decided(DECISION._replace(signal=signal, kind=kind, **first))
         self.after(for_s)
 
     def after(self, seconds: float) -> None:
@@ -250,9 +246,8 @@ def test_one_that_does_not_end_does_not_hold_up_the_next_for_ever(evictions: Evi
 
 
 def test_what_waits_is_bounded(evictions: Evictions) -> None:
-    fields: dict[str, Any] = dict.fromkeys(Decision._fields[:19], 0) | {"signal": None, "kind": "limit"}
     for number in range(200):
-        evictions.evictions.decided(Decision(**fields | {"pod": str(number)}))
+        evictions.evictions.decided(DECISION._replace(signal=None, kind="limit", pod=str(number)))
     assert len(evictions.evictions._waiting) == api_evictions._MOST
 
 

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.kube.backoff import BackOff
-from monitor.kube.errors import (
-    CertificateError,
-    KubeError,
-    NotFound,
-    ServerError,
-    TooManyRequests,
-    TransportError,
-)
+from monitor.kube.errors import CertificateError, KubeError, NotFound, ServerError, TooManyRequests, TransportError
 from monitor.kube.retry import retrying
 from tests.kube.clock import WaitedClock
 

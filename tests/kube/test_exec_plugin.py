@@ -25,6 +25,10 @@ def printing(status: object, kind: str = "ExecCredential", version: str = V1) ->
     return running(f"print({made!r})")
 
 
+#: What a plugin prints.
+TOKEN = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {"token": "t"}})
+
+
 def running(code: str, **options: Any) -> ExecSpec:
     return ExecSpec("config: users[u].user.exec", V1, (sys.executable, "-c", code), **options)
 
@@ -50,7 +54,7 @@ def test_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
     code = (
         f"import os,sys,pathlib; pathlib.Path({str(out)!r}).write_text(os.environ['KUBERNETES_EXEC_INFO']);"
         f"assert sys.stdin.read() == ''; assert os.environ['REGION'] == 'eu';"
-        f'print(\'{{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{"token": "t"}}}}\')'
+        f"print({TOKEN!r})"
     )
     spec = running(code, env=(("REGION", "eu"),), cluster={"server": "https://x"})
     assert ExecPlugin(spec).current().token == "t"
@@ -115,9 +119,7 @@ def test_a_bad_plugin_of_a_kubeconfig(tmp_path: Path, key: str, value: object) -
 
 def test_a_relative_command_lies_beside_its_kubeconfig(tmp_path: Path) -> None:
     program = tmp_path / "plugin"
-    program.write_text(
-        f'#!/bin/sh\necho \'{{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{"token": "t"}}}}\'\n'
-    )
+    program.write_text(f"#!/bin/sh\necho '{TOKEN}'\n")
     program.chmod(0o755)
     assert load((with_plugin(tmp_path),)).credentials.current().token == "t"
 

@@ -12,19 +12,10 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import ConfigError
+from monitor.kube import errors
 from monitor.kube.auth import Fixed, TokenFile
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, Server, in_cluster, parse_server
-from monitor.kube.errors import (
-    Cancelled,
-    CertificateError,
-    InvalidResponse,
-    KubeError,
-    NotFound,
-    TimedOut,
-    TransportError,
-    Unauthorized,
-)
 from monitor.kube.resources import PODS
 from monitor.kube.stream import Patience, Stream
 from monitor.kube.tls import Pem, TlsSettings
@@ -52,7 +43,7 @@ def a_pod(api: FakeApiServer) -> None:
 def test_requests_share_a_connection(api: FakeApiServer, client: ApiClient) -> None:
     for _ in range(3):
         get(client)
-        with pytest.raises(NotFound):
+        with pytest.raises(errors.NotFound):
             client.get(PODS, "b", "default")
         client.warm()
     assert api.connections == client.transport.opened == 1
@@ -91,12 +82,12 @@ def test_one_that_breaks_under_a_request_is_tried_once_more(api: FakeApiServer, 
     get(client)
     assert api.connections == 2
     api.fail(faults.hang_up, times=2)
-    with pytest.raises(TransportError):
+    with pytest.raises(errors.TransportError):
         get(client)
     assert len(api.asked) == 5
     get(client)
     api.fail(faults.hang_up)
-    with pytest.raises(TransportError):
+    with pytest.raises(errors.TransportError):
         create(client)
     assert len(api.seen("POST")) == 1, "it may have been done"
 
@@ -105,7 +96,7 @@ def test_connection_refused_for_a_while(api: FakeApiServer, client: ApiClient) -
     get(client)
     api.refuse()
     for _ in range(2):
-        with pytest.raises(TransportError, match=r"^https://127\.0\.0\.1:\d+: Connection refused$"):
+        with pytest.raises(errors.TransportError, match=r"^https://127\.0\.0\.1:\d+: Connection refused$"):
             create(client)
     api.listen()
     create(client)
@@ -114,17 +105,17 @@ def test_connection_refused_for_a_while(api: FakeApiServer, client: ApiClient) -
 @pytest.mark.parametrize(
     ("do", "error"),
     [
-        (faults.cut_off(), TransportError),
-        (faults.cut_off(announced=None), InvalidResponse),
-        (faults.no_http(), TransportError),
-        (faults.no_http(b"HTTP/1.1 200 OK\r\nContent-Length: 5"), TransportError),
-        (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), TransportError),
-        (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), TransportError),
-        (faults.no_http(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 500 + b"\r\n{}"), TransportError),
+        (faults.cut_off(), errors.TransportError),
+        (faults.cut_off(announced=None), errors.InvalidResponse),
+        (faults.no_http(), errors.TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\nContent-Length: 5"), errors.TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), errors.TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), errors.TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 500 + b"\r\n{}"), errors.TransportError),
     ],
 )
 def test_an_answer_that_is_cut_off_or_none_is_one_error(
-    api: FakeApiServer, client: ApiClient, do: faults.Do, error: type[KubeError]
+    api: FakeApiServer, client: ApiClient, do: faults.Do, error: type[errors.KubeError]
 ) -> None:
     for ask in (get, lambda client: client.list(PODS, lambda one: one)):
         api.fail(do)
@@ -146,7 +137,7 @@ def test_every_request_ends_in_time(
 ) -> None:
     client = connect(config, timeout_s=0.4)
     api.fail(do)
-    with pytest.raises(TimedOut, match=r"no complete answer within 0\.4 s"):
+    with pytest.raises(errors.TimedOut, match=r"no complete answer within 0\.4 s"):
         get(client)
 
 
@@ -163,7 +154,7 @@ def test_stop_ends_every_wait(api: FakeApiServer, client: ApiClient, stop: threa
     api.fail(do)
     threading.Timer(0.2, stop.set).start()
     for _ in range(2):
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             get(client)
 
 
@@ -172,10 +163,10 @@ def test_a_handshake_that_never_ends_times_out_or_is_stopped(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = ClusterConfig(Server("127.0.0.1", silent.getsockname()[1]), config.tls)
-        with pytest.raises(TimedOut, match=r"127\.0\.0\.1"):
+        with pytest.raises(errors.TimedOut, match=r"127\.0\.0\.1"):
             get(connect(server, connect_s=0.3))
         threading.Timer(0.2, stop.set).start()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             get(connect(server, connect_s=600))
 
 
@@ -187,7 +178,7 @@ def test_stop_ends_a_name_that_is_not_resolved(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: found(*a, **k) if "flags" in k else released.wait(600))
     client = connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls), connect_s=600)
     threading.Timer(0.2, stop.set).start()
-    with pytest.raises(Cancelled):
+    with pytest.raises(errors.Cancelled):
         get(client)
     released.set()
 
@@ -199,7 +190,7 @@ def test_a_name_that_does_not_exist_is_a_transport_error(
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(TransportError, match=r"https://apiserver\.invalid:443: Name or service not known"):
+    with pytest.raises(errors.TransportError, match=r"https://apiserver\.invalid:443: Name or service not known"):
         get(connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls)))
 
 
@@ -210,7 +201,7 @@ def test_an_unknown_ca_is_refused_before_anything_is_sent(
     get(connect(ClusterConfig(config.server, TlsSettings(insecure=True), Fixed("good"))))
     asked = len(api.asked)
     client = connect(ClusterConfig(config.server, TlsSettings(ca=Pem("ca", other.certificate)), Fixed("good")))
-    with pytest.raises(CertificateError, match="is not trusted: unable to get local issuer"):
+    with pytest.raises(errors.CertificateError, match="is not trusted: unable to get local issuer"):
         create(client)
     assert len(api.asked) == asked
 
@@ -265,7 +256,7 @@ def test_a_401_has_the_token_read_once_more(api: FakeApiServer, tmp_path: Path, 
     api.tokens = {"fresh"}
     config = ClusterConfig(parse_server(api.url, ""), TlsSettings(insecure=True), TokenFile(token))
     client = connect(config)
-    with pytest.raises(Unauthorized, match="give a token or client certificate that is valid"):
+    with pytest.raises(errors.Unauthorized, match="give a token or client certificate that is valid"):
         create(client)
     assert len(api.asked) == 1  # it is the same one: nothing to try
     with token.open("r+") as f:  # in place, with the old time: nothing but the 401 shows it

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,5 @@ class FakeRuntime:
 @contextmanager
 def podman(tmp_path: Path, containers: list[dict[str, Any]], pod: dict[str, Any]) -> Iterator[Runtimes]:
     pod = {"Cgroup": "/libpod_parent", "Id": POD, "Name": "shop", "Status": "Running", "InfraId": OTHER, **pod}
-    server = FakeRuntime(tmp_path / "podman.sock", {LIST: containers, PODS: [pod], IMAGES: []})
-    try:
+    with closing(FakeRuntime(tmp_path / "podman.sock", {LIST: containers, PODS: [pod], IMAGES: []})):
         yield Runtimes({"podman": str(tmp_path / "podman.sock")})
-    finally:
-        server.close()

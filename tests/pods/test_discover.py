@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,14 @@ from monitor.pods.source import settle
 from monitor.pods.spec import Choice, without_cluster
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
+from tests import live
 from tests.commands import run
 from tests.daemon.config_files import kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
 
-
-@pytest.fixture
-def api() -> Iterator[FakeApiServer]:
-    server = FakeApiServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def kubelet() -> Iterator[FakeKubelet]:
-    server = FakeKubelet()
-    yield server
-    server.close()
+api = live.fixture(lambda: closing(FakeApiServer()))
+kubelet = live.fixture(lambda: closing(FakeKubelet()))
 
 
 @pytest.fixture

@@ -44,10 +44,7 @@ def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
     """Nearest to the root was enough: its processes became pods, and the kubelet's own were not looked for."""
     hierarchy = cgroupfs.detect()
     fake = node / where
-    if fake.parent == node:
-        delegated(fake)
-    else:
-        delegated(fake.parent)
+    delegated(fake if fake.parent == node else fake.parent)
     as_user(fake / f"besteffort/pod{UID}/main")
     change = polled("cgroups", node)
     assert change.updated == []

@@ -43,9 +43,8 @@ def docker(tmp_path: Path) -> Iterator[FakeRuntime]:
         {"Id": ID, "Names": ["/web"], "Image": "nginx", "Labels": {"outrace/priority": "5"}, "State": "running"},
         {"Id": OTHER, "Names": ["/db"], "Image": "db", "Labels": {"outrace/never": "true"}, "State": "running"},
     ]
-    server = FakeRuntime(tmp_path / "docker.sock", {LIST: answer, IMAGES: []})
-    yield server
-    server.close()
+    with closing(FakeRuntime(tmp_path / "docker.sock", {LIST: answer, IMAGES: []})) as server:
+        yield server
 
 
 def test_containers_have_names_and_labels(tree: Tree, start: Start, docker: FakeRuntime, tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(tree: Tree, star
     start(f"{slice_}/libpod-{OTHER}.scope")
     start(f"{slice_}/libpod-conmon-{ID}.scope")
     write_request(tree[0], cart, 32 * MI)
-    (cart / ("memory.max" if tree[0].version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
+    cgroupfs.set_limit(cart, 64 * MI)
     listed = [{"Id": OTHER, "Names": ["/shop-infra"]}, {"Id": ID, "Names": ["/cart"], "Labels": {}}]
     with podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": {}}) as known:
         (pod,) = looked(tree, runtimes=known).values()
@@ -171,7 +170,7 @@ def pid_of(path: Path) -> int:
 def test_the_unit_has_the_containers_labels(tree: Tree, start: Start, tmp_path: Path, above: str) -> None:
     payload = start(f"{above}/web.service/libpod-payload-{ID}")
     start(f"{above}/web.service/runtime")
-    (payload / ("memory.max" if tree[0].version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
+    cgroupfs.set_limit(payload, 64 * MI)
     with podman(tmp_path, listed(priority="7", request="24Mi"), {}) as known, source(tree, runtimes=known) as found:
         assert found.poll().problems == []
         (pod,) = pods(found).values()

@@ -62,7 +62,7 @@ def test_what_root_wrote_is_request_and_limit(tree: Tree, start: Start) -> None:
     with source(tree) as found:
         found.poll()
         assert pod_request(pods(found)["system/db.service"], "memory").value == 64 * MI
-        (path / ("memory.max" if hierarchy.version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
+        cgroupfs.set_limit(path, 64 * MI)
         # The file's event is enough.
         until(lambda: found.poll() and pods(found)["system/db.service"].qos_class_status == "Guaranteed", "the limit")
 

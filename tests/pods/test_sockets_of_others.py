@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from monitor.owner import ChangeableError, connected
 from monitor.pods.runtimes import Runtimes
-from tests import others
+from tests import live, others
 from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their sockets themselves")
@@ -18,10 +17,7 @@ IDENT = "a" * 64
 ANSWER = [{"Id": IDENT, "Names": ["/web"], "Labels": {"outrace/never": "true"}}]
 
 
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with others.shared() as directory:
-        yield directory
+shared = live.fixture(others.shared)
 
 
 def listening(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,8 @@ class _Daemon:
 def _frame(node: Path, folder: Path, tmp_path: Path, daemon: _Daemon) -> dict[str, Any]:
     where = {"node_cgroup": str(node), "pods": f"manifests:{folder}", "state_dir": str(tmp_path / "state")}
     config = RunConfig(**where)  # type: ignore[arg-type]
-    source = open_for(config, cgroupfs.detect(), meminfo.mem_total())
-    try:
+    with closing(open_for(config, cgroupfs.detect(), meminfo.mem_total())) as source:
         return top_frame.Node(config, daemon).frame(source)  # type: ignore[arg-type]
-    finally:
-        source.close()
 
 
 def _summary(node: Path, folder: Path) -> dict[str, Any]:
@@ -111,10 +109,9 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
     hierarchy = cgroupfs.detect()
     config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}")
     view = side_view(config, hierarchy, cgroupfs.limit(node) or 0)
-    source = open_for(config, hierarchy, meminfo.mem_total())
-    source.poll()
-    view.pods = dict(source.pods)
-    source.close()
+    with closing(open_for(config, hierarchy, meminfo.mem_total())) as source:
+        source.poll()
+        view.pods = dict(source.pods)
     return summary(view, None)
 
 
@@ -152,9 +149,6 @@ def test_the_scripts_divide_like_the_shell() -> None:
     figures = top_frame.script_figures(Reading(5000, 0, 0, capacity=1000))
     assert (figures["memory_available_in_bytes"], figures["memory_available_in_kb"]) == (-4000, -3)
     assert figures["memory_available_in_mb"] == 0
-
-
-S = 1_000_000_000
 
 
 def test_growth_is_over_the_last_ten_seconds() -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,10 @@ def start(tree: Tree) -> Iterator[Start]:
             process.kill()
 
 
-@contextmanager
 def source(
     tree: Tree, rules: dict[str, dict[str, Any]] | None = None, spared: tuple[int, ...] = (), **rest: Any
-) -> Iterator[ServiceSource]:
-    made = ServiceSource(16 * GI, Within(*tree, spared), rules, **rest)
-    try:
-        yield made
-    finally:
-        made.close()
+) -> closing[ServiceSource]:
+    return closing(ServiceSource(16 * GI, Within(*tree, spared), rules, **rest))
 
 
 def pods(found: ServiceSource) -> dict[str, Pod]:
