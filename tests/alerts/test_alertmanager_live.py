@@ -9,11 +9,10 @@ from tests.alerts.services import Alertmanager, sender
 from tests.live import until
 from tests.log_lines import LogLines
 
-SIGNAL = {"signal": "memory.available", "kind": "hard"}
 
-
-def pressure(now: float, node: str = "node1") -> Alert:
-    return Alert(PRESSURE, {"node": node, **SIGNAL}, {"summary": "memory is short"}, now)
+def pressure(now: float) -> Alert:
+    labels = {"node": "node1", "signal": "memory.available", "kind": "hard"}
+    return Alert(PRESSURE, labels, {"summary": "memory is short"}, now)
 
 
 def acknowledged(sending: AlertSender) -> bool:

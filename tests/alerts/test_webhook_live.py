@@ -3,7 +3,6 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -141,15 +140,9 @@ def test_what_is_refused_does_not_block_the_rest() -> None:
     assert log.matching("refused")[0]["problem"] == "HTTP 422"
 
 
-@contextmanager
-def silent() -> Iterator[str]:
-    """A receiver that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
 def test_a_silent_receiver_delays_nobody(hook: Webhook) -> None:
-    with silent() as dead:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        dead = f"http://127.0.0.1:{silent.getsockname()[1]}"
         sending = AlertSender([dead], [f"{dead}/x", hook.hook], LogLines(), "node1")
         for n in range(50):
             sending.fire(event(n, time.time()))

@@ -74,12 +74,6 @@ def overlay(name: str) -> list[Object]:
 enforce, hold = partial(overlay, "enforce"), partial(overlay, "hold")
 
 
-def exposed() -> list[Object]:
-    """The overlay enforce with the component that exposes the metrics."""
-    made = yaml.safe_load((OVERLAYS.parent / "components/expose-metrics/kustomization.yaml").read_text())
-    return patched(enforce(), made)
-
-
 def patched(objects: list[Object], made: dict[str, Any]) -> list[Object]:
     for patch in made["patches"]:
         (found,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == tuple(patch["target"].values())]
@@ -269,7 +263,9 @@ def test_pods_and_other_hosts_reach_metrics_by_choice_alone() -> None:
         container = daemon(objects)[1]
         assert listens(container) == closed
         assert container["readinessProbe"]["httpGet"]["host"] == "127.0.0.1"
-    for objects in (exposed(), chart("--set", "exposeMetrics=true"), chart("--set", "podMonitor.enabled=true")):
+    component = yaml.safe_load((OVERLAYS.parent / "components/expose-metrics/kustomization.yaml").read_text())
+    exposed = patched(enforce(), component)
+    for objects in (exposed, chart("--set", "exposeMetrics=true"), chart("--set", "podMonitor.enabled=true")):
         assert listens(daemon(objects)[1]) == opened
 
 

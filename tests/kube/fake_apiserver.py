@@ -29,11 +29,11 @@ VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DEL
 class FakeApiServer(FakeServer):
     """``forbidden``: (verb, resource) pairs. A PodDisruptionBudget protects all pods with its labels, always."""
 
-    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.store = Store()
         self.forbidden: set[tuple[str, str]] = set()
         self.bookmark_s = 60.0
-        super().__init__(context, host)
+        super().__init__(context)
 
     def answer(self, asked: Asked, reply: Reply) -> None:
         try:

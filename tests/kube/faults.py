@@ -30,19 +30,15 @@ def no_http(data: bytes = b"SSH-2.0-OpenSSH_9.2\r\n\r\n") -> Do:
     return do
 
 
-def hang_up(asked: Asked, reply: Reply) -> None:
+def hang_up(_: Asked, reply: Reply) -> None:
     """Close the connection when the request has been read."""
     reply.cut()
 
 
-def hang(seconds: float = 30.0) -> Do:
+def hang(_: Asked, reply: Reply) -> None:
     """Answer nothing."""
-
-    def do(_: Asked, reply: Reply) -> None:
-        reply.wait(seconds)
-        reply.cut()
-
-    return do
+    reply.wait(30.0)
+    reply.cut()
 
 
 def cut_off(body: bytes = b'{"kind": "PodList", "items": [{"metadata": {"na', announced: int | None = 10_000) -> Do:
@@ -57,17 +53,13 @@ def cut_off(body: bytes = b'{"kind": "PodList", "items": [{"metadata": {"na', an
     return do
 
 
-def drip(pause_s: float = 0.05, body: bytes = b" " * 10_000) -> Do:
+def drip(_: Asked, reply: Reply) -> None:
     """A byte, and a pause, and a byte."""
-
-    def do(_: Asked, reply: Reply) -> None:
-        reply.head(200, {"Content-Length": str(len(body))})
-        for byte in body:
-            reply.raw(bytes([byte]))
-            if reply.wait(pause_s):
-                return
-
-    return do
+    reply.head(200, {"Content-Length": "10000"})
+    for _byte in range(10_000):
+        reply.raw(b" ")
+        if reply.wait(0.05):
+            return
 
 
 def stream(*lines: object, end: bool = True) -> Do:

@@ -131,7 +131,7 @@ def test_a_body_without_length_ends_with_the_connection(api: FakeApiServer, clie
     assert api.connections == 2
 
 
-@pytest.mark.parametrize("do", [faults.hang(), faults.drip()])
+@pytest.mark.parametrize("do", [faults.hang, faults.drip])
 def test_every_request_ends_in_time(
     api: FakeApiServer, config: ClusterConfig, stop: threading.Event, do: faults.Do, connect: Connect
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_watch_may_last_longer_than_its_first_line(
         assert next(events).object["metadata"]["name"] == "b"
 
 
-@pytest.mark.parametrize("do", [faults.hang(), faults.drip()])
+@pytest.mark.parametrize("do", [faults.hang, faults.drip])
 def test_stop_ends_every_wait(api: FakeApiServer, client: ApiClient, stop: threading.Event, do: faults.Do) -> None:
     api.fail(do)
     threading.Timer(0.2, stop.set).start()

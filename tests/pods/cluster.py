@@ -69,15 +69,7 @@ class Cluster:
 
     def delete(self, name: str, namespace: str = "shop") -> None:
         self.api.store.delete(("pods", namespace, name))
-        left = [one for one in self.kubelet.pods or [] if one["metadata"]["name"] != name]
-        self.kubelet.pods = left
-
-    def change(self, name: str, change: Callable[[Object], object]) -> None:
-        def changed(found: Object) -> Object:
-            change(found)
-            return found
-
-        self.api.store.update(("pods", "shop", name), changed)
+        self.kubelet.pods = [one for one in self.kubelet.pods or [] if one["metadata"]["name"] != name]
 
     def cgroup(self, uid: str, qos: str = "burstable", container: str = "") -> Path:
         """The pod's, with its container's in it."""

@@ -80,7 +80,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "node"
 
 
-def install(node: Path, name: str, server: str = "https://127.0.0.1:1", **user: Any) -> Path:
+def install(node: Path, name: str, **user: Any) -> Path:
     """Make the files of a row; its kubeconfig."""
     files, credentials = NODES[name]
     for path, text in files.items():
@@ -89,7 +89,7 @@ def install(node: Path, name: str, server: str = "https://127.0.0.1:1", **user: 
     if name == "MicroK8s":
         (node / "var/snap/microk8s/current").symlink_to("9044")
     (node / credentials).parent.mkdir(parents=True, exist_ok=True)
-    return kubeconfig(node / credentials, server, **user)
+    return kubeconfig(node / credentials, "https://127.0.0.1:1", **user)
 
 
 def test_every_row_is_tried_here() -> None:
