@@ -30,26 +30,21 @@ class Authority:
         self._directory = directory
         self._pair = Pair(directory / f"{name}.crt", directory / f"{name}.key")
         self.certificate = self._pair.certificate
-        _openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
-            *("-subj", f"/CN={name}", "-keyout", str(self._pair.key), "-out", str(self._pair.certificate)),
-            *("-addext", "keyUsage=critical,keyCertSign"),
-        )
+        _make(self._pair, name, "-addext", "keyUsage=critical,keyCertSign")
 
     def issue(self, name: str, *sans: str) -> Pair:
         """A certificate for these names and addresses."""
         pair = Pair(self._directory / f"{name}.crt", self._directory / f"{name}.key")
         kinds = {san: "IP" if ":" in san or san.replace(".", "").isdigit() else "DNS" for san in sans or (name,)}
         listed = ",".join(f"{kind}:{san}" for san, kind in kinds.items())
-        _openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
-            *("-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate)),
-            *("-CA", str(self._pair.certificate), "-CAkey", str(self._pair.key)),
-            *("-addext", f"subjectAltName={listed}", "-addext", "basicConstraints=critical,CA:FALSE"),
-        )
+        extensions = ("-addext", f"subjectAltName={listed}", "-addext", "basicConstraints=critical,CA:FALSE")
+        _make(pair, name, "-CA", str(self._pair.certificate), "-CAkey", str(self._pair.key), *extensions)
         return pair
 
 
-def _openssl(*arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
+def _make(pair: Pair, name: str, *more: str) -> None:
+    """A key, and its certificate for two days."""
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    files = ("-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate))
+    done = subprocess.run(["openssl", *new, *files, *more], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -127,12 +127,16 @@ def test_ipv4_to_a_socket_of_both() -> None:
         taken.close()
 
 
+@contextmanager
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A listener, and a connection that it has not accepted."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as made:
+        yield listener, made
+
+
 def test_what_is_not_accepted_yet_is_waited_for() -> None:
     """Until then its owner is not known: older kernels say 0 of everybody's."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as made,
-    ):
+    with connection() as (listener, made):
         with pytest.raises(TimedOut):
             check_peer(made, Peer.ROOT, Patience(threading.Event(), 0.2).slices())
         taken, _ = listener.accept()
@@ -143,10 +147,7 @@ def test_what_is_not_accepted_yet_is_waited_for() -> None:
 def test_another_machine_is_believed_by_its_certificate_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tcp").write_text("  sl  local_address\n")
     monkeypatch.setattr(peer, "_TABLES", (str(tmp_path / "tcp"), str(tmp_path / "none")))
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as made,
-    ):
+    with connection() as (_, made):
         check_peer(made, Peer.ROOT_IF_HERE, Patience(threading.Event(), 5.0).slices())
         with pytest.raises(CertificateError, match="no process of this machine serves it"):
             check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0).slices())
@@ -154,9 +155,5 @@ def test_another_machine_is_believed_by_its_certificate_alone(tmp_path: Path, mo
 
 def test_in_a_network_of_its_own_no_root_is_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "_in_other_network", lambda: True)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as made,
-        pytest.raises(CertificateError, match="another network namespace"),
-    ):
+    with connection() as (_, made), pytest.raises(CertificateError, match="another network namespace"):
         check_peer(made, Peer.ROOT, Patience(threading.Event(), 5.0).slices())
