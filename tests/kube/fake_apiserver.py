@@ -75,12 +75,9 @@ class FakeApiServer(FakeServer):
         if nobody or (verb, resource) in self.forbidden:
             which = f'{resource.partition("/")[0]} "{name}"' if name else resource
             where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
-            raise Refused(
-                403,
-                "Forbidden",
-                f'{which} is forbidden: User "system:serviceaccount:outrace:outrace" cannot {verb} resource '
-                f'"{resource}" in API group ""{where}',
-            )
+            right = f'cannot {verb} resource "{resource}" in API group ""{where}'
+            user = "system:serviceaccount:outrace:outrace"
+            raise Refused(403, "Forbidden", f'{which} is forbidden: User "{user}" {right}')
 
     def _list(self, asked: Asked, plural: str, namespace: str) -> Object:
         query, fields = asked.query, _selector(asked.query.get("fieldSelector", ""))
@@ -97,13 +94,9 @@ class FakeApiServer(FakeServer):
         elif wanted == "0":
             limit = 0  # the watch cache has no pages
         elif wanted and int(wanted) > version:
-            causes = {"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]}
-            raise Refused(
-                504,
-                "Timeout",
-                f"Too large resource version: {wanted}, current: {version}",
-                {**causes, "retryAfterSeconds": 1},
-            )
+            why = f"Too large resource version: {wanted}, current: {version}"
+            causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+            raise Refused(504, "Timeout", why, {"causes": causes, "retryAfterSeconds": 1})
         found = self.store.all(plural, namespace, lambda one: fields(one) and labels(one))
         page = found[start : start + limit] if limit else found[start:]
         metadata: Object = {"resourceVersion": str(version)}
@@ -164,11 +157,8 @@ class FakeApiServer(FakeServer):
                 after["status"] = before["status"]
             was, now = (one.get("status", {}).get("qosClass") for one in (before, after))
             if key[0] == "pods" and was and was != now:
-                raise Refused(
-                    422,
-                    "Invalid",
-                    f'Pod "{key[2]}" is invalid: status.qosClass: Invalid value: "{now}": field is immutable',
-                )
+                what = f'Pod "{key[2]}" is invalid: status.qosClass: Invalid value: "{now}": field is immutable'
+                raise Refused(422, "Invalid", what)
             after["metadata"] = {**after["metadata"], "uid": before["metadata"]["uid"]}
             after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
             return after
@@ -185,12 +175,9 @@ class FakeApiServer(FakeServer):
             raise Refused(400, "BadRequest", "name in URL does not match name in Eviction object")
         pod = self.store.get(key)
         if pod["status"].get("phase") == "Running" and self._protected(pod):
-            raise Refused(
-                429,
-                "TooManyRequests",
-                "Cannot evict pod as it would violate the pod's disruption budget.",
-                {"causes": [{"reason": "DisruptionBudget", "message": "The disruption budget db needs 1 healthy pod"}]},
-            )
+            why = "Cannot evict pod as it would violate the pod's disruption budget."
+            cause = {"reason": "DisruptionBudget", "message": "The disruption budget db needs 1 healthy pod"}
+            raise Refused(429, "TooManyRequests", why, {"causes": [cause]})
         self._delete(key, eviction.get("deleteOptions") or {})
         return status_object(201, "", "") | {"status": "Success"}
 

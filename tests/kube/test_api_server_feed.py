@@ -64,9 +64,7 @@ def test_what_happens_is_heard_in_order(api: FakeApiServer, start: Start) -> Non
     api.store.create("pods", pod("far-too", node="node-2"))
     api.store.delete(("pods", "default", "a"))
     running.knows("b:Running")
-    assert running.changes == [
-        *("all a:Running", "new b:Pending", "changed b:Running", "deleted a:Running"),
-    ]
+    assert running.changes == ["all a:Running", "new b:Pending", "changed b:Running", "deleted a:Running"]
     asked = [one.query for one in api.seen("GET", "/pods")]
     assert asked[0] == {"fieldSelector": "spec.nodeName=node-1", "resourceVersion": "0"}
     assert asked[1]["allowWatchBookmarks"] == "true"

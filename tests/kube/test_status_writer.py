@@ -107,10 +107,7 @@ def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiSe
     conditions = {one["type"]: one for one in status["conditions"]}
     target = conditions["DisruptionTarget"]
     assert (target["status"], target["reason"], target["message"]) == ("True", "TerminationByKubelet", message)
-    assert {name: conditions[name]["status"] for name in ("Ready", "ContainersReady")} == {
-        "Ready": "False",
-        "ContainersReady": "False",
-    }
+    assert [conditions[name]["status"] for name in ("Ready", "ContainersReady")] == ["False"] * 2
     assert status["qosClass"] == "Burstable"
     assert [one.query for one in api.seen("PATCH")] == [{"fieldManager": "outrace"}]
 
