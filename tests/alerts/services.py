@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from monitor.side.alerts.send import AlertSender
+from tests.commands import ROOT
 from tests.kube.fake_http import Asked, FakeServer, Reply
 from tests.live import until
 from tests.log_lines import LogLines
 from tests.ports import reserved
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
 

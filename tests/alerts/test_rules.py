@@ -18,8 +18,8 @@ from monitor.side.process_watch import ProcessWatch
 from monitor.side.races import Races
 from monitor.side.reload import Reloader
 from monitor.side.worker import Worker
-from tests.alerts.services import DEPLOY, ROOT, binary
-from tests.commands import run
+from tests.alerts.services import DEPLOY, binary
+from tests.commands import ROOT, run
 from tests.side.views import view as side_view
 
 RULES = DEPLOY / "prometheus" / "outrace.rules.yml"

@@ -14,9 +14,8 @@ import click
 import pytest
 
 from monitor.cli.main import cli
-from tests.commands import run
+from tests.commands import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 #: Of what the package depends on by name, this machine may have no Debian package: the environment of the tests has it.
 NEEDED = ("psutil", "yaml")
 

@@ -13,14 +13,12 @@ from monitor.pods.cgroup_tree import candidate_paths, holds_pods, kubepods_of, o
 from monitor.pods.model import Change, FoundPod
 from monitor.policy.pods import pod_from_object
 from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
+from tests.pods.test_claims import NOBODY, OTHER, UID
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user"),
     pytest.mark.oldest,
 ]
-NOBODY = 65534
-UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
-OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
 
 
 def delegated(path: Path) -> Path:

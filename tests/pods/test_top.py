@@ -16,8 +16,9 @@ from monitor.kernel.oom_candidates import Owner
 from monitor.pods.source import open_for
 from monitor.settings.config import RunConfig
 from monitor.side.endpoints import summary
+from tests.commands import called
 from tests.limited import write
-from tests.pods.top_node import MI, common, top
+from tests.pods.top_node import MI, common
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.newest
 @pytest.mark.usefixtures("busy")
 def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
     hard = "memory.available<25%,nodefs.available<10%"
-    done = top(*common(folder, tmp_path, node), "-o", "json", "--eviction-hard", hard)
+    done = called("top", *common(folder, tmp_path, node), "-o", "json", "--eviction-hard", hard)
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
     assert (frame["source"], frame["kubepods"]) == ("cgroup files", None)
@@ -73,7 +74,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
 def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
     (folder / "bad.yaml").write_text("kind: Service")
     soft = ("--eviction-soft", "memory.available<100Gi", "--eviction-soft-grace-period", "memory.available=1s")
-    done = top(*common(folder, tmp_path, node), *soft)
+    done = called("top", *common(folder, tmp_path, node), *soft)
     assert done.returncode == 0
     assert done.stderr.startswith(f"outrace: {folder}/bad.yaml: document 1: kind: not a v1 Pod")
     assert done.stderr.count("\n") == 1

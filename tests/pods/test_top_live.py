@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pods.top_node import MI, REPOSITORY, common
+from tests.commands import ROOT
+from tests.pods.top_node import MI, common
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
@@ -31,7 +32,7 @@ def options(folder: Path, tmp_path: Path, node: Path) -> list[str]:
 @contextmanager
 def top(options: list[str], columns: int = 80, rows: int = 24, **variables: str | None) -> Iterator[Seat]:
     """The live view, with a first frame on it. In the end: nothing was ever outside of the screen."""
-    with seat(*TOP, *options, columns=columns, rows=rows, cwd=REPOSITORY, **variables) as made:
+    with seat(*TOP, *options, columns=columns, rows=rows, cwd=ROOT, **variables) as made:
         made.before = made.modes()
         made.shows("default/busy", "memory.available<25%")
         yield made
@@ -105,7 +106,7 @@ _DEFECT = (
 
 
 def test_a_defect_leaves_the_terminal_as_it_was(options: list[str]) -> None:
-    with seat(sys.executable, "-c", _DEFECT, "top", *options, cwd=REPOSITORY) as made:
+    with seat(sys.executable, "-c", _DEFECT, "top", *options, cwd=ROOT) as made:
         made.before = made.modes()
         made.shows("default/busy")
         assert made.end() == 1
@@ -128,7 +129,7 @@ _SHELL = (
 
 
 def test_stopped_and_continued(options: list[str]) -> None:
-    with seat(sys.executable, "-S", "-c", _SHELL, *TOP, *options, cwd=REPOSITORY) as made:
+    with seat(sys.executable, "-S", "-c", _SHELL, *TOP, *options, cwd=ROOT) as made:
         made.before = made.modes()
         made.shows("default/busy", "q quit")
         pid = int(Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text())
@@ -168,7 +169,7 @@ def test_a_terminal_that_goes_away_ends_it(options: list[str]) -> None:
 def test_a_terminal_that_cannot_place_text_gets_frame_after_frame(
     options: list[str], term: str | None, frames: int
 ) -> None:
-    with seat(*TOP, *options, columns=200, cwd=REPOSITORY, TERM=term) as made:
+    with seat(*TOP, *options, columns=200, cwd=ROOT, TERM=term) as made:
         made.screen.feed = lambda _: None
         while made.raw.count(b"outrace top  no daemon") < frames:
             made.read(1.0)
@@ -179,7 +180,7 @@ def test_a_terminal_that_cannot_place_text_gets_frame_after_frame(
 
 
 def test_once_on_a_terminal_fits_its_width(options: list[str]) -> None:
-    with seat(*TOP, "--once", *options, cwd=REPOSITORY) as made:
+    with seat(*TOP, "--once", *options, cwd=ROOT) as made:
         assert made.end() == 0
         text = made.raw.decode()
     assert "\x1b" not in text
@@ -188,7 +189,7 @@ def test_once_on_a_terminal_fits_its_width(options: list[str]) -> None:
 
 
 def test_a_pipe_that_is_closed_ends_it_without_a_word(options: list[str]) -> None:
-    process = subprocess.Popen([*TOP, *options], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([*TOP, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
         assert process.stdout.readline()
         process.stdout.close()
@@ -198,7 +199,7 @@ def test_a_pipe_that_is_closed_ends_it_without_a_word(options: list[str]) -> Non
 
 def test_live_without_a_terminal_prints_frame_after_frame(options: list[str]) -> None:
     process = subprocess.Popen(
-        [*TOP, *options, "-o", "json"], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        [*TOP, *options, "-o", "json"], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     )
     with process:
         frames = [json.loads(process.stdout.readline()) for _ in range(2)]

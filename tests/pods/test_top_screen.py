@@ -1,7 +1,6 @@
 """The live view of `outrace top` as lines: what stands where, and that it fits every screen, whatever the names are."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,11 +9,11 @@ from hypothesis import strategies as st
 from monitor.cli.output import clip, line, plain, shorten, text_of, width_of
 from monitor.cli.top_frame import Sample
 from monitor.cli.top_screen import View, bar_lines, growth_text, legend, marks, once, problem, screen
+from tests.commands import ROOT
 from tests.pods import top_frames as frames
 from tests.pods.top_example import shown
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod
 
-ROOT = Path(__file__).parent.parent.parent
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]\ud800"
 
 

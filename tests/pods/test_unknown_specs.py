@@ -25,13 +25,12 @@ from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.side.pod_watch import pod_message
+from tests.pods.test_cgroup_tree import CID, UID
 from tests.pods.unit_tree import Tree
 from tests.pods.unit_tree import tree as tree
 from tests.puppet import TIMEOUT_S
 
 GI = 1 << 30
-UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
-CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"
 STATIC = "e228a63249ca746e753e7532f763b21a"
 
 Start = Callable[..., int]

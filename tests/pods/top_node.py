@@ -1,19 +1,16 @@
 """A small node for `outrace top`, and how it is called."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel import cgroupfs
-from tests.commands import called
 from tests.pods.manifest_folder import _pod, _write
 from tests.puppet import Puppet, cgroup
 
 MI = 1 << 20
-REPOSITORY = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -42,10 +39,6 @@ def busy(node: Path) -> Iterator[None]:
     with Puppet(node / "busy") as puppet:
         puppet.do("anon(8)")
         yield
-
-
-def top(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return called("top", *arguments)
 
 
 def common(folder: Path, tmp_path: Path, node: Path) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from monitor.lab.node import LabNode, LabPod
 from tests import live
 from tests.commands import run
+from tests.daemon.hot_node import hot_node
 from tests.deploy.test_capabilities import only
 from tests.filesystems import Mounts
 from tests.runtimes import containerd, images, podman
@@ -23,11 +24,7 @@ HOLDER, USED, DEAD, OLD = "localhost/holder:1", "localhost/used:1", "localhost/d
 IMAGES = "DeleteUnusedImages"
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-cleanup", 128 * MI) as made:
-        yield made
-        assert made.oom_kills() == 0
+node = live.fixture(hot_node)
 
 
 @pytest.fixture
