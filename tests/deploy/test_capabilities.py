@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -56,8 +55,7 @@ def only(*names: str) -> tuple[str, ...]:
 @cache
 def failed(*names: str) -> set[str]:
     """The checks of `outrace doctor` that are not ok."""
-    command = [*only(*names), sys.executable, "-P", "-m", "monitor.cli.main", "doctor", "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=live.environment())
+    done = live.outrace("doctor", "-o", "json", wrapper=only(*names))
     return {check["name"] for check in json.loads(done.stdout)["checks"] if not check["ok"]}
 
 

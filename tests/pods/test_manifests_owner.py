@@ -16,6 +16,7 @@ from monitor.owner import ChangeableError, changed_by, mend, read_alone
 from monitor.pods.model import Change, PodSource
 from monitor.pods.source import open_for
 from monitor.settings.config import RunConfig
+from tests import others
 from tests.commands import run
 from tests.daemon.config_files import build
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _write
@@ -32,13 +33,6 @@ def source(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
         _write(folder / f"{name}.json", _pod(name, name))
     with closing(open_for(RunConfig(pods=f"manifests:{folder}"), hierarchy, 16 * GI)) as opened:
         yield opened
-
-
-def user_writes(script: str, directory: Path) -> None:
-    """What user 65534 does in a directory."""
-    subprocess.run(
-        ["sh", "-ec", script], cwd=directory, user=NOBODY, group=NOBODY, extra_groups=[], check=True, timeout=60
-    )
 
 
 @contextmanager
@@ -100,7 +94,8 @@ def test_while_others_may_write_in_it_its_last_manifests_stay(folder: Path, sour
     assert _names(source.poll()) == ["a", "b"]
     folder.chmod(0o777)
     with entered(folder):
-        user_writes("rm -f a.json; echo '{}' > new; mv -f new b.json", folder)
+        new = f"open('{folder}/new', 'w').write('{{}}'); os.replace('{folder}/new', '{folder}/b.json')"
+        others.does(f"os.remove('{folder}/a.json'); {new}")
     change = source.poll()
     assert (change.updated, change.removed) == ([], [])
     [problem] = change.problems
@@ -179,7 +174,7 @@ def test_a_link_is_followed_where_root_alone_could_have_made_the_way(
         sticky.mkdir()
         sticky.chmod(0o1777)
         with entered(sticky):
-            user_writes(f"ln -s {target} c.json", sticky)
+            others.does(f"os.symlink('{target}', '{sticky}/c.json')")
         way = sticky / "c.json"
     (folder / "c.json").symlink_to(way)
     change = source.poll()

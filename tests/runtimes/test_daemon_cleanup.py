@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,9 +118,7 @@ def test_while_observing_nothing_is_removed(node: LabNode, runtime: Podman, tmp_
     with live.daemon(node, *options(runtime, threshold), state_dir=tmp_path / "state") as daemon:
         wanted = live.message(daemon, "would evict", signal="nodefs.available")
         assert wanted["cleanup"] == [IMAGES]
-        command = (sys.executable, "-P", "-m", "monitor.cli.main", "explain")
-        done = run(*command, env={**os.environ, **live.PYTHONPATH, "OUTRACE_RUN_DIR": str(daemon.state_dir)})
-        assert f"the node would first clean up: {IMAGES}" in done.stdout
+        assert f"the node would first clean up: {IMAGES}" in live.outrace("explain", asking=daemon).stdout
         live.ended(daemon)
     assert live.alive(process.pid)
     assert (runtime.names(), runtime.image_names()) == before
