@@ -19,6 +19,7 @@ from monitor.settings.config import RunConfig
 from tests import others
 from tests.commands import run
 from tests.daemon.config_files import build
+from tests.filesystems import Mounts
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _write
 from tests.waiting import until
 
@@ -218,21 +219,15 @@ def test_in_a_sticky_directory_only_a_directory_of_roots_is_believed(tmp_path: P
 
 
 @pytest.mark.kernel
-def test_a_mount_in_a_sticky_directory_is_its_mounters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_in_a_sticky_directory_is_its_mounters(mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root alone mounts a tmpfs; a user's FUSE mount says that root owns all of it."""
-    sticky = tmp_path / "sticky"
-    (sticky / "d").mkdir(parents=True)
-    sticky.chmod(0o1777)
-    mounted = run("mount", "-t", "tmpfs", "-o", "mode=0755", "none", str(sticky / "d"))
-    if mounted.returncode:
-        pytest.skip("no mounts here")
-    try:
-        (sticky / "d/file").write_text("x")
-        assert changed_by(sticky / "d/file") == ""
-        monkeypatch.setattr(owner, "mounted_by", lambda *_: NOBODY)
-        assert changed_by(sticky / "d/file") == f"{sticky / 'd'} is a FUSE mount of user {NOBODY}"
-    finally:
-        run("umount", str(sticky / "d"))
+    mounted = mounts.tmpfs("sticky/d", size=1 << 20)
+    mounted.chmod(0o755)
+    mounted.parent.chmod(0o1777)
+    (mounted / "file").write_text("x")
+    assert changed_by(mounted / "file") == ""
+    monkeypatch.setattr(owner, "mounted_by", lambda *_: NOBODY)
+    assert changed_by(mounted / "file") == f"{mounted} is a FUSE mount of user {NOBODY}"
 
 
 def test_the_user_of_a_fuse_mount_is_in_mountinfo() -> None:
