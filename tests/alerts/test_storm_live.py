@@ -5,14 +5,12 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel.sched import HURRIED, hurry, take_time
 from monitor.lab.child import Child
-from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.link.clock import wall_offset_ns
 from monitor.side.alerts.rules import OWN_LIMIT
@@ -32,30 +30,27 @@ node = live.fixture(LabNode, "test-storm", 1024 * MIB)
 
 
 class StandIn(FakeServer):
-    """Takes `POST /api/v2/alerts` as an Alertmanager does. ``first``: when it first had each (name, namespace, pod)."""
+    """Takes `POST /api/v2/alerts` as an Alertmanager does. ``first``: when it first had each pod's of its own limit."""
 
     def __init__(self) -> None:
-        self.first: dict[tuple[str, ...], float] = {}
+        self.first: dict[str, float] = {}
         super().__init__()
 
     def answer(self, asked: Asked, reply: Reply) -> None:
-        for alert in asked.json():
-            key = tuple(alert["labels"].get(name, "") for name in ("alertname", "namespace", "pod"))
-            self.first.setdefault(key, time.time())
+        for labels in (alert["labels"] for alert in asked.json()):
+            if labels["alertname"] == OWN_LIMIT:
+                self.first.setdefault(f"{labels.get('namespace')}/{labels.get('pod')}", time.time())
         reply.body(200, b"")
 
 
-def storm(node: LabNode, url: str, known: Callable[[], set[str]]) -> dict[str, int]:
-    """Kill in all pods for `SECONDS`: when (CLOCK_MONOTONIC) each pod had its first kill. ``known``: the pods that the
-    receiver at ``url`` has an alert about.
-    """
+def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode) -> None:
     made = [
         node.add_pod(f"p{i}", "Burstable", request=MIB, limit=LIMIT_MIB * MIB).containers["c0"] for i in range(PODS)
     ]
     names = {f"lab/{name}" for name in node.pods}
-    options = ("--eviction-hard", "memory.available<1Mi", "--alertmanager", url)
-    live.pin_dir()
-    with LabDaemon(node, *options, state_dir=live.state_dir(), keep_pins=True) as daemon:
+    first: dict[str, int] = {}  # when (CLOCK_MONOTONIC) each pod had its first kill
+    options = ("--eviction-hard", "memory.available<1Mi", "--alertmanager")
+    with contextlib.closing(StandIn()) as known, live.daemon(node, *options, known.url) as daemon:
         child = Child("tests.alerts.oom_storm:oom_kills", mib=2 * LIMIT_MIB, cgroups=":".join(map(str, made)))
         node.children.append(child)
         child.expect("ready")
@@ -63,8 +58,7 @@ def storm(node: LabNode, url: str, known: Callable[[], set[str]]) -> dict[str, i
         time.sleep(SECONDS)
         child.close_stdin()
         kills = int(child.expect("killed"))
-        live.until(lambda: names <= known(), lambda: f"an alert about each pod: {sorted(names - known())}")
-        first: dict[str, int] = {}
+        live.until(lambda: names <= known.first.keys(), lambda: f"an alert about each: {names - known.first.keys()}")
         for record in daemon.log:
             if record.get("msg") == KILLED and record.get("pod") in names:
                 first.setdefault(record["pod"], record["ts_ns"])
@@ -73,14 +67,8 @@ def storm(node: LabNode, url: str, known: Callable[[], set[str]]) -> dict[str, i
         assert lost == [], daemon.lost(*LOST)
     assert set(first) == names, "every pod was killed in"
     print(f"\n{kills} kills in {SECONDS:g} s")
-    return first
-
-
-def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode) -> None:
-    with contextlib.closing(StandIn()) as known:
-        first = storm(node, known.url, lambda: {f"{ns}/{pod}" for name, ns, pod in known.first if name == OWN_LIMIT})
-        offset = wall_offset_ns()
-        late = [known.first[OWN_LIMIT, *pod.split("/")] - (ts + offset) / 1e9 for pod, ts in first.items()]
+    offset = wall_offset_ns()
+    late = [known.first[pod] - (ts + offset) / 1e9 for pod, ts in first.items()]
     print(f"first alert of each pod after {statistics.median(late):.2f} s in the median, {max(late):.2f} s at most")
     assert statistics.median(late) < (10 if live.emulated() else 2)
 
