@@ -2,9 +2,10 @@
 
 import json
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +17,34 @@ IMAGES = "/images/json?all=true"
 PODS = "/v4.0.0/libpod/pods/json"
 
 
-class FakeRuntime:
+class FakeRuntime(socketserver.UnixStreamServer):
     """Answers ``GET`` of the paths it knows; one that ``hangs`` never ends an answer."""
+
+    shutdown_request = socketserver.UnixStreamServer.close_request
 
     def __init__(self, path: Path, answers: dict[str, Any], hangs: bool = False) -> None:
         self.asked: list[str] = []
         self._answers, self._hangs = answers, hangs
         self._kept: list[socket.socket] = []
-        self._closing = threading.Event()
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+        super().__init__(str(path), socketserver.BaseRequestHandler)
+        threading.Thread(target=self.serve_forever, args=(0.02,)).start()
 
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            connection, _ = self._socket.accept()
-            with connection:
-                if question := connection.recv(65536).decode():
-                    self.asked.append(question.split()[1])
-                    self._answer(connection, self.asked[-1])
-
-    def _answer(self, connection: socket.socket, path: str) -> None:
-        found = self._answers.get(path)
+    def finish_request(self, request: Any, client_address: object) -> None:
+        if not (question := request.recv(65536).decode()):
+            return
+        path = question.split()[1]
+        self.asked.append(path)
         status = "200 OK" if path in self._answers else "404 Not Found"
-        body = json.dumps(found).encode()
-        head = f"HTTP/1.0 {status}\r\nApi-Version: 1.43\r\nContent-Type: application/json\r\n\r\n".encode()
-        try:
-            connection.sendall(head + body[: 1 if self._hangs else None])
-        except OSError:
-            pass  # the client has gone
+        head = f"HTTP/1.0 {status}\r\nApi-Version: 1.43\r\nContent-Type: application/json\r\n\r\n"
+        with suppress(OSError):  # the client has gone
+            request.sendall(head.encode() + json.dumps(self._answers.get(path)).encode()[: 1 if self._hangs else None])
         if self._hangs:
-            self._kept.append(connection.dup())
+            self._kept.append(request.dup())
 
     def close(self) -> None:
-        self._closing.set()
-        with socket.socket(socket.AF_UNIX) as waker:
-            waker.connect(self._socket.getsockname())
-        self._thread.join()
-        for one in (self._socket, *self._kept):
+        self.shutdown()
+        self.server_close()
+        for one in self._kept:
             one.close()
 
 
