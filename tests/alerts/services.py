@@ -4,7 +4,6 @@ import json
 import shutil
 import ssl
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,7 +63,7 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError):
+    except OSError:
         return False
 
 

@@ -1,10 +1,9 @@
 """`--evict-by api`: the requests to the API server and their order; a refusal is of one pod or one namespace."""
 
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from monitor.kernel import cgroup_procs
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.link.messages import Decision
-from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.race.events import Gone, Refused
 from monitor.settings.config import RunConfig
@@ -28,38 +26,31 @@ EVICTION = "/eviction"
 SIGNAL = "memory.available"
 
 
-class Node:
-    """What `View` has of the node, here of pods in the fake API server."""
-
-    def __init__(self) -> None:
-        self.pods: Mapping[str, FoundPod] = {}
-        self.met: Sequence[Mapping[str, str]] = [{"signal": SIGNAL, "kind": "hard"}]
-        self.disks = SimpleNamespace(orders={})
-        self.reported: list[Any] = []
-        self.others_evicted = self.reported.append
-        self.config, self.log = RunConfig(eviction_max_pod_grace_period_s=10), Log()
-
-
 class Evictions:
     """The evictor, its clock, and what came of it; `live` are the pods whose cgroup has processes."""
 
     def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
-        self.clock, self.api, self.node = WaitedClock(1000.0), api, Node()
+        self.clock, self.api = WaitedClock(1000.0), api
         self.live: set[str] = set()
+        self.reported: list[Any] = []
+        # What `View` has of the node, here of pods in the fake API server.
+        known = {"met": [{"signal": SIGNAL, "kind": "hard"}], "disks": SimpleNamespace(orders={}), "log": Log()}
+        config = RunConfig(eviction_max_pod_grace_period_s=10)
+        self.node: Any = SimpleNamespace(pods={}, config=config, others_evicted=self.reported.append, **known)
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
-        self.evictions = ApiEvictions(client, self.node, self.clock, back_off)  # type: ignore[arg-type]
+        self.evictions = ApiEvictions(client, self.node, self.clock, back_off)
 
     @property
     def accepted(self) -> list[Decision]:
-        return [one for one in self.node.reported if isinstance(one, Decision)]
+        return [one for one in self.reported if isinstance(one, Decision)]
 
     @property
     def refused(self) -> list[Refused]:
-        return [one for one in self.node.reported if isinstance(one, Refused)]
+        return [one for one in self.reported if isinstance(one, Refused)]
 
     @property
     def ended(self) -> list[str]:
-        return [one.pod_name for one in self.node.reported if isinstance(one, Gone)]
+        return [one.pod_name for one in self.reported if isinstance(one, Gone)]
 
     def add(
         self, name: str, grace_s: int | None = None, priority: int = 0, namespace: str = "default", **labels: str
@@ -69,8 +60,7 @@ class Evictions:
         self.api.store.create("pods", made)
         uid = str(self.api.store.get(("pods", namespace, name))["metadata"]["uid"])
         spec = Pod(name=name, namespace=namespace, uid=uid, grace_period_s=grace_s, priority=priority)
-        found = cast("FoundPod", SimpleNamespace(pod=spec, cgroup=Path(name)))
-        self.node.pods = {**self.node.pods, uid: found}
+        self.node.pods = {**self.node.pods, uid: SimpleNamespace(pod=spec, cgroup=Path(name))}
         self.live.add(name)
         return uid
 
