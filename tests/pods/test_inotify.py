@@ -4,13 +4,12 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from monitor.pods.inotify import FILES, IN_MODIFY, Event, Watcher
-from monitor.pods.model import Change, PodSource, Scan
+from monitor.pods.inotify import FILES, IN_MODIFY, Watcher
+from monitor.pods.model import Change
 from monitor.side.pod_watch import PodWatch
 
 #: 384 KiB of events, which the kernel merges only where two in a row are alike.
@@ -35,10 +34,10 @@ def test_a_read_of_events_has_an_end_and_each_kind_is_given_once(tmp_path: Path)
         assert "new" in names
 
 
-class Restless(PodSource):
-    """Something always changes, and a look takes some time."""
+class Restless:
+    """A source of pods where something always changes, and a look takes some time."""
 
-    took_s = 0.02
+    took_s, is_complete = 0.02, True
 
     def __init__(self) -> None:
         self.fd = os.eventfd(1)
@@ -49,9 +48,6 @@ class Restless(PodSource):
 
     def due_s(self) -> float:
         return 0.0
-
-    def _scan(self, events: Sequence[Event]) -> Scan:
-        raise NotImplementedError
 
     def poll(self) -> Change:
         self.looks.append(time.monotonic())
