@@ -33,8 +33,6 @@ KINDS = {
 EVERYTHING = "podMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true,evicted.enabled=true"
 #: What the Prometheus operator defines: no part of Kubernetes.
 OPERATOR = "monitoring.coreos.com/v1"
-
-
 Object = dict[str, Any]
 
 

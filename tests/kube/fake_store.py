@@ -13,10 +13,7 @@ Key = tuple[str, str, str]  # plural, namespace, name
 
 
 class Refused(Exception):
-    """code, reason, message, details of a Status."""
-
-    def __init__(self, code: int, reason: str, message: str, details: object = None) -> None:
-        super().__init__(code, reason, message, details)
+    """code, reason, message and, if there are any, details of a Status."""
 
 
 class Store:

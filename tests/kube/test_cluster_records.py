@@ -295,7 +295,3 @@ def test_the_note_on_a_lost_status_is_never_on_the_event_of_the_node(events: Wri
 
 def _phase(api: FakeApiServer) -> str:
     return str(api.store.get(("pods", "default", "web"))["status"]["phase"])
-
-
-def _uid(api: FakeApiServer) -> str:
-    return str(api.store.get(("pods", "default", "web"))["metadata"]["uid"])

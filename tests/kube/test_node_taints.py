@@ -51,10 +51,6 @@ class Node:
         self.clock.now += after_s
         self.holding = set(conditions)
         self.report.write_taints()
-        return self.seen
-
-    @property
-    def seen(self) -> list[dict[str, Any]]:
         return seen(self.api)
 
 
@@ -106,7 +102,7 @@ def test_what_is_not_known_changes_nothing(node: Node, api: FakeApiServer) -> No
     node.holding = None
     node.report.write_taints()
     assert api.seen() == []
-    assert node.seen == [MEMORY]
+    assert seen(api) == [MEMORY]
 
 
 def meanwhile(client: ApiClient, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object], times: int) -> None:

@@ -24,7 +24,7 @@ from monitor.side.worker import Worker
 from tests.alerts.services import Webhook
 from tests.daemon.harness import DECISION
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
-from tests.kube.test_cluster_records import BOTH, _phase, _uid, reasons, until
+from tests.kube.test_cluster_records import BOTH, _phase, reasons, until
 from tests.kube.test_cluster_records import in_time as in_time
 from tests.kube.test_cluster_records import open_cluster as open_cluster
 from tests.kube.test_status_writer import evicted
@@ -40,11 +40,11 @@ def test_the_events_go_at_once_and_the_status_when_it_ended(
     until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
     assert (_phase(api), api.seen("PATCH", "/pods/")) == ("Running", [])
     cluster.ended("of another pod", time.monotonic_ns())
-    cluster.ended(_uid(api), time.monotonic_ns())
+    cluster.ended(evicted(api).pod.uid, time.monotonic_ns())
     until(lambda: _phase(api) == "Failed")
-    cluster.ended(_uid(api), time.monotonic_ns())  # after its SIGKILL it is empty: that is the same end
+    cluster.ended(evicted(api).pod.uid, time.monotonic_ns())  # after its SIGKILL it is empty: that is the same end
     [patched] = api.seen("PATCH", "/pods/web/status")
-    assert patched.json()["metadata"]["uid"] == _uid(api)
+    assert patched.json()["metadata"]["uid"] == evicted(api).pod.uid
 
 
 @pytest.mark.usefixtures("in_time")
@@ -60,7 +60,7 @@ def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
     second = open_cluster()
     until(lambda: second.reports.waiting == 0)
     assert api.seen("PATCH", "/pods/") == []
-    second.ended(_uid(api), time.monotonic_ns())
+    second.ended(evicted(api).pod.uid, time.monotonic_ns())
     until(lambda: _phase(api) == "Failed")
     [path] = (tmp_path / "cluster").glob("*.json")
     until(lambda: json.loads(path.read_text())["in_grace"] is False)  # the next one does not wait for it again
@@ -110,7 +110,7 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
         try:
             api.store.create("pods", pod("web"))
             cluster.evicting(evicted(api), time.monotonic_ns())
-            until(lambda: api.store.get(("pods", "default", "web"))["status"]["phase"] == "Failed")
+            until(lambda: _phase(api) == "Failed")
             assert relist(api, "web") == "Failed"
             until(lambda: cluster.reports.fates[TAKEN] == 1)
             api.store.create("pods", pod("db"))

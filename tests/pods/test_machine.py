@@ -1,6 +1,4 @@
-"""What a machine is reached and run by is protected by its unit's name, and by its program; what has a similar name is
-not.
-"""
+"""Units that a machine is reached and run by are protected by their names; similar names are not."""
 
 from pathlib import Path
 

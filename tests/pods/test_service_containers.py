@@ -1,6 +1,4 @@
-"""Containers among the services of a machine: names and labels by a server at a real unix socket that answers as docker
-and podman were seen to (and is neither).
-"""
+"""Containers among the services of a machine: names and labels as a runtime answers them (`FakeRuntime`)."""
 
 import os
 from collections.abc import Iterator

@@ -21,7 +21,6 @@ shared = live.fixture(others.shared)
 
 
 def listening(path: Path) -> str:
-    body = json.dumps(ANSWER)
     return f"""
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("{path}")
@@ -30,7 +29,7 @@ print("listens", flush=True)
 while True:
     connection, _ = listener.accept()
     connection.recv(4096)
-    connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + {body.encode()!r})
+    connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + {json.dumps(ANSWER).encode()!r})
     connection.close()
 """
 
