@@ -4,7 +4,8 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import yaml
 
@@ -154,24 +155,15 @@ def test_every_expression_of_the_dashboard_is_promql(tmp_path: Path) -> None:
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "info": ("_info",)}
 
 
-class _NoServer:
-    """Stands for the HTTP server, of which three numbers are read."""
-
-    refused = cut = connections = 0
-
-
-#: It is not asked.
-_SERVER = ClusterConfig(Server("127.0.0.1", 9, https=False))
-
-
 def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
     view = side_view(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
     races, worker = Races(view), Worker("none")
-    cluster = Cluster(view, _SERVER, "node-1", worker, races)
+    cluster = Cluster(view, ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1", worker, races)  # not asked
     parts = view, ProcessWatch(view), Reloader(view, lambda: races), worker, worker
-    metrics = Metrics(*parts, cast(Any, _NoServer()), lambda: (races, cluster))
+    http = SimpleNamespace(refused=0, cut=0, connections=0)
+    metrics = Metrics(*parts, http, lambda: (races, cluster))
     try:
         families = list(metrics.collect())
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}

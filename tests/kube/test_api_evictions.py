@@ -39,6 +39,7 @@ class Evictions:
         self.node: Any = SimpleNamespace(pods={}, config=config, others_evicted=self.reported.append, **known)
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
         self.evictions = ApiEvictions(client, self.node, self.clock, back_off)
+        self.outcomes = self.evictions.outcomes
 
     @property
     def accepted(self) -> list[Decision]:
@@ -83,9 +84,6 @@ class Evictions:
     def asked(self) -> list[str]:
         return [one.path.split("/")[-2] for one in self.api.seen("POST", EVICTION)]
 
-    def outcome(self, name: str) -> int:
-        return self.evictions.outcomes[name]
-
 
 @pytest.fixture
 def evictions(client: ApiClient, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> Evictions:
@@ -129,7 +127,7 @@ def test_a_budget_leads_to_the_next_candidate_and_never_to_a_critical_pod(
     keep(api, app="db")
     evictions.decide("db", "system", "web")
     assert evictions.asked == ["db", "web"]
-    assert (evictions.outcome("budget"), evictions.outcome("accepted")) == (1, 1)
+    assert (evictions.outcomes["budget"], evictions.outcomes["accepted"]) == (1, 1)
     [accepted] = evictions.accepted
     assert (accepted.name, accepted.rank, accepted.working_set) == ("default/web", 2, 5)
     assert api.store.get(("pods", "default", "db"))["metadata"].get("deletionTimestamp") is None
@@ -167,7 +165,7 @@ def test_one_that_is_gone_or_made_anew_is_not_touched(
     if not runs_on:
         evictions.live.remove("hog")
     evictions.decide("hog", "other", for_s=1.0)
-    assert (evictions.asked, evictions.outcome("gone")) == (["hog", "other"] if runs_on else ["hog"], 1)
+    assert (evictions.asked, evictions.outcomes["gone"]) == (["hog", "other"] if runs_on else ["hog"], 1)
     assert len(evictions.accepted) == runs_on
     if how == "anew":
         assert api.store.get(("pods", "default", "hog"))["metadata"].get("deletionTimestamp") is None
@@ -178,7 +176,7 @@ def test_while_the_server_is_away_the_same_pod_is_asked_for_again(evictions: Evi
     evictions.add("other")
     api.refuse()
     evictions.decide("hog", "other", for_s=4.0)
-    assert evictions.outcome("away") > 1
+    assert evictions.outcomes["away"] > 1
     api.listen()
     evictions.after(4.0)
     assert evictions.asked == ["hog"]

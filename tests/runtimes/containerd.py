@@ -97,18 +97,15 @@ class Containerd:
         return self
 
     def __exit__(self, *_: object) -> None:
+        api = self.api
         try:
-            self.clear()
+            for sandbox in self.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items:
+                self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id))
+                self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id))
         finally:
             self._channel.close()
             self._process.terminate()
             self._process.wait(live.TIMEOUT_S)
-
-    def clear(self) -> None:
-        api = self.api
-        for sandbox in self.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items:
-            self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id))
-            self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id))
 
     def load(self, archive: Path) -> None:
         command = ["ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", archive]
