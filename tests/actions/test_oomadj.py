@@ -21,6 +21,7 @@ from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from tests import live
+from tests.log_lines import LogLines
 
 pytestmark = pytest.mark.kernel
 GIB = 1 << 30
@@ -53,14 +54,6 @@ def write(pid: int, value: int) -> None:
     Path(f"/proc/{pid}/oom_score_adj").write_text(str(value))
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str, dict[str, object]]] = []
-
-    def __call__(self, level: str, message: str, /, **fields: object) -> None:
-        self.lines.append((level, message, fields))
-
-
 cgroup = live.fixture(live.cgroup, "adj")
 
 
@@ -74,11 +67,11 @@ def sleeper() -> Iterator[Sleeper]:
 
 
 @pytest.fixture
-def log() -> Recorder:
-    return Recorder()
+def log() -> LogLines:
+    return LogLines()
 
 
-def make_scores(enforce: bool, log: Recorder) -> OomScores:
+def make_scores(enforce: bool, log: LogLines) -> OomScores:
     notes = ScoreNotes(Path("/state")) if enforce else None  # only its name is used
     return OomScores(cgroupfs.detect(), 16 * GIB, notes, log)
 
@@ -111,7 +104,7 @@ def test_values_by_container() -> None:
     assert pod_scores(anonymous, 16 * GIB) == {}
 
 
-def test_values_follow_the_capacity(cgroup: Path, log: Recorder) -> None:
+def test_values_follow_the_capacity(cgroup: Path, log: LogLines) -> None:
     scores = make_scores(False, log)
     scores.set_pod(found(cgroup, {"main": cgroup}, {"main": "8Gi"}))
     assert scores._pods["u"].scores == {"main": 500}
@@ -119,7 +112,7 @@ def test_values_follow_the_capacity(cgroup: Path, log: Recorder) -> None:
     assert scores._pods["u"].scores == {"main": 750}
 
 
-def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
+def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sleeper: Sleeper, log: LogLines) -> None:
     pid = sleeper(cgroup)
     before = read(pid)
     scores = make_scores(False, log)
@@ -135,7 +128,7 @@ def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sle
     assert (scores.mismatches, scores.written) == (1, 0)
 
 
-def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: Recorder) -> None:
+def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: LogLines) -> None:
     scores = make_scores(False, log)
     scores.set_pod(found(cgroup, {"main": cgroup}))
     for _ in range(1000):
@@ -144,7 +137,7 @@ def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: R
 
 
 def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
-    cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
+    cgroup: Path, sleeper: Sleeper, log: LogLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change of a pod with 14,000 had the helper killed as one that hangs."""
     monkeypatch.setattr(oomadj, "_TURN", 2)
@@ -162,7 +155,7 @@ def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
     assert len([pid for _, pid, _ in scores._waiting if pid < 0]) == 1, "a pod that changes often fills no queue"
 
 
-def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
+def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: LogLines) -> None:
     """The process connector loses some in every read of a storm, and each time 110 pods were searched."""
     scores = make_scores(False, log)
     scores.set_pod(found(cgroup, {"main": cgroup}))
@@ -177,7 +170,7 @@ def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sl
 
 
 def test_a_pod_with_more_processes_than_are_reported_is_read_in_parts(
-    cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
+    cgroup: Path, sleeper: Sleeper, log: LogLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oomadj, "_SAMPLE", 2)
     scores = make_scores(True, log)
@@ -192,7 +185,7 @@ def test_a_pod_with_more_processes_than_are_reported_is_read_in_parts(
     scores.look_around("uid-nobody")
 
 
-def test_a_pod_without_values_is_not_walked(cgroup: Path, log: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_without_values_is_not_walked(cgroup: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's unit, in which that user made 60,000 cgroups."""
     service = found(cgroup, {"main": cgroup})
     service = dataclasses.replace(service, pod=dataclasses.replace(service.pod, spec_known=False))
@@ -207,7 +200,7 @@ def test_a_pod_without_values_is_not_walked(cgroup: Path, log: Recorder, monkeyp
     assert walked == [cgroup]
 
 
-def test_enforce_writes_every_container_its_own_value(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
+def test_enforce_writes_every_container_its_own_value(cgroup: Path, sleeper: Sleeper, log: LogLines) -> None:
     paths = {name: cgroupfs.make(cgroup / name) for name in ("big", "small")}
     pids = {name: sleeper(path) for name, path in paths.items()}
     scores = make_scores(True, log)
@@ -234,7 +227,7 @@ def test_enforce_writes_every_container_its_own_value(cgroup: Path, sleeper: Sle
 
 
 def test_refused_lowering_is_reported_once_and_goes_as_far_as_it_may(
-    cgroup: Path, sleeper: Sleeper, log: Recorder
+    cgroup: Path, sleeper: Sleeper, log: LogLines
 ) -> None:
     """Guaranteed pods want -997. With CAP_SYS_RESOURCE it is written; without, the kernel lets go down to 0 at most."""
     pids = [sleeper(cgroup), sleeper(cgroup)]
@@ -260,7 +253,7 @@ def test_refused_lowering_is_reported_once_and_goes_as_far_as_it_may(
 
 @pytest.mark.parametrize("enforce", [True, False])
 def test_a_process_that_left_the_pod_is_left_alone(
-    cgroup: Path, sleeper: Sleeper, log: Recorder, enforce: bool
+    cgroup: Path, sleeper: Sleeper, log: LogLines, enforce: bool
 ) -> None:
     pod, other = cgroupfs.make(cgroup / "pod"), cgroupfs.make(cgroup / "other")
     gone, stays = sleeper(other), sleeper(pod)
@@ -277,7 +270,7 @@ def test_a_process_that_left_the_pod_is_left_alone(
 
 
 def test_a_process_that_leaves_while_it_is_written_gets_its_value_back(
-    cgroup: Path, sleeper: Sleeper, log: Recorder
+    cgroup: Path, sleeper: Sleeper, log: LogLines
 ) -> None:
     pod, other = cgroupfs.make(cgroup / "pod"), cgroupfs.make(cgroup / "other")
     pid = sleeper(other)
@@ -327,7 +320,7 @@ def named_pause(program: str, sandbox: Path) -> Iterator[int]:
     ids=["its name", "a sandbox", "two"],
 )
 def test_the_sandbox_alone_keeps_its_value(
-    cgroup: Path, log: Recorder, tmp_path: Path, program: str, number: int, differ: int
+    cgroup: Path, log: LogLines, tmp_path: Path, program: str, number: int, differ: int
 ) -> None:
     """The pause process is in no container, alone in its cgroup, and of a program called pause: by its name alone a
     process is not spared from the OOM killer. (Nothing is written here: that takes the capability.)

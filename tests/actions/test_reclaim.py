@@ -6,36 +6,31 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from monitor.actions.reclaim import FAILED, Cleaned, Reclaimer, run
 from tests import live
+from tests.log_lines import LogLines
 
 CONTAINERS, IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
 PYTHON = (sys.executable, "-S", "-E", "-c")
-Line = tuple[str, str, dict[str, object]]
-
-
-class Lines(queue.SimpleQueue[Line]):
-    """A log to look into."""
-
-    def __call__(self, level: str, message: str, /, **fields: object) -> None:
-        self.put((level, message, fields))
+Line = tuple[str, str, dict[str, Any]]
 
 
 class Bench:
     """A reclaimer with what it logs and what it finished."""
 
     def __init__(self, commands: dict[str, tuple[str, ...]], enforce: bool = True, timeout_s: float = 120.0) -> None:
-        self.lines = Lines()
+        self.log = LogLines()
         self.done: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-        self.reclaimer = Reclaimer(commands, enforce, self.done.put, self.lines, timeout_s)
+        self.reclaimer = Reclaimer(commands, enforce, self.done.put, self.log, timeout_s)
 
     def finished(self, *actions: str) -> Line | None:
         """Wait for the end of a request; what was logged, if anything."""
         assert self.done.get(timeout=live.TIMEOUT_S) == actions
-        return None if self.lines.empty() else self.lines.get()
+        return self.log.lines.pop(0) if self.log.lines else None
 
 
 @pytest.fixture
@@ -106,7 +101,7 @@ def test_it_runs_in_no_users_directory(stop_fd: int, tmp_path: Path, monkeypatch
 
 def test_what_fails_unforeseen_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, cleaned = Bench({IMAGES: ("true",)}), queue.SimpleQueue[Cleaned]()
-    reclaimer = Reclaimer({IMAGES: ("true",)}, True, bench.done.put, bench.lines, cleaned=cleaned.put)
+    reclaimer = Reclaimer({IMAGES: ("true",)}, True, bench.done.put, bench.log, cleaned=cleaned.put)
     monkeypatch.setattr("monitor.actions.reclaim.run", lambda *_: 1 // 0)
     reclaimer.request([IMAGES])
     line = bench.finished(IMAGES)

@@ -15,6 +15,7 @@ from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds
 from monitor.side.message_handler import MessageHandler
 from monitor.side.worker import Worker
+from tests.log_lines import LogLines
 from tests.side.views import view
 
 MIB = 1 << 20
@@ -29,8 +30,8 @@ ENDED = HoldEnded(
 
 
 @pytest.fixture
-def lines() -> list[tuple[str, dict[str, Any]]]:
-    return []
+def log() -> LogLines:
+    return LogLines()
 
 
 @pytest.fixture
@@ -39,12 +40,11 @@ def sent() -> list[KubeletEviction]:
 
 
 @pytest.fixture
-def holds(lines: list[tuple[str, dict[str, Any]]], sent: list[KubeletEviction]) -> Holds:
-    log = SimpleNamespace(warning=lambda text, **fields: lines.append((text, fields)))
-    return Holds(cast(Any, log), cast(Any, sent.append), tells=True)
+def holds(log: LogLines, sent: list[KubeletEviction]) -> Holds:
+    return Holds(log, cast(Any, sent.append), tells=True)
 
 
-def test_a_hold_is_logged_counted_and_over(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:
+def test_a_hold_is_logged_counted_and_over(holds: Holds, log: LogLines) -> None:
     held = HELD._replace(ts_ns=time.monotonic_ns() - 10**9)
     holds.held(held)
     assert holds.now == {"u": held._replace(since_ns=held.ts_ns)}
@@ -54,7 +54,7 @@ def test_a_hold_is_logged_counted_and_over(holds: Holds, lines: list[tuple[str, 
     holds.over(ENDED)
     assert (dict(holds.now), holds.longest_s(), holds.shown()) == ({}, 0.0, [])
     assert (holds.begun, holds.ended, holds.seconds, holds.grown_bytes) == ({"grows": 1}, {"clear": 1}, 2.0, MIB)
-    (begin, fields), (end, ended) = lines
+    (_, begin, fields), (_, end, ended) = log.lines
     assert (begin, fields["pod"], fields["uid"], fields["held_ns"]) == ("pod held", "ns/hog", "u", held.ts_ns)
     assert fields["threshold"] == 32 * MIB
     assert (end, ended["why"], ended["grew"], ended["ended_ns"]) == ("hold ended", "clear", MIB, 5)
@@ -85,10 +85,10 @@ def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_
     assert sent == [KubeletEviction("u", False)] * 3
 
 
-def test_another_brake_is_the_same_hold(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:
+def test_another_brake_is_the_same_hold(holds: Holds, log: LogLines) -> None:
     holds.held(HELD)
     holds.held(HELD._replace(brake="limit+high", ts_ns=7))
-    assert [text for text, _ in lines] == ["pod held", "the hold of a pod changed"]
+    assert [text for _, text, _ in log.lines] == ["pod held", "the hold of a pod changed"]
     assert holds.begun.total() == 1
     assert holds.now["u"].since_ns == 0
 
@@ -102,14 +102,14 @@ def test_a_hold_lasts_since_it_began_whoever_goes_on_with_it(holds: Holds) -> No
     assert 100 <= shown["held_s"] < 160
 
 
-def test_what_is_sent_again_is_logged_once(holds: Holds, lines: list[tuple[str, dict[str, Any]]]) -> None:
+def test_what_is_sent_again_is_logged_once(holds: Holds, log: LogLines) -> None:
     """A helper that starts in the middle gets the messages of past and present holds more than once."""
     for message in (HELD, HELD._replace(resent=True), HELD._replace(resent=True)):
         holds.held(message)
     holds.over(ENDED)
     holds.over(ENDED._replace(resent=True))
     holds.held(HELD._replace(resent=True))
-    assert [text for text, _ in lines] == ["pod held", "hold ended"]
+    assert [text for _, text, _ in log.lines] == ["pod held", "hold ended"]
     assert holds.now == {}
     assert holds.ended.total() == 1
 
@@ -144,10 +144,9 @@ class Side:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.lines: list[dict[str, Any]] = []
+        self.log = LogLines()
         self.events: list[str] = []
-        log: Any = SimpleNamespace(warning=lambda text, **fields: self.lines.append({"text": text, **fields}))
-        self.holds = Holds(log, lambda _: True, False, lambda: self.now_ns)
+        self.holds = Holds(self.log, lambda _: True, False, lambda: self.now_ns)
 
     def take(self, messages: list[Message]) -> None:
         for message in messages:
@@ -159,7 +158,7 @@ class Side:
 def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
     side = Side()
     side.take(cycles(CYCLES))
-    assert [line["text"] for line in side.lines] == ["pod held", "hold ended"]
+    assert [text for _, text, _ in side.log.lines] == ["pod held", "hold ended"]
     assert [text.partition(" (")[0] for text in side.events] == ["Held", "Not held any more after 2.0 s"]
     assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
     assert side.holds.left_out == 2 * CYCLES - 2
@@ -183,14 +182,13 @@ def test_the_rest_is_said_when_the_minute_is_over() -> None:
     side.now_ns = MINUTE_NS
     for _ in range(2):
         side.holds.flush()
-    assert side.lines[2:] == [
-        {"text": "more holds of a pod, and changes of them", "pod": "ns/u", "uid": "u", "left_out": 2 * CYCLES - 2}
-    ]
+    rest = {"pod": "ns/u", "uid": "u", "left_out": 2 * CYCLES - 2}
+    assert side.log.lines[2:] == [("warning", "more holds of a pod, and changes of them", rest)]
     assert side.holds.due_ns() is None
-    side.lines.clear()
+    side.log.lines.clear()
     again = [message._replace(id=message.id + CYCLES, ts_ns=message.ts_ns + MINUTE_NS) for message in cycles(1)]
     side.take(again)
-    assert [line.get("left_out") for line in side.lines] == [2 * CYCLES - 2, None]
+    assert [fields.get("left_out") for _, _, fields in side.log.lines] == [2 * CYCLES - 2, None]
     assert side.events[2].endswith("238 more beginnings, changes and ends of holds of it were not reported.")
 
 
@@ -198,9 +196,9 @@ def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
     """On cgroup v2 a pod that stays near its cap gets more of it at every look, 200 times a second."""
     side = Side()
     side.take(cycles(1, every_ns=MINUTE_NS // 2, changes=5000))
-    texts = [line["text"] for line in side.lines]
+    texts = [text for _, text, _ in side.log.lines]
     assert texts == ["pod held", *["the hold of a pod changed"] * CHANGES, "hold ended"]
-    assert side.lines[-1]["left_out"] == 5000 - CHANGES
+    assert side.log.lines[-1][2]["left_out"] == 5000 - CHANGES
     assert len(side.events) == 2
 
 

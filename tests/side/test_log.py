@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from monitor.side.export import log
 from monitor.side.export.log import BURST, INTERVAL_NS, Log, LogBudget, entry, format_line, under_journal, write_all
 from tests.live import environment
+from tests.log_lines import LogLines
 
 FIELDS = st.dictionaries(
     st.sampled_from(["pod", "pid", "bytes", "order"]),
@@ -81,16 +81,13 @@ def test_a_non_blocking_descriptor_gets_everything() -> None:
     assert b"udcff" in received[len(data) :]
 
 
-class Logged:
-    """A log, and a clock that is set by hand."""
+class Logged(LogLines):
+    """With a budget, by a clock that is set by hand."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+        super().__init__()
         self.now = 1_000_000_000
         self.budget = LogBudget(self, lambda: self.now)
-
-    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        self.lines.append((level, message, fields))
 
 
 def test_the_first_are_written_and_the_rest_is_one_line() -> None:

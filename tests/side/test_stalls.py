@@ -14,6 +14,7 @@ from monitor.policy.stall import parse_rule
 from monitor.race.events import Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.stalls import Stalls
+from tests.log_lines import LogLines
 from tests.side.views import view
 
 S, MIB = 10**9, 1 << 20
@@ -29,17 +30,13 @@ class Node:
         self.limits = {"reader": "max", "hog": "max"}
         self.view = view(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB)
         self.view.pods = {name: self._pod(name) for name in ("reader", "hog")}
-        self.lines: list[tuple[str, dict[str, Any]]] = []
         self._written: dict[Path, str] = {}
         self.view.synced = True
         self.write()
         self.stalls = Stalls(
             self.view, tuple(map(parse_rule, rules or ("pod>50%,grace=10s",))), lambda: ["hog", "reader"]
         )
-        self.stalls._line = self._told
-
-    def _told(self, level: str, text: str, **more: Any) -> None:
-        self.lines.append((text, more))
+        self.stalls._line = self.log = LogLines()
 
     def _pod(self, name: str) -> FoundPod:
         made = pod_from_object({"metadata": {"name": name, "namespace": "ns", "uid": name}})
@@ -99,11 +96,8 @@ def test_a_stalled_pod_and_its_cause_are_named_at_once_and_reported_after_the_gr
             assert named == "hog", "named within 3 s of the loss of speed"
         if seconds < 9:
             assert node.events() == []
-    assert node.lines[0] == (
-        "a pod waits for memory that it had",
-        {"pod": "ns/reader", "share": node.lines[0][1]["share"], "cause": "ns/hog", "why": "grew"}
-        | {"lacks": 33 * MIB, "grew": 90 * MIB},
-    )
+    [line] = node.log.matching("a pod waits for memory that it had")
+    assert line | {"pod": "ns/reader", "cause": "ns/hog", "why": "grew", "lacks": 33 * MIB, "grew": 90 * MIB} == line
     (found,) = node.events()
     assert isinstance(found, Stalled)
     assert (found.domain, found.pod_name, found.cause_name, found.why) == (

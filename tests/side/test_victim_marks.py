@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from monitor.policy.pods import pod_from_object
 from monitor.side.process_watch import LOOK_S, SOON_S, VictimMarks
 from tests import live
 from tests.daemon.harness import DECISION, STATE
+from tests.log_lines import LogLines
 from tests.puppet import Puppet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self, root: Path, state_dir: Path, stack: ExitStack) -> None:
         self.now, self.pass_s = 1000.0, 0.0  # a look at the clock takes so long
-        self.lines: list[tuple[str, dict[str, object]]] = []
+        self.log = LogLines()
         self.pods: dict[str, FoundPod] = {}
         self.processes: dict[str, Puppet] = {}
         for number, name in enumerate(NAMES):
@@ -41,15 +41,11 @@ class Bench:
             self.pods[name] = found(name, cgroup)
             self.processes[name] = stack.enter_context(Puppet(cgroup))
             self.write(name, 100 * (number + 1))
-        log: Any = SimpleNamespace(info=self.say, error=self.say)
-        self.marks = VictimMarks(MarkJournal(state_dir), cgroupfs.detect(), self.pods.get, log, clock=self.clock)
+        self.marks = VictimMarks(MarkJournal(state_dir), cgroupfs.detect(), self.pods.get, self.log, clock=self.clock)
 
     def clock(self) -> float:
         self.now += self.pass_s
         return self.now
-
-    def say(self, message: str, /, **fields: object) -> None:
-        self.lines.append((message, fields))
 
     def write(self, name: str, adj: int) -> None:
         Path(f"/proc/{self.processes[name].pid}/oom_score_adj").write_text(str(adj))
@@ -202,6 +198,7 @@ def test_what_cannot_be_kept_is_not_raised_and_tried_again(bench: Bench, monkeyp
         assert bench.values == [100, 200, 300]
         assert bench.marks.failures == 1
         bench.marks.turn()
-    assert [message for message, _ in bench.lines] == ["oom_score_adj of a pod's processes cannot be set"]  # once
+    [(_, message, _)] = bench.log.lines
+    assert message == "oom_score_adj of a pod's processes cannot be set"
     bench.marks.turn()
     assert bench.values == [1000, 200, 300]
