@@ -36,15 +36,17 @@ def swap(mib: int = 96) -> Iterator[None]:
 
 
 @contextmanager
-def nested(path: Path, levels: int = 30) -> Iterator[None]:
-    """Directories one in another below ``path``, of 200 bytes each: 30 have a path that the kernel refuses."""
+def nested(path: Path) -> Iterator[int]:
+    """30 directories one in another below ``path``, of 200 bytes each: the kernel refuses such a path. Yields the
+    descriptor of the innermost.
+    """
     name = "d" * 200
     inner = [os.open(path, os.O_RDONLY)]
     try:
-        for _ in range(levels):
+        for _ in range(30):
             os.mkdir(name, dir_fd=inner[-1])
             inner.append(os.open(name, os.O_RDONLY, dir_fd=inner[-1]))
-        yield
+        yield inner[-1]
     finally:
         os.close(inner.pop())
         for outer in reversed(inner):

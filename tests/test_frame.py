@@ -21,19 +21,8 @@ from monitor.cli import checks, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.settings.options import OPTIONS
 from tests.commands import ROOT, run, without
+from tests.live import CLI, environment, outrace
 from tests.seccomp import refusing_netlink
-
-CLI = (sys.executable, "-m", "monitor.cli.main")
-
-
-def environment() -> dict[str, str]:
-    """Of this moment: the session's own run directory is in it."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return run(*options.pop("wrapper", ()), *CLI, *arguments, cwd=ROOT, env=environment(), **options)
-
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
@@ -114,7 +103,7 @@ def test_a_reader_that_stops_early_gets_no_traceback() -> None:
     os.close(read)
     try:
         done = subprocess.run(
-            [*CLI, "--help"], cwd=ROOT, env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=240
+            [sys.executable, "-c", CLI, "--help"], env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=240
         )
     finally:
         os.close(write)

@@ -17,6 +17,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from tests import live
 from tests.actions.killing import descriptors, finish, prepared
+from tests.filesystems import nested
 
 pytestmark = pytest.mark.kernel
 Crowd = Callable[[int], Victim]
@@ -198,25 +199,15 @@ def test_a_process_that_may_not_open_so_many_descriptors_kills_all_the_same(pod:
 
 def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
     """Their paths are refused (ENAMETOOLONG); any user that may make cgroups can make such paths."""
-    name, fds = "d" * 200, [os.open(pod, os.O_RDONLY)]
-    try:
-        with live.Puppet(pod / "c0") as buried, live.Puppet(pod / "c1") as other:
-            for _ in range(30):
-                os.mkdir(name, dir_fd=fds[-1])
-                fds.append(os.open(name, os.O_RDONLY, dir_fd=fds[-1]))
-            procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=fds[-1])
-            os.write(procs, str(buried.pid).encode())
-            os.close(procs)
-            held = descriptors(pod)
-            assert pids_below(pod) == {buried.pid, other.pid}
-            assert descriptors(pod) == held
-            finish(Eviction(prepared(pod, BY_PIDFDS), 0, 0))
-            assert buried.wait() == other.wait() == -9
-    finally:
-        while len(fds) > 1:
-            os.close(fds.pop())
-            os.rmdir(name, dir_fd=fds[-1])
-        os.close(fds.pop())
+    with nested(pod) as innermost, live.Puppet(pod / "c0") as buried, live.Puppet(pod / "c1") as other:
+        procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=innermost)
+        os.write(procs, str(buried.pid).encode())
+        os.close(procs)
+        held = descriptors(pod)
+        assert pids_below(pod) == {buried.pid, other.pid}
+        assert descriptors(pod) == held
+        finish(Eviction(prepared(pod, BY_PIDFDS), 0, 0))
+        assert buried.wait() == other.wait() == -9
 
 
 def test_descriptors_that_were_given_up_are_not_taken_for_others(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from monitor.actions.pod_brake import FREEZE
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.actions.braked import AUTO, FREEZE_FILE, LIMIT_FILE, MIB, V2, Stand
+from tests.commands import run
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -96,8 +96,7 @@ def test_the_monitors_own_cgroup_is_never_held(held: Stand) -> None:
     )
     cgroupfs.make(held.pod / "inner")
     before = held.files()
-    command = [sys.executable, "-c", script, str(held.state), str(held.pod)]
-    done = subprocess.run(command, env=live.environment(), stdout=subprocess.PIPE, text=True, check=True)
+    done = run(sys.executable, "-c", script, held.state, held.pod, env=live.environment(), check=True)
     assert done.stdout.strip() == "outrace or what started it runs in it||None|False"
     assert held.files() == before
 

@@ -28,6 +28,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
 from tests.actions.test_ledger import killed_daemon
+from tests.filesystems import nested
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 v1 = pytest.mark.skipif(V2, reason="only cgroup v1 has memory.oom_control, and a freezer that SIGKILL waits for")
@@ -143,22 +144,11 @@ def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
     """4,095 bytes are the longest path: a user that nests cgroups could keep every other pod held."""
     brake = held.brake()
     assert brake.apply(64 * MIB) is not None
-    other = cgroupfs.make(held.node / "other")
-    names = ["d" * 255] * 18
-    at = [os.open(other, os.O_RDONLY | os.O_DIRECTORY)]
-    try:
-        for name in names:
-            os.mkdir(name, dir_fd=at[-1])
-            at.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at[-1]))
+    with nested(cgroupfs.make(held.node / "other")):
         problems = list[str]()
         assert {one.outcome for one in undo_on(held.state, problems.append)} == {RESTORED}
         assert problems == []
         assert not held.noted()
-    finally:
-        for number in range(len(at) - 1, 0, -1):
-            os.close(at[number])
-            os.rmdir(names[number - 1], dir_fd=at[number - 1])
-        os.close(at[0])
 
 
 class Listed:

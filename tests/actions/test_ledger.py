@@ -24,6 +24,7 @@ from monitor.cli.run import lock
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, undo_on
+from tests.commands import run, without
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -150,14 +151,8 @@ def test_without_cap_sys_admin_the_problem_names_it(held: Stand) -> None:
         "journal = Ledger(Path(sys.argv[1]))\n"
         "print(PodBrake('uid', Path(sys.argv[2]), cgroupfs.detect(), journal).problem)"
     )
-    command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", script]
-    done = subprocess.run(
-        [*command, str(held.state), str(held.pod)],
-        env=live.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    command = (*without("sys_admin"), sys.executable, "-c", script, held.state, held.pod)
+    done = run(*command, env=live.environment(), check=True)
     assert done.stdout.strip() == (
         "nothing can be written down at it: Operation not permitted; give outrace CAP_SYS_ADMIN"
     )

@@ -6,12 +6,12 @@ import platform
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from monitor.actions.procfeed import _ANSWER, _subscribe, new_process
-from tests.commands import run
+from tests.commands import run, without
+from tests.live import environment
 from tests.seccomp import refusing_netlink
 
 pytestmark = pytest.mark.live
@@ -51,10 +51,7 @@ def connect(before: str = "", *wrapper: str) -> subprocess.CompletedProcess[str]
     """CONNECTOR in a process of its own: pyroute2 leaves an event loop behind, which would be a warning in a later
     test.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    return run(
-        *wrapper, sys.executable, "-W", "ignore", "-c", before + CONNECTOR, env=os.environ | {"PYTHONPATH": root}
-    )
+    return run(*wrapper, sys.executable, "-W", "ignore", "-c", before + CONNECTOR, env=environment())
 
 
 @pytest.mark.once
@@ -89,7 +86,7 @@ def test_a_refused_process_connector_is_one_line_with_its_remedy(
 def test_before_linux_6_6_the_process_connector_needs_cap_net_admin(pytestconfig: pytest.Config) -> None:
     if os.geteuid() != 0:
         pytest.skip("not root: nothing to take away")
-    done = connect("", "setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
+    done = connect("", *without("net_admin"))
     release = re.match(r"(\d+)\.(\d+)", platform.release())
     if (int(release[1]), int(release[2])) < (6, 6):
         assert "may not be listened to; add CAP_NET_ADMIN" in done.stderr

@@ -16,9 +16,9 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import readable
 from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -99,9 +99,7 @@ with LabNode("test-lab-owner", 64 << 20) as node:
 
 
 def test_an_owner_that_is_killed_leaves_nothing() -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=live.environment())
     words = owner.stdout.readline().decode().split()
     pids, paths = [int(word) for word in words[1:5]], [Path(word) for word in words[5:]]
     assert all(path.exists() for path in paths)

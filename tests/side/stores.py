@@ -18,9 +18,6 @@ from monitor.side.incidents.reader import damaged_files
 from monitor.side.incidents.store import IncidentStore
 from tests.side.incident_samples import EVICTION_WON, NOW, variant
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 _NOWHERE = os.open(os.devnull, os.O_WRONLY)
 
 

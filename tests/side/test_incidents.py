@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,8 +16,10 @@ from monitor.errors import MonitorError
 from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import IncidentReader, UnknownIncident
 from monitor.side.incidents.store import MIN_BYTES, steady_clock
+from tests.commands import run
+from tests.live import environment
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES, variant
-from tests.side.stores import ROOT, intact, size_on_disk, store_at
+from tests.side.stores import intact, size_on_disk, store_at
 
 
 # what goes in comes out
@@ -159,7 +160,7 @@ def test_sqlite_is_imported_with_the_first_incident_only() -> None:
         "IncidentStore(Path('/nowhere/incidents.db'))\n"
         "sys.exit('sqlite3' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    run(sys.executable, "-c", code, env=environment(), check=True)
 
 
 # bounds

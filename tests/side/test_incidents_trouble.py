@@ -15,8 +15,9 @@ import pytest
 from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import IncidentReader, damaged_files
 from tests.filesystems import Mounts
+from tests.live import environment
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant
-from tests.side.stores import ROOT, intact, killed_in_a_transaction, refused, size_on_disk, store_at
+from tests.side.stores import intact, killed_in_a_transaction, refused, size_on_disk, store_at
 
 TIMEOUT_S = 60.0
 
@@ -38,7 +39,6 @@ def fill(ballast: Path, spare: int = 0) -> None:
 WRITER = """
 import json, os, sys
 from pathlib import Path
-sys.path[:0] = [sys.argv[4]]
 from tests.side.incident_samples import NOW, variant
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.export.log import Log
@@ -51,8 +51,8 @@ for number in range(int(sys.argv[2]), int(sys.argv[3])):
 
 def writer(path: Path, first: int, end: int, code: str = WRITER) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(path), str(first), str(end), str(Path(__file__).parent)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", code, str(path), str(first), str(end)],
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,  # `communicate` does not see what `readline` has read ahead
@@ -94,7 +94,6 @@ def hook(event, arguments):
         if count < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 from pathlib import Path
-sys.path[:0] = [sys.argv[4]]
 from tests.side.incident_samples import NOW, variant
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.export.log import Log
@@ -262,7 +261,7 @@ def test_readers_and_a_writer_at_the_same_time(path: Path) -> None:
     readers = [
         subprocess.Popen(
             [sys.executable, "-c", READER, str(path), str(last)],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=environment(),
             stderr=subprocess.PIPE,
         )
         for _ in range(2)
