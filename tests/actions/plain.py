@@ -6,6 +6,7 @@ Not real: nothing is limited, frozen or reclaimed. On real cgroups: tests/action
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ class PlainPod:
         patch.setattr(BrakeFile, "write", _write)
         patch.setattr(changes, "_write", _write_anew)
         self.root, self.state = root / "cgroup", root / "state"
+        self.brakes: list[PodBrake] = []
         self.hierarchy, self.journal = Hierarchy(2, self.root), Ledger(self.state)
         self.path = self.root / "pod"
         self.path.mkdir(parents=True)
@@ -50,15 +52,23 @@ class PlainPod:
         (self.path / "memory.high").write_text(value)
 
     def brake(self) -> PodBrake:
-        brake = PodBrake("uid", self.path, self.hierarchy, self.journal)
+        brake = self._brake()
         assert brake.problem == ""
         return brake
 
     def brake_of_the_next(self) -> PodBrake:
         """Of the hot process after one that was killed, which goes on with the hold."""
-        brake = PodBrake("uid", self.path, self.hierarchy, self.journal)
+        brake = self._brake()
         assert brake.adopt()
         return brake
+
+    def _brake(self) -> PodBrake:
+        self.brakes.append(PodBrake("uid", self.path, self.hierarchy, self.journal))
+        return self.brakes[-1]
+
+    def close(self) -> None:
+        while self.brakes:
+            self.brakes.pop().close()
 
     @property
     def is_noted(self) -> bool:
@@ -67,6 +77,14 @@ class PlainPod:
     def undo(self) -> None:
         """As the next start does."""
         undo(self.hierarchy, lambda _: None, attributes_of([self.state]))
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlainPod]:
+    """Its brakes are closed with the test."""
+    made = PlainPod(tmp_path, monkeypatch)
+    yield made
+    made.close()
 
 
 def panic_on_oom(root: Path, patch: pytest.MonkeyPatch, value: str) -> Path:

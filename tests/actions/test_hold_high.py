@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,26 +11,23 @@ from monitor.actions import brake_file
 from monitor.actions.brake_file import BrakeFile
 from monitor.actions.pod_brake import ROOM, PodBrake
 from tests.actions.plain import MIB, PlainPod
+from tests.actions.plain import pod as pod
 
 OWN, SET = "max", str(64 * MIB + ROOM)
 #: The same of a pod that has 80 MiB by then.
 SET_80 = str(80 * MIB + ROOM)
 
 
-@pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainPod:
-    return PlainPod(tmp_path, monkeypatch)
-
-
 class Story:
     """A hold of the pod: after each step the test reads its memory.high."""
 
     def __init__(self, pod: PlainPod) -> None:
-        self.pod, self.brakes = pod, [pod.brake()]
+        self.pod = pod
+        pod.brake()
 
     @property
     def brake(self) -> PodBrake:
-        return self.brakes[-1]
+        return self.pod.brakes[-1]
 
     def hold(self) -> None:
         assert self.brake.apply(96 * MIB) is not None
@@ -60,11 +56,7 @@ class Story:
         self.pod.undo()
 
     def another_hot_process_goes_on(self) -> None:
-        self.brakes.append(self.pod.brake_of_the_next())
-
-    def close(self) -> None:
-        for brake in reversed(self.brakes):
-            brake.close()
+        self.pod.brake_of_the_next()
 
 
 S = Story
@@ -96,7 +88,7 @@ def test_memory_high_of_a_held_pod(pod: PlainPod, steps: list[tuple[Callable[[St
     for number, (step, high) in enumerate(steps):
         step(story)
         assert pod.high == high, (number, step.__name__)
-    story.close()
+    pod.close()
     assert pod.high == steps[-1][1]
     assert not pod.is_noted
 
@@ -109,7 +101,6 @@ def test_where_nothing_is_reclaimed_for_it_it_is_far_below_the_usage(
     brake = pod.brake()
     assert brake.apply(96 * MIB) is not None
     assert pod.high == str(32 * MIB)
-    brake.close()
 
 
 def test_a_lower_value_of_the_pods_own_is_never_written(pod: PlainPod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +110,6 @@ def test_a_lower_value_of_the_pods_own_is_never_written(pod: PlainPod, monkeypat
     monkeypatch.setattr(BrakeFile, "write", lambda f, v: (written.append(f.file), real(f, v))[1])
     brake = pod.brake()
     assert brake.apply(96 * MIB) is not None
-    brake.close()
+    pod.close()
     assert "memory.max" in written
     assert "memory.high" not in written

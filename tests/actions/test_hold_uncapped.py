@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.actions.brake_limit import ROOM, panics_at_cap
-from monitor.actions.pod_brake import PodBrake
 from monitor.cli import checks
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from tests.actions.plain import MIB, PlainPod, panic_on_oom
+from tests.actions.plain import pod as pod
 
 CAP = 96 * MIB
 #: Of a pod that is held: memory.max, memory.oom.group, memory.high, cgroup.freeze.
@@ -25,22 +24,6 @@ UNCAPPED = ("max", "0", str(64 * MIB + ROOM), "1")
 @pytest.fixture
 def sysctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return panic_on_oom(tmp_path, monkeypatch, "2")
-
-
-@pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlainPod]:
-    """Its brakes are closed with the test."""
-    made: list[PodBrake] = []
-    opened = PodBrake._open
-
-    def noted(brake: PodBrake, adopting: bool = False) -> str:
-        made.append(brake)
-        return opened(brake, adopting)
-
-    monkeypatch.setattr(PodBrake, "_open", noted)
-    yield PlainPod(tmp_path, monkeypatch)
-    for brake in reversed(made):
-        brake.close()
 
 
 def values(pod: PlainPod) -> tuple[str, ...]:

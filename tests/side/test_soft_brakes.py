@@ -3,7 +3,6 @@
 On real cgroups: tests/actions/test_soft_brake.py.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +13,10 @@ from monitor.link.rare_messages import Soften
 from monitor.side import soft_brakes
 from monitor.side.soft_brakes import SoftBrakes
 from tests.actions.plain import MIB, PlainPod
+from tests.actions.plain import pod as pod
 
 #: Of 64 MiB that cannot be reclaimed.
 HIGH = int(64 * MIB * 0.65) // 4096 * 4096
-
-
-@pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainPod:
-    monkeypatch.setattr(soft_brakes, "label", lambda _: "ns/p")
-    return PlainPod(tmp_path, monkeypatch)
 
 
 def side_of(pod: PlainPod) -> SoftBrakes:
@@ -94,5 +88,5 @@ def test_a_hold_and_a_soft_brake_of_one_pod_leave_nothing(pod: PlainPod, own: st
     assert (pod.path / "memory.max").read_text().strip() == "max"
     assert not pod.is_noted
     side._harden("u")
-    brake.close()
+    pod.close()
     assert files(pod) == before
