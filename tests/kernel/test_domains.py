@@ -148,8 +148,3 @@ def test_the_table_is_shared_and_finite() -> None:
 def test_above_the_ceiling_is_below_the_threshold(capacity: int, threshold: int, pages: int) -> None:
     """What the kernel compares and what the policy compares are the same question."""
     assert (pages > ceiling_pages(capacity, threshold)) == (capacity - pages * PAGE < threshold)
-
-
-@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
-def test_a_working_set_is_never_negative(usage: int, inactive: int) -> None:
-    assert Reading(usage, inactive, 0).working_set == max(0, usage - inactive)
