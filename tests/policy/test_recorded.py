@@ -14,8 +14,8 @@ from monitor.policy.compat import KUBELET, SANE
 from monitor.policy.conformance import OPS, CaseError, check_case
 from monitor.policy.conformance.timeline import play
 from monitor.policy.oom_score import oom_score_adj
-from monitor.policy.pods import pod_from_object
 from monitor.policy.quantity import PolicyError, Quantity
+from tests.policy.builders import container, pod
 
 DATA = Path(__file__).parent.parent / "data" / "policy"
 FILES = sorted(path.name for path in DATA.glob("*.jsonl.gz"))
@@ -165,25 +165,19 @@ def test_decimal_amounts_beyond_exa_print_sanely() -> None:
 
 
 def test_oom_score_adj_of_an_absurd_request_is_the_floor_not_an_overflow() -> None:
-    asked = {"requests": {"memory": str(2**63 - 1)}}
-    pod = pod_from_object({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c0", "resources": asked}]}})
-    assert (oom_score_adj(pod, "c0", 2**34), oom_score_adj(pod, "c0", 2**34, compat=KUBELET)) == (3, 999)
-    asked["requests"]["memory"] = "1E20"  # beyond 64 bits the kubelet reads 0
-    pod = pod_from_object({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c0", "resources": asked}]}})
-    assert (oom_score_adj(pod, "c0", 2**34), oom_score_adj(pod, "c0", 2**34, compat=KUBELET)) == (3, 999)
+    for asked in (str(2**63 - 1), "1E20"):  # beyond 64 bits the kubelet reads 0
+        one = pod("p", container(memory=asked))
+        assert (oom_score_adj(one, "c", 2**34), oom_score_adj(one, "c", 2**34, compat=KUBELET)) == (3, 999)
 
 
 def test_no_memory_capacity_is_refused_where_the_kubelet_dies() -> None:
-    burstable = pod_from_object(
-        {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "resources": {"requests": {"memory": "1"}}}]}}
-    )
-    best_effort = pod_from_object({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}})
-    for pod, compat in ((burstable, SANE), (burstable, KUBELET), (best_effort, SANE)):
+    burstable, best_effort = pod("p", container(memory="1")), pod("p")
+    for one, compat in ((burstable, SANE), (burstable, KUBELET), (best_effort, SANE)):
         with pytest.raises(PolicyError, match="capacity 0"):
-            oom_score_adj(pod, "c", 0, compat=compat)
+            oom_score_adj(one, "c", 0, compat=compat)
     assert oom_score_adj(best_effort, "c", 0, compat=KUBELET) == 1000
     died = {"id": "1", "op": "oomScoreAdj", "expected": {"panic": "integer divide by zero"}}
-    spec = {"containers": [{"name": "c", "resources": {"requests": {"memory": "1"}}}]}
+    spec = {"containers": [container(memory="1")]}
     given = {"pod": {"metadata": {"name": "p"}, "spec": spec}, "memoryCapacity": 0}
     assert not check_case({**died, "input": given})
     assert check_case({**died, "input": {**given, "memoryCapacity": 1}})

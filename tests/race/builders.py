@@ -1,5 +1,6 @@
 """Small episodes for tests: a node of 1000 MiB with a hard threshold of 100 MiB, three pods, one of which grows."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -74,6 +75,8 @@ def ranked(t: float = -1000, order: tuple[Candidate, ...] = PODS) -> Ranked:
     return Ranked(ms(t), order)
 
 
+#: The line of the pods together.
+KUBEPODS = {"domain": "kubepods", "signal": "allocatableMemory.available"}
 #: How most streams begin.
 START = (watched(), ranked())
 #: A container or pod at a limit of its own.
@@ -196,14 +199,12 @@ def judged(*events: Event) -> Incident:
 
 def same_after_json(value: Record) -> bool:
     """Whether a value survives JSON text."""
-    import json
-
     return type(value).from_json(json.loads(json.dumps(value.to_json()))) == value
 
 
-def growing(since: float, until: float, start_mi: float, mi_per_s: float, step_ms: float = 100) -> Iterable[Sample]:
-    """Samples of the node, growing on a straight line."""
+def growing(since: float, until: float, start_mi: float, mi_per_s: float) -> Iterable[Sample]:
+    """Ten samples of the node a second, growing on a straight line."""
     t = since
     while t <= until:
         yield sample(t, start_mi + mi_per_s * (t - since) / 1000)
-        t += step_ms
+        t += 100

@@ -3,6 +3,7 @@
 from monitor.race.events import KMSG_BY_HAND, Checked, End, Event, Lost
 from monitor.race.incident import Incident
 from tests.race.builders import (
+    KUBEPODS,
     MI,
     OWN,
     START,
@@ -131,9 +132,9 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
     },
     ("oom_before_decision", "kubepods_limit"): {
         "the limit of kubepods": (
-            crossing(0, domain="kubepods", signal="allocatableMemory.available"),
+            crossing(0, **KUBEPODS),
             mark(3, scope="kubepods", oom_path="/kubepods"), died(9),
-            clear(12, domain="kubepods", signal="allocatableMemory.available"), End(ms(5000)),
+            clear(12, **KUBEPODS), End(ms(5000)),
         ),
     },
     ("oom_before_decision", "lost_events"): {

@@ -35,13 +35,13 @@ HARD = PassConfig(parse_thresholds({MEMORY: "100Mi"}, None, None, None), 300 * S
 CAPACITY = 1000 * MI
 
 
-def growth(mi_per_s: float, headroom_mi: float = 100, before_s: int = 30) -> World:
+def growth(mi_per_s: float, headroom_mi: float = 100) -> World:
     """A node that grows on a straight line, crosses at time 0 and is out of memory ``headroom_mi`` later.
 
     The threshold is 100 MiB whatever the headroom.
     """
     end_s = headroom_mi / mi_per_s
-    line = [(ms(-before_s * 1000), -before_s * mi_per_s), (ms(end_s * 1000), headroom_mi), (ms(1e7), headroom_mi)]
+    line = [(ms(-30_000), -30 * mi_per_s), (ms(end_s * 1000), headroom_mi), (ms(1e7), headroom_mi)]
     sets = [(t, CAPACITY - QUANTITY + round(v * MI)) for t, v in line]
     return World(
         {MEMORY: TimeSeries(sets)},

@@ -7,6 +7,7 @@ from monitor.race.events import Clock, End, Event, Exit, Kill, Lost, Mark, Ranke
 from monitor.race.incident import timestamp
 from monitor.race.verdict import verdict
 from tests.race.builders import (
+    KUBEPODS,
     S,
     clear,
     crossing,
@@ -31,7 +32,6 @@ def spans(*events: Event) -> list[tuple[str, float, str]]:
 
 
 SOFT = {"hard": False}
-KUBEPODS = {"domain": "kubepods", "signal": "allocatableMemory.available"}
 HOG = "/kubepods/hog/main"
 END = Tick(ms(70_000))
 #: name -> events before `END`, and the episodes: domain, end, why it ended

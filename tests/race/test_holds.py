@@ -19,7 +19,6 @@ from tests.race.builders import (
     died,
     episodes,
     gone,
-    growing,
     hold,
     hold_end,
     judged,
@@ -28,8 +27,8 @@ from tests.race.builders import (
     ms,
     signalled,
 )
+from tests.race.scenarios import GROWTH
 
-GROWTH = tuple(growing(-1000, -100, 800, 100))
 HELD = (*START, *GROWTH, crossing(), hold(0.5))
 
 

@@ -6,6 +6,7 @@ from monitor.race.episode import Episode, State, feed, ongoing
 from monitor.race.events import End, Event, Lost
 from monitor.race.verdict import verdict
 from tests.race.builders import (
+    KUBEPODS,
     MI,
     OWN_POD,
     START,
@@ -25,7 +26,6 @@ from tests.race.builders import (
 
 #: 100 MiB/s; crossed and decided at 900.25 MiB, killed at 1000 MiB about a second later.
 GROWTH = tuple(growing(-1000, 1000, 800, 100))
-KUBEPODS = {"domain": "kubepods", "signal": "allocatableMemory.available"}
 GLOBAL = {"scope": "global", "oom_path": None, "oom_limit": None, "oom_usage": None, "oom_inactive_file": None}
 OVER = (clear(1100), End(ms(9000)))
 MINUTES = 10 * 60 * 1000

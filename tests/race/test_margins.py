@@ -1,5 +1,7 @@
 """Margins, advice and timeline of episodes whose verdict is known; page cache."""
 
+import pytest
+
 from monitor.race.events import End, Reclaim
 from monitor.race.facts import facts
 from monitor.race.incident import timestamp
@@ -64,7 +66,11 @@ def test_times_are_written_as_dates() -> None:
     assert found.margin_bytes <= CAPACITY
 
 
-def advice_with(active_mi: float, before_mi: float = 0) -> str:
+@pytest.mark.parametrize(
+    ("active_mi", "before_mi", "named"), [(300, 0, True), (0.1, 0, False), (300, 280, False)],
+    ids=["enough", "too little", "active all the time"],
+)  # fmt: skip
+def test_active_cache_that_would_have_been_enough_is_named(active_mi: float, before_mi: float, named: bool) -> None:
     episode = one(
         watched(), ranked(), sample(-1100, 700, active_file=round(before_mi * MI)), *growing(-1000, -100, 700, 100),
         sample(0, 900.25, active_file=round(active_mi * MI)), crossing(0), decided(1), signalled(1), gone(5),
@@ -72,17 +78,5 @@ def advice_with(active_mi: float, before_mi: float = 0) -> str:
     )  # fmt: skip
     found = verdict(episode)
     assert found.verdict == "eviction_won"
-    return found.advice
-
-
-def test_active_cache_that_would_have_been_enough_is_named() -> None:
-    assert "Page cache was behind it: 300 MiB were active" in advice_with(300)
-    assert "256 KiB were short" in advice_with(300)
-
-
-def test_too_little_active_cache_is_not() -> None:
-    assert "Page cache" not in advice_with(0.1)
-
-
-def test_cache_that_was_active_all_the_time_is_not() -> None:
-    assert "Page cache" not in advice_with(300, before_mi=280)
+    assert ("Page cache was behind it: 300 MiB were active" in found.advice) == named
+    assert ("256 KiB were short" in found.advice) == ("Page cache" in found.advice) == named

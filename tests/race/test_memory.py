@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.race.events import KUBEPODS, Clear, Event, Sample
+from monitor.race.events import Event, Sample
 from monitor.race.facts import facts
 from monitor.race.memory import USAGE, Curve, Memory, memory, thinned
-from tests.race.builders import MI, OWN, START, clear, crossing, mark, ms, one, same_after_json, sample, watched
+from tests.race.builders import KUBEPODS, MI, OWN, START, clear, crossing, mark, one, same_after_json, sample, watched
 
 
 def of(*events: Event) -> Memory:
@@ -37,15 +37,14 @@ def test_a_cgroup_at_its_own_limit_by_its_usage() -> None:
 
 
 def test_kubepods_has_a_chart_when_it_was_crossed() -> None:
-    both = {"domain": KUBEPODS, "signal": "allocatableMemory.available"}
-    pressure = [sample(t, 500, domain=domain) for t in (-200, -100) for domain in ("node", KUBEPODS)]
-    quiet = of(watched(**both), *pressure, crossing(0), clear(5))
+    pressure = [sample(t, 500, domain=domain) for t in (-200, -100) for domain in ("node", "kubepods")]
+    quiet = of(watched(**KUBEPODS), *pressure, crossing(0), clear(5))
     assert {line.domain for line in quiet.lines} == {"node"}
     met = of(
-        watched(**both), *pressure, crossing(0), crossing(1, **both), clear(5),
-        Clear(ms(5), **both, hard=True, available=500 * MI),
+        watched(**KUBEPODS), *pressure, crossing(0), crossing(1, **KUBEPODS), clear(5),
+        clear(5, 500, **KUBEPODS),
     )  # fmt: skip
-    assert {c.domain for c in met.curves} == {"node", KUBEPODS}
+    assert {c.domain for c in met.curves} == {"node", "kubepods"}
 
 
 def test_growers_are_named_up_to_a_number() -> None:

@@ -23,13 +23,9 @@ from tests.race.scenarios import OWN_LINES
 OWN = PassConfig(parse_thresholds({RECLAIMABLE: "100Mi"}, own=True), 300 * S)
 
 
-def cached(t: float, used_mi: float, active_mi: int):
-    return sample(t, used_mi, active_file=active_mi * MI)
-
-
 def flood() -> Episode:
     """The kubelet's line is crossed for 30 s by page cache: of 950 MiB in use 600 are active file pages."""
-    samples = [cached(t, 950, 600) for t in range(-2000, 30_001, 500)]
+    samples = [sample(t, 950, active_file=600 * MI) for t in range(-2000, 30_001, 500)]
     return one(ranked(), *OWN_LINES, *samples[:4], crossing(0), *samples[4:], clear(30_100))
 
 

@@ -20,6 +20,7 @@ from monitor.race.threshold_advice import Advised, advise, needed, reservation
 from monitor.race.verdict import verdict
 from tests.race.builders import (
     CAPACITY,
+    KUBEPODS,
     MI,
     QUANTITY,
     crossing,
@@ -134,7 +135,7 @@ def test_the_arithmetic_is_that_of_the_race_that_counts() -> None:
 def test_what_is_in_use_outside_the_pods_has_to_be_reserved() -> None:
     """Node of 1000 MiB, kubepods limited to 800: 200 are reserved. 900 - 640 = 260 are used outside: 60 more."""
     burst = burst_of(
-        watched(domain="kubepods", signal="allocatableMemory.available", capacity=800 * MI),
+        watched(**KUBEPODS, capacity=800 * MI),
         *(sample(t, 500 + t / 10) for t in range(-1000, 1, 100)), sample(-100, 900),
         sample(-100, 640, domain="kubepods"), crossing(0), mark(200, None, scope="node"),
     )  # fmt: skip
