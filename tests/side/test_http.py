@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Self
 
 import pytest
 
@@ -24,9 +25,9 @@ TIMEOUT_S = 60.0
 
 
 class Running:
-    """A server with one good, one failing and one waiting route."""
+    """Context manager: a server with one good, one failing and one waiting route, and ``cpu`` for its CPU time."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu: Callable[[], float] | None = None, exposed: bool = False) -> None:
         self.errors: list[str] = []
         self.connected: list[http.client.HTTPConnection] = []
         self.entered = threading.Semaphore(0)
@@ -45,9 +46,18 @@ class Running:
         }
         routes = {path: Shared({path: probe}, self.errors.append) for path, probe in probes.items()}
         routes["/kept"] = Shared({"/kept": self.kept}, self.errors.append, fresh_s=math.inf)
-        self.server = Server(listener, routes, self.errors.append, exposed=False, cpu=lambda: self.cpu_s)
+        self.server = Server(listener, routes, self.errors.append, exposed, cpu=cpu or (lambda: self.cpu_s))
         self.address = listener.getsockname()
         self.server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go.set()
+        for connection in self.connected:
+            connection.close()
+        self.server.close()
 
     def bad(self, _accept: str) -> Response:
         raise KeyError("missing")
@@ -78,12 +88,8 @@ class Running:
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    running = Running()
-    yield running
-    running.go.set()
-    for connection in running.connected:
-        connection.close()
-    running.server.close()
+    with Running() as running:
+        yield running
 
 
 def test_one_connection_serves_many_requests(running: Running) -> None:
@@ -318,17 +324,9 @@ def test_a_cpu_that_takes_longer_to_wake_up_than_that_earns_answers_all_the_same
     """As an emulated one does: 5 to 15 ms, of the 10 ms that it has earned in the second before."""
     monkeypatch.setattr(route, "LONGEST_S", 0.01)
     looks = itertools.count(1)
-    listener = socket.create_server(("127.0.0.1", 0))
-    good = Shared({"/good": lambda _: text(200, "good")}, print)
-    kept = Shared({"/kept": lambda _: text(200, "kept")}, print, fresh_s=1.0)
-    server = Server(listener, {"/good": good, "/kept": kept}, print, cpu=lambda: next(looks) * 2 * BURST_S)
-    server.start()
-    try:
+    with Running(cpu=lambda: next(looks) * 2 * BURST_S) as running:
         for path in ("/good", "/kept"):
-            with contextlib.closing(http.client.HTTPConnection(*listener.getsockname(), timeout=10)) as connection:
-                assert get(connection, path)[0] == 200
-    finally:
-        server.close()
+            assert get(running.connect(), path)[0] == 200
 
 
 def test_what_is_kept_is_rendered_once_for_each_format_whatever_clients_accept(running: Running) -> None:

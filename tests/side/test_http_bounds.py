@@ -1,12 +1,11 @@
 """What clients of the HTTP server and of the socket may cost, by clocks of the tests; which of them are answered."""
 
-import http.client
 import socket
 
 import pytest
 
 from monitor.side.endpoints import CPU_SHARE
-from monitor.side.export.http import Connection, Server
+from monitor.side.export.http import Connection
 from monitor.side.export.route import (
     BURST_S,
     CLIENT_SHARE,
@@ -19,8 +18,7 @@ from monitor.side.export.route import (
     Shared,
     text,
 )
-
-TIMEOUT_S = 60.0
+from tests.side.test_http import Running, get
 
 
 class Clock:
@@ -137,25 +135,12 @@ def test_which_clients_are_on_this_machine(peer: str, own: str, is_own: bool) ->
 @pytest.mark.parametrize("exposed", [False, True])
 def test_a_client_of_another_host_is_told_the_option(monkeypatch: pytest.MonkeyPatch, exposed: bool) -> None:
     monkeypatch.setattr(Connection, "is_own", property(lambda _: False))
-    listener = socket.create_server(("127.0.0.1", 0))
-    probe = Shared({"/healthz": lambda _: text(200, "ok")}, print)
-    kept = Shared({"/metrics": lambda _: text(200, "pods")}, print, fresh_s=1.0)
-    server = Server(listener, {"/healthz": probe, "/metrics": kept}, print, exposed)
-    connection = http.client.HTTPConnection(*listener.getsockname(), timeout=TIMEOUT_S)
-    server.start()
-    try:
-        answers = []
-        for path in ("/healthz", "/metrics"):
-            connection.request("GET", path)
-            response = connection.getresponse()
-            answers.append((response.status, response.read().decode()))
-    finally:
-        connection.close()
-        server.close()
-    assert answers[0] == (200, "ok\n")
-    status, body = answers[1]
+    with Running(exposed=exposed) as running:
+        connection = running.connect()
+        assert get(connection, "/good") == (200, "good\n")
+        status, body = get(connection, "/kept")
     if exposed:
-        assert (status, body) == (200, "pods\n")
+        assert (status, body) == (200, "rendering 1\n")
     else:
         assert (status, body.count("\n")) == (403, 1)
         assert "--expose-metrics" in body
