@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,22 +18,18 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
-from monitor.policy.pods import pod_from_object
 from tests import live
 from tests.log_lines import LogLines
+from tests.policy.builders import container, pod
 
 pytestmark = pytest.mark.kernel
 GIB = 1 << 30
 
 
-def found(
-    cgroup: Path, containers: dict[str, Path], requests: dict[str, str] | None = None, **metadata: Any
-) -> FoundPod:
+def found(cgroup: Path, containers: dict[str, Path], requests: dict[str, str] | None = None) -> FoundPod:
     names = requests if requests is not None else dict.fromkeys(containers, "")
-    spec = [{"name": n, "resources": {"requests": {"memory": r} if r else {}}} for n, r in names.items()]
-    metadata = {"name": "p", "namespace": "ns", "uid": "u", **metadata}
-    pod = pod_from_object({"kind": "Pod", "metadata": metadata, "spec": {"containers": spec}})
-    return FoundPod(pod, cgroup, containers)
+    made = pod("p", *(container(n, **{"memory": r} if r else {}) for n, r in names.items()))
+    return FoundPod(dataclasses.replace(made, uid="u"), cgroup, containers)
 
 
 _SYS_RESOURCE = 24  # capability(7)
@@ -93,15 +88,9 @@ def test_values_by_container() -> None:
     both = found(Path("/x"), {}, {"big": "8Gi", "small": "1Gi"})
     assert pod_scores(both, 16 * GIB) == {"big": 500, "small": 938}
     assert pod_scores(found(Path("/x"), {}, {"a": ""}), GIB) == {"a": 1000}
-    pod = pod_from_object(
-        {
-            "metadata": {"name": "u", "uid": "u"},
-            "spec": {"containers": [{"name": "a"}, {"name": "b", "resources": {"requests": {"memory": "1Gi"}}}]},
-            "status": {"qosClass": "Burstable"},
-        }
-    )
-    anonymous = FoundPod(dataclasses.replace(pod, namespace="", spec_known=False), Path("/x"), {})
-    assert pod_scores(anonymous, 16 * GIB) == {}
+    unit = pod("u", container("a"), container("b", memory="1Gi"))
+    unit = dataclasses.replace(unit, namespace="", spec_known=False, qos_class_status="Burstable")
+    assert pod_scores(FoundPod(unit, Path("/x"), {}), 16 * GIB) == {}
 
 
 def test_values_follow_the_capacity(cgroup: Path, log: LogLines) -> None:
@@ -234,14 +223,8 @@ def test_refused_lowering_is_reported_once_and_goes_as_far_as_it_may(
     for pid in pids:
         write(pid, 700)
     resources = {"cpu": "1", "memory": "1Gi"}
-    pod = pod_from_object(
-        {
-            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
-            "spec": {"containers": [{"name": "main", "resources": {"requests": resources, "limits": resources}}]},
-        }
-    )
     scores = make_scores(True, log)
-    scores.set_pod(FoundPod(pod, cgroup, {"main": cgroup}))
+    scores.set_pod(FoundPod(pod("p", container("main", limits=resources, **resources)), cgroup, {"main": cgroup}))
     remedies = [str(fields["remedy"]) for _, message, fields in log.lines if "EACCES" in message]
     if capable():
         assert ([read(pid) for pid in pids], remedies, scores.denied) == ([-997, -997], [], 0)

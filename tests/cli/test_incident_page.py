@@ -23,9 +23,9 @@ from monitor.cli.main import cli
 from monitor.cli.svg import Markup, element
 from monitor.side.incidents.store import IncidentStore
 from tests.commands import run
+from tests.log_lines import LogLines
 from tests.race.scenarios import SCENARIOS, of_scenario
 from tests.side.incident_samples import NOW, SAMPLES
-from tests.side.stores import silent
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = runpy.run_path(str(ROOT / "scripts/screenshots.py"))
@@ -89,7 +89,7 @@ def changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("state")
-    store = IncidentStore(directory / "incidents.db", log=silent(), clock=lambda: NOW)
+    store = IncidentStore(directory / "incidents.db", log=LogLines(), clock=lambda: NOW)
     for incident in (*SAMPLES, WON):
         store.add(incident)
     return directory

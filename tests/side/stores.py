@@ -12,21 +12,15 @@ from typing import Any
 import pytest
 
 from monitor.errors import MonitorError
-from monitor.side.export.log import Log
 from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import damaged_files
 from monitor.side.incidents.store import IncidentStore
+from tests.log_lines import LogLines
 from tests.side.incident_samples import EVICTION_WON, NOW, variant
-
-_NOWHERE = os.open(os.devnull, os.O_WRONLY)
-
-
-def silent() -> Log:
-    return Log(fd=_NOWHERE)
 
 
 def store_at(path: Path, **options: Any) -> IncidentStore:
-    options = {"log": silent(), "clock": lambda: NOW, "wait_s": 0.2} | options
+    options = {"log": LogLines(), "clock": lambda: NOW, "wait_s": 0.2} | options
     return IncidentStore(path, **options)
 
 

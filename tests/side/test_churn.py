@@ -22,11 +22,11 @@ from monitor.settings.config import RunConfig
 from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder, Sampler
-from monitor.side.export.log import Log
 from monitor.side.pod_sync import PodSync
 from monitor.side.races import Races
 from monitor.side.view import View
 from tests.filesystems import nested
+from tests.log_lines import LogLines
 from tests.pods.cluster import a_pod, uid_of
 from tests.side import views
 
@@ -70,8 +70,7 @@ class Node:
         watch = SimpleNamespace(take=self._take, wait_known=lambda _: True)
         settings = RunConfig(node_cgroup=str(root))
         self.view: View = views.view(settings, hierarchy, 1 << 40, table=self.table, watch=watch)
-        self.log = open("/dev/null", "w")  # noqa: SIM115 - closed with the node
-        self.view.log = Log(fd=self.log.fileno())
+        self.view.log = LogLines()
         self.scores = OomScores(hierarchy, 1 << 40, None, self.view.log_budget)
         self.changes: list[Change] = []
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -158,7 +157,6 @@ class Node:
         self.source.close()
         self.ours.close()
         self.hot.close()
-        self.log.close()
 
 
 @pytest.fixture

@@ -7,21 +7,20 @@ from monitor.settings.config import RunConfig
 from monitor.side.message_handler import MessageHandler
 from monitor.side.worker import Worker
 from tests.daemon.harness import STATE
+from tests.log_lines import LogLines
 from tests.side.views import view
 
 
 def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
     """As the messages come over the socket: with lists."""
     known = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
-    files, warned = Worker("files"), list[tuple[str, object, object]]()
+    files, log = Worker("files"), LogLines()
     handler = MessageHandler(known, files, lambda _: None, lambda: None)
-    handler.log = type(
-        "Log", (), {"warning": lambda _, text, conditions, before: warned.append((text, conditions, before))}
-    )()
+    handler.log = log
     for conditions in ([], [], ["MemoryPressure"], ["MemoryPressure"], []):
         assert handler.handle(STATE._replace(conditions=conditions))
-    assert warned == [
-        ("node conditions changed", ["MemoryPressure"], []),
-        ("node conditions changed", [], ["MemoryPressure"]),
+    assert log.matching("node conditions changed") == [
+        {"conditions": ["MemoryPressure"], "before": []},
+        {"conditions": [], "before": ["MemoryPressure"]},
     ]
     files.close(5.0)

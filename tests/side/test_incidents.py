@@ -202,11 +202,12 @@ def test_the_number_kept_is_bounded_whatever_the_clock_shows(path: Path) -> None
     assert store.stored == 5
 
 
-def test_a_pod_that_has_incidents_all_day_leaves_others_theirs(path: Path) -> None:
-    def own_limit(number: int, pod: str) -> dict[str, Any]:
-        victim = {**OWN_LIMIT["oom_victims"][0], "pod": pod}
-        return variant(number, OWN_LIMIT, oom_victims=[victim], invoker={**OWN_LIMIT["invoker"], "pod": pod})
+def own_limit(number: int, pod: str) -> dict[str, Any]:
+    victim = {**OWN_LIMIT["oom_victims"][0], "pod": pod}
+    return variant(number, OWN_LIMIT, oom_victims=[victim], invoker={**OWN_LIMIT["invoker"], "pod": pod})
 
+
+def test_a_pod_that_has_incidents_all_day_leaves_others_theirs(path: Path) -> None:
     store = store_at(path, keep=6)
     store.add(own_limit(0, "shop/db"))
     for number in range(1, 9):
@@ -220,9 +221,7 @@ def test_a_pod_that_has_incidents_all_day_leaves_others_theirs(path: Path) -> No
 def test_a_tenant_that_makes_pod_after_pod_leaves_others_theirs(path: Path) -> None:
     store = store_at(path, keep=6)
     for number in range(30):
-        pod = "prod/db-0" if number < 2 else f"jobs/job-{number}"
-        victim = {**OWN_LIMIT["oom_victims"][0], "pod": pod}
-        store.add(variant(number, OWN_LIMIT, oom_victims=[victim], invoker={**OWN_LIMIT["invoker"], "pod": pod}))
+        store.add(own_limit(number, "prod/db-0" if number < 2 else f"jobs/job-{number}"))
     kept = {found["id"] for found in store.list()}
     assert kept == {f"incident-{number:05d}" for number in (0, 1, 26, 27, 28, 29)}
 

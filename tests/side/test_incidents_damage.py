@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -32,11 +32,11 @@ def test_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
     assert damaged_files(path) == []
 
 
-class Whole:
+class Whole(NamedTuple):
     """A file of 40 incidents, and what is in it."""
 
-    def __init__(self, content: bytes, known: dict[str, Any]) -> None:
-        self.content, self.known = content, known
+    content: bytes
+    known: dict[str, Any]
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,9 @@ import pytest
 from monitor.side.incidents import reader as file
 from monitor.side.incidents.reader import IncidentReader, damaged_files
 from tests.filesystems import Mounts
-from tests.live import environment
+from tests.live import TIMEOUT_S, environment
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant
 from tests.side.stores import intact, killed_in_a_transaction, refused, size_on_disk, store_at
-
-TIMEOUT_S = 60.0
-
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount and give files away")
 

@@ -16,11 +16,11 @@ from monitor.actions.qos_notes import ScoreNotes
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Braked, Evicted
 from monitor.pods.model import FoundPod
-from monitor.policy.pods import pod_from_object
 from monitor.side.process_watch import LOOK_S, SOON_S, VictimMarks
 from tests import live
 from tests.daemon.harness import DECISION, STATE
 from tests.log_lines import LogLines
+from tests.policy.builders import container, pod
 from tests.puppet import Puppet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -61,9 +61,8 @@ class Bench:
 
 
 def found(name: str, cgroup: Path) -> FoundPod:
-    made = {"kind": "Pod", "metadata": {"name": name, "namespace": "ns", "uid": name}}
-    spec = {"containers": [{"name": "c"}], "priority": 2_000_001_000 if name == "critical" else 0}
-    return FoundPod(pod_from_object(made | {"spec": spec}), cgroup, {}, (cgroupfs.cgroup_id(cgroup),))
+    made = replace(pod(name, priority=2_000_001_000 if name == "critical" else 0), uid=name)
+    return FoundPod(made, cgroup, {}, (cgroupfs.cgroup_id(cgroup),))
 
 
 @pytest.fixture
@@ -161,25 +160,15 @@ def test_new_processes_are_raised_soon(bench: Bench) -> None:
 
 def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench, tmp_path: Path) -> None:
     """While a pod is marked its values are not compared; afterwards those of its QoS class win."""
-    lines: list[str] = []
-    appeared: list[str] = []
-    scores = OomScores(
-        cgroupfs.detect(),
-        1 << 30,
-        ScoreNotes(tmp_path),
-        lambda level, message, /, **fields: lines.append(message),
-        on_raised=appeared.append,
-    )
-    spec = {"containers": [{"name": "c", "resources": {"requests": {"memory": "512Mi"}}}], "priority": 0}
-    metadata = {"name": "a", "namespace": "ns", "uid": "a"}
+    log, appeared = LogLines(), list[str]()
+    scores = OomScores(cgroupfs.detect(), 1 << 30, ScoreNotes(tmp_path), log, on_raised=appeared.append)
     cgroup = bench.pods["a"].cgroup
-    pod = FoundPod(pod_from_object({"kind": "Pod", "metadata": metadata, "spec": spec}), cgroup, {"c": cgroup})
-    scores.set_pod(pod)
+    scores.set_pod(FoundPod(replace(pod("a", container(memory="512Mi")), uid="a"), cgroup, {"c": cgroup}))
     assert bench.values[0] == 500
     scores.raised = bench.state("a")
     scores.audit_all()
     scores.on_process(bench.processes["a"].pid, cgroupfs.cgroup_id(cgroup))
-    assert (bench.values[0], appeared, len(lines)) == (1000, ["a", "a"], 1)
+    assert (bench.values[0], appeared, len(log.lines)) == (1000, ["a", "a"], 1)
     bench.write("a", 700)  # by another process, meanwhile
     scores.raised = bench.state("b")
     assert bench.values[0] == 700
