@@ -21,12 +21,12 @@ def _mount(*arguments: object) -> None:
 
 
 @contextmanager
-def swap(mib: int = 96) -> Iterator[None]:
-    """So much of it on the machine, in a file: only in a guest that may be lost."""
+def swap() -> Iterator[None]:
+    """96 MiB of it on the machine, in a file: only in a guest that may be lost."""
     with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as place:
         file = Path(place, "swap")
         file.touch(0o600)
-        file.write_bytes(bytes(mib << 20))
+        file.write_bytes(bytes(96 << 20))
         subprocess.run(["mkswap", file], check=True, capture_output=True)
         subprocess.run(["swapon", file], check=True)
         try:

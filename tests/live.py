@@ -23,6 +23,7 @@ from monitor.lab import janitor
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import LabNode, LabPod
+from tests.commands import ROOT as ROOT
 from tests.commands import run
 from tests.own_cgroups import removed_with_session
 from tests.puppet import TIMEOUT_S
@@ -37,7 +38,6 @@ from tests.waiting import ends as ends
 from tests.waiting import kernel_thread as kernel_thread
 from tests.waiting import until as until
 
-ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
 #: What the programs' gate holds back: 64 pages on each CPU.
 GATE = 64 * PAGE * (os.cpu_count() or 1)
@@ -84,6 +84,11 @@ def children(pid: int) -> list[int]:
     """Pids of the child processes of a single-threaded process."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
+
+
+def vmstat() -> dict[str, int]:
+    """What the kernel counts of the whole machine, mostly in pages."""
+    return {name: int(count) for name, count in map(str.split, Path("/proc/vmstat").read_text().splitlines())}
 
 
 def environment(**more: str) -> dict[str, str]:

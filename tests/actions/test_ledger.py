@@ -23,7 +23,7 @@ from monitor.cli.main import main
 from monitor.cli.run import lock
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, undo_on
+from tests.actions.braked import AUTO, COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, undo_on
 from tests.commands import run, without
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -41,10 +41,10 @@ def undone(held: Stand, problems: list[str] | None = None) -> dict[str, str]:
     return {one.file: one.outcome for one in found}
 
 
-def left_by_a_dead_one(held: Stand, cap: int = 64 * MIB, kind: str = "auto") -> PodBrake:
+def left_by_a_dead_one(held: Stand, kind: str = AUTO) -> PodBrake:
     """As a SIGKILL leaves it: its brake in force, and no process to release it."""
     brake = held.brake(kind)
-    assert brake.apply(cap) is not None
+    assert brake.apply(64 * MIB) is not None
     return brake
 
 
@@ -219,7 +219,7 @@ from pathlib import Path
 from monitor.actions import ledger, pod_brake
 from monitor.kernel import cgroupfs
 brake = pod_brake.PodBrake("uid", Path(sys.argv[2]), cgroupfs.detect(), ledger.Ledger(Path(sys.argv[1])))
-assert brake.apply(int(sys.argv[3])) is not None, brake.problem
+assert brake.apply(64 << 20) is not None, brake.problem
 print("held", flush=True)
 time.sleep(1000)
 """
@@ -229,13 +229,13 @@ def test_another_daemon_undoes_only_its_own_while_the_other_runs(held: Stand, tm
     left_by_a_dead_one(held)
     assert undo_on(tmp_path / "another") == []
     assert held.noted()
-    assert not held_by_another(held, tmp_path).adopt()
+    assert not PodBrake("uid", held.pod, HIERARCHY, Ledger(tmp_path / "another")).adopt()
     assert RESTORED in undone(held).values()
 
 
-def killed_daemon(held: Stand, cap: int = 64 * MIB) -> None:
+def killed_daemon(held: Stand) -> None:
     """A process that holds the pod on the state dir of ``held``, and is gone."""
-    command = (sys.executable, "-c", _HOLDS, str(held.state), str(held.pod), str(cap))
+    command = (sys.executable, "-c", _HOLDS, str(held.state), str(held.pod))
     with subprocess.Popen(command, env=live.environment(), stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == "held\n"
@@ -270,8 +270,3 @@ def test_who_may_run_is_not_dead() -> None:
     other_clock = re.sub(r"time:\[\d+\]", "time:[1]", other_start)
     nobody_can_say = (mine, other_pids, other_clock, "", "nobody")
     assert [is_dead(owner) for owner in (*nobody_can_say, other_start)] == [False] * 5 + [True]
-
-
-def held_by_another(held: Stand, tmp_path: Path) -> PodBrake:
-    """The brake of a daemon on another state dir."""
-    return PodBrake("uid", held.pod, HIERARCHY, Ledger(tmp_path / "another"))

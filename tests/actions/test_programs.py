@@ -13,11 +13,11 @@ from tests import others
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
 
 
-def script(path: Path, says: str, owner: int = 0) -> Path:
+def script(path: Path, says: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{says}\n")
     path.chmod(0o755)
-    os.chown(path, owner, -1)
+    os.chown(path, 0, -1)
     return path
 
 

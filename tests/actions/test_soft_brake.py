@@ -123,15 +123,15 @@ def test_a_lower_memory_high_of_its_own_stays(held: Stand, soft: SoftBrake) -> N
         assert held.files() == before
 
 
-@pytest.mark.parametrize(("own", "runs"), [("1", "1"), ("5", "1"), ("max", "1")])
-def test_pids_max_is_never_above_what_it_was(held: Stand, soft: SoftBrake, own: str, runs: str) -> None:
+@pytest.mark.parametrize("own", ["1", "5", "max"])
+def test_pids_max_is_never_above_what_it_was(held: Stand, soft: SoftBrake, own: str) -> None:
     """Also where a pod that runs 3 processes may have 1: it was lowered meanwhile."""
     with held.puppet() as puppet:
         children = 2 if own == "1" else 0
         puppet.do(f"children = [os.fork() or time.sleep(1000) for _ in range({children})]")
         (held.pod / TASKS).write_text(own)
         soft.soften(0, 5.0)
-        assert (held.pod / TASKS).read_text().strip() == runs
+        assert (held.pod / TASKS).read_text().strip() == "1"
         soft.harden()
         assert (held.pod / TASKS).read_text().strip() == own
 

@@ -13,11 +13,11 @@ from monitor.actions.status import EvictedPod, StatusStore, pod_object, stem
 from monitor.policy.pods import Pod, pod_from_object
 
 
-def pod(name: str = "web", namespace: str = "shop", uid: str = "u1", **metadata: Any) -> Pod:
+def pod(name: str = "web", uid: str = "u1", **metadata: Any) -> Pod:
     return pod_from_object(
         {
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": namespace, "uid": uid, **metadata},
+            "metadata": {"name": name, "namespace": "shop", "uid": uid, **metadata},
             "spec": {"containers": [{"name": "main"}]},
         }
     )

@@ -218,8 +218,8 @@ def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
     log = OomLog(tree, lambda _: None)
     for line in (*LINES, KILLED):
         log.feed(line)
-    assert lacks_report(log.feed(later(KILLED, 3999998)))
-    whole = log.feed(later(KILLED, 3999999).replace(b"Memory cgroup out of memory", b"Out of memory"))
+    assert lacks_report(log.feed(later(3999998)))
+    whole = log.feed(later(3999999).replace(b"Memory cgroup out of memory", b"Out of memory"))
     assert (whole.event.oom_cgroup, whole.event.oom_usage, whole.event.invoker_pid) == (0, 0, 0)
     assert log.feed(LINES[0].replace(b"python3", b"other")) is None
     found = log.feed(KILLED.replace(b"6601", b"6602"))
@@ -227,9 +227,9 @@ def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
     assert "oom" in list(found.missing)
 
 
-def later(line: bytes, pid: int, ms: int = 1) -> bytes:
-    """A line about another process, some time later."""
-    moved = line.replace(b"760410209", b"%d" % (760410209 + ms * 1000))
+def later(pid: int, ms: int = 1) -> bytes:
+    """The line about another process, some time later."""
+    moved = KILLED.replace(b"760410209", b"%d" % (760410209 + ms * 1000))
     return moved.replace(b"process 6601", b"process %d" % pid)
 
 
@@ -239,14 +239,14 @@ def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hier
         log.feed(line)
     group = b"6,421,760410300,-;Tasks in /a are going to be killed due to memory.oom.group set\n"
     assert log.feed(group) is None
-    assert log.feed(later(KILLED, 6601)) is None, "it has not gone yet, and is named again with the others"
-    member = log.feed(later(KILLED, 3999997))
+    assert log.feed(later(6601)) is None, "it has not gone yet, and is named again with the others"
+    member = log.feed(later(3999997))
     assert (member.event.oom_usage, member.event.invoker_pid) == (16384 * KIB, 6600)
     assert member.event.oom_cgroup == cgroupfs.cgroup_id(tree.root / "a")
     assert member.event.victim_cgroup == 0, "gone: where it was is not known"
-    other = log.feed(later(KILLED, 3999996, ms=1500))
+    other = log.feed(later(3999996, ms=1500))
     assert "oom" in list(other.missing), "long after"
-    again = log.feed(later(KILLED, 6601, ms=60_000))
+    again = log.feed(later(6601, ms=60_000))
     assert again is not None, "another process of that number"
 
 
@@ -262,7 +262,7 @@ def test_a_report_that_came_to_nothing_is_nobody_elses(tree: Hierarchy, end: byt
     log = OomLog(tree, lambda _: None)
     for line in (*LINES, end):
         log.feed(line)
-    assert lacks_report(log.feed(later(KILLED, 3999998, ms=3000)))
+    assert lacks_report(log.feed(later(3999998, ms=3000)))
 
 
 def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:

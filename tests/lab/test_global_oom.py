@@ -49,17 +49,11 @@ def below_now(mib: int) -> str:
     return f"memory.available<{threshold}Mi"
 
 
-def hog(node: LabNode, pod: LabPod, mib: int = 1024, rate: int = RATE) -> Hog:
+def hog(node: LabNode, pod: LabPod, rate: int = RATE) -> Hog:
     """A process with the score that a kubelet gives it, so that the kernel kills no other process."""
-    made = node.start_hog(pod, mib=mib, rate=rate)
+    made = node.start_hog(pod, mib=1024, rate=rate)
     Path(f"/proc/{made.pid}/oom_score_adj").write_text("1000")
     return made
-
-
-def oom_kills() -> int:
-    """Processes that the OOM killer took on this machine."""
-    lines = Path("/proc/vmstat").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def final(daemon: LabDaemon) -> list[Record]:
@@ -83,13 +77,13 @@ def stored() -> int:
     return len(list(IncidentReader(path).all())) if path.exists() else 0
 
 
-def watching(node: LabNode, threshold: str, *options: str) -> LabDaemon:
-    return live.daemon(node, "--eviction-hard", threshold, *options, machine=True)
+def watching(node: LabNode, *options: str) -> LabDaemon:
+    return live.daemon(node, "--eviction-hard", below_now(130), *options, machine=True)
 
 
 def test_observing_it_lives_through_it_and_reports_who_won(node: LabNode) -> None:
     began, pod = stored(), node.add_pod("hog")
-    with watching(node, below_now(130)) as daemon:
+    with watching(node) as daemon:
         pids = [daemon.pid, *live.children(daemon.pid)]
         victim = hog(node, pod)
         victim.go()
@@ -113,7 +107,7 @@ def test_observing_it_lives_through_it_and_reports_who_won(node: LabNode) -> Non
 def test_a_kill_that_sysrq_asked_for_is_no_race(node: LabNode) -> None:
     """`echo f > /proc/sysrq-trigger` with plenty of memory: the kernel takes the largest process."""
     began, pod = stored(), node.add_pod("asked")
-    with watching(node, below_now(130)) as daemon:
+    with watching(node) as daemon:
         victim = node.fill(pod, 8, rate=RATE)
         Path(f"/proc/{victim.pid}/oom_score_adj").write_text("1000")
         Path("/proc/sysrq-trigger").write_text("f")
@@ -126,15 +120,15 @@ def test_a_kill_that_sysrq_asked_for_is_no_race(node: LabNode) -> None:
 
 @pytest.mark.parametrize("trigger", ["user", "kernel"])
 def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
-    began, before, pod = stored(), oom_kills(), node.add_pod("hog")
-    with watching(node, below_now(130), "--enforce", "--trigger", trigger) as daemon:
+    began, before, pod = stored(), live.vmstat()["oom_kill"], node.add_pod("hog")
+    with watching(node, "--enforce", "--trigger", trigger) as daemon:
         assert int(Path(f"/proc/{daemon.pid}/oom_score_adj").read_text()) == -999
         victim = hog(node, pod, rate=0)
         victim.go()
         assert victim.wait(PATIENCE_S) == -signal.SIGKILL
         live.message(daemon, "evicted")
         found = incident(daemon, began)
-    assert oom_kills() == before, "the OOM killer was first"
+    assert live.vmstat()["oom_kill"] == before, "the OOM killer was first"
     assert (found["verdict"], found["flags"], found["observed"]) == ("eviction_won", [], False)
     assert ([e["pod"] for e in found["evicted"]], found["oom_victims"]) == (["lab/hog"], [])
 
@@ -143,7 +137,7 @@ def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
 def test_a_group_dies_together(node: LabNode) -> None:
     began, pod = stored(), node.add_pod("family")
     (pod.containers["c0"] / "memory.oom.group").write_text("1")
-    with watching(node, below_now(130)) as daemon:
+    with watching(node) as daemon:
         siblings = [node.fill(pod, 8) for _ in range(2)]
         victim = hog(node, pod)
         victim.go()

@@ -32,8 +32,8 @@ HARD, SOFT, DISK = parse_thresholds(
 DAEMON = PassConfig((), 0, kill_at_once=True)
 
 
-def outcome(starved: Threshold, *met: Threshold, grace: int = 30, victim: Candidate | None = POD) -> Outcome:
-    return Outcome(starved, victim, (), grace, frozenset(), (starved, *met), (starved, *met), None)
+def outcome(starved: Threshold, *met: Threshold, grace: int = 30) -> Outcome:
+    return Outcome(starved, POD, (), grace, frozenset(), (starved, *met), (starved, *met), None)
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ def test_the_old_one_speaks_of_classes() -> None:
     )
 
 
-def decided(one: Ranked, other: Ranked, signal: str = MEMORY, name: str = "kubelet-1.36") -> list[str]:
-    found = contrast(one, other, signal, SINGLE_DISK, era(name))
+def decided(one: Ranked, other: Ranked) -> list[str]:
+    found = contrast(one, other, MEMORY, SINGLE_DISK, era("kubelet-1.36"))
     return [f"{c['name']}: {c['one']} | {c['other']}" for c in found if c["decides"]]
 
 

@@ -34,9 +34,9 @@ def run(rules: Rules, *looks: Look, state: State = FREE) -> tuple[State, list[St
     return state, done
 
 
-def held(rules: Rules = ALONE, available: int = 31 * MIB, growers: Sequence[tuple[str, int]] = (A,)) -> State:
+def held(rules: Rules = ALONE, available: int = 31 * MIB) -> State:
     """A pod is held since the time 0."""
-    return run(rules, Look(1, node(available), growers, first="a"))[0]
+    return run(rules, Look(1, node(available), (A,), first="a"))[0]
 
 
 def test_the_policys_victim_is_held_where_nobody_is_known_to_grow() -> None:

@@ -99,12 +99,12 @@ def test_io_counts_as_far_as_refaults_explain_it(
     assert share(Load(0, 0, 0, known, known), Load(S, memory, io, refaults, reclaimed)) == pytest.approx(expected)
 
 
-def played(shares: list[float], pace_ns: int = S) -> list[Stall | None]:
+def played(shares: list[float]) -> list[Stall | None]:
     """The stall after each second in which memory was waited for that share of the time."""
     loads, found, stall = [Load(0, 0, 0)], [], None
     for each in shares:
         last = loads[-1]
-        loads.append(Load(last.ts_ns + pace_ns, last.memory_us + int(each * pace_ns / 1000), 0))
+        loads.append(Load(last.ts_ns + S, last.memory_us + int(each * 1_000_000), 0))
         stall = advance(RULE, stall, loads)
         found.append(stall)
     return found

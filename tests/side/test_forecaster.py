@@ -20,11 +20,9 @@ def forecaster() -> Forecaster:
     return made
 
 
-def line_to(level: int, rate: int, seconds: int = 10) -> list[Sample]:
-    """The node grew by ``rate`` bytes a second for so long, up to half of ``level``."""
-    return [
-        Sample(k * S, "node", None, used := level // 2 - rate * (seconds - k), used, 0, 0) for k in range(seconds + 1)
-    ]
+def line_to(level: int, rate: int) -> list[Sample]:
+    """The node grew by ``rate`` bytes a second for 10 s, up to half of ``level``."""
+    return [Sample(k * S, "node", None, used := level // 2 - rate * (10 - k), used, 0, 0) for k in range(11)]
 
 
 def test_a_crossing_is_compared_with_the_first_forecast_before_it(forecaster: Forecaster) -> None:

@@ -128,14 +128,14 @@ CYCLES = 120
 Message = Held | HoldEnded
 
 
-def cycles(number: int, uid: str = "u", every_ns: int = MINUTE_NS // CYCLES, changes: int = 0) -> list[Message]:
+def cycles(number: int, every_ns: int = MINUTE_NS // CYCLES, changes: int = 0) -> list[Message]:
     """So many holds, one after the other, and changes of the brake in each."""
     found: list[Message] = []
     for n in range(number):
-        at, about = n * every_ns, {"id": n + 1, "pod": uid, "name": f"ns/{uid}"}
-        found.append(HELD._replace(**about, ts_ns=at))
-        found += [HELD._replace(**about, ts_ns=at + 1 + change, cap=change) for change in range(changes)]
-        found.append(ENDED._replace(**about, ts_ns=at + every_ns // 2))
+        at = n * every_ns
+        found.append(HELD._replace(id=n + 1, ts_ns=at))
+        found += [HELD._replace(id=n + 1, ts_ns=at + 1 + change, cap=change) for change in range(changes)]
+        found.append(ENDED._replace(id=n + 1, ts_ns=at + every_ns // 2))
     return found
 
 
@@ -182,7 +182,7 @@ def test_the_rest_is_said_when_the_minute_is_over() -> None:
     side.now_ns = MINUTE_NS
     for _ in range(2):
         side.holds.flush()
-    rest = {"pod": "ns/u", "uid": "u", "left_out": 2 * CYCLES - 2}
+    rest = {"pod": "ns/hog", "uid": "u", "left_out": 2 * CYCLES - 2}
     assert side.log.lines[2:] == [("warning", "more holds of a pod, and changes of them", rest)]
     assert side.holds.due_ns() is None
     side.log.lines.clear()
