@@ -14,7 +14,9 @@ def write(path: Path, files: dict[str, int | str]) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "cgroup.procs").touch()
     for name, content in files.items():
-        (path / name).write_text(f"{content}\n")
+        file, text = path / name, f"{content}\n"
+        if not file.exists() or file.read_text() != text:  # ext4 flushes what is truncated and written again
+            file.write_text(text)
     return path
 
 

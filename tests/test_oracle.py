@@ -2,14 +2,13 @@
 
 import copy
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import ROOT, script
+from tests.commands import ROOT, run, script
 
 differences, kept, asking, asked = (
     script(name, "scripts/oracle") for name in ("differences", "kept", "asking", "asked")
@@ -134,7 +133,7 @@ def test_the_command_exits_with_1_where_something_differs(tmp_path: Path) -> Non
         "import click\ncli = click.Group('cli')\ndef main():\n    print('other')\n    return 0\n"
     )
     command = (sys.executable, "scripts/oracle", "compare", "--only", "refused/c*", "--tree", str(tmp_path))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run(*command, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     assert "refused/cleanup: code: 2 became 0" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("they differ")

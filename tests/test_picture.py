@@ -3,13 +3,13 @@
 import json
 import re
 import runpy
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.commands import ROOT
+
 PICTURE = runpy.run_path(str(ROOT / "scripts" / "picture.py"))
 
 

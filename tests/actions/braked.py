@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from monitor.actions.ledger import Ledger, attributes_of
 from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.actions.undo import Undone, undo
@@ -58,12 +60,9 @@ class Stand:
         self.pod = cgroupfs.make(node / "pod")
         self.journal = Ledger(state)
         self._brakes = ExitStack()
-        self.freezer = None if freezer_root is None else self.frozen_path(freezer_root)
+        self.freezer = None if freezer_root is None else freezer_root / self.pod.relative_to(HIERARCHY.root)
         if self.freezer is not None and not V2:
             self.freezer.mkdir(parents=True)
-
-    def frozen_path(self, root: Path) -> Path:
-        return root / self.pod.relative_to(HIERARCHY.root)
 
     def brake(self, kind: str = AUTO) -> PodBrake:
         """One that can brake the pod."""
@@ -141,6 +140,7 @@ def stand(state: Path, mib: int = 128) -> Iterator[Stand]:
                 assert janitor.remove_tree(str(made.freezer.parent))
 
 
-def kinds() -> list[str]:
-    """All that may be chosen on this kernel."""
-    return [AUTO, LIMIT, FREEZE]
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Stand]:
+    with stand(tmp_path / "state") as found:
+        yield found

@@ -5,7 +5,6 @@ refused, and cgroups that no path can name.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
 from tests.actions.test_ledger import killed_daemon
+from tests.commands import run
 from tests.filesystems import nested
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -281,7 +281,7 @@ def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str,
     command = (sys.executable, "-P", "-m", "monitor.cli.main", "run", "--mode", "hold", *wrong)
     pods = ("--pods", f"manifests:{held.state}")
     options = ("--state-dir", str(held.state), "--eviction-hard", "memory.available<1Mi", *pods)
-    ended = subprocess.run((*command, *options), env=live.environment(), capture_output=True, text=True, timeout=60)
+    ended = run(*command, *options, env=live.environment())
     if running:
         os.close(lock_fd)
     assert ended.returncode, ended.stderr

@@ -36,9 +36,6 @@ def test_where_the_kernel_panics_at_a_cap(sysctl: Path, value: str, panics: bool
     """With 1 only where the machine runs out of memory. What cannot be read may be 2."""
     sysctl.write_text(value)
     assert (panics_at_cap(1), panics_at_cap(2)) == (False, panics)
-
-
-def test_where_that_is_not_known(sysctl: Path) -> None:
     sysctl.unlink()
     assert panics_at_cap(2)
 

@@ -15,22 +15,17 @@ from monitor.kernel.procfs import Process
 from monitor.kernel.wire import PAGE
 from tests import live
 from tests.filesystems import nested
+from tests.limited import write
 from tests.puppet import cgroup
 
 MI = 1 << 20
 
 
 def _fake_v2(path: Path, stat: dict[str, int], current: int | None = None, limit: str | None = None) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "cgroup.procs").write_text("")
-    (path / "cgroup.controllers").write_text("cpu memory\n")
-    (path / "cgroup.subtree_control").write_text("memory\n")
-    (path / "memory.stat").write_text("".join(f"{k} {v}\n" for k, v in stat.items()))
-    if current is not None:
-        (path / "memory.current").write_text(f"{current}\n")
-    if limit is not None:
-        (path / "memory.max").write_text(f"{limit}\n")
-    return path
+    files: dict[str, int | str | None] = {"memory.current": current, "memory.max": limit}
+    files |= {"cgroup.controllers": "cpu memory", "cgroup.subtree_control": "memory"}
+    files["memory.stat"] = "\n".join(f"{k} {v}" for k, v in stat.items())
+    return write(path, {name: content for name, content in files.items() if content is not None})
 
 
 @pytest.fixture
@@ -209,22 +204,19 @@ def test_the_machine() -> None:
     with cgroup("cgroupfs") as path, live.Puppet(path) as puppet:
         puppet.do("anon(64)")
 
+        def pages() -> list[int]:
+            return [live.vmstat()[name] * PAGE for name in names]
+
         def alike() -> bool:
             found = cgroupfs.read_cgroup(hierarchy, hierarchy.root, total)
-            anon, cache, inactive, active = (bytes_of(name) for name in names)
+            anon, cache, inactive, active = pages()
             figures = (found.usage, found.inactive_file, found.active_file, found.available)
             expected = (anon + cache, inactive, active, total - anon - cache + inactive)
             # Others live on this machine, and memory.stat is flushed every 2 s: a quiet one with 6.18 was 0.2 MiB off.
             return all(a is not None and abs(a - b) <= 16 * MI for a, b in zip(figures, expected, strict=True))
 
-        assert min(map(bytes_of, names[:2])) > 32 * MI
+        assert min(pages()[:2]) > 32 * MI
         live.until(alike, "the root cgroup and /proc/vmstat to agree within 16 MiB")
-
-
-def bytes_of(name: str) -> int:
-    """A counter of pages in /proc/vmstat, in bytes."""
-    lines = Path("/proc/vmstat").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name} ")) * PAGE
 
 
 def test_the_freezer_is_found_where_it_is_mounted(tmp_path: Path) -> None:

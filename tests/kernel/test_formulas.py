@@ -158,8 +158,8 @@ def test_the_machine_by_every_formula(bench: Bench) -> None:
     names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file")
 
     def vmstat() -> list[int]:
-        values = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-        return [int(values[name]) * PAGE for name in names]
+        values = live.vmstat()
+        return [values[name] * PAGE for name in names]
 
     def quiet() -> bool:
         before = vmstat()

@@ -49,9 +49,9 @@ def load(state: Path, root: Path = live.ROOT, prelude: str = "") -> subprocess.C
     return run(sys.executable, "-c", code, str(state), env=os.environ | {"PYTHONPATH": str(root)}, cwd="/")
 
 
-def prog_id(directory: Path, name: str) -> int:
-    """The kernel's number of a pinned program: another load has another one."""
-    fd = Pins(directory).fd(f"prog_{name}")
+def prog_id(directory: Path) -> int:
+    """The kernel's number of one of the pinned programs: another load has another one."""
+    fd = Pins(directory).fd("prog_on_mark_victim")
     try:
         with open(f"/proc/self/fdinfo/{fd}") as file:
             return int(next(line.split()[1] for line in file if line.startswith("prog_id:")))
@@ -68,10 +68,10 @@ def test_pins_are_used_again_and_replaced_when_the_source_changes(
     directory = Path(first.stdout.split()[0])
     assert first.stdout.split()[1] == "True"
     assert (listing(directory), listing(directory.parent)) == (EVERYTHING, [directory.name])
-    number = prog_id(directory, "on_mark_victim")
+    number = prog_id(directory)
 
     assert loader.ensure_loaded(state) == (directory, False)
-    assert prog_id(directory, "on_mark_victim") == number
+    assert prog_id(directory) == number
 
     copy = tmp_path_factory.mktemp("copy")
     shutil.copytree(
@@ -86,7 +86,7 @@ def test_pins_are_used_again_and_replaced_when_the_source_changes(
     assert second.stdout.split()[1] == "True"
     assert listing(other.parent) == [other.name] != [directory.name]
     assert listing(other) == EVERYTHING
-    assert prog_id(other, "on_mark_victim") != number
+    assert prog_id(other) != number
 
     # One that cannot be compiled leaves what is there alone, and that is one line of the log.
     with open(copy / "bpf" / "oom.c", "a") as file:
@@ -116,14 +116,8 @@ sys.exit(loader.main([*sys.argv[1:3], sys.argv[4], str(loader.KUBELETS)]))
 
 def kill_while_pinning(state: Path, target: Path) -> None:
     """Run the loader and kill it before its last pin but one."""
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(state), str(target), str(len(EVERYTHING) - 1), HOOK],
-        env=os.environ | live.PYTHONPATH,
-        cwd="/",
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
+    code = (sys.executable, "-c", KILLED, state, target, str(len(EVERYTHING) - 1), HOOK)
+    killed = run(*code, env=live.environment(), cwd="/")
     assert killed.returncode == -signal.SIGKILL
     assert not target.exists(), "half a set of pins must never have the name of a whole one"
 

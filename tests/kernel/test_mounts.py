@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from monitor.kernel import mounts
 from tests import live
 from tests.commands import run
-from tests.live import environment
 from tests.puppet import cgroup
 
 UNMOUNT_THEN_ENSURE = """
@@ -95,9 +93,7 @@ except MonitorError as error:
 
 def below(how: str) -> str:
     with cgroup("test-namespace") as path:
-        done = subprocess.run(
-            [sys.executable, "-c", _BELOW, str(path), how], capture_output=True, text=True, env=environment()
-        )
+        done = run(sys.executable, "-c", _BELOW, path, how, env=live.environment())
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

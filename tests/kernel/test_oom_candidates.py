@@ -11,6 +11,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.oom_candidates import PAGE, candidates, total_pages
 from monitor.kernel.procfs import Process, lives
 from monitor.race.badness import badness
+from tests.limited import write
 from tests.live import MIB, Puppet, cgroup
 from tests.waiting import until
 
@@ -121,9 +122,6 @@ def test_swap_counts_where_it_may_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, files: dict[str, int | str], gibibytes: int
 ) -> None:
     """This machine has no swap: one of 16 GiB with 8 GiB of it, described by files."""
-    node = tmp_path / "node"
-    node.mkdir()
-    for name, content in files.items():
-        (node / name).write_text(f"{content}\n")
+    node = write(tmp_path / "node", files)
     monkeypatch.setattr(meminfo, "read", lambda: {"MemTotal": 16 * GIB, "SwapTotal": 8 * GIB})
     assert total_pages(Hierarchy(version, tmp_path), node) == gibibytes * GIB // PAGE

@@ -11,6 +11,7 @@ from monitor.kernel.wire import PAGE
 from monitor.sources import polled_table
 from monitor.sources.polled_table import PolledSweeper, PolledTable
 from tests import live
+from tests.limited import write
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -58,8 +59,8 @@ def test_a_cgroup_is_what_its_files_hold(tmp_path: Path) -> None:
 
 #: Files in place of a hierarchy: when the kernel's own fall behind depends on what two CPUs do within nanoseconds.
 _FILES = {
-    1: ("memory.usage_in_bytes", "total_cache {file}\ntotal_rss {anon}\ntotal_inactive_file {inactive}\n"),
-    2: ("memory.current", "anon {anon}\nfile {file}\nkernel {kernel}\nzswap {kernel}\ninactive_file {inactive}\n"),
+    1: ("memory.usage_in_bytes", "total_cache {file}\ntotal_rss {anon}\ntotal_inactive_file {inactive}"),
+    2: ("memory.current", "anon {anon}\nfile {file}\nkernel {kernel}\nzswap {kernel}\ninactive_file {inactive}"),
 }
 
 
@@ -67,14 +68,10 @@ def write_cgroup(path: Path, version: int, usage: int, anon: int, inactive: int,
     """A directory that looks like a cgroup with so many MiB, its page cache inactive; on v2 what the kernel has is
     zswap's, which it counts twice.
     """
-    path.mkdir(parents=True, exist_ok=True)
     name, text = _FILES[version]
-    (path / name).write_text(f"{usage * MIB}\n")
-    content = text.format(anon=anon * MIB, file=inactive * MIB, inactive=inactive * MIB, kernel=kernel * MIB)
-    (path / "memory.stat").write_text(f"first 0\n{content}")
-    if version == 1:
-        (path / "memory.kmem.usage_in_bytes").write_text(f"{kernel * MIB}\n")
-    return path
+    stat = text.format(anon=anon * MIB, file=inactive * MIB, inactive=inactive * MIB, kernel=kernel * MIB)
+    files: dict[str, int | str] = {name: usage * MIB, "memory.stat": f"first 0\n{stat}"}
+    return write(path, files | ({"memory.kmem.usage_in_bytes": kernel * MIB} if version == 1 else {}))
 
 
 @pytest.mark.parametrize("version", [1, 2])

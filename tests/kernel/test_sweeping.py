@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,12 @@ BATCH = 31
 WAITING = BATCH * (os.cpu_count() or 1)
 
 
-@contextmanager
-def crowd(number: int, name: str) -> Iterator[tuple[Path, Crowd]]:
-    """``number`` cgroups in one, each with a page or more of page cache of its own."""
-    with live.cgroup(name) as parent, Crowd(parent, number) as made:
-        yield parent, made
-
-
 @pytest.mark.once
 def test_more_cgroups_with_page_cache_than_16384_do_not_hide_a_working_set() -> None:
     """Half of them are dead, and their page cache is still charged. Then each is charged once more, without a sweep:
     a cgroup whose entry had been dropped would be counted twice.
     """
-    with live.Watching() as watch, crowd(MANY, "crowd") as (parent, made):
+    with live.Watching() as watch, live.cgroup("crowd") as parent, Crowd(parent, MANY) as made:
         index = watch.add(parent)
         made.fill()
         made.kill(MANY // 2)
@@ -64,7 +56,7 @@ def _inactive_file(parent: Path) -> int:
 
 
 def test_entries_of_dead_cgroups_are_taken_out() -> None:
-    with live.Watching() as watch, crowd(200, "dead") as (parent, made):
+    with live.Watching() as watch, live.cgroup("dead") as parent, Crowd(parent, 200) as made:
         watch.add(parent)
         made.fill()
         held = _leaves(watch)
@@ -80,7 +72,7 @@ def _leaves(watch: live.Watching) -> int:
 
 
 def test_a_sweep_in_turns_gives_the_same_whatever_comes_and_goes_between_them() -> None:
-    with live.Watching() as watch, crowd(300, "turns") as (parent, made):
+    with live.Watching() as watch, live.cgroup("turns") as parent, Crowd(parent, 300) as made:
         index = watch.add(parent)
         made.fill()
         watch.sweeper.begin()
@@ -108,7 +100,7 @@ def test_a_sweep_in_turns_gives_the_same_whatever_comes_and_goes_between_them() 
 
 def test_what_is_added_while_a_sweep_runs_is_not_known_before_the_next() -> None:
     """It would seem to have no page cache where the sweep had been already."""
-    with live.Watching() as watch, crowd(200, "late") as (parent, made):
+    with live.Watching() as watch, live.cgroup("late") as parent, Crowd(parent, 200) as made:
         made.fill()
         watch.sweeper.begin()
         while watch.counted()["swept"] < 5:

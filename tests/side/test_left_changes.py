@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -21,7 +19,9 @@ from monitor.settings.config import RunConfig
 from monitor.side import left_changes
 from monitor.side.left_changes import LeftChanges
 from tests import live
-from tests.actions.braked import HIERARCHY, Stand, stand
+from tests.actions.braked import HIERARCHY, Stand
+from tests.actions.braked import held as held
+from tests.filesystems import Mounts
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -59,12 +59,6 @@ try:
 except ConnectionRefusedError:
     print("ended", flush=True)
 """
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Stand]:
-    with stand(tmp_path / "state") as found:
-        yield found
 
 
 @pytest.mark.parametrize("next_one", [False, True])
@@ -119,32 +113,22 @@ def test_where_a_start_is_slow_the_next_daemon_has_more_time(took_s: float, wait
     assert left_changes.wait_for_next_s(lambda: born + int(took_s * 1e9)) == pytest.approx(waits_s, abs=0.1)
 
 
-def test_a_lock_of_another_file_is_no_next_daemon(held: Stand, tmp_path: Path) -> None:
+def test_a_lock_of_another_file_is_no_next_daemon(held: Stand, mounts: Mounts) -> None:
     """Inode numbers of a tmpfs count from 1: a pod's may have that of the state dir's lock, and lock it."""
-    held.state.mkdir(exist_ok=True)
-    with tmpfs(held.state), tmpfs(tmp_path / "pod"):
-        for directory in (held.state, tmp_path / "pod"):
-            (directory / "lock").touch()
-        other = os.open(tmp_path / "pod" / "lock", os.O_RDWR)
-        assert os.fstat(other).st_ino == (held.state / "lock").stat().st_ino
-        fcntl.flock(other, fcntl.LOCK_EX)
-        config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
-        left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
-        assert not left._next_one()
-        os.close(other)
-        lock_fd = lock(held.state)
-        assert left._next_one()
-        os.close(lock_fd)
-
-
-@contextmanager
-def tmpfs(path: Path) -> Iterator[None]:
-    path.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "none", path], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", path], check=True)
+    pod = mounts.tmpfs("pod", 1 << 16)
+    for directory in (mounts.tmpfs(held.state.name, 1 << 16), pod):
+        directory.chmod(0o755)
+        (directory / "lock").touch()
+    other = os.open(pod / "lock", os.O_RDWR)
+    assert os.fstat(other).st_ino == (held.state / "lock").stat().st_ino
+    fcntl.flock(other, fcntl.LOCK_EX)
+    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
+    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
+    assert not left._next_one()
+    os.close(other)
+    lock_fd = lock(held.state)
+    assert left._next_one()
+    os.close(lock_fd)
 
 
 def test_of_many_processes_only_those_are_looked_at_that_time_allows(

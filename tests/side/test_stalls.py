@@ -9,12 +9,13 @@ import pytest
 from monitor.kernel import pressure
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import FoundPod
-from monitor.policy.pods import pod_from_object
 from monitor.policy.stall import parse_rule
 from monitor.race.events import Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.stalls import Stalls
+from tests.limited import write
 from tests.log_lines import LogLines
+from tests.policy.builders import pod
 from tests.side.views import view
 
 S, MIB = 10**9, 1 << 20
@@ -30,7 +31,6 @@ class Node:
         self.limits = {"reader": "max", "hog": "max"}
         self.view = view(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB)
         self.view.pods = {name: self._pod(name) for name in ("reader", "hog")}
-        self._written: dict[Path, str] = {}
         self.view.synced = True
         self.write()
         self.stalls = Stalls(
@@ -39,29 +39,23 @@ class Node:
         self.stalls._line = self.log = LogLines()
 
     def _pod(self, name: str) -> FoundPod:
-        made = pod_from_object({"metadata": {"name": name, "namespace": "ns", "uid": name}})
-        return FoundPod(made, self.root / name, {"c": self.root / name / "c"})
+        return FoundPod(replace(pod(name), uid=name), self.root / name, {"c": self.root / name / "c"})
 
     def write(self) -> None:
         for name, (memory, io, back, taken) in self.waits.items():
             place = self.root / name
             kept, cache = self.sizes[name]
-            files = {
-                "cgroup.procs": "",
-                "memory.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={memory}\nfull total=0\n",
-                "io.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={io}\nfull total=0\n",
+            files: dict[str, int | str] = {
+                "memory.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={memory}\nfull total=0",
+                "io.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={io}\nfull total=0",
                 "memory.stat": f"anon {kept * MIB}\nfile {cache * MIB}\ninactive_file {cache * MIB}\nactive_file 0\n"
-                f"workingset_refault_anon 0\nworkingset_refault_file {back}\npgsteal {taken}\n",
-                "memory.current": str((kept + cache) * MIB),
+                f"workingset_refault_anon 0\nworkingset_refault_file {back}\npgsteal {taken}",
+                "memory.current": (kept + cache) * MIB,
                 "memory.max": self.limits.get(name, "max"),
                 "memory.high": "max",
             }
             for at in (place, *([place / "c"] if name else [])):
-                at.mkdir(parents=True, exist_ok=True)
-                for file, text in files.items():
-                    if self._written.get(at / file) != text:  # ext4 flushes what is truncated and written again
-                        self._written[at / file] = text
-                        (at / file).write_text(text)
+                write(at, files)
 
     def second(self, **shares: float) -> None:
         """One second in which pods waited for io for that share, and read again what reclaim took."""

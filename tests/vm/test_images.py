@@ -14,7 +14,7 @@ import guest
 import images
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import ROOT
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
 
@@ -86,14 +86,14 @@ def test_files_not_yet_in_git_go_along_and_ignored_ones_do_not(tmp_path: Path) -
     assert guest.project_files(tmp_path) == [Path(".gitignore"), Path("new.py")]
 
 
-def raw_tar(path: Path, files: dict[str, str], size: int = images.MIB) -> Path:
+def raw_tar(path: Path, files: dict[str, str]) -> Path:
     with tarfile.open(path, "w") as tar:
         for name, text in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text)
             tar.addfile(entry, io.BytesIO(text.encode()))
     with open(path, "r+b") as file:
-        file.truncate(size)
+        file.truncate(images.MIB)
     return path
 
 

@@ -14,10 +14,9 @@ import matrix
 import pytest
 import suites
 
+from tests.commands import ROOT
 from tests.commands import run as run_command
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "scripts/vm"
 JUNIT = """<?xml version="1.0"?><testsuites>
 <testsuite name="pytest" tests="{tests}" failures="{failures}" errors="{errors}" skipped="{skipped}"/></testsuites>"""
 
@@ -55,6 +54,18 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     assert suites.guest_command(options("--command", "true"), shell) == "true\n"
 
 
+def boots(monkeypatch: pytest.MonkeyPatch, junit: str | None) -> None:
+    """Every guest ends well, and leaves this report of its tests."""
+
+    def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
+        place.mkdir(parents=True)
+        if junit is not None:
+            (place / "junit.xml").write_text(junit)
+        return guest.Outcome(0, "", 1.0)
+
+    monkeypatch.setattr(matrix, "boot", boot)
+
+
 @pytest.mark.parametrize("broken", [("sid",), ("bookworm", "trixie", "sid")])
 def test_a_kernel_without_an_image_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
@@ -64,13 +75,8 @@ def test_a_kernel_without_an_image_costs_the_others_nothing(
             raise commands.VmError("sid has Linux 7.3 now\nand more")
         return images.Image(self.family, tmp_path, tmp_path, f"{self.family.kernel}.1")
 
-    def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
-        place.mkdir(parents=True)
-        (place / "junit.xml").write_text(JUNIT.format(tests=2, failures=0, errors=0, skipped=0))
-        return guest.Outcome(0, "", 1.0)
-
     monkeypatch.setattr(images.Builder, "get", get)
-    monkeypatch.setattr(matrix, "boot", boot)
+    boots(monkeypatch, JUNIT.format(tests=2, failures=0, errors=0, skipped=0))
     for module in (commands, guest):  # where none can be built, all ends
         monkeypatch.setattr(module, "_ended", threading.Event())
     families = images.choose([])
@@ -93,13 +99,7 @@ def test_a_kernel_without_an_image_costs_the_others_nothing(
 def test_a_guest_in_which_no_test_passed_is_not_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, junit: str | None
 ) -> None:
-    def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
-        place.mkdir(parents=True)
-        if junit is not None:
-            (place / "junit.xml").write_text(junit)
-        return guest.Outcome(0, "", 1.0)
-
-    monkeypatch.setattr(matrix, "boot", boot)
+    boots(monkeypatch, junit)
     image = images.Image(images.choose(["7.2"])[0], tmp_path, tmp_path, "7.2.1")
     ends = time.monotonic() + 1000
     row = matrix.one(image, suites.SUITES[0], options(), tmp_path, ends)
@@ -120,7 +120,7 @@ def test_the_guests_exit_code_is_pytests(tmp_path: Path) -> None:
 
 
 def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
-    done = run_command(sys.executable, SCRIPTS / "matrix.py", "--kernel", "4.4")
+    done = run_command(sys.executable, ROOT / "scripts/vm/matrix.py", "--kernel", "4.4")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("outrace: error: test-vm: no guest '4.4': there are ")
     assert done.stderr.count("\n") == 1
