@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from tests.puppet import TIMEOUT_S
-from tests.puppet import Puppet as Puppet
-from tests.puppet import cgroup as cgroup
 
 
 @cache

@@ -1,9 +1,4 @@
-"""The contract of whatever outrace changes of a pod, the same for each kind of change.
-
-All is as before: every pair of changes in both orders, after a SIGKILL of the hot process, the helper or both after
-each of them, by each of the five ways back; and wherever in its writes a process was killed. What another program wrote
-stays.
-"""
+"""The contract of whatever outrace changes of a pod, the same for each kind of change."""
 
 from __future__ import annotations
 

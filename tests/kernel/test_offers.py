@@ -1,7 +1,4 @@
-"""Which BPF rungs there are for a state dir: what the kernel offers, what was refused, what is pinned.
-
-For `outrace run` and `outrace doctor` alike.
-"""
+"""Which BPF rungs there are for a state dir, for `outrace run` and `outrace doctor` alike."""
 
 import json
 from dataclasses import replace

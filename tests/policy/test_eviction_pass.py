@@ -23,6 +23,7 @@ from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, NODEFS, Observation
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold, parse_thresholds
+from tests.policy.test_ranking import CANDIDATES
 from tests.policy.test_synchronize import CAPACITY, PODS, S
 
 POD = Candidate("u", "ns", "p", 0, 0, 1, critical=False)
@@ -64,20 +65,6 @@ available = st.integers(-50, CAPACITY)
 observed = st.fixed_dictionaries({MEMORY: available, ALLOCATABLE_MEMORY: available}, optional={
     "nodefs.available": available, "pid.available": available,
 })  # fmt: skip
-pods = st.lists(
-    st.builds(
-        Candidate,
-        uid=st.integers(0, 10**9).map(str),
-        namespace=st.just("ns"),
-        name=st.just("p"),
-        priority=st.integers(-2, 2),
-        request=st.integers(0, 500),
-        usage=st.integers(0, 500) | st.none(),
-        critical=st.booleans(),
-    ),
-    max_size=5,
-    unique_by=lambda candidate: candidate.uid,
-)
 
 
 @given(
@@ -87,7 +74,7 @@ pods = st.lists(
     compat=st.sampled_from([SANE, KUBELET]),
     before=st.lists(observed, max_size=3),
     now=observed,
-    candidates=pods,
+    candidates=CANDIDATES,
 )
 def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_once(
     hard: Mapping[str, str],

@@ -1,6 +1,4 @@
-"""Forecasts: exact on straight lines but for the calibration, not moved by a wild point, and none where too little is
-known.
-"""
+"""Forecasts: exact on straight lines but for the calibration, and none where too little is known."""
 
 import pytest
 from hypothesis import given
