@@ -37,6 +37,7 @@ def script(name: str, directory: str = "scripts") -> ModuleType:
 
 
 def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of outrace in this process: one of its own takes half a second to start."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main(list(arguments))
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())

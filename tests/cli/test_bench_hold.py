@@ -9,6 +9,7 @@ from monitor.lab.bench_race import hold_row
 from monitor.lab.race import HoldResult
 from tests.cli.test_bench_smoke import run_bench
 from tests.commands import called
+from tests.live import one_line
 
 
 @pytest.mark.kernel
@@ -59,10 +60,7 @@ def test_bench_kills_in_holds_leaves_nobody_held(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_refused_in_one_line(arguments: tuple[str, ...], says: str) -> None:
-    done = called(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.strip().splitlines()
-    assert says in line
+    one_line(called(*arguments), 2, says)
 
 
 def test_a_row_counts_runs_and_takes_figures_only_from_those_that_have_them() -> None:

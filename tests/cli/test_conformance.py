@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.main import main
+from tests.commands import called
+from tests.live import one_line
 
 SUM = {"asDec": "2147483648", "format": "BinarySI", "isZero": False, "milliValue": "2147483648000", "sign": 1}
 ZERO = {"asDec": "0", "format": "BinarySI", "isZero": True, "milliValue": "0", "sign": 0, "string": "0", "value": "0"}
@@ -21,24 +22,19 @@ GOOD: dict[str, Any] = {
 BAD = {**GOOD, "id": "q-2", "expected": {**GOOD["expected"], "cmp": 1}}
 
 
-def written(path: Path, *cases: Any) -> str:
-    path.write_text(json.dumps(list(cases)))
-    return str(path)
-
-
-def test_a_difference_is_shown_and_exits_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["conformance", "-o", "json", written(tmp_path / "cases.json", GOOD, BAD)]) == 4
-    out, err = capsys.readouterr()
-    assert json.loads(out) == {
+def test_a_difference_is_shown_and_exits_4(tmp_path: Path) -> None:
+    (tmp_path / "cases.json").write_text(json.dumps([GOOD, BAD]))
+    done = called("conformance", "-o", "json", str(tmp_path / "cases.json"))
+    assert done.returncode == 4
+    assert json.loads(done.stdout) == {
         "ops": {"quantityMath": {"passed": 1, "total": 2, "failed": ["q-2"]}},
         "passed": 1,
         "total": 2,
     }
-    assert "q-2 (quantityMath): cmp: 0, recorded 1" in err
-    assert main(["conformance", "--show", "0", str(tmp_path / "cases.json")]) == 4
-    out, err = capsys.readouterr()
-    assert "q-2" not in err
-    assert [line.split() for line in out.splitlines()] == [
+    assert "q-2 (quantityMath): cmp: 0, recorded 1" in done.stderr
+    done = called("conformance", "--show", "0", str(tmp_path / "cases.json"))
+    assert (done.returncode, "q-2" in done.stderr) == (4, False)
+    assert [line.split() for line in done.stdout.splitlines()] == [
         ["OP", "PASSED", "TOTAL", "FAILED"],
         ["quantityMath", "1", "2", "1"],
         ["all", "1", "2", "1"],
@@ -59,22 +55,15 @@ def test_a_difference_is_shown_and_exits_4(tmp_path: Path, capsys: pytest.Captur
         ("a.gz", gzip.compress(b"[]" * 100, mtime=0)[:12] + b"\xff" * 20, "is not a gzip file"),
     ],
 )
-def test_what_is_not_in_the_format(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, complaint: str
-) -> None:
-    path = tmp_path / name
+def test_what_is_not_in_the_format(tmp_path: Path, name: str, content: bytes | None, complaint: str) -> None:
     if content is not None:
-        path.write_bytes(content)
-    assert main(["conformance", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert complaint in err
+        (tmp_path / name).write_bytes(content)
+    one_line(called("conformance", str(tmp_path / name)), 2, complaint)
 
 
-def test_what_has_no_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_end_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(80 << 20)))
     for name, complaint in (("fifo", "not a regular file"), ("zero", "not a regular file"), ("bomb.gz", "than 64 MiB")):
-        assert main(["conformance", str(tmp_path / name)]) == 2
-        assert complaint in capsys.readouterr().err
+        one_line(called("conformance", str(tmp_path / name)), 2, complaint)

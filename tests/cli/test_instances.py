@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli.main import main
 from monitor.cli.run import lock
 from monitor.errors import CannotError
 from monitor.kernel import loader, pins
@@ -22,22 +21,19 @@ from tests.pin_instances import root as root
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
-def test_unload_goes_on_after_one_that_is_in_use(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unload_goes_on_after_one_that_is_in_use(root: Path, tmp_path: Path) -> None:
     states = sorted((tmp_path / name for name in "abc"), key=loader.instance_directory)
     first, busy, last = (new_instance(state) for state in states)
     held = lock(states[1])
     try:
-        assert main(["unload"]) == 1
-        [line] = capsys.readouterr().err.splitlines()
-        assert f"{busy} is in use by pid {os.getpid()}; stop that daemon first, or give --force" in line
+        in_use = f"{busy} is in use by pid {os.getpid()}; stop that daemon first, or give --force"
+        live.one_line(called("unload"), 1, in_use)
         assert list(root.iterdir()) == [busy]
         assert state_directory(busy) == states[1]
         assert [state_directory(gone) for gone in (first, last)] == [None, None]
     finally:
         os.close(held)
-    assert main(["unload"]) == 0
+    assert called("unload").returncode == 0
     assert not root.exists()
 
 
@@ -110,8 +106,6 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_by_force(state: P
     assert (done.returncode, done.stderr) in ((0, "removed 0 pins\n"), (0, "nothing is pinned\n"))
 
 
-pytestmark = [pytest.mark.kernel, pytest.mark.once]
-
 #: A record of taints with the credentials of root, and a lock that no process ever writes into.
 MADE = """
 os.makedirs(f"{state}/taints", exist_ok=True)
@@ -122,7 +116,7 @@ open(f"{state}/taints/a.json", "w").write(record)
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "of pins"])
 def test_a_state_directory_of_another_user_is_not_believed(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: bool
+    root: Path, monkeypatch: pytest.MonkeyPatch, given: bool
 ) -> None:
     """Root removed it from /tmp, and its pins stayed: another user has the name now."""
     monkeypatch.setattr("monitor.cli.unload._STATE_DIR", "/nonexistent")
@@ -132,8 +126,9 @@ def test_a_state_directory_of_another_user_is_not_believed(
         state.rmdir()
         record = json.dumps({"node": "n", "keys": ["k"], "kubeconfig": "/nonexistent", "given": True})
         others.does(f"state, record = {os.fspath(state)!r}, {record!r}\n{MADE}")
-        assert main(["unload", *(["--state-dir", str(state)] if given else [])]) == 1
-        [*_, line] = capsys.readouterr().err.splitlines()
+        done = called("unload", *(["--state-dir", str(state)] if given else []))
+        assert done.returncode == 1
+        [*_, line] = done.stderr.splitlines()
         assert f"{state} belongs to user {others.UID}; chown root {state}" in line
         assert "taints are left" not in line
         assert not instance.exists()

@@ -8,33 +8,26 @@ from typing import Any
 import pytest
 import yaml
 
-from monitor.cli.main import main
 from monitor.kernel import disks, meminfo
+from tests.commands import called
 from tests.daemon.config_files import KUBELET, write
+from tests.live import one_line
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
-@pytest.fixture
-def reserve(capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main(["reserve", *arguments])
-        return code, *capsys.readouterr()
-
-    return call
+def reserve(*arguments: str) -> tuple[int, str, str]:
+    done = called("reserve", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture
-def sized(reserve):
-    def call(*arguments: str) -> Any:
-        code, out, err = reserve(*arguments, "-o", "json")
-        assert (code, err) == (0, "")
-        return json.loads(out)
-
-    return call
+def sized(*arguments: str) -> Any:
+    code, out, err = reserve(*arguments, "-o", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
 
 
-def test_what_the_kernel_keeps_is_no_room_on_this_node(sized, reserve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_kernel_keeps_is_no_room_on_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """100Mi of which the kernel keeps 64: anything slower than 36 MiB in 5 ms is survived; with 135 nothing is."""
     monkeypatch.setattr(meminfo, "huge_pages", lambda: 0)
     of_outrace = {}
@@ -58,7 +51,7 @@ def survived(found: Any) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_the_documents_node_of_ten_gibibytes(sized) -> None:
+def test_the_documents_node_of_ten_gibibytes() -> None:
     """10 GiB, 10 % for the system, eviction at 95 %: memory.available<500Mi and system-reserved=1.5Gi.
 
     The kubelet's loop: 500 / 12.03 = 41.6 MiB/s always, 500 / 2.03 = 246.3 at best; notified: 500 / 2.25 = 222.2 and
@@ -86,7 +79,7 @@ def test_the_documents_node_of_ten_gibibytes(sized) -> None:
     assert survived(today) == survived(found)  # what is reserved gives eviction no time
 
 
-def test_huge_pages(sized, reserve, tmp_path: Path) -> None:
+def test_huge_pages(tmp_path: Path) -> None:
     """Before 1.37 they are available: a threshold of 100 MiB is never met before the OOM killer, one of 4096 + 500 MiB
     survives 500 / 12.03 = 41.6 MiB/s, and 10 MiB/s needs 4096 + 120.3 MiB. Since then 500 and 120.3 MiB do.
     """
@@ -114,13 +107,13 @@ def test_huge_pages(sized, reserve, tmp_path: Path) -> None:
         ("--memory", "4Gi", "--system-reserved", "memory=100Mi,cpu=100m", "--max-pods", "50"),
     ],
 )
-def test_the_configuration_is_accepted_and_gives_the_same(reserve, sized, tmp_path: Path, arguments) -> None:
+def test_the_configuration_is_accepted_and_gives_the_same(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     code, text, err = reserve(*arguments, "-o", "kubelet-config")
     assert (code, err) == (0, "")
     made = sized(*arguments)
     assert yaml.safe_load(text) == made["kubelet_configuration"]
     file = write(tmp_path, "made.yaml", text)
-    assert main(["config", "check", "--kubelet-config", file]) == 0
+    assert called("config", "check", "--kubelet-config", file).returncode == 0
     capacity = ("--memory", arguments[arguments.index("--memory") + 1])
     if "--cpu" in arguments:
         capacity += ("--cpu", arguments[arguments.index("--cpu") + 1])
@@ -132,7 +125,7 @@ def test_the_configuration_is_accepted_and_gives_the_same(reserve, sized, tmp_pa
             }
 
 
-def test_what_a_kubelet_needs_beside_the_configuration_is_noted(reserve) -> None:
+def test_what_a_kubelet_needs_beside_the_configuration_is_noted() -> None:
     """It checks that the cgroup of what it is to limit has a name."""
     names = ("--enforce-node-allocatable", "pods,system-reserved,kube-reserved-compressible")
     code, _, err = reserve("--memory", "8Gi", "--system-reserved", "memory=1Gi", *names, "-o", "kubelet-config")
@@ -144,7 +137,7 @@ def test_what_a_kubelet_needs_beside_the_configuration_is_noted(reserve) -> None
     ]
 
 
-def test_this_node(sized) -> None:
+def test_this_node() -> None:
     found = sized("--this-node")
     assert found["inputs"]["memory_bytes"] == meminfo.mem_total()
     assert found["inputs"]["huge_pages_bytes"] == meminfo.huge_pages()
@@ -182,8 +175,5 @@ def test_this_node(sized) -> None:
         ("--memory 4Gi --kubelet-config /no/such/file", "/no/such/file: cannot be read"),
     ],
 )
-def test_bad_input_is_one_line(reserve, arguments: str, complaint: str) -> None:
-    code, out, err = reserve(*arguments.split())
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("outrace: error: ")
-    assert complaint in err
+def test_bad_input_is_one_line(arguments: str, complaint: str) -> None:
+    one_line(called("reserve", *arguments.split()), 2, complaint)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.cli.kubelet_files import Word, _flags, of_arguments
-from monitor.cli.main import main
 from monitor.errors import ConfigError
 from monitor.policy.errors import PolicyError
 from tests import others
+from tests.commands import called
 
 MICROK8S = """--kubeconfig=${SNAP_DATA}/credentials/kubelet.config
 --eviction-hard="memory.available<100Mi,nodefs.available<1Gi"
@@ -36,31 +36,36 @@ REMEDY = f"{HAS}, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
 SHELL = "a shell redirects at its <: write 'SIGNAL<VALUE' in quotes"
 
 
-def translated(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], str]:
-    assert main(["config", "translate", *arguments]) == 0
-    out, err = capsys.readouterr()
-    made = yaml.safe_load(out)
+def translated(*arguments: str) -> tuple[dict[str, Any], str]:
+    done = called("config", "translate", *arguments)
+    assert done.returncode == 0
+    made = yaml.safe_load(done.stdout)
     assert (made.pop("apiVersion"), made.pop("kind")) == ("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration")
-    return made, err
+    return made, done.stderr
 
 
-def test_flags_after_files_have_the_last_word_and_override_a_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def refusal(*arguments: str) -> str:
+    """One line."""
+    done = called("config", "translate", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    return done.stderr
+
+
+def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "args").write_text(MICROK8S)
     (tmp_path / "kubelet.yaml").write_text(CONFIGURATION)
     files = ("--file", str(tmp_path / "kubelet.yaml"), "--file", str(tmp_path / "args"))
-    made, _ = translated(capsys, *files, "--", "--eviction-hard=memory.available<2Gi")
+    made, _ = translated(*files, "--", "--eviction-hard=memory.available<2Gi")
     assert made == {
         "evictionHard": HARD | {"memory.available": "2Gi"},
         "systemReserved": {"memory": "1Gi"},
         "maxPods": 30,
     }
     from_yaml = {"evictionHard": {"memory.available": "1Gi", "pid.available": "5%"}, "maxPods": 30}
-    assert translated(capsys, *files[:2]) == (from_yaml, "")
+    assert translated(*files[:2]) == (from_yaml, "")
     for fields in ({"kubeletconfig": from_yaml}, {"kind": "KubeletConfiguration", **from_yaml}):  # /configz, and a file
         (tmp_path / "kubelet.json").write_text(json.dumps(fields, indent="\t"))
-        assert translated(capsys, "--file", str(tmp_path / "kubelet.json")) == (from_yaml, "")
+        assert translated("--file", str(tmp_path / "kubelet.json")) == (from_yaml, "")
 
 
 @pytest.mark.parametrize(
@@ -86,15 +91,11 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(
         (b'{"kubeletconfig": 1}', f"is no KubeletConfiguration; {REMEDY}"),
     ],
 )  # fmt: skip
-def test_what_is_none_of_them_is_one_line_with_a_remedy(
-    text: bytes | None, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_none_of_them_is_one_line_with_a_remedy(text: bytes | None, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "some"
     if text is not None:
         path.write_bytes(text)
-    assert main(["config", "translate", "--file", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
+    err = refusal("--file", str(path))
     assert err.startswith(f"outrace: error: {path}:")
     assert problem in err
 
@@ -126,13 +127,13 @@ def test_the_command_line_of_a_process(command: tuple[str, ...], expected: list[
         ("hyperkube", "kubelet", "--eviction-hard", "memory.available<1Gi"),
     ],
 )
-def test_a_command_line_as_it_is_typed(typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert translated(capsys, "--", *typed) == ({"evictionHard": {"memory.available": "1Gi"}}, "")
+def test_a_command_line_as_it_is_typed(typed: tuple[str, ...]) -> None:
+    assert translated("--", *typed) == ({"evictionHard": {"memory.available": "1Gi"}}, "")
 
 
-def test_kubelet_arg_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kubelet_arg_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "args").write_text('--kubelet-arg="eviction-hard=memory.available<100Mi"\n--disable=traefik\n')
-    made, notes = translated(capsys, "--file", str(tmp_path / "args"))
+    made, notes = translated("--file", str(tmp_path / "args"))
     assert (made, notes.split()[-1]) == ({"evictionHard": {"memory.available": "100Mi"}}, "--disable")
 
 
@@ -146,38 +147,33 @@ def test_kubelet_arg_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("nginx", "-g"), f"--: 'nginx' is no kubelet; {REMEDY}"),
     ],
 )
-def test_an_empty_result_is_an_error(typed: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "translate", "--", *typed]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert said in err
+def test_an_empty_result_is_an_error(typed: tuple[str, ...], said: str) -> None:
+    assert said in refusal("--", *typed)
 
 
-def test_an_empty_file_of_a_configuration_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_file_of_a_configuration_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "kubelet.yaml").write_text("kind: KubeletConfiguration\n")
-    assert main(["config", "translate", "--file", str(tmp_path / "kubelet.yaml")]) == 2
-    assert "the configuration would be empty: no field is given; " in capsys.readouterr().err
+    empty = "the configuration would be empty: no field is given; "
+    assert empty in refusal("--file", str(tmp_path / "kubelet.yaml"))
 
 
-def test_a_process_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_none() -> None:
     with pytest.raises(ConfigError, match="'cat' is no kubelet; name the pid of the kubelet"):
         of_arguments(7, ("/bin/cat", "kubelet.log"))
-    assert main(["config", "translate", "--pid", str(os.getpid())]) == 2
-    assert "is no kubelet; name the pid of the kubelet (pgrep -u root kubelet)" in capsys.readouterr().err
-    assert main(["config", "translate", "--pid", str(1 << 30)]) == 2
-    assert f"--pid {1 << 30}: No such file or directory" in capsys.readouterr().err
+    remedy = "is no kubelet; name the pid of the kubelet (pgrep -u root kubelet)"
+    assert remedy in refusal("--pid", str(os.getpid()))
+    assert f"--pid {1 << 30}: No such file or directory" in refusal("--pid", str(1 << 30))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot start a process of another user")
-def test_the_arguments_of_another_users_process_are_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_arguments_of_another_users_process_are_not_read() -> None:
     # As `su` does where it waits for a password: root is its effective user, not its real one.
     code = "os.setresuid(65534, 0, 0); os.execv(sys.executable, ['kubelet', '-c', 'print(1); input()', '--v=2'])"
     command = (sys.executable, "-I", "-S", "-c", f"import os, sys; {code}")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        assert main(["config", "translate", "--pid", str(process.pid)]) == 2
+        assert f"is a process of user {others.UID}; name the pid of" in refusal("--pid", str(process.pid))
         process.kill()
-    assert f"is a process of user {others.UID}; name the pid of" in capsys.readouterr().err
 
 
 @given(st.text(st.sampled_from("-avz=\"'\\$ #\n\t"), max_size=40))

@@ -4,14 +4,12 @@ Real daemons on real cgroups: killed ones, a second one, and hostile clients.
 """
 
 import contextlib
-import io
 import json
 import os
 import shutil
 import signal
 import socket
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.main import main
+from monitor.cli.daemons import described
 from monitor.errors import MonitorError
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.link import daemon_socket
 from monitor.side.endpoints import MAX_COMMANDS
 from tests import live
+from tests.commands import called
 from tests.daemon.hot_node import hard
 from tests.live import one_line
 
@@ -48,16 +47,8 @@ def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 node = live.fixture(LabNode, "socket", NODE_MIB * MIB)
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in this process: one of its own takes half a second to start."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-
-
 def shown(*arguments: str) -> dict[str, Any]:
-    done = command(*arguments, "-o", "json")
+    done = called(*arguments, "-o", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -113,16 +104,16 @@ def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: 
 def test_a_second_daemon_is_refused_and_a_new_side_replaces_the_socket(node: LabNode, run_dir: Path) -> None:
     """Two daemons on a machine would both evict. The socket of one that was killed keeps no other from starting."""
     run_dir.mkdir(parents=True, mode=0o700)
-    with open_directory(run_dir) as directory, socket.socket(socket.AF_UNIX) as dead:
+    with daemon_socket.opened(run_dir) as directory, socket.socket(socket.AF_UNIX) as dead:
         dead.bind(daemon_socket.address(directory))
-    one_line(command("top", "--once"), 1, "no outrace daemon runs here")
-    with LabDaemon(node, *POLLED, wrapper=within(run_dir)) as daemon, open_directory(run_dir) as directory:
-        live.until(lambda: command("config", "show").stdout.startswith("daemon "), "its socket")
+    one_line(called("top", "--once"), 1, "no outrace daemon runs here")
+    with LabDaemon(node, *POLLED, wrapper=within(run_dir)) as daemon:
+        live.until(lambda: called("config", "show").stdout.startswith("daemon "), "its socket")
         with pytest.raises(MonitorError, match=f"another outrace .pid {daemon.pid}. is running on run directory"):
             LabDaemon(node, *POLLED, wrapper=within(run_dir)).start()
         (first,) = live.children(daemon.pid)
         os.kill(first, signal.SIGKILL)
-        live.until(lambda: answered_by_another(directory, first), "the next side")
+        live.until(lambda: answered_by_another(run_dir, first), "the next side")
         (side,) = live.children(daemon.pid)
         os.kill(side, signal.SIGSTOP)  # or it would see the end of the hot process, and remove the socket
         for pid in (daemon.pid, side):
@@ -130,28 +121,15 @@ def test_a_second_daemon_is_refused_and_a_new_side_replaces_the_socket(node: Lab
         daemon.process.wait()
         live.ends(side)
         assert sockets(run_dir) == ["daemon.lock", "daemon.sock"]
-        one_line(command("explain"), 1, "no outrace daemon runs here")
+        one_line(called("explain"), 1, "no outrace daemon runs here")
         daemon.start()
         assert shown("top", "--once")["node"]["cgroup"] == str(node.cgroup)
 
 
-def answered_by_another(directory: int, first: int) -> bool:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5.0)
-        client.connect(daemon_socket.address(directory))
-        client.sendall(b"GET /daemon HTTP/1.0\r\n\r\n")
-        answer = b"".join(iter(lambda: client.recv(65536), b""))
-        return daemon_socket.DaemonInfo.from_json(answer.partition(b"\r\n\r\n")[2]).side_pid != first
+def answered_by_another(run_dir: Path, first: int) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return described(run_dir / daemon_socket.SOCKET).info.side_pid != first
     return False
-
-
-@contextlib.contextmanager
-def open_directory(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def test_hostile_clients_cost_the_side_a_bounded_number_of_descriptors(node: LabNode, run_dir: Path) -> None:
@@ -159,7 +137,7 @@ def test_hostile_clients_cost_the_side_a_bounded_number_of_descriptors(node: Lab
     beside them.
     """
     hostile = [b"", b"GET /daemon HTTP/1.1\r\n\r\n" * 400, b"x" * 20_000, b"POST / HTTP/1.1\r\n\r\n"]
-    with live.daemon(node, *hard(48), wrapper=within(run_dir)) as daemon, open_directory(run_dir) as directory:
+    with live.daemon(node, *hard(48), wrapper=within(run_dir)) as daemon, daemon_socket.opened(run_dir) as directory:
         side = shown("doctor")["daemons"][0]["side_pid"]
         before = len(os.listdir(f"/proc/{side}/fd"))
         with contextlib.ExitStack() as stack:
@@ -182,19 +160,19 @@ def test_a_run_directory_where_others_can_write_is_not_used(node: LabNode, run_d
         line = live.message(daemon, "commands cannot ask this daemon: no socket in the run directory")
         assert line["run_dir"] == str(run_dir)
         assert daemon.get("/readyz")[0] == 200
-        one_line(command("top", "--once"), 1, "can be written by others", "--no-daemon")
+        one_line(called("top", "--once"), 1, "can be written by others", "--no-daemon")
     assert sockets(run_dir) == []
 
 
 def test_without_a_daemon_figures_need_no_daemon(run_dir: Path) -> None:
     for arguments in (("top", "--once"), ("explain",)):
-        one_line(command(*arguments), 1, "no outrace daemon runs here", "outrace run", "--no-daemon")
+        one_line(called(*arguments), 1, "no outrace daemon runs here", "outrace run", "--no-daemon")
     assert shown("top", "--once", "--no-daemon")["source"].startswith("cgroup files")
     # The configuration and stored incidents are no figures: they are shown, with a line on stderr.
     for arguments in (("config", "show"), ("incidents", "list")):
-        done = command(*arguments)
+        done = called(*arguments)
         assert done.returncode == 0
         assert "no daemon runs here" in done.stderr.splitlines()[0]
     assert set(shown("config", "show")) == {"thresholds", "settings", "warnings"}
-    assert command("config", "show", "--no-daemon").stderr == ""
+    assert called("config", "show", "--no-daemon").stderr == ""
     assert "daemons" not in shown("doctor")

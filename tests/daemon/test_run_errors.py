@@ -23,6 +23,7 @@ from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.options import GONE_OPTIONS, variable_of
 from monitor.settings.read import check_enforced
+from tests.commands import called
 from tests.commands import run as run_command
 from tests.daemon.config_files import build
 from tests.live import CLI, ROOT
@@ -94,14 +95,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_ends_with_2(
-    arguments: tuple[str, ...], expected: str, started: list[RunConfig], capfd: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], expected: str, started: list[RunConfig]
 ) -> None:
-    assert main(arguments) == 2
-    out, err = capfd.readouterr()
-    assert (out, started) == ("", [])
-    assert err.startswith("outrace: error: ")
-    assert expected in err
-    assert err.count("\n") == 1
+    refused(called(*arguments), 2, expected)
+    assert started == []
 
 
 @pytest.mark.parametrize(
@@ -125,10 +122,7 @@ def test_kubelets_own_forms_of_a_flag(forms: tuple[str, ...], value: bool | None
 
 
 def test_the_environment_stands_between_the_flags_and_the_own_file(
-    tmp_path: Path,
-    started: list[RunConfig],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("node-name: of-the-file\nhooks: poll\neviction-hard: {memory.available: 2Gi}\n")
@@ -158,8 +152,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
         ("ENFORCE", "perhaps", "'perhaps' is not a valid boolean"),
     ):
         monkeypatch.setenv(f"OUTRACE_{name}", value)
-        assert main(["run"]) == 2
-        assert problem in capsys.readouterr().err
+        refused(called("run"), 2, problem)
 
 
 # What may be enforced, and by which API server.
@@ -290,16 +283,12 @@ def test_bind_to_an_ipv6_address() -> None:
 
 
 @pytest.mark.parametrize("name", GONE_OPTIONS)
-def test_what_is_gone_names_its_replacement(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_gone_names_its_replacement(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "outrace.yaml"
     own.write_text(f"{name}: x\n")
     for arguments in (["run", f"--{name}", "x"], ["explain", f"--no-{name}"], ["run", "--config", str(own)]):
         if arguments[1] != "--no-daemon":  # that one stays
-            assert main(arguments) == 2
-            assert f"{name} is gone: {GONE_OPTIONS[name]}" in capsys.readouterr().err
+            refused(called(*arguments), 2, f"{name} is gone: {GONE_OPTIONS[name]}")
     if name != "run-dir":
         monkeypatch.setenv(variable_of(name), "x")
-        assert main(["config", "check"]) == 2
-        assert f"{name} is gone: {GONE_OPTIONS[name]}" in capsys.readouterr().err
+        refused(called("config", "check"), 2, f"{name} is gone: {GONE_OPTIONS[name]}")
