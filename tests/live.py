@@ -312,6 +312,19 @@ def ended(daemon: LabDaemon) -> None:
     assert daemon.wait_for(lambda _: False, TIMEOUT_S) is None
 
 
+def kill_both(daemon: LabDaemon) -> None:
+    """SIGKILL to both processes: to the helper first, which would undo what the hot process has changed, and that one
+    is stopped before, or it would start another helper.
+    """
+    sides = children(daemon.pid)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    for pid in (*sides, daemon.pid):
+        os.kill(pid, signal.SIGKILL)
+    daemon.process.wait()
+    for side in sides:
+        ends(side)
+
+
 def messages(daemon: LabDaemon, msg: str) -> list[Record]:
     """All log records with this message so far."""
     return [record for record in daemon.log if record.get("msg") == msg]

@@ -1,8 +1,6 @@
 """The whole daemon on a live node of a cluster: a real hog in a kubepods tree, and a fake API server."""
 
 import json
-import os
-import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,12 +120,7 @@ def test_a_taint_is_there_while_the_condition_holds_over_restarts_and_outlives_n
         live.ended(daemon)  # which has 2 s for it, and no more: on a slow machine the next start removes it
         daemon.start()
         live.until(lambda: taints() == [theirs, ours], "the taint")
-        (side,) = live.children(daemon.pid)
-        os.kill(side, signal.SIGSTOP)  # or it would see the other's end, and take the taint away
-        daemon.process.kill()
-        daemon.process.wait()
-        os.kill(side, signal.SIGKILL)
-        live.ends(side)
+        live.kill_both(daemon)
     hog.process.kill()
     hog.wait()
     assert taints() == [theirs, ours]

@@ -114,12 +114,7 @@ def test_a_second_daemon_is_refused_and_a_new_side_replaces_the_socket(node: Lab
         (first,) = live.children(daemon.pid)
         os.kill(first, signal.SIGKILL)
         live.until(lambda: answered_by_another(run_dir, first), "the next side")
-        (side,) = live.children(daemon.pid)
-        os.kill(side, signal.SIGSTOP)  # or it would see the end of the hot process, and remove the socket
-        for pid in (daemon.pid, side):
-            os.kill(pid, signal.SIGKILL)
-        daemon.process.wait()
-        live.ends(side)
+        live.kill_both(daemon)
         assert sockets(run_dir) == ["daemon.lock", "daemon.sock"]
         one_line(called("explain"), 1, "no outrace daemon runs here")
         daemon.start()

@@ -2,10 +2,8 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -201,14 +199,5 @@ def test_one_that_was_away_itself_gathers_its_evidence_first(
 def test_what_nobody_reads_fills_a_channel_and_blocks_nobody() -> None:
     hot, side = channel.pair()
     with hot, side:
-        done = threading.Event()
-
-        def flood() -> None:
-            while channel.send(hot, LogLine("info", "x" * 1000)):
-                pass
-            done.set()
-
-        thread = threading.Thread(target=flood, daemon=True)
-        thread.start()
-        assert done.wait(live.TIMEOUT_S)
-        assert isinstance(side, socket.socket)
+        while channel.send(hot, LogLine("info", "x" * 1000)):
+            pass  # one that blocks ends by pytest's timeout

@@ -10,20 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents.reader import IncidentReader
 from tests import live
-from tests.daemon.hold_node import (
-    V2,
-    daemon,
-    frozen_with,
-    holding,
-    in_use,
-    is_held,
-    pattern,
-    released,
-)
+from tests.daemon.hold_node import V2, daemon, frozen_with, holding, in_use, is_held, pattern, released
 from tests.daemon.hot_node import decided, evicted, hot_node, passes, up_to
 
 pytestmark = [pytest.mark.kernel, pytest.mark.previous]  # some minutes in an emulated guest
@@ -74,7 +64,7 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
     """Frozen, but inside one system call that charges all headroom: 16 of 16 of them lost without a kill threshold.
     It has no cap, because a cgroup in it has no OOM killer.
     """
-    if cgroupfs.detect().version == 2:
+    if V2:
         pytest.skip("a pod of cgroup v2 has a cap too")
     pod, calm = node.add_pod("hog"), node.add_pod("calm", "Guaranteed", request=32 * MIB)
     bystander = node.fill(calm, 20)

@@ -1,11 +1,9 @@
 """Both processes killed in the grace of a held pod: the next start goes on with it, soft brake and all."""
 
-import os
 import signal
 
 import pytest
 
-from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.hold_node import V2, daemon, released
@@ -15,8 +13,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.newest]  # some minutes in an emul
 
 node = live.fixture(hot_node)
 
-
-#: Likewise, and ends only at a SIGUSR1.
+#: Grows until a SIGTERM, and ends only at a SIGUSR1.
 _WAITS = """
 asked, told = [], []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
@@ -31,17 +28,6 @@ os._exit(7)
 """
 
 
-def killed(running: LabDaemon) -> None:
-    """The helper first: it would release what the hot process held."""
-    sides = live.children(running.pid)
-    os.kill(running.pid, signal.SIGSTOP)  # so that it starts no other
-    for side in sides:
-        os.kill(side, signal.SIGKILL)
-        live.until(lambda pid=side: not live.alive(pid), "the side to end")
-    running.process.kill()
-    running.process.wait()
-
-
 def test_a_pod_goes_on_with_its_grace_after_a_sigkill_of_both_processes(node: LabNode) -> None:
     """The next daemon holds it on, and frozen it could not answer: it would get a SIGKILL at the end of its grace."""
     if not V2:
@@ -51,7 +37,7 @@ def test_a_pod_goes_on_with_its_grace_after_a_sigkill_of_both_processes(node: La
         with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
             hog.tell(f"exec({_WAITS!r})")
             live.until(lambda: (pod.cgroup / "pids.max").read_text() != "max\n", lambda: f"a soft brake: {running.log}")
-            killed(running)
+            live.kill_both(running)
         with daemon(node, 48, *grace, mode=("--mode", "enforce")) as running:
             live.message(running, "going on with the eviction that the daemon before had begun")
             assert live.message(running, "a held pod may run, and hardly grow")["pod"] == "lab/hog"

@@ -132,22 +132,10 @@ def test_a_handler_that_fails_costs_only_itself(loop: Loop, pipe: tuple[int, int
     assert (trouble.call, trouble.number, trouble.times) == ("loop", errno.EIO, 2)
 
 
-class Deaf:
-    """An epoll that never comes back by itself: only a descriptor wakes it."""
-
-    def __init__(self) -> None:
-        self.epoll = select.epoll()
-
-    def register(self, fd: int, events: int) -> None:
-        self.epoll.register(fd, events)
-
-    def poll(self, timeout: float) -> list[tuple[int, int]]:
-        return self.epoll.poll(60.0)
-
-
 def test_a_short_wait_is_ended_by_a_timer_and_not_before(pipe: tuple[int, int]) -> None:
     """A timeout of epoll is whole milliseconds, rounded up."""
-    deaf: Any = Deaf()
+    epoll = select.epoll()
+    deaf: Any = SimpleNamespace(register=epoll.register, poll=lambda _: epoll.poll(60.0))  # only a descriptor wakes it
     sleep = Sleep(deaf)
     for wait_ns in (250_000, SHORT_NS - 1_000_000):
         due = time.monotonic_ns() + wait_ns

@@ -1,13 +1,10 @@
 """The guided OOM killer under a real daemon: which processes it marks, and that nothing stays when it is killed."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from monitor.lab.child import Hog
-from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.daemon.hot_node import hard
@@ -57,27 +54,17 @@ def test_in_mode_observe_no_pod_is_marked(node: LabNode, hogs: list[Hog]) -> Non
         live.until(lambda: live.metric(daemon, "armed") == 1, "the threshold to be near")
         live.ended(daemon)
         assert 1000 not in values(hogs)
-        assert live.messages(daemon, MARKED) == []
-
-
-MARKED = "a threshold is near: if the kernel must kill, it takes the pod that would be evicted next"
+        marked = "a threshold is near: if the kernel must kill, it takes the pod that would be evicted next"
+        assert live.messages(daemon, marked) == []
 
 
 def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Hog]) -> None:
     """It is set back by the next start, or by `outrace unload`."""
     with live.daemon(node, "--enforce", *hard(8)) as daemon:
         become(hogs, 1000, SECOND)
-        _kill(daemon)
+        live.kill_both(daemon)
         daemon.start()
         become(hogs, 1000, SECOND)  # it is the next victim again, whichever start of the machine undid the first mark
-        _kill(daemon)
+        live.kill_both(daemon)
         live.outrace("unload", "--holds", "--state-dir", str(daemon.state_dir))
         assert values(hogs) == list(OWN)
-
-
-def _kill(daemon: LabDaemon) -> None:
-    side = live.children(daemon.pid)
-    for pid in (*side, daemon.pid):  # the helper first: it would set everything back
-        os.kill(pid, signal.SIGKILL)
-    daemon.process.wait()
-    live.until(lambda: not any(live.alive(pid) for pid in side), "the side to end")
