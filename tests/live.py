@@ -341,6 +341,13 @@ def metric(daemon: LabDaemon, name: str) -> float:
     return daemon.metrics()[f"outrace_{name}"]
 
 
+def hog_at(node: LabNode, path: str, **options: str | int) -> Hog:
+    """A hog in a cgroup below the node's that is no pod's of it."""
+    hog = Hog(cgroupfs.make(node.cgroup / path), **options)
+    node.children.append(hog)
+    return hog
+
+
 def killed_hog(node: LabNode, pod: LabPod, mib: int, **options: str | int) -> Hog:
     """A hog in ``pod`` that was killed while it took its memory."""
     hog = node.start_hog(pod, mib=mib, **options)

@@ -21,7 +21,7 @@ from monitor.cli import checks, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.settings.options import OPTIONS
 from tests.commands import ROOT, run, without
-from tests.live import CLI, environment, outrace
+from tests.live import environment, outrace
 from tests.seccomp import refusing_netlink
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -102,12 +102,10 @@ def test_a_reader_that_stops_early_gets_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", CLI, "--help"], env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=240
-        )
+        done = outrace("--help", capture_output=False, stdout=write, stderr=subprocess.PIPE)
     finally:
         os.close(write)
-    assert (done.stderr, done.returncode) == (b"", 1)
+    assert (done.stderr, done.returncode) == ("", 1)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
@@ -216,7 +214,7 @@ def test_pypis_bcc_is_not_taken_for_the_real_one(tmp_path: Path) -> None:
     impostor.mkdir()
     (impostor / "__init__.py").write_text('__version__ = "0.1.10"\n')
     script = "from monitor.cli import checks; print(checks.bcc_version(), *checks._bcc())"
-    done = run(sys.executable, "-c", script, env={**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    done = run(sys.executable, "-c", script, env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
     assert done.stdout.startswith("None Check(name='bcc', ok=False"), done.stderr
     assert "pip uninstall bcc" in done.stdout
 

@@ -176,16 +176,15 @@ def test_mistakes_are_one_line(node: LabNode, arguments: list[str], code: int, e
 
 
 @pytest.mark.kernel
-def test_exact_figures_from_the_daemon() -> None:
+def test_exact_figures_from_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     with LabNode("test-explain-daemon", 128 * MIB) as node:
         pod = node.add_pod("hog")
         with daemon(node, "--eviction-hard", "memory.available<99%") as running:
             node.fill(pod, 16)
+            monkeypatch.setenv("OUTRACE_RUN_DIR", str(running.state_dir))
 
             def answer() -> dict[str, Any] | None:
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setenv("OUTRACE_RUN_DIR", str(running.state_dir))
-                    done = called("explain", "hog", "-o", "json")
+                done = called("explain", "hog", "-o", "json")
                 assert done.returncode == 0, done.stderr
                 found: dict[str, Any] = json.loads(done.stdout)
                 return found if found["node"]["held_conditions"] and found["order"][0]["usage"] else None

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 
 from tests.commands import run
+from tests.live import outrace
 
-CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
 #: Sets the title of the terminal, turns text around; one byte of C1; bytes that are no UTF-8.
 EVIL = b"a\x1b]0;x\x07\r\xe2\x80\xae\xc2\x9b\xff"
 
 
 def test_an_error_names_a_file_harmlessly(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/" + EVIL + b".yaml"
-    done = run(sys.executable, "-c", CODE, "config", "check", "--config", path, text=False)
+    done = outrace("config", "check", "--config", path, text=False)
     assert done.returncode == 2
     assert rb"a\u001b]0;x\u0007 \u202e\u009b\udcff.yaml: cannot be read" in done.stderr
 

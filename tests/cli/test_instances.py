@@ -74,8 +74,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not installed")
 def test_without_bpffs_there_is_nothing_to_remove() -> None:
-    script = ("/bin/sh", "-c", 'umount /sys/fs/bpf && exec "$0" "$@"')
-    done = live.outrace("unload", wrapper=("unshare", "--mount", "--propagation", "private", *script))
+    done = live.outrace("unload", wrapper=live.in_own_mounts("umount /sys/fs/bpf"))
     assert (done.returncode, done.stderr.strip()) == (0, "nothing is pinned")
 
 

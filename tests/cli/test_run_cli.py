@@ -12,6 +12,7 @@ from monitor.kernel.rungs import NAMES, POLL
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.commands import without
 
 _SPEC = importlib.util.find_spec("bcc")
 BCC = Path(_SPEC.origin).parent if _SPEC and _SPEC.origin else None
@@ -25,27 +26,21 @@ pytestmark = [
 ]
 
 
-def within(change: str, then: str = "exec") -> tuple[str, ...]:
-    """A wrapper of a command: after ``change`` (shell), in a mount namespace that ends with it."""
-    return ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", f'{change} && {then} "$0" "$@"')
-
-
-def hide(directory: str) -> str:
-    return f"{{ [ ! -d {directory} ] || mount -t tmpfs none {directory}; }}"
+def without_directories(*directories: str) -> tuple[str, ...]:
+    return live.in_own_mounts("\n".join(f"[ ! -d {path} ] || mount -t tmpfs none {path}" for path in directories))
 
 
 FUNCTIONS = "/sys/kernel/tracing/available_filter_functions"
-NO_BPFFS = ("umount /sys/fs/bpf", "exec setpriv --bounding-set=-sys_admin")
+NO_BPFFS = live.in_own_mounts("umount /sys/fs/bpf", *without("sys_admin"))
 LACKS = {
-    "BTF": ((hide("/sys/kernel/btf"), "exec"), ("/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF")),
-    "BCC": ((hide(f"{BCC}"), "exec"), ("bcc", "python3-bpfcc")),
+    "BTF": (without_directories("/sys/kernel/btf"), ("/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF")),
+    "BCC": (without_directories(f"{BCC}"), ("bcc", "python3-bpfcc")),
     "bpffs": (NO_BPFFS, ("bpf is not mounted at /sys/fs/bpf", "mount -t bpf -o mode=0700 bpf /sys/fs/bpf")),
     # A kernel before 6.13 has no tracepoints on memory cgroup statistics; this one has no other hook either.
     "hook": (
         (
-            f"{hide('/sys/bus/event_source/devices')} && {hide('/sys/kernel/tracing/events/memcg')} && "
-            f"{{ [ ! -e {FUNCTIONS} ] || mount --bind /dev/null {FUNCTIONS}; }}",
-            "exec",
+            *without_directories("/sys/bus/event_source/devices", "/sys/kernel/tracing/events/memcg"),
+            *live.in_own_mounts(f"[ ! -e {FUNCTIONS} ] || mount --bind /dev/null {FUNCTIONS}"),
         ),
         ("no tracepoint memcg:mod_memcg_lruvec_state", "6.13"),
     ),
@@ -57,24 +52,24 @@ def test_a_lack_is_reported_in_one_line(tmp_path: Path, lack: str) -> None:
     """On the best hook with BPF that this kernel has, and no other."""
     hook = TRACEPOINT if lack == "hook" else Pins(live.pin_dir()).hook
     options = ("--hooks", hook, "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
-    change, words = LACKS[lack]
-    live.one_line(live.outrace("run", *options, wrapper=within(*change)), 3, *words)
+    wrapper, words = LACKS[lack]
+    live.one_line(live.outrace("run", *options, wrapper=wrapper), 3, *words)
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("wrapper", "why"),
     [
-        ((hide("/sys/kernel/btf"),), "/sys/kernel/btf/vmlinux"),
-        ((hide(f"{BCC}"),), "bcc cannot be imported"),
-        ((hide("/sys/kernel/tracing/events/memcg"),), "no tracepoint memcg:mod_memcg_lruvec_state"),
+        (without_directories("/sys/kernel/btf"), "/sys/kernel/btf/vmlinux"),
+        (without_directories(f"{BCC}"), "bcc cannot be imported"),
+        (without_directories("/sys/kernel/tracing/events/memcg"), "no tracepoint memcg:mod_memcg_lruvec_state"),
         (NO_BPFFS, "bpf is not mounted at /sys/fs/bpf"),
     ],
     ids=["BTF", "BCC", "tracepoint", "bpffs"],
 )
-def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: tuple[str, ...], why: str) -> None:
+def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, wrapper: tuple[str, ...], why: str) -> None:
     with (
         LabNode("test-stepdown", 64 * MIB) as node,
-        LabDaemon(node, state_dir=tmp_path / "state", wrapper=within(*change)) as daemon,
+        LabDaemon(node, state_dir=tmp_path / "state", wrapper=wrapper) as daemon,
     ):
         logged = live.message(daemon, "better hooks cannot be used here")
         # Without the tracepoint a kernel may still have fentry or kprobes.
@@ -88,7 +83,7 @@ def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: tuple[str
 def test_bpffs_that_is_not_mounted_is_mounted(tmp_path: Path) -> None:
     with (
         LabNode("test-bpffs", 64 * MIB) as node,
-        LabDaemon(node, state_dir=tmp_path / "state", wrapper=within("umount /sys/fs/bpf")) as daemon,
+        LabDaemon(node, state_dir=tmp_path / "state", wrapper=live.in_own_mounts("umount /sys/fs/bpf")) as daemon,
     ):
         pinned = Path(f"/proc/{daemon.pid}/root/sys/fs/bpf/outrace").glob("*/*/*")
         assert "link_on_mark_victim" in {path.name for path in pinned}

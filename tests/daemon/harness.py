@@ -23,7 +23,6 @@ from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
 from monitor.side.export.route import FRESH_S
 from tests import live
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Far longer than anything takes; only a hang reaches it.
 TIMEOUT_S = 120.0
 
@@ -106,7 +105,7 @@ class Hot:
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stderr=self.log_file if stderr is None else stderr,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(fd) for name, fd in names.items()},
+            env=live.environment(**{name: str(fd) for name, fd in names.items()}),
             cwd="/",
         )
         os.close(config_fd)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.node import LabNode
 from tests import live
@@ -44,10 +43,7 @@ def started_hog(node: LabNode, api: FakeApiServer) -> Hog:
     made = pod("hog", namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
     made["metadata"]["uid"] = uid
     api.store.create("pods", made)
-    container = cgroupfs.make(node.cgroup / f"kubepods/besteffort/pod{uid}" / ("a" * 64))
-    hog = Hog(container, mib=100, rate=200)
-    node.children.append(hog)
-    return hog
+    return live.hog_at(node, f"kubepods/besteffort/pod{uid}/{'a' * 64}", mib=100, rate=200)
 
 
 @pytest.mark.parametrize("is_late", [False, True])

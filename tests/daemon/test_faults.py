@@ -104,8 +104,7 @@ def over(node: LabNode, pod: LabPod, daemon: LabDaemon, since: int) -> None:
 
 def killed(node: LabNode, hog: Hog) -> None:
     assert hog.wait() == -signal.SIGKILL
-    hog.close()
-    node.children.remove(hog)
+    node.end(hog)
 
 
 def beaten(daemon: LabDaemon, hog: Hog, faults: Faults, call: str, number: int) -> int:

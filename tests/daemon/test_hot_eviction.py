@@ -97,9 +97,7 @@ UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 def of_kubelet(node: LabNode, tree: str, uid: str, mib: int) -> Hog:
     """A process in a pod that the lab node has no manifest of."""
     name = tree.format(uid=uid, slice=uid.replace("-", "_"), id="46b4aeed" * 8)
-    made = Hog(cgroupfs.make(node.cgroup / name), mib=mib, rate=100)
-    node.children.append(made)
-    return made
+    return live.hog_at(node, name, mib=mib, rate=100)
 
 
 @pytest.mark.newest

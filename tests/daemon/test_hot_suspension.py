@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -22,13 +21,6 @@ HELD = "evictions are suspended: they would not help"
 OVER = "evictions are resumed"
 
 node = live.fixture(losing_node)
-
-
-def stranger(node: LabNode, **options: str | int) -> Hog:
-    """A process in the node's cgroup that is in no pod."""
-    hog = Hog(cgroupfs.make(node.cgroup / "system"), **options)
-    node.children.append(hog)
-    return hog
 
 
 #: What a process outside has, of a node of 128 MiB with a threshold of 32: more than any eviction makes up for. (With
@@ -62,7 +54,7 @@ def braked(daemon: LabDaemon) -> list[str]:
 def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple[str, ...]) -> None:
     with live.daemon(node, *options, *hard(32)) as daemon:
         pods = small(node)
-        hog = stranger(node, mib=TOO_MUCH, rate=100)
+        hog = live.hog_at(node, "system", mib=TOO_MUCH, rate=100)
         passes(daemon)
         hog.go()
         assert live.message(daemon, HELD)["reason"] in ("outgrown", "not_covered")
@@ -108,7 +100,7 @@ def test_a_pod_that_grows_is_evicted_while_evictions_are_held(node: LabNode, opt
     with live.daemon(node, *options, *hard(32)) as daemon:
         pods = small(node, 2)
         hog = node.start_hog(node.add_pod("hog"), mib=12, rate=10)
-        outside = stranger(node, mib=up_to(node, 108), rate=200)
+        outside = live.hog_at(node, "system", mib=up_to(node, 108), rate=200)
         outside.go()
         outside.expect("grown")
         live.message(daemon, HELD)

@@ -17,10 +17,9 @@ from monitor.errors import InUseError, MonitorError
 from monitor.side.export.log import Log
 from tests.commands import TIMEOUT_S
 from tests.daemon.test_service import manager as manager
+from tests.live import CLI, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/outrace.service"
-CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def test_a_service_starts_once_the_other_daemon_has_ended(held: int, manager: so
     """It ended, and was started again every second, for as long as the other one ran. Here it ends in the end too, for
     192.0.2.1 is no machine's address (RFC 5737).
     """
-    command = [sys.executable, "-c", CODE, "run", "--pods", "cgroups", "--listen", "192.0.2.1:9469"]
+    command = [sys.executable, "-c", CLI, "run", "--pods", "cgroups", "--listen", "192.0.2.1:9469"]
     command += ["--state-dir", str(tmp_path / "state")]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:

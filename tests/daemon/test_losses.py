@@ -127,22 +127,6 @@ def test_a_pod_that_was_made_anew_begins_anew() -> None:
 MS = 1_000_000
 
 
-def test_more_than_the_share_makes_a_rest_that_pays_for_it() -> None:
-    now = [0]
-    ration = Ration(lambda: now[0])
-    spent = 0
-    while not ration.until_ns:  # all the time, from a full purse on
-        began, now[0] = now[0], now[0] + MS
-        spent += MS
-        ration.spend(began)
-    assert SAVED_NS < spent < 2 * SAVED_NS
-    assert not ration.is_over(ration.until_ns - 1)
-    now[0] = ration.until_ns
-    assert ration.is_over(now[0])
-    assert not ration.is_over(now[0])  # it ended before
-    assert spent - SAVED_NS <= now[0] / SHARE + MS
-
-
 def test_a_time_without_a_cpu_is_not_paid_back() -> None:
     """2 s of it, during a read, were 10 s in which no step and no OOM kill was read."""
     now = [0]

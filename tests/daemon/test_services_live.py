@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.node import LabNode
 from tests import live
@@ -17,19 +16,12 @@ pytestmark = [pytest.mark.kernel, pytest.mark.newest]
 SERVICES = ("--pods", "services")
 SESSION = "user.slice/user-1000.slice/session-3.scope"
 
-
 node = live.fixture(hot_node)
 
 
-def unit(node: LabNode, path: str, mib: int) -> Hog:
-    """A process in a unit's cgroup that charges so much when the test says so."""
-    made = Hog(cgroupfs.make(node.cgroup / path), mib=mib)
-    node.children.append(made)
-    return made
-
-
 def grown(node: LabNode, path: str, mib: int) -> Hog:
-    made = unit(node, path, mib)
+    """A process in a unit's cgroup."""
+    made = live.hog_at(node, path, mib=mib)
     made.go()
     made.expect("grown")
     return made
@@ -51,7 +43,7 @@ def test_a_runaway_service_goes_and_what_the_machine_runs_on_stays(node: LabNode
         os.setxattr(node.cgroup / "system.slice/omitted.service", "user.oomd_omit", b"1")
     own = tmp_path / "outrace.yaml"
     own.write_text('services:\n  "system/named*": {never: true}\n')
-    runaway = unit(node, "system.slice/batch.service", up_to(node, 112))  # of 128: it is evicted however late that is
+    runaway = live.hog_at(node, "system.slice/batch.service", mib=up_to(node, 112))  # of 128, however late
     with live.daemon(node, *hard(32), *SERVICES, "--config", str(own), "--enforce") as daemon:
         found = live.message(daemon, "pods are the services, sessions and containers of this machine")
         assert (found["because"], found["evicts"]) == ("as given", True)

@@ -14,6 +14,7 @@ from monitor.link import channel
 from monitor.link.messages import LogLine
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import BURST
+from tests import live
 from tests.commands import run
 from tests.daemon import harness
 from tests.daemon.harness import DECISION, Node, metric, metrics, oom, value
@@ -61,8 +62,7 @@ def test_without_a_pod_source_it_names_the_reason(tmp_path: Path) -> None:
 def test_importing_the_side_stays_light() -> None:
     """What only a feature needs is loaded by that feature: bcc never, pyroute2 and prometheus_client on demand."""
     code = "import sys, monitor.side.main; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
-    environment = os.environ | {"PYTHONPATH": str(harness.ROOT)}
-    loaded = run(sys.executable, "-c", code, env=environment, check=True).stdout.split()
+    loaded = run(sys.executable, "-c", code, env=live.environment(), check=True).stdout.split()
     assert not {"bcc", "pyroute2", "prometheus_client", "yaml", "click", "psutil", "asyncio"} & set(loaded)
 
 
@@ -72,8 +72,7 @@ def test_it_starts_ahead_of_others_by_itself() -> None:
 with contextlib.suppress(KeyError):  # it is given no descriptors
     runpy.run_module("monitor.side.main", run_name="__main__")
 print(os.nice(0))"""
-    environment = os.environ | {"PYTHONPATH": str(harness.ROOT)}
-    done = run(sys.executable, "-c", code, env=environment)
+    done = run(sys.executable, "-c", code, env=live.environment())
     assert done.stdout.strip() == str(STARTING), done.stderr
 
 
