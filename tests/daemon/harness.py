@@ -165,28 +165,6 @@ class Hot:
         os.close(self.stats.fd)
 
 
-def manifest(
-    directory: Path, name: str, cgroup: Path, *, memory: str = "", uid: str = "", namespace: str = "default"
-) -> Path:
-    """Write a Pod manifest of one container; ``memory`` makes its memory request."""
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": uid or f"uid-{name}",
-            "annotations": {"outrace/cgroup": str(cgroup.relative_to(cgroupfs.detect().root))},
-        },
-        "spec": {"containers": [{"name": "main", "resources": {"requests": {"memory": memory} if memory else {}}}]},
-    }
-    path = directory / f"{name}.json"
-    temporary = directory / f".{name}.tmp"
-    temporary.write_text(json.dumps(pod))
-    temporary.rename(path)
-    return path
-
-
 class Node:
     """A cgroup as the node, a manifest directory, and a helper that watches both."""
 
@@ -212,9 +190,20 @@ class Node:
         hot.receive("synced")
         return hot
 
-    def pod(self, name: str, **more: str) -> Path:
+    def pod(self, name: str, memory: str = "") -> Path:
+        """A pod of one container, with a memory request if it is given; its cgroup."""
         cgroup = cgroupfs.make(self.cgroup / name)
-        manifest(self.manifests, name, cgroup, **more)
+        annotations = {"outrace/cgroup": str(cgroup.relative_to(cgroupfs.detect().root))}
+        requests = {"memory": memory} if memory else {}
+        made = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": requests}}]},
+        }
+        temporary = self.manifests / f".{name}.tmp"
+        temporary.write_text(json.dumps(made))
+        temporary.rename(self.manifests / f"{name}.json")
         return cgroup
 
 

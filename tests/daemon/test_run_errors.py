@@ -172,7 +172,7 @@ CGROUPS = {"enforce": True, "pods": "cgroups"}
         ({"pods": "manifests:/", "node-taints": "own"}, "--node-taints own: the pods of --pods manifests:/ are none"),
     ],
 )
-def test_nobody_is_evicted_on_guesses(flags: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_nobody_is_evicted_on_guesses(flags: dict[str, Any], problem: str) -> None:
     """Without specs no priority is known: `run --enforce` began to evict, the most important pod first."""
     config = build(flags)
     if not problem:

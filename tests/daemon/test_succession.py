@@ -100,7 +100,7 @@ def test_a_pod_signalled_by_a_daemon_that_died_is_finished_and_reported(node: La
 
 @needs_kernel
 @pytest.mark.newest
-def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it(tmp_path: Path) -> None:
+def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it() -> None:
     """Neither what waited in its socket, nor the episode that was going on, nor what comes before the next one."""
     with losing_node() as node:
         pod = node.add_pod("hog")

@@ -132,7 +132,7 @@ def test_a_handler_that_fails_costs_only_itself(loop: Loop, pipe: tuple[int, int
     assert (trouble.call, trouble.number, trouble.times) == ("loop", errno.EIO, 2)
 
 
-def test_a_short_wait_is_ended_by_a_timer_and_not_before(pipe: tuple[int, int]) -> None:
+def test_a_short_wait_is_ended_by_a_timer_and_not_before() -> None:
     """A timeout of epoll is whole milliseconds, rounded up."""
     epoll = select.epoll()
     deaf: Any = SimpleNamespace(register=epoll.register, poll=lambda _: epoll.poll(60.0))  # only a descriptor wakes it
