@@ -16,15 +16,10 @@ from tests.live import one_line
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def reserve(*arguments: str) -> tuple[int, str, str]:
-    done = called("reserve", *arguments)
-    return done.returncode, done.stdout, done.stderr
-
-
 def sized(*arguments: str) -> Any:
-    code, out, err = reserve(*arguments, "-o", "json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
+    done = called("reserve", *arguments, "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 def test_what_the_kernel_keeps_is_no_room_on_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +32,8 @@ def test_what_the_kernel_keeps_is_no_room_on_this_node(monkeypatch: pytest.Monke
         assert growth["kernel_keeps_bytes"] == kept
         of_outrace[kept] = next(r["always_bytes_per_s"] for r in growth["survives"] if r["reaction"] == "enforce")
     assert of_outrace == {0: 100 * MIB * 200 - 1, 64 * MIB: 36 * MIB * 200 - 1, 135 * MIB: None}
-    _, out, _ = reserve("--this-node", "--eviction-hard", "memory.available<100Mi")
-    assert "(135Mi that the kernel keeps count as available, and pods cannot grow into them.)" in out
+    shown = called("reserve", "--this-node", "--eviction-hard", "memory.available<100Mi").stdout
+    assert "(135Mi that the kernel keeps count as available, and pods cannot grow into them.)" in shown
     # Of a node that is described nothing is known.
     assert sized("--this-node", "--memory", "16Gi")["growth"]["kernel_keeps_bytes"] == 0
 
@@ -96,7 +91,7 @@ def test_huge_pages(tmp_path: Path) -> None:
     assert (survived(found)["kubelet"], found["growth"]["system_may_use_bytes"]) == ((41, 246), GIB)
     # A kubelet publishes 0 instead of a negative number, and starts.
     assert sized("--memory", "1Gi", "--huge-pages", "1000Mi")["memory"]["allocatable_bytes"] == 0
-    assert "eviction threshold - huge pages: what the node publishes" in reserve(*node)[1]
+    assert "eviction threshold - huge pages: what the node publishes" in called("reserve", *node).stdout
 
 
 @pytest.mark.parametrize(
@@ -108,11 +103,11 @@ def test_huge_pages(tmp_path: Path) -> None:
     ],
 )
 def test_the_configuration_is_accepted_and_gives_the_same(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    code, text, err = reserve(*arguments, "-o", "kubelet-config")
-    assert (code, err) == (0, "")
+    done = called("reserve", *arguments, "-o", "kubelet-config")
+    assert (done.returncode, done.stderr) == (0, "")
     made = sized(*arguments)
-    assert yaml.safe_load(text) == made["kubelet_configuration"]
-    file = write(tmp_path, "made.yaml", text)
+    assert yaml.safe_load(done.stdout) == made["kubelet_configuration"]
+    file = write(tmp_path, "made.yaml", done.stdout)
     assert called("config", "check", "--kubelet-config", file).returncode == 0
     capacity = ("--memory", arguments[arguments.index("--memory") + 1])
     if "--cpu" in arguments:
@@ -128,10 +123,11 @@ def test_the_configuration_is_accepted_and_gives_the_same(tmp_path: Path, argume
 def test_what_a_kubelet_needs_beside_the_configuration_is_noted() -> None:
     """It checks that the cgroup of what it is to limit has a name."""
     names = ("--enforce-node-allocatable", "pods,system-reserved,kube-reserved-compressible")
-    code, _, err = reserve("--memory", "8Gi", "--system-reserved", "memory=1Gi", *names, "-o", "kubelet-config")
-    assert code == 0
+    kept = ("--memory", "8Gi", "--system-reserved", "memory=1Gi", *names)
+    done = called("reserve", *kept, "-o", "kubelet-config")
+    assert done.returncode == 0
     needs = "a kubelet does not start without"
-    assert err.splitlines() == [
+    assert done.stderr.splitlines() == [
         f"note: enforceNodeAllocatable: system-reserved: {needs} systemReservedCgroup; add it",
         f"note: enforceNodeAllocatable: kube-reserved: {needs} kubeReservedCgroup; add it",
     ]

@@ -1,20 +1,20 @@
 """The real helper process asked over HTTP: is it ready and alive, its metrics and its summary."""
 
-import ctypes
 import json
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Refresh
+from monitor.settings.config import RunConfig
+from monitor.side import endpoints
 from tests import live
 from tests.daemon import harness
 from tests.daemon.harness import STATE, Node, Series, eventually, metric, metrics, oom, value
+from tests.side.views import view
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -40,34 +40,15 @@ def test_readiness_and_liveness(node: Node) -> None:
     assert "/metrics" in body
 
 
-_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH, _WALL = 0x4206, 0x4207, 17, 0x40000000
-
-
-@contextmanager
-def main_thread_stopped(pid: int) -> Iterator[None]:
-    """Stop one thread of a process; the others go on."""
-    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-    ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-    if ptrace(_PTRACE_SEIZE, pid, None, None) != 0:
-        pytest.skip(f"ptrace(2) is refused: {os.strerror(ctypes.get_errno())}")
-    # Stopped between two waits it would keep the interpreter's lock, and no other thread would go on.
-    stat = Path(f"/proc/{pid}/task/{pid}/stat")
-    live.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "the main thread to wait")
-    assert ptrace(_PTRACE_INTERRUPT, pid, None, None) == 0
-    os.waitpid(pid, _WALL)
-    try:
-        yield
-    finally:
-        assert ptrace(_PTRACE_DETACH, pid, None, None) == 0
-
-
-def test_a_main_loop_that_hangs_is_not_healthy(node: Node) -> None:
-    hot = node.synced()
-    hot.stats.set("published_ns", time.monotonic_ns() + 10**12)  # the hot loop is not what is tested
-    live.until(lambda: hot.get("/healthz") == (200, "ok\n"), "the side's main loop to turn")
-    with main_thread_stopped(hot.process.pid):
-        assert hot.get("/healthz") == (503, "the helper's main loop stands still\n")
-    live.until(lambda: hot.get("/healthz") == (200, "ok\n"), "the side's main loop to turn")
+def test_a_main_loop_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that turns is: `test_readiness_and_liveness`, where another thread asks it."""
+    server = MagicMock()
+    monkeypatch.setattr(endpoints, "Server", server)
+    monkeypatch.setattr("monitor.side.view._PROBE_TIMEOUT_S", 0.0)
+    known = view(RunConfig(), cgroupfs.Hierarchy(2, Path("/")), 1 << 30)
+    endpoints.serve(MagicMock(), known, MagicMock(), lambda: None)
+    answer = server.call_args.args[1]["/healthz"].ask("/healthz", "")
+    assert (answer.status, answer.body) == (503, b"the helper's main loop stands still\n")
 
 
 def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:
