@@ -6,7 +6,6 @@ And what no test may leave behind: programs pinned under bpffs, which stay attac
 import ctypes
 import fcntl
 import gc
-import hashlib
 import importlib.util
 import json
 import os
@@ -216,22 +215,6 @@ class Pinned:
             return {}  # nothing is pinned, or not to be seen by this user
         return {name: state for name, state in found.items() if self._is_ours(state)}
 
-    def left(self) -> dict[str, str]:
-        """The same at the end of all, also where an instance does not name its owner: by the names that state dirs in
-        our directories have.
-        """
-        found = self.known()
-        try:
-            there = {path.name for path in self.ROOT.iterdir()}
-        except OSError:
-            return {}
-        for base in self.directories:
-            for directory, _, _ in os.walk(base):
-                name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]  # `instances.instance_directory`
-                if name in there:
-                    found[name] = directory
-        return found
-
     def report(self, left: dict[str, str]) -> list[str]:
         """A line for each."""
         return [
@@ -272,7 +255,7 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     if "tests.live" in sys.modules:
         sys.modules["tests.live"].unload_shared()
     _pinned.look("a test")  # before the names of its state dirs go
-    left = _pinned.left()
+    left = _pinned.known()
     if "tests.own_cgroups" in sys.modules:
         sys.modules["tests.own_cgroups"].end_session()
     shutil.rmtree(own, ignore_errors=True)
