@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from monitor.cli.options import with_default_threshold
 from monitor.settings.config import RunConfig
 from monitor.settings.read import over_the_kernels_share, read, resolved_again
 from monitor.settings.reload import reread
-from tests.commands import run
+from tests.commands import called
 from tests.daemon.config_files import KUBELET, write
 
 MI = 1 << 20
@@ -83,9 +82,7 @@ def test_it_moves_with_the_share_and_back_to_the_plain_default() -> None:
 
 def test_commands_that_ask_no_daemon_show_it_as_a_run_has_it() -> None:
     for command in (("config", "show"), ("top", "--once")):
-        done = run(
-            sys.executable, "-m", "monitor.cli.main", *command, "--no-daemon", "--pods", "services", "-o", "json"
-        )
+        done = called(*command, "--no-daemon", "--pods", "services", "-o", "json")
         assert done.returncode == 0, done.stderr
         rows = json.loads(done.stdout)["thresholds"]
         assert next(row["quantity"] for row in rows if row["signal"] == "memory.available") > 110 * MI

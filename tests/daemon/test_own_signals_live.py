@@ -11,10 +11,6 @@ MIB = live.MIB
 pytestmark = [pytest.mark.kernel, pytest.mark.previous]  # some minutes in an emulated guest
 
 
-def available(daemon: LabDaemon, formula: str) -> float:
-    return daemon.metrics()[f'outrace_signal_available_bytes{{signal="memory.{formula}"}}']
-
-
 @pytest.mark.parametrize("hooks", ["auto", POLL])
 def test_page_cache_evicts_nobody_and_growth_does(hooks: str) -> None:
     """110 MiB of page cache in 160, read again and again, stay whatever the kubelet's line says; then a pod takes what
@@ -27,7 +23,8 @@ def test_page_cache_evicts_nobody_and_growth_does(hooks: str) -> None:
             if hooks != "auto":
                 assert live.rung(daemon) == hooks
             node.fill(reader, 130, kind="file", sync=1, reread=3, rate=200)
-            live.until(lambda: available(daemon, "reclaimable") >= 140 * MIB, "page cache to count as available")
+            available = 'signal_available_bytes{signal="memory.reclaimable"}'
+            live.until(lambda: live.metric(daemon, available) >= 140 * MIB, "page cache to count as available")
             assert live.messages(daemon, "evicted") == []
             live.killed_hog(node, hog, 200, rate=50)
             live.message(daemon, "evicted", pod="lab/hog")

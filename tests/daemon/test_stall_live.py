@@ -84,29 +84,20 @@ def stage(file: Path) -> Iterator[Stage]:
         assert node.oom_kills() == 0
 
 
-def stalled(stage: Stage, daemon: LabDaemon, file: Path) -> None:
-    """The reader reads, and then the other pod grows."""
-    stage.reader.do(f"exec({READ.format(file)!r})")
-    live.until(lambda: RATIO in daemon.metrics(), "figures")
-    stage.hog.tell("[anon(1) or time.sleep(0.02) for _ in range(90)]")  # on a slow machine it stalls before the end
-    named = live.message(daemon, "a pod waits for memory that it had", pod="lab/reader")
-    assert (named["cause"], named["why"]) == ("lab/hog", "grew")
-    assert named["grew"] >= 20 * MIB
-    assert live.message(daemon, "a pod stalls", pod="lab/reader")["cause"] == "lab/hog"
-
-
-def options(tmp_path: Path) -> tuple[str, ...]:
-    own = tmp_path / "own.yaml"
-    # Emulated CPUs are slow beside the disk: the reader waits for 40 % of the time.
-    own.write_text(f"stall: pod>{15 if live.emulated() else 40}%,grace=3s\n")
-    return ("--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi")
-
-
 def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
     stage: Stage, file: Path, tmp_path: Path
 ) -> None:
-    with LabDaemon(stage.node, *options(tmp_path)) as daemon:
-        stalled(stage, daemon, file)
+    own = tmp_path / "own.yaml"
+    # Emulated CPUs are slow beside the disk: the reader waits for 40 % of the time.
+    own.write_text(f"stall: pod>{15 if live.emulated() else 40}%,grace=3s\n")
+    with LabDaemon(stage.node, "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi") as daemon:
+        stage.reader.do(f"exec({READ.format(file)!r})")
+        live.until(lambda: RATIO in daemon.metrics(), "figures")
+        stage.hog.tell("[anon(1) or time.sleep(0.02) for _ in range(90)]")  # on a slow machine it stalls before the end
+        named = live.message(daemon, "a pod waits for memory that it had", pod="lab/reader")
+        assert (named["cause"], named["why"]) == ("lab/hog", "grew")
+        assert named["grew"] >= 20 * MIB
+        assert live.message(daemon, "a pod stalls", pod="lab/reader")["cause"] == "lab/hog"
         shares = json.loads(daemon.get("/stats/summary")[1])["outrace"]["stalls"]
         assert 0 < shares[stage.node.pods["reader"].uid] <= 1
         stage.hog.expect("done")

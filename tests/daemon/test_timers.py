@@ -1,4 +1,4 @@
-"""The hot loop: its table of timers with a clock that the test sets, its life cycle, and how it waits."""
+"""The hot loop: its table of timers, its life cycle, and how it waits."""
 
 import errno
 import os
@@ -16,32 +16,21 @@ from monitor.hot.pass_timer import TICK_NS, PassTimer
 from monitor.kernel.troubles import TROUBLES
 
 
-class Clock:
-    """Runs from one due time to the next. A timer is a name and the time from one run to the next."""
-
-    def __init__(self, **periods: int) -> None:
-        self.now = 0
-        self.ran: list[tuple[int, str]] = []
-        self.due: dict[str, int | None] = dict(periods)
-        self.table = Timers([self._timer(name, period) for name, period in periods.items()])
-
-    def _timer(self, name: str, period: int) -> Timer:
-        def run(now_ns: int) -> None:
-            self.ran.append((now_ns, name))
-            self.due[name] = now_ns + period
-
-        return Timer(name, lambda: self.due[name], run)
-
-    def turn(self) -> None:
-        self.now = max(self.now, self.table.next_ns())
-        self.table.run_due(self.now, lambda handler, now_ns: handler(now_ns))
-
-
 def test_each_runs_when_it_is_due_in_the_order_of_the_table() -> None:
-    clock = Clock(rare=30, often=10)
+    periods = {"rare": 30, "often": 10}
+    due, ran = dict(periods), list[tuple[int, str]]()
+
+    def timer(name: str) -> Timer:
+        def run(now_ns: int) -> None:
+            ran.append((now_ns, name))
+            due[name] = now_ns + periods[name]
+
+        return Timer(name, lambda: due[name], run)
+
+    table = Timers([timer(name) for name in periods])
     for _ in range(4):
-        clock.turn()
-    assert clock.ran == [(10, "often"), (20, "often"), (30, "rare"), (30, "often"), (40, "often")]
+        table.run_due(table.next_ns(), lambda handler, now_ns: handler(now_ns))
+    assert ran == [(10, "often"), (20, "often"), (30, "rare"), (30, "often"), (40, "often")]
 
 
 def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_later_one_does_in_the_next() -> None:
