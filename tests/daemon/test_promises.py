@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,10 +19,6 @@ from tests.daemon.stand_ins import polled
 pytestmark = pytest.mark.kernel
 
 node = live.fixture(LabNode, "test-promises", 64 * MIB)
-
-
-def plan(state: Path) -> dict[str, Any]:
-    return json.loads(live.outrace("doctor", "-o", "json", "--state-dir", str(state)).stdout)["hook_plan"]
 
 
 def available_now() -> int:
@@ -46,7 +41,8 @@ def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Pa
     options = ("--hooks", rung, "--eviction-hard", near())
     if rung == "auto":
         live.lend_pins(tmp_path)
-    found = plan(tmp_path)  # before: on an emulated CPU the daemon, near its threshold, leaves it little
+    # Before: on an emulated CPU the daemon, near its threshold, leaves it little.
+    found = json.loads(live.outrace("doctor", "-o", "json", "--state-dir", str(tmp_path)).stdout)["hook_plan"]
     with LabDaemon(node, *options, state_dir=tmp_path, machine=True) as daemon:
         name = live.rung(daemon)
         assert name == (found["rung"] if rung == "auto" else rung)

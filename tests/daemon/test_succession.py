@@ -32,7 +32,6 @@ SOFT = (
     *("--enforce", "--eviction-hard", "nodefs.available<1%", "--eviction-soft", "memory.available<64Mi"),
     *("--eviction-soft-grace-period", "memory.available=200ms", "--eviction-max-pod-grace-period", "6"),
 )
-needs_kernel = pytest.mark.kernel
 
 
 def crash(daemon: LabDaemon) -> None:
@@ -54,7 +53,7 @@ def noted_killed(pod: LabPod) -> None:
 node = live.fixture(hot_node)
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.once
 def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evicted(node: LabNode) -> None:
     """Its pod frees some memory meanwhile, so that another would be the first in order."""
@@ -77,7 +76,7 @@ def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evi
         assert first_to_go[0] == "lab/large"
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.newest
 def test_a_pod_signalled_by_a_daemon_that_died_is_finished_and_reported(node: LabNode) -> None:
     pod, other = node.add_pod("half"), node.add_pod("other")
@@ -98,7 +97,7 @@ def test_a_pod_signalled_by_a_daemon_that_died_is_finished_and_reported(node: La
         live.ended(daemon)
 
 
-@needs_kernel
+@pytest.mark.kernel
 @pytest.mark.newest
 def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it() -> None:
     """Neither what waited in its socket, nor the episode that was going on, nor what comes before the next one."""
