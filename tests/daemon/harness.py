@@ -132,13 +132,12 @@ class Hot:
 
     def wait_for_log(self, text: str) -> str:
         """The first log line that contains ``text``."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            for line in self.log().splitlines():
-                if text in line:
-                    return line
-            assert time.monotonic() < deadline, f"no log line with {text!r} in:\n{self.log()}"
-            time.sleep(0.01)  # a file that another process appends to cannot be waited for without inotify
+
+        def found() -> str | None:
+            return next((line for line in self.log().splitlines() if text in line), None)
+
+        line: str = live.until(found, lambda: f"a log line with {text!r} in:\n{self.log()}")
+        return line
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
@@ -241,7 +240,4 @@ def metric(hot: Hot, name: str, **labels: str) -> float | None:
 
 def eventually(what: Callable[[], object]) -> None:
     """Wait for something that only another process's answer can show."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
+    live.until(what, "it to come true")

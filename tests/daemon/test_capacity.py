@@ -174,16 +174,14 @@ def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
             def shown() -> float:
                 return live.metric(daemon, 'memory_capacity_bytes{domain="node"}')
 
-            def line() -> float:
-                return live.metric(daemon, 'threshold_bytes{kind="hard",signal="memory.available"}')
-
             assert shown() == before
             Path("/dev/console").write_text("\nguest: plug 256\n")
             # Its blocks of 128 MiB come one by one.
             live.until(lambda: meminfo.mem_total() >= before + 200 * MIB, "the memory to be there")
             live.until(lambda: shown() == meminfo.mem_total(), "the metric to follow")
             plugged = meminfo.mem_total()
-            assert line() == pytest.approx(plugged / 10, rel=1e-6)
+            line = live.metric(daemon, 'threshold_bytes{kind="hard",signal="memory.available"}')
+            assert line == pytest.approx(plugged / 10, rel=1e-6)
             live.message(daemon, CHANGED, domain="node", before=before)
 
             for block in sorted(online_blocks() - blocks):

@@ -28,13 +28,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture
-def now() -> list[int]:
-    """The time that a test sets; else it is the clock's."""
-    return []
-
-
-@pytest.fixture
-def side(tmp_path: Path, now: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
+def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     monkeypatch.setenv("PYTHONPATH", package_path())
     stats = SharedStats.create()
     (tmp_path / "pods").mkdir()
@@ -43,7 +37,7 @@ def side(tmp_path: Path, now: list[int], monkeypatch: pytest.MonkeyPatch) -> Ite
             RunConfig(), pods=f"manifests:{tmp_path / 'pods'}", state_dir=str(tmp_path), listen_fd=listener.fileno()
         )
         config_fd = config.to_memfd()
-        made = Side(config_fd, stats.fd, listener.fileno(), lambda: now[0] if now else time.monotonic_ns())
+        made = Side(config_fd, stats.fd, listener.fileno())
         yield made
         made.stop()
         os.close(config_fd)
@@ -155,9 +149,10 @@ def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
 
 
 def test_one_that_dies_at_once_again_and_again_is_started_ever_more_seldom(
-    side: Side, now: list[int], monkeypatch: pytest.MonkeyPatch
+    side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now.append(0)
+    now = [0]
+    side._now = lambda: now[0]
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pauses = []
     for _ in range(9):
