@@ -114,12 +114,6 @@ def test_nothing_stored_yet(tmp_path: Path) -> None:
         live.one_line(incidents("show", "latest", "--state-dir", str(directory)), 1, "no incidents stored in")
 
 
-def test_unknown_ids_end_with_1_and_close_matches(state: str) -> None:
-    done = incidents("show", "2026-01-31T03:12:09.412Z-node-4f1d", "--state-dir", state)
-    live.one_line(done, 1, "no incident has the id", f"close: {EVICTION_WON['id']}")
-    live.one_line(incidents("show", "2026", "--state-dir", state), 1, "3 incidents begin with '2026'; say more of it")
-
-
 def test_damaged_stores_end_with_1_and_the_remedy(tmp_path: Path) -> None:
     file = tmp_path / "incidents.db"
     file.write_bytes(b"garbage" * 1000)

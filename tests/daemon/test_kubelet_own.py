@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,8 +240,7 @@ def test_the_gate_of_files_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_its_version_makes_the_release(
     version: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = FakeApiServer()
-    try:
+    with closing(FakeApiServer()) as api:
         status = {"nodeInfo": {"kubeletVersion": version}} if version else {}
         api.store.create("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": status})
         credentials = kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{api.port}", token="t")
@@ -255,8 +255,6 @@ def test_its_version_makes_the_release(
         assert resolved(monkeypatch, kubelet, policy="kubelet-1.8").config.policy == "kubelet-1.8"
         refused = dataclasses.replace(kubelet, refused="others can write it")
         assert resolved(monkeypatch, refused).config.origins["policy"] == "default"
-    finally:
-        api.close()
     # A reload while the API server does not answer.
     away = resolved(monkeypatch, kubelet).config
     assert away.origins["policy"] == "default"
