@@ -1,6 +1,5 @@
 """What the tests' own conftest promises: a test that leaves programs pinned has failed, and is named."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,28 +27,12 @@ def test_last():
 """
 
 
-def session(directory: Path, *modules: str) -> subprocess.CompletedProcess[str]:
-    """pytest on these modules' texts, with this project's conftest."""
-    paths = []
-    for i, text in enumerate(modules):
-        paths.append(directory / f"test_m{i}.py")
-        paths[-1].write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "tests.conftest",
-        "-c",
-        "/dev/null",
-        f"--rootdir={directory}",
-    ]
-    return run(*command, "-p", "no:cacheprovider", *map(str, paths), env=live.environment(), cwd=directory)
-
-
 def test_a_test_that_leaves_programs_pinned_is_named(tmp_path: Path) -> None:
-    done = session(tmp_path, LEAK, "def test_of_another_module(): pass")
+    """In a session of pytest with this project's conftest and another module after it."""
+    for number, text in enumerate((LEAK, "def test_of_another_module(): pass")):
+        (tmp_path / f"test_m{number}.py").write_text(text)
+    options = ("-q", "-p", "tests.conftest", "-c", "/dev/null", f"--rootdir={tmp_path}", "-p", "no:cacheprovider")
+    done = run(sys.executable, "-m", "pytest", *options, tmp_path, env=live.environment(), cwd=tmp_path)
     lines = [line for line in done.stdout.splitlines() if "left programs pinned in" in line]
     try:
         assert lines, done.stdout

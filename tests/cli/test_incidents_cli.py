@@ -173,14 +173,11 @@ def test_every_kind_of_step_has_a_sentence_and_an_unknown_one_its_fields() -> No
     assert kinds - set(incident_text._TEXTS) == set()
 
 
-def shown(incident: dict[str, Any]) -> str:
-    return unstyle(" ".join(" ".join(show_lines(incident, 1000)).split()))
-
-
 def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
     (victim,) = {victim["pod"] for victim in OWN_LIMIT["oom_victims"]}
-    found = shown({**OWN_LIMIT, "reported_evicted": [victim]})
-    assert f"{victim} is Evicted by the kubelet as the API has it, and was OOM-killed" in found
+    lines = show_lines({**OWN_LIMIT, "reported_evicted": [victim]}, 1000)
+    expected = f"{victim} is Evicted by the kubelet as the API has it, and was OOM-killed"
+    assert expected in unstyle(" ".join(" ".join(lines).split()))
 
 
 def test_advise_shows_what_is_to_be_reserved(tmp_path: Path) -> None:

@@ -32,11 +32,6 @@ def thaws(brake: StandInBrake) -> int:
     return sum(how == "thaw" for how, _ in brake.log)
 
 
-def runs(world: World, uid: str, now_ns: int) -> None:
-    """It was let run then."""
-    world.brakes[uid].runs, world.brakes[uid].looked_ns = True, now_ns
-
-
 def waits_frozen(brake: StandInBrake, what: str = KILL) -> Callable[[], str]:
     """What a look at it finds, whenever it is stopped."""
     return lambda: what if brake.log[-1][0] == "apply" else ""
@@ -159,7 +154,7 @@ def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:
     """It is stopped then. Behind the hog, whose look lets the hog run, both ran at once. The others have turns, too."""
     both_held(world, 99)
     made = world.holds._brakes
-    runs(world, DB, world.now_ns)
+    world.brakes[DB].runs, world.brakes[DB].looked_ns = True, world.now_ns
     assert [made.due((HOG, DB), world.now_ns + SECOND) for _ in range(2)] == [DB, HOG]
 
 
