@@ -38,7 +38,7 @@ class Node:
         self.line, self._directory = line * MIB, directory
         self._pods: dict[str, PodSeen] = {}
         self._entries: dict[str, Any] = {}
-        self._rest, self._outside = CAPACITY - size * MIB, 0
+        self._rest = CAPACITY - size * MIB
         self._left: dict[str, float] = {}  # taker -> bytes to be taken still
         self._rates: dict[str, float] = {}
         self._unreported: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Node:
         qos, critical = "Burstable" if request else "BestEffort", priority >= 2_000_000_000
         about = (name, "lab", name, priority, True, request * MIB, qos, critical, 0)
         self._pods[name] = PodSeen(*about, cgroup=str(place), containers={})
-        self.world.table.sets[place.stat().st_ino] = int(has * MIB)
+        self.world.table.sets[self._at(name)] = int(has * MIB)
         if known:
             self.meet(name)
 
@@ -100,7 +100,7 @@ class Node:
         return CAPACITY - self.world.working_set
 
     def usage(self, name: str) -> int:
-        return self._outside if name == OUTSIDE else self.world.table.sets[(self._directory / name).stat().st_ino]
+        return self.world.table.working_set(self._at(name))
 
     def reasons(self) -> list[str]:
         """What evictions were suspended for, and why they are not any more."""
@@ -173,6 +173,10 @@ class Node:
         if current is not None and current.signalled_ns + DIES_NS <= world.now_ns:
             self._die(current.uid)
 
+    def _at(self, name: str) -> int:
+        """The index of its memory in the table."""
+        return 0 if name == OUTSIDE else (self._directory / name).stat().st_ino
+
     def _is_due(self, at_ns: int | None) -> bool:
         return at_ns is not None and at_ns <= self.world.now_ns
 
@@ -196,10 +200,7 @@ class Node:
     def _charge(self, name: str, more: int) -> bool:
         """Whether that is a step that the kernel reports."""
         self._unreported[name] = self._unreported.get(name, 0) + more
-        if name == OUTSIDE:
-            self._outside += more
-        else:
-            self.world.table.sets[(self._directory / name).stat().st_ino] += more
+        self.world.table.sets[self._at(name)] = self.usage(name) + more
         if abs(self._unreported[name]) < MIB:
             return False
         self._unreported[name] = 0
@@ -209,10 +210,7 @@ class Node:
 
     def _empty(self, name: str) -> None:
         self._left.pop(name, None)
-        if name == OUTSIDE:
-            self._outside = 0
-        else:
-            self.world.table.sets[(self._directory / name).stat().st_ino] = 0
+        self.world.table.sets[self._at(name)] = 0
         self._count()
 
     def _oom_kill(self) -> None:
