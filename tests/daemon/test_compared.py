@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -20,16 +21,6 @@ HIERARCHY = cgroupfs.detect()
 pytestmark = pytest.mark.kernel
 
 
-class Table(PolledTable):
-    """Notes where the kernel's trigger may be pulled."""
-
-    pulls: dict[int, int]
-
-    def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
-        super().set_ceilings(index, ceilings, pull_above)
-        self.pulls = {**getattr(self, "pulls", {}), index: pull_above}
-
-
 @pytest.fixture
 def node() -> Iterator[Path]:
     with live.cgroup("compared", 100 * MIB) as path:
@@ -44,9 +35,9 @@ def watches(node: Path) -> Iterator[Watches]:
     """Watches of the node, closed at the end."""
     with ExitStack() as stack:
 
-        def make(hard: dict[str, str], table: Table | None = None) -> list[Watch]:
+        def make(hard: dict[str, str]) -> list[Watch]:
             thresholds = parse_thresholds(hard, own=True)
-            table = table or Table(HIERARCHY)
+            table = PolledTable(HIERARCHY)
             stack.callback(table.reset)
             made = make_watches(table, "node", node, 100 * MIB, thresholds, HIERARCHY.version)
             for watch in made:
@@ -66,14 +57,13 @@ def test_a_domain_is_watched_once_for_each_formula(node: Path, watches: Watches)
 
 
 def test_the_kubelets_line_is_there_and_kills_nobody(watches: Watches) -> None:
-    table = Table(HIERARCHY)
-    kubelets, ours = watches({SIGNAL: "10Mi"}, table)
+    kubelets, ours = watches({SIGNAL: "10Mi"})
     assert (kubelets.signal, kubelets.compared, kubelets.lines) == (MEMORY, True, (10 * MIB,))
     assert kubelets.hard_line == 0, "no pod is signalled at its crossing"
-    for watch in (kubelets, ours):
+    for watch, pull_above in ((kubelets, NO_CEILING), (ours, 90 * MIB // 4096)):
+        table = MagicMock()
         arm_thresholds(table, watch, kernel_trigger=True)
-    assert table.pulls[kubelets.index] == NO_CEILING
-    assert table.pulls[ours.index] == 90 * MIB // 4096
+        assert table.set_ceilings.call_args.args[::2] == (watch.index, pull_above)
     kubelets.set_capacity(200 * MIB)
     assert kubelets.hard_line == 0
     assert kubelets.floor == 10 * MIB

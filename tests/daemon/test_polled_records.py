@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -20,25 +21,6 @@ NOW = 10_000_000_000
 SILENT = SimpleNamespace(due_ns=lambda: None)
 
 
-class Table:
-    """One cgroup whose page cache has all become active since its lists were read."""
-
-    def __init__(self, usage: int) -> None:
-        self.index = {}.get
-        self.usage, self.stats_read = usage, 0
-
-    def read_usage(self, entry: Entry) -> int:
-        entry.usage = self.usage
-        return self.usage
-
-    def refresh_a_leaf(self) -> None:
-        pass
-
-    def read_stat(self, entry: Entry) -> None:
-        entry.inactive, entry.stat_ns = 0, NOW
-        self.stats_read += 1
-
-
 def entry(ceiling: int, age_ns: int) -> Entry:
     made = Entry(0, 0, Path("/"), -1, -1)
     made.ceilings, made.inactive, made.stat_ns = [ceiling // PAGE], 1024 * MIB, NOW - age_ns
@@ -46,11 +28,22 @@ def entry(ceiling: int, age_ns: int) -> Entry:
 
 
 def compared(usage: int, armed: bool, age_ns: int) -> tuple[int, int | None]:
-    """How often the lists were read, and the headroom that the next look is planned with; the ceiling is at 10 GiB."""
-    table = Table(usage)
+    """How often the lists were read, and the headroom that the next look is planned with; the ceiling is at 10 GiB. All
+    of the page cache has become active since the lists were read.
+    """
+    one, table = entry(10240 * MIB, age_ns), MagicMock(index={}.get)
+
+    def read_usage(_: Entry) -> int:
+        one.usage = usage
+        return usage
+
+    def read_stat(_: Entry) -> None:
+        one.inactive, one.stat_ns = 0, NOW
+
+    table.read_usage, table.read_stat.side_effect = read_usage, read_stat
     soft = polled(table=table, arming=SimpleNamespace(rate=RATE, armed=armed))
-    _, room = soft._compare(entry(10240 * MIB, age_ns), NOW)
-    return table.stats_read, room
+    _, room = soft._compare(one, NOW)
+    return table.read_stat.call_count, room
 
 
 def test_no_wait_is_planned_with_old_lists_that_most_of_the_headroom_is_in() -> None:

@@ -2,7 +2,7 @@
 
 import os
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -85,23 +85,14 @@ def test_the_next_threshold_of_the_machine_and_that_one_more_is_met() -> None:
         assert gauge.crossed == crossed, available
 
 
-class Armed:
-    """An arming that stays attached, by a hook on charges with the machine as the node."""
-
-    rereads = partial = armed = looks = True
-    near = 1 << 40
-    waits: ClassVar[list[int]] = []
-
-    def decide(self, headroom: int, now_ns: int, reread_ns: int = 0) -> bool:
-        self.waits.append(reread_ns)
-        return False
-
-
 @pytest.mark.parametrize(("available", "wait_ns"), [(1024, bounds.REREAD_NS), (164, 8_138_020), (64, 1_600_000)])
 def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available: int, wait_ns: int) -> None:
     """The wait goes to the arming, and the metric is what can move in it."""
     rate, stats = 12 << 30, {}
-    gauge: Any = stand_ins.gauge(arming=Armed(), config={"max_fill_rate": rate})
+    # It stays attached, by a hook on charges with the machine as the node.
+    arming = MagicMock(rereads=True, partial=True, armed=True, looks=True, near=1 << 40)
+    arming.decide.return_value = False
+    gauge: Any = stand_ins.gauge(arming=arming, config={"max_fill_rate": rate})
     gauge.take_capacities = lambda: None
     gauge._cpus, gauge._huge_page = 2, 2 * MIB
     gauge._stats = SimpleNamespace(set=stats.__setitem__, add=lambda _: None)
@@ -115,7 +106,7 @@ def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available:
     ]
     assert not gauge.look(5, lambda: True)
     assert gauge.headroom == (available - 64) * MIB
-    assert Armed.waits[-1] == wait_ns
+    assert arming.decide.call_args.args[2] == wait_ns
     batches = 2 * (2 * MIB + bounds.MACHINE_LAG)
     assert stats == {"bound_bytes": batches + rate * wait_ns // 10**9, "bound_ns": bounds.PARTIAL_SWEEP_NS}
 
