@@ -16,16 +16,18 @@ pytestmark = pytest.mark.kernel
 pod = live.fixture(live.cgroup, "next")
 
 
-def ready(pod: Path, version: int) -> tuple[Trigger, Any]:
-    entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=1)
+def ready(pod: Path, *, in_kernel: bool = False) -> tuple[Trigger, Any, memoryview]:
+    """The pod is the next victim and prepared: the trigger, its entry, and the words that the kernel has of it."""
+    entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=7)
     registry: Any = SimpleNamespace(first=lambda: entry, by_uid={"uid": entry})
-    trigger = Trigger(memoryview(bytearray(32)).cast("Q"), registry, version, in_kernel=False)
+    words = memoryview(bytearray(32)).cast("Q")
+    trigger = Trigger(words, registry, 1, in_kernel=in_kernel)
     trigger.prepare()
-    return trigger, entry
+    return trigger, entry, words
 
 
 def test_who_came_to_an_empty_pod_is_prepared_soon(pod: Path) -> None:
-    trigger, entry = ready(pod, 1)
+    trigger, entry, _ = ready(pod)
     (empty,) = trigger._prepared.values()
     with live.Puppet(pod) as late:
         empty.prepared_ns -= _EMPTY_NS
@@ -39,7 +41,7 @@ def test_who_came_to_an_empty_pod_is_prepared_soon(pod: Path) -> None:
 
 def test_a_kill_that_would_reach_nobody_is_looked_at_again(pod: Path) -> None:
     """By pidfds alone, as on cgroup v1."""
-    trigger, entry = ready(pod, 1)
+    trigger, entry, _ = ready(pod)
     with live.Puppet(pod) as late:
         victim = trigger.take(entry)
         assert trigger.was_prepared
@@ -50,7 +52,7 @@ def test_a_kill_that_would_reach_nobody_is_looked_at_again(pod: Path) -> None:
 
 def test_a_victim_that_takes_long_to_look_at_stays_prepared(pod: Path) -> None:
     """A part of a look that took 250 ms (a lock, an emulated CPU) rests for a second; its victim was closed then."""
-    trigger, _ = ready(pod, 1)
+    trigger, *_ = ready(pod)
     (victim,) = trigger._prepared.values()
     victim.unfinished, victim.rest_ns, victim.prepared_ns = True, 4 * _REFRESH_NS, victim.prepared_ns - _REFRESH_NS - 1
     before_ns = time.monotonic_ns()
@@ -62,15 +64,11 @@ def test_a_victim_that_takes_long_to_look_at_stays_prepared(pod: Path) -> None:
 
 def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path) -> None:
     """The kernel would signal any process of the pod that charges memory, the helper among them."""
-    entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=7)
-    registry: Any = SimpleNamespace(first=lambda: entry, by_uid={"uid": entry})
     with live.Puppet(pod), live.Puppet(pod) as side:
         for is_spared in (False, True):
             if is_spared:
                 SPARED.add(side.pid)
-            word = memoryview(bytearray(32)).cast("Q")
-            trigger = Trigger(word, registry, 1, in_kernel=True)
-            trigger.prepare()
+            trigger, _, word = ready(pod, in_kernel=True)
             assert bool(word[0]) == (not is_spared)
             trigger.forget("uid")
             assert word[0] == 0, "a pod that is none any more is not signalled"
@@ -78,12 +76,8 @@ def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path)
 
 def test_the_pod_that_the_kernel_has_begun_to_kill_is_finished_before_the_pass(pod: Path) -> None:
     """Its other processes need no decision any more; a pod that the kernel was not armed for needs one."""
-    entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=7)
-    registry: Any = SimpleNamespace(first=lambda: entry, by_uid={"uid": entry})
-    word = memoryview(bytearray(32)).cast("Q")
     with live.Puppet(pod) as other:
-        trigger = Trigger(word, registry, 1, in_kernel=True)
-        trigger.prepare()
+        trigger, _, word = ready(pod, in_kernel=True)
         assert trigger.ready("uid") is None  # armed: no process was signalled
         word[3], word[0] = word[0], 0  # as `pull` in bpf/pressure.c does
         assert trigger.ready("another") is None
