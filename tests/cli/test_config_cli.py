@@ -45,9 +45,8 @@ def test_the_commands_read_what_run_reads() -> None:
 def test_origins_and_warnings(tmp_path: Path) -> None:
     hard = "evictionHard: {memory.available: 5%, pid.available: '100'}\nsystemReserved: {memory: 1Gi, cpu: '1'}\n"
     soft = "evictionSoft: {memory.available: 3%}\nevictionSoftGracePeriod: {memory.available: 90s}\n"
-    main_file = write(tmp_path, "kubelet.yaml", KUBELET + hard + soft)
-    with open(main_file, "a") as file:
-        file.write("evictionMinimumReclaim: {memory.available: 64Mi}\n")
+    reclaim = "evictionMinimumReclaim: {memory.available: 64Mi}\n"
+    main_file = write(tmp_path, "kubelet.yaml", KUBELET + hard + soft + reclaim)
     files = ("--kubelet-config", main_file)
     data = shown(*files, "--pods", "cgroups", "--eviction-max-pod-grace-period", "-1")
     rows = {(t["signal"].partition(".")[0], t["kind"]): t for t in data["thresholds"]}

@@ -37,10 +37,8 @@ def test_the_command_imports_nothing_of_a_user(tmp_path: Path, bait: dict[str, s
 
 def test_the_bait_works(tmp_path: Path, bait: dict[str, str]) -> None:
     run(sys.executable, "-c", "", env=bait, cwd=tmp_path / "path")
-    assert (tmp_path / "ran").read_text() in (
-        "!!",
-        "!",
-    )  # in a virtual environment without the system's there is no .pth
+    # In a virtual environment without the system's there is no .pth.
+    assert (tmp_path / "ran").read_text() in ("!!", "!")
 
 
 def test_children_are_as_isolated_as_their_parent(tmp_path: Path, bait: dict[str, str]) -> None:

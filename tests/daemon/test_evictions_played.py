@@ -212,8 +212,5 @@ def test_a_pod_that_recovers_in_the_grace_is_left_alone(tmp_path: Path) -> None:
         began_ns = node.now_ns
         node.stand(1.5)
         [decision] = node.decided
-        assert (decision.pod, decision.kind, decision.decided_ns >= began_ns + 0.9 * SECOND) == (
-            "breather",
-            "soft",
-            True,
-        )
+        assert (decision.pod, decision.kind) == ("breather", "soft")
+        assert decision.decided_ns >= began_ns + 0.9 * SECOND

@@ -30,12 +30,8 @@ def test_messages_that_cannot_be_used_are_counted_and_the_next_one_counts(node: 
         hot.sock.send(packet)
     hot.send(LogLine("error", "still here", {"n": 1, "text": 'a "quoted" text'}))
     record = json.loads(hot.wait_for_log('"still here"'))
-    assert (record["level"], record["msg"], record["n"], record["text"]) == (
-        "error",
-        "still here",
-        1,
-        'a "quoted" text',
-    )
+    expected = {"level": "error", "msg": "still here", "n": 1, "text": 'a "quoted" text'}
+    assert record.items() >= expected.items()
     assert metric(hot, "events_lost_total", where="messages") == 6
     assert "unknown type" in hot.log()
 
