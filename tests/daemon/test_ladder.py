@@ -111,7 +111,6 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
 @pytest.mark.once
 def test_a_rung_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path))
-    live.one_line(live.outrace("run", "--hooks", "psi", *state), 2, "--hooks: 'psi' is gone: write poll")
     live.one_line(
         live.outrace("run", "--hooks", "memcg-tracepoint", *state, wrapper=without("bpf", "perfmon", "sys_admin")),
         3,
