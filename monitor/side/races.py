@@ -38,7 +38,7 @@ class Races:
         config, log = view.config, view.log
         self._view = view
         self._log = log
-        self._node = os.uname().nodename
+        self._node = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
         self.alerts = self._sender(config)
         self.judge = Judge(config, log, self._on_incident)
         self._kmsg: Kmsg | None = None

@@ -206,11 +206,15 @@ def test_the_job_deletes_what_is_evicted_alone() -> None:
     made = chart("--set", "evicted.enabled=true", "--set", "evicted.args={--older-than=24h}")
     request = asked("pods", "web", username=f"{ACCOUNT}-evicted")
     by_kubelet = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    low = {"message": "The node was low on resource: memory. "}
     for status, allowed in (
         ({"phase": "Failed", "reason": "Evicted"}, True),
-        ({"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}, by_kubelet]}, True),
-        ({"phase": "Failed", "reason": "NodeLost", "conditions": [by_kubelet]}, False),
-        ({"phase": "Failed", "conditions": [by_kubelet | {"reason": "PreemptionByScheduler"}]}, False),
+        ({"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}, by_kubelet | low]}, True),
+        ({"phase": "Failed", "reason": "", "conditions": [by_kubelet], **low}, True),
+        ({"phase": "Failed", "conditions": [by_kubelet]}, False),
+        ({"phase": "Failed", "conditions": [by_kubelet | {"message": "Preempted in order to admit"}]}, False),
+        ({"phase": "Failed", "reason": "NodeLost", "conditions": [by_kubelet | low]}, False),
+        ({"phase": "Failed", "conditions": [by_kubelet | low | {"reason": "PreemptionByScheduler"}]}, False),
         ({"phase": "Running"}, False),
         ({"phase": "Failed", "reason": "OOMKilled"}, False),
         ({}, False),

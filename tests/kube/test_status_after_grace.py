@@ -100,7 +100,7 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
 ) -> None:
     """One that is taken is none."""
     hook = Webhook()
-    settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,))
+    settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,), node_name="node-1")
     known = view(settings, cgroupfs.detect(), 1 << 30)
     races = Races(known)
     cluster = Cluster(known, config, "node-1", files, races)
@@ -121,6 +121,6 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
             races.close(10.0, 10.0)
     (alert,) = hook.got()
     assert (alert["name"], alert["status"]) == (STATUS_NOT_TAKEN, "firing")
-    labels = {key: alert["labels"][key] for key in ("namespace", "pod", "outcome", "severity")}
-    assert labels == {"namespace": "default", "pod": "db", "outcome": AWAY, "severity": "warning"}
+    labels = {key: alert["labels"][key] for key in ("node", "namespace", "pod", "outcome", "severity")}
+    assert labels == {"node": "node-1", "namespace": "default", "pod": "db", "outcome": AWAY, "severity": "warning"}
     assert alert["annotations"]["summary"].startswith("default/db: the API server took no status")
