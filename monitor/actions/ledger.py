@@ -6,10 +6,10 @@ the first store after each writeback is a transaction). It goes with its cgroup,
 survives every process, and ends with the machine as cgroups do. ``trusted.``: only CAP_SYS_ADMIN writes it, so that no
 container can have its own limits "undone".
 
-Each of the `ROLES` of each state dir has a note of its own at a cgroup:
-so none waits for a lock, or for another one's write. All of them hold the value from before any of them: what
-another one wrote is no value of the pod's (`Ledger.with_own_value`). A note names the process that wrote it.
-`monitor.actions.undo` undoes the notes of processes that have ended.
+Each of the `ROLES` of each state dir has a note of its own at a cgroup, so that none waits for a lock, or for another
+one's write. All of them hold the value from before any of them: what another one wrote is no value of the pod's
+(`Ledger.with_own_value`). A note names the process that wrote it. `monitor.actions.undo` undoes the notes of processes
+that have ended.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _PAGE = 10
 _NAME = 22
 #: Left out in this order where the screen is narrow.
 _SPARE = ("REQUEST", "QOS", "USED", "PRIORITY", "ADJ", "GROWTH", "STALL")
-#: From this share of a second on a pod's stall has a column; below it is no figure of two digits.
+#: The column is there from this share of a second on.
 _STALLS = 0.01
 _SHORT_QOS = {"Guaranteed": "Guar", "Burstable": "Burst", "BestEffort": "BestE"}
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from monitor.kernel import python
@@ -40,10 +39,8 @@ class Side:
     given to the next as well: both ends of a channel are kept here.
     """
 
-    def __init__(
-        self, config_fd: int, stats_fd: int, listen_fd: int, now: Callable[[], int] = time.monotonic_ns
-    ) -> None:
-        self._now = now
+    def __init__(self, config_fd: int, stats_fd: int, listen_fd: int) -> None:
+        self._now = time.monotonic_ns
         self._config_fd = config_fd
         #: What the helper winds up with each turn (`monitor.link.heartbeat`).
         self.timer = Timer()

@@ -284,7 +284,7 @@ class Synced(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """This helper has judged and stored all that came of the first ``total`` messages about races."""
+    """Nothing is to come any more of the first ``total`` messages about races: judged, dropped, or about nothing."""
 
     total: int  # of `cross`, `clear`, `decision`, `killed`, `evicted`, `oom`, `held`, `hold_ended`
 
