@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import resources
 from pathlib import Path
 
@@ -231,6 +232,11 @@ def test_the_c_sources_travel_with_the_package() -> None:
 def test_bpf_sources_carry_their_licence() -> None:
     for path in (ROOT / "bpf").iterdir():
         assert "SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0" in path.read_text().splitlines()[0], path.name
+
+
+def test_the_wrong_bcc_is_not_a_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "bcc" not in [re.match(r"[\w-]+", text)[0].lower() for text in project["dependencies"]]
 
 
 def test_make_alone_explains_every_target() -> None:

@@ -128,6 +128,16 @@ def test_damaged_stores_end_with_1_and_the_remedy(tmp_path: Path) -> None:
     assert done.stderr == renamed
 
 
+def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:
+    content = Path(state, "incidents.db").read_bytes()
+    at = content.index(b"\x78\x9c") + 20  # in the compressed JSON of one of them
+    (tmp_path / "incidents.db").write_bytes(content[:at] + bytes(8) + content[at + 8 :])
+    done = incidents("list", "--state-dir", str(tmp_path), "-o", "json")
+    assert len(json.loads(done.stdout)["incidents"]) == 2
+    assert done.returncode == 1
+    assert "1 incidents in" in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
     code = f"import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n{live.CLI}"

@@ -181,10 +181,14 @@ def test_over_a_long_time_it_is_the_share_and_less_never_rests() -> None:
         now[0] += 5 * MS
         assert ration.spend(now[0] - MS + 1)
     now[0], ration = 0, Ration(lambda: now[0])
+    now[0] += SAVED_NS
+    assert ration.spend(0), "so much is saved at the start"
+    now[0], ration = 0, Ration(lambda: now[0])
     while now[0] < 10_000 * MS:
         if ration.until_ns:
             now[0] = ration.until_ns
             assert ration.is_over(now[0])
+            assert not ration.is_over(now[0]), "it is over once"
         began, now[0] = now[0], now[0] + 300_000
         spent += 300_000
         ration.spend(began)

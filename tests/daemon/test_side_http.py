@@ -41,14 +41,18 @@ def test_readiness_and_liveness(node: Node) -> None:
 
 
 def test_a_main_loop_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that turns is: `test_readiness_and_liveness`, where another thread asks it."""
+    """Also one that has turned before; it is asked to turn."""
     server = MagicMock()
     monkeypatch.setattr(endpoints, "Server", server)
     monkeypatch.setattr("monitor.side.view._PROBE_TIMEOUT_S", 0.0)
     known = view(RunConfig(), cgroupfs.Hierarchy(2, Path("/")), 1 << 30)
     endpoints.serve(MagicMock(), known, MagicMock(), lambda: None)
-    answer = server.call_args.args[1]["/healthz"].ask("/healthz", "")
+    healthz = server.call_args.args[1]["/healthz"]
+    known.side_turns = 7
+    answer = healthz.ask("/healthz", "")
     assert (answer.status, answer.body) == (503, b"the helper's main loop stands still\n")
+    known.wake_side = lambda: setattr(known, "side_turns", 8)
+    assert known.side_lives()
 
 
 def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:

@@ -21,6 +21,7 @@ class FakeRuntime(socketserver.UnixStreamServer):
     """Answers ``GET`` of the paths it knows; one that ``hangs`` never ends an answer."""
 
     shutdown_request = socketserver.UnixStreamServer.close_request
+    request_queue_size = 64
 
     def __init__(self, path: Path, answers: dict[str, Any], hangs: bool = False) -> None:
         self.asked: list[str] = []
@@ -40,6 +41,9 @@ class FakeRuntime(socketserver.UnixStreamServer):
             request.sendall(head.encode() + json.dumps(self._answers.get(path)).encode()[: 1 if self._hangs else None])
         if self._hangs:
             self._kept.append(request.dup())
+
+    def handle_error(self, *_: object) -> None:
+        raise  # of the request that is answered: a broken stand-in is no silent runtime
 
     def close(self) -> None:
         self.shutdown()

@@ -46,7 +46,8 @@ def test_v1_system_components(memory: int, amount: int, rounding: str) -> None:
     ],
 )
 def test_v1_pods_by_memory(memory: int, amount: int) -> None:
-    assert terms(cce.memory_v1(memory, 16))["managing pods"] == amount
+    _, pods, threshold = cce.memory_v1(memory, 16)
+    assert (pods.part, pods.amount, threshold) == (KUBE, amount, cce.THRESHOLD)
     if memory <= 2 * GIB:  # for any number of pods
         assert terms(cce.memory_v1(memory, 500))["managing pods"] == amount
 

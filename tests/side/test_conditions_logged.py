@@ -19,8 +19,9 @@ def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
     handler.log = log
     for conditions in ([], [], ["MemoryPressure"], ["MemoryPressure"], []):
         assert handler.handle(STATE._replace(conditions=conditions))
-    assert log.matching("node conditions changed") == [
-        {"conditions": ["MemoryPressure"], "before": []},
-        {"conditions": [], "before": ["MemoryPressure"]},
+    changed = "warning", "node conditions changed"
+    assert log.lines == [
+        (*changed, {"conditions": ["MemoryPressure"], "before": []}),
+        (*changed, {"conditions": [], "before": ["MemoryPressure"]}),
     ]
     files.close(5.0)

@@ -54,7 +54,8 @@ def test_a_hold_is_logged_counted_and_over(holds: Holds, log: LogLines) -> None:
     holds.over(ENDED)
     assert (dict(holds.now), holds.longest_s(), holds.shown()) == ({}, 0.0, [])
     assert (holds.begun, holds.ended, holds.seconds, holds.grown_bytes) == ({"grows": 1}, {"clear": 1}, 2.0, MIB)
-    (_, begin, fields), (_, end, ended) = log.lines
+    (level, begin, fields), (last, end, ended) = log.lines
+    assert (level, last) == ("warning", "warning")
     assert (begin, fields["pod"], fields["uid"], fields["held_ns"]) == ("pod held", "ns/hog", "u", held.ts_ns)
     assert fields["threshold"] == 32 * MIB
     assert (end, ended["why"], ended["grew"], ended["ended_ns"]) == ("hold ended", "clear", MIB, 5)
@@ -88,7 +89,7 @@ def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_
 def test_another_brake_is_the_same_hold(holds: Holds, log: LogLines) -> None:
     holds.held(HELD)
     holds.held(HELD._replace(brake="limit+high", ts_ns=7))
-    assert [text for _, text, _ in log.lines] == ["pod held", "the hold of a pod changed"]
+    assert [line[:2] for line in log.lines] == [("warning", "pod held"), ("warning", "the hold of a pod changed")]
     assert holds.begun.total() == 1
     assert holds.now["u"].since_ns == 0
 

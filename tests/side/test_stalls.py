@@ -90,8 +90,9 @@ def test_a_stalled_pod_and_its_cause_are_named_at_once_and_reported_after_the_gr
             assert named == "hog", "named within 3 s of the loss of speed"
         if seconds < 9:
             assert node.events() == []
-    [line] = node.log.matching("a pod waits for memory that it had")
-    assert line | {"pod": "ns/reader", "cause": "ns/hog", "why": "grew", "lacks": 33 * MIB, "grew": 90 * MIB} == line
+    _, text, line = node.log.lines[0]
+    about = {"pod": "ns/reader", "cause": "ns/hog", "why": "grew", "lacks": 33 * MIB, "grew": 90 * MIB}
+    assert (text, line) == ("a pod waits for memory that it had", {**about, "share": line["share"]})
     (found,) = node.events()
     assert isinstance(found, Stalled)
     assert (found.domain, found.pod_name, found.cause_name, found.why) == (
