@@ -34,9 +34,13 @@ class Node:
         self.view.synced = True
         self.write()
         self.stalls = Stalls(
-            self.view, tuple(map(parse_rule, rules or ("pod>50%,grace=10s",))), lambda: ["hog", "reader"]
+            self.view, tuple(map(parse_rule, rules or ("pod>50%,grace=10s",))), lambda: ["hog", "reader"], self._waited
         )
         self.stalls._line = self.log = LogLines()
+
+    def _waited(self) -> pressure.Waited:
+        memory, io, _, _ = map(sum, zip(*self.waits.values(), strict=True))
+        return memory, io
 
     def _pod(self, name: str) -> FoundPod:
         return FoundPod(replace(pod(name), uid=name), self.root / name, {"c": self.root / name / "c"})
@@ -149,9 +153,30 @@ def test_where_the_kernel_says_nothing_nothing_is_known(node: Node) -> None:
     assert "reader" in node.stalls.shown
     for file in ("memory.pressure", "io.pressure"):
         (node.root / "reader" / file).unlink()
+    node.waits["hog"][1] += 2000  # while nothing waits no file is read
     node.stalls.turn(node.now_ns + S)
     assert "reader" not in node.stalls.shown, "unknown is not 0"
     assert "hog" in node.stalls.shown
+
+
+def test_while_nothing_on_the_machine_waits_no_pods_files_are_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.second(reader=0.01)
+    node.second()
+    read: list[Path] = []
+    real = pressure.waited
+    monkeypatch.setattr(pressure, "waited", lambda directory: read.append(directory) or real(directory))
+    for _ in range(5):
+        node.second()
+    assert (read, node.stalls.shown["reader"].share) == ([], 0.0)
+    for _ in range(2):
+        node.second(reader=0.9)
+    assert node.stalls.shown["reader"].share == pytest.approx(0.9)
+    for _ in range(2):
+        node.second()
+    read.clear()
+    for _ in range(4):  # less than a millisecond in each second adds up
+        node.second(hog=0.0004)
+    assert read.count(node.root / "hog") == 1
 
 
 def test_the_machine_can_stall_as_a_whole(tmp_path: Path) -> None:
