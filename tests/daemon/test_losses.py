@@ -180,10 +180,12 @@ def test_over_a_long_time_it_is_the_share_and_less_never_rests() -> None:
     for _ in range(1000):
         now[0] += 5 * MS
         assert ration.spend(now[0] - MS + 1)
-    now[0], ration = 0, Ration(lambda: now[0])
-    now[0] += SAVED_NS
+    now[0] = 0
+    ration = Ration(lambda: now[0])
+    now[0] = SAVED_NS
     assert ration.spend(0), "so much is saved at the start"
-    now[0], ration = 0, Ration(lambda: now[0])
+    now[0] = 0
+    ration = Ration(lambda: now[0])
     while now[0] < 10_000 * MS:
         if ration.until_ns:
             now[0] = ration.until_ns
