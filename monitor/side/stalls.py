@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 #: Time between two samples, and of a subject that waits for more than half of its line.
 PACE_NS, NEAR_NS = 1_000_000_000, 250_000_000
+#: ... and of a subject without pressure files.
+UNKNOWN_PACE_NS = 5_000_000_000
 #: ... and of the memory of all pods, to measure growth: 110 pods cost 5 ms.
 GROWTH_PACE_NS = 5_000_000_000
 #: While the whole machine waited no longer than this, no pod did: microseconds. (The kernel weighs CPUs by their work,
@@ -121,7 +123,8 @@ class Stalls:
     def turn(self, now_ns: int) -> int:
         """Sample what is due; when the next sample is."""
         self._match(now_ns)
-        if now_ns >= self._grown_due_ns and self._view.synced:  # what a late list of pods adds is no growth
+        known = any(subject.loads for subject in self._subjects.values())
+        if known and now_ns >= self._grown_due_ns and self._view.synced:  # what a late list of pods adds is no growth
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
             self._grown.append((now_ns, self._sizes()))
         whole = self._machine()
@@ -168,6 +171,7 @@ class Stalls:
             one.files = pressure.PROC if whole else pressure.directory_of(self._view.hierarchy, self._v2, one.cgroup)
         waited = self._waited(one)
         if waited is None or one.uid in self._view.holds.now:  # not known is not 0; outrace itself stops a held pod
+            one.due_ns = now_ns + (PACE_NS if one.files is not None else UNKNOWN_PACE_NS)
             one.files = None
             one.loads.clear()
             one.swap_ins.clear()
