@@ -109,7 +109,7 @@ def test_what_the_end_leaves_unstored_is_logged(
     found = list(episodes(*of_pods(3, 3)))
     for episode in found:
         one.submit(episode, True)
-    until(lambda: len(heard) == 3, "all to be judged")
+    until(lambda: len(heard) == 3 and one._worker.idle, "all to be judged")
     one.close(2.0)
     log = capfd.readouterr().err  # before its thread goes on to write
     over.set()

@@ -41,7 +41,7 @@ def become(hogs: list[Hog], *wanted: int) -> None:
 def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: LabNode, hogs: list[Hog]) -> None:
     with live.daemon(node, "--enforce", *hard(8)) as daemon:
         become(hogs, 1000, SECOND)
-        assert live.metric(daemon, "oom_guided_pods") == 1
+        live.until(lambda: live.metric(daemon, "oom_guided_pods") == 1, "the mark to be counted")
         assert live.metric(daemon, "oom_guided_processes") == 1
         assert live.metric(daemon, "oom_guide_marks_total") >= 1
         live.ended(daemon)
