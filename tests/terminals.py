@@ -130,6 +130,8 @@ class Seat:
         while not holds(self.screen):
             assert time.monotonic() < deadline, f"the screen is\n{self.screen.text}"
             self.read(0.2)
+            if not self.running():
+                self.flush()  # what it wrote last may come in several reads
             assert self.running() or holds(self.screen), f"it ended; the screen is\n{self.screen.text}"
         while self.read(0.02):
             pass  # the rest of this drawing
