@@ -113,8 +113,8 @@ def test_what_fails_unforeseen_is_counted_too(monkeypatch: pytest.MonkeyPatch) -
 def test_a_command_that_hangs_is_killed_with_its_children(stop_fd: int, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     pids.touch()
-    code = "import os, signal, sys; os.fork(); open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); "
-    code += "print('working', flush=True); signal.pause()"
+    code = "import os, signal, sys; os.fork(); print('working', flush=True); "
+    code += "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); signal.pause()"
     result: list[tuple[int | None, str]] = []
     thread = threading.Thread(target=lambda: result.append(run((*PYTHON, code, str(pids)), 600, stop_fd)))
     thread.start()
