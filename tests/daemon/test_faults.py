@@ -62,7 +62,7 @@ class Faults:
 
     @property
     def hits(self) -> int:
-        return int(Path(f"{self.path}.hits").read_text())
+        return int(Path(f"{self.path}.hits").read_text() or 0)  # made, and not yet written
 
     def apply(self, daemon: LabDaemon, **plan: Any) -> None:
         """Have it fail from now on."""
@@ -197,7 +197,8 @@ def test_without_a_descriptor_it_goes_on_and_evicts_who_is_prepared(node: LabNod
         hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[1]
         used = {int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")}
         first_free = next(fd for fd in range(1024) if fd not in used)
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (first_free, hard))
+        # One lower: the process may have opened the last of them for a moment only.
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (first_free - 1, hard))
         try:
             hog.go()
             assert hog.wait() == -signal.SIGKILL
