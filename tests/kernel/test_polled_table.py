@@ -50,7 +50,7 @@ def test_a_cgroup_is_what_its_files_hold(tmp_path: Path) -> None:
         assert table.room(at) == pytest.approx(100 * PAGE, abs=PAGE)
         puppet.do("anon(8)")
         PolledSweeper(table).reread()
-        assert table.reading(at).usage >= before.usage + 8 * MIB
+        assert table.reading(at).usage >= before.usage + 8 * MIB - live.GATE, "stocks may go back meanwhile"
         assert table.reading(at).inactive_file == before.inactive_file, "rereading is of usage only"
         table.remove(cgroupfs.cgroup_id(path))
         assert table.add(cgroupfs.cgroup_id(path), path=path) == at, "the place is used again"
@@ -122,10 +122,12 @@ def test_what_a_cgroup_had_that_is_gone_is_not_its_parents(tmp_path: Path) -> No
         left = table.add(cgroupfs.cgroup_id(child), path=child)
         with live.Puppet(child) as puppet:
             puppet.do(f"write({str(tmp_path / 'cache')!r}, 16)")
+            # The kernel may bring the files up to date between the reads of the parent's and of the child's.
             live.until(
-                lambda: PolledSweeper(table).run() and table.reading(left).inactive_file >= 15 * MIB, "page cache"
+                lambda: PolledSweeper(table).run()
+                and min(table.reading(index).inactive_file for index in (left, at)) >= 15 * MIB,
+                "page cache",
             )
-            assert table.reading(at).inactive_file >= 15 * MIB
             (tmp_path / "cache").unlink()
         child.rmdir()
         live.until(lambda: PolledSweeper(table).run() and table.reading(at).inactive_file < 4 * MIB, "it to be gone")
