@@ -24,7 +24,7 @@ def script(path: Path, says: str) -> Path:
 @pytest.fixture
 def run() -> Callable[[str], tuple[int | None, str]]:
     stop = os.eventfd(0)
-    return lambda command: reclaim.run([command], 10.0, stop)
+    return lambda command: reclaim.run([command], 240.0, stop)
 
 
 def test_a_script_of_another_user_is_not_run(tmp_path: Path, run: Callable[[str], tuple[int | None, str]]) -> None:

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(autouse=True)
 def whole_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look ends after a millisecond, which other work on the CPUs may take."""
+    """A look ends after a millisecond, and a brake is due again after 5 s, which other work on the CPUs may take."""
     monkeypatch.setattr(thaw_reasons, "_MOST_NS", 1 << 60)
+    monkeypatch.setattr(hold_brakes, "REFRESH_NS", 1 << 60)
 
 
 def only_with_v1s_freezer(held: Stand) -> None:

@@ -98,8 +98,8 @@ def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monk
 def test_it_looks_at_once_when_it_was_armed() -> None:
     arming = SimpleNamespace(armed=False)
     soft = polled(arming=arming, kills=SILENT)
-    soft._look()
-    assert soft.due_ns() > time.monotonic_ns()
+    began, _ = time.monotonic_ns(), soft._look()
+    assert soft.due_ns() > began
     arming.armed = True
     assert soft.due_ns() == 0
 
