@@ -17,6 +17,7 @@ from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
 from monitor.link.messages import NAMES, LogLine, Reap
 from tests import live
+from tests.actions.test_brake_growth import realtime
 
 pytestmark = pytest.mark.kernel
 NUMBER = 7
@@ -64,8 +65,9 @@ pod = live.fixture(live.cgroup, "evictor")
 def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) -> None:
     with live.Puppet(pod) as first, live.Puppet(pod) as second:
         bench = Bench(pod)
-        eviction = bench.begin()
-        assert not bench.evictor.follow(eviction.signalled_ns, 0)
+        with realtime():  # before they have died
+            eviction = bench.begin()
+            assert not bench.evictor.follow(eviction.signalled_ns, 0)
         assert eviction.next_look_ns > eviction.signalled_ns, "the evictor did not sample"
         for puppet in (first, second):
             puppet.wait()
