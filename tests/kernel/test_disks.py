@@ -52,12 +52,12 @@ def test_tasks_are_counted_threads_too() -> None:
     most, before = pid_counts()
     assert most == min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
     go = threading.Event()
-    threads = [threading.Thread(target=go.wait) for _ in range(64)]
+    threads = [threading.Thread(target=go.wait) for _ in range(512)]
     for thread in threads:
         thread.start()
     try:
-        # Other tasks of the machine come and go, but not 64 at once.
-        assert pid_counts()[1] > before + 32
+        # Other tasks of the machine come and go, in other tests some hundred at once.
+        assert pid_counts()[1] > before + 128
     finally:
         go.set()
         for thread in threads:
@@ -189,7 +189,7 @@ def test_a_tree_too_deep_for_descriptors_is_counted_as_far_as_they_go(mounts: Mo
     deepest.mkdir(parents=True)
     before = len(os.listdir("/proc/self/fd"))
     assert tree_usage(tree) == Usage(0, 257, complete=False)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # threads of earlier tests close theirs
 
 
 def test_what_a_walk_remembers_is_bounded(mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:

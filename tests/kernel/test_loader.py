@@ -143,7 +143,7 @@ def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
         fd = pins.fd(name)
         assert not os.get_inheritable(fd)
         os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # threads of earlier tests close theirs
 
 
 def test_a_pin_that_is_not_there_is_named() -> None:
