@@ -41,9 +41,11 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
                 assert watch.events == [], "48 MiB may be used before 32 are left"
                 puppet.do("anon(36)")
                 watch.consume()
-                crossings = [e for e in watch.events if e.kind == CROSS]
-                assert made.usage_now() == cgroupfs.read_cgroup(hierarchy, node).usage
-            for event, quantity in zip(crossings, (32 * MIB, 8 * MIB), strict=True):
+                # The first of each threshold: one that loses its CPU at the line may cross it once more.
+                crossings = [*{e.threshold: e for e in reversed(watch.events) if e.kind == CROSS}.values()]
+                # What a CPU has in stock for a cgroup may go back between the two looks.
+                live.until(lambda: made.usage_now() == cgroupfs.read_cgroup(hierarchy, node).usage, "the same usage")
+            for event, quantity in zip(sorted(crossings, key=lambda e: e.ts_ns), (32 * MIB, 8 * MIB), strict=True):
                 threshold = made.thresholds[event.threshold]
                 assert threshold.quantity(made.capacity) == quantity
                 seen = made.observation(Reading(event.usage, event.inactive_file, event.active_file), event.ts_ns)

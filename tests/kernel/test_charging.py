@@ -108,11 +108,13 @@ def test_a_crossing_is_reported_at_the_batch_that_makes_it(hook: str) -> None:
             assert watch.events == []
             puppet.do("anon(8)")
             watch.consume()
-        assert [(e.kind, e.domain, e.threshold) for e in watch.events] == [(CROSS, index, 0) for index in indexes]
+        # A puppet that loses its CPU at the line may lose the rest of its batch too, and cross once more.
+        crossings = [*dict.fromkeys((e.kind, e.domain, e.threshold) for e in watch.events)]
+        assert crossings == [(CROSS, index, 0) for index in indexes]
         for event in watch.events:
             assert event.tgid == puppet.pid
-            # One batch above at most; where huge pages are on for all, what crosses may be one of the puppet's own.
-            assert ceiling < event.working_set <= ceiling + max(64 * PAGE, 2 * MIB if huge else 0)
+            # A batch of each CPU above at most; where huge pages are on for all, one of the puppet's own may cross.
+            assert ceiling < event.working_set <= ceiling + max(live.GATE, 2 * MIB if huge else 0)
 
 
 def test_other_counters_are_not_taken_for_memory(hook: str) -> None:
