@@ -118,11 +118,11 @@ def pod_of_v1(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Simula
 
 
 def test_a_frozen_pod_takes_nothing_and_all_when_it_is_released(pod: Simulated | Real) -> None:
-    before = pod.files()
-    braked = pod.brake.apply(pod.brake.usage() + 8 * MIB)
+    before, usage = pod.files(), pod.brake.usage()
+    braked = pod.brake.apply(usage + 8 * MIB)
     assert (pod.brake.is_held, pod.brake.is_capped, pod.brake.in_force()) == (True, True, True)
     assert pod.files() == [str(braked.cap), "1"]
-    assert pod.brake.usage() + ROOM - PAGE <= braked.cap <= pod.brake.usage() + 8 * MIB
+    assert pod.brake.usage() + ROOM - PAGE <= braked.cap <= usage + 8 * MIB
     pod.take(20)
     assert pod.brake.usage() <= braked.cap
     pod.brake.release()
@@ -131,8 +131,9 @@ def test_a_frozen_pod_takes_nothing_and_all_when_it_is_released(pod: Simulated |
 
 
 def test_a_cap_is_at_least_a_little_above_its_usage(pod: Simulated | Real) -> None:
-    braked = pod.brake.apply(0)
-    assert pod.brake.usage() + ROOM - PAGE <= braked.cap <= pod.brake.usage() + ROOM
+    before, braked = pod.brake.usage(), pod.brake.apply(0)
+    # Others that are charged on its CPU take what that has in stock for the pod.
+    assert pod.brake.usage() + ROOM - PAGE <= braked.cap <= max(before, pod.brake.usage()) + ROOM
 
 
 def test_a_pod_that_is_killed_while_it_is_frozen_gives_back_when_it_is_let_run(pod: Simulated | Real) -> None:
