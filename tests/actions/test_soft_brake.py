@@ -33,6 +33,7 @@ def grow():
     block = mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
     block.madvise(mmap.MADV_NOHUGEPAGE)
     for at in range(0, 400 * MIB, 4096):
+        at % 65536 or time.sleep(0.001)  # 64 MiB a second: else the node is full before the test has a CPU
         block[at] = 1
         if stop:
             print("answered", flush=True)
