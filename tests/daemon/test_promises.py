@@ -38,11 +38,11 @@ def near() -> str:
 @pytest.mark.parametrize("rung", ["auto", pytest.param(POLL, marks=pytest.mark.once)])
 def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Path, rung: str) -> None:
     """With the machine as the node, which is the default, and a threshold that is near."""
-    options = ("--hooks", rung, "--eviction-hard", near())
     if rung == "auto":
         live.lend_pins(tmp_path)
     # Before: on an emulated CPU the daemon, near its threshold, leaves it little.
     found = json.loads(live.outrace("doctor", "-o", "json", "--state-dir", str(tmp_path)).stdout)["hook_plan"]
+    options = ("--hooks", rung, "--eviction-hard", near())  # as late as can be: others on the machine take and give
     with LabDaemon(node, *options, state_dir=tmp_path, machine=True) as daemon:
         name = live.rung(daemon)
         assert name == (found["rung"] if rung == "auto" else rung)
