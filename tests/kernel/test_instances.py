@@ -212,7 +212,7 @@ def test_the_pins_of_another_user_are_not_believed(root: Path, tmp_path: Path) -
     os.close(instances.hold(wanted))
     assert list(wanted.iterdir()) == []
     assert (root.stat().st_uid, root.stat().st_mode & 0o777) == (0, 0o700)
-    assert [left.stat().st_uid for left in root.parent.glob("outrace_of_user_*")] == [others.UID]
+    assert [left.stat().st_uid for left in root.parent.glob(f"outrace_of_user_*_{os.getpid()}_*")] == [others.UID]
 
 
 def test_a_tree_of_another_user_is_put_aside_however_deep_it_is(root: Path, tmp_path: Path) -> None:
@@ -261,6 +261,6 @@ def test_a_link_in_the_place_of_the_root_is_replaced(root: Path, tmp_path: Path)
     others.does(f"os.symlink('{precious}', '{root}')")
     made_instance(tmp_path / "state")
     assert not root.is_symlink()
-    assert list(root.parent.glob("outrace_of_user_*")) == []
+    assert list(root.parent.glob(f"outrace_of_user_*_{os.getpid()}_*")) == []
     assert [path.name for path in precious.iterdir()] == ["file"]
     assert root == pins.ROOT
