@@ -124,8 +124,10 @@ def test_what_a_cgroup_had_that_is_gone_is_not_its_parents(tmp_path: Path) -> No
             puppet.do(f"write({str(tmp_path / 'cache')!r}, 16)")
             # The kernel may bring the files up to date between the reads of the parent's and of the child's.
             live.until(
-                lambda: PolledSweeper(table).run()
-                and min(table.reading(index).inactive_file for index in (left, at)) >= 15 * MIB,
+                lambda: (
+                    PolledSweeper(table).run()
+                    and min(table.reading(index).inactive_file for index in (left, at)) >= 15 * MIB
+                ),
                 "page cache",
             )
             (tmp_path / "cache").unlink()
