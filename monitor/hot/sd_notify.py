@@ -12,13 +12,16 @@ from contextlib import suppress
 
 
 class Service:
-    """The socket of the service manager. Never waits: what its queue cannot take is lost; only `alive` repeats."""
+    """The socket of the service manager. Never waits: what its queue cannot take is lost, but `alive` repeats, and says
+    too that it is ready.
+    """
 
     def __init__(self) -> None:
         # Left where they are: what this process becomes by an execv has to go on sending.
         path = os.environ.get("NOTIFY_SOCKET", "")
         usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
         self._sock: socket.socket | None = None
+        self._unsent = ""  # that it is ready
         self._address = "\0" + path[1:] if path.startswith("@") else path
         if path:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -45,7 +48,8 @@ class Service:
 
     def ready(self, status: str) -> None:
         """Decisions can be made now."""
-        self._send(f"READY=1\nSTATUS={status}")
+        text = f"READY=1\nSTATUS={status}"
+        self._unsent = "" if self._send(text) else f"{text}\n"
 
     def due_ns(self) -> int | None:
         """When `alive` is due (CLOCK_MONOTONIC); None without a watchdog."""
@@ -53,8 +57,8 @@ class Service:
 
     def alive(self, now_ns: int) -> None:
         """The loop turns. 5 us, twice in the watchdog's time."""
-        if self._next_ns is not None and now_ns >= self._next_ns and self._send("WATCHDOG=1"):
-            self._next_ns = now_ns + self._every_ns
+        if self._next_ns is not None and now_ns >= self._next_ns and self._send(f"{self._unsent}WATCHDOG=1"):
+            self._next_ns, self._unsent = now_ns + self._every_ns, ""
 
     def stopping(self) -> None:
         """The daemon ends on request; the last message that is sent."""

@@ -58,12 +58,14 @@ def test_a_full_queue_is_tried_again(manager: socket.socket) -> None:
             while True:
                 sent += bool(flood.sendto(b"x" * 1000, manager.getsockname()))
     with closing(service):
+        service.ready("110 pods")
         service.alive(100 * SECOND)
         due = service.due_ns()
         assert due <= 100 * SECOND
         received(manager)
         service.alive(100 * SECOND + 1)
-        assert received(manager) == ["WATCHDOG=1"]
+        service.alive(115 * SECOND + 1)
+        assert received(manager) == ["READY=1\nSTATUS=110 pods\nWATCHDOG=1", "WATCHDOG=1"]
 
 
 def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
