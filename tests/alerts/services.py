@@ -119,7 +119,7 @@ class Webhook(FakeServer):
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.status = 200
-        super().__init__(context, port=reserved(self))
+        super().__init__(context)
         self.hook = f"{self.url}/hook/secret"
         self.refuse()
 

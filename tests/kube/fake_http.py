@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.ports import reserved
+
 
 @dataclass
 class Asked:
@@ -102,12 +104,12 @@ class Fault:
 
 
 class FakeServer:
-    """Begins to listen at once, on ``host`` and a ``port`` that it keeps. ``tokens``: those that may ask; None: all."""
+    """Begins to listen at once, on ``host`` and a port that it keeps. ``tokens``: those that may ask; None: all."""
 
-    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.context = context
         self.host = host
-        self.port = port
+        self.port = 0 if ":" in host else reserved(self)
         self.tokens: set[str] | None = None
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []
