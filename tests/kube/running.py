@@ -38,9 +38,9 @@ class Running(ApiServerFeed):
 
     def replace_all(self, pods: Mapping[str, Known]) -> None:
         super().replace_all(pods)
-        self.now = {uid: shown(one) for uid, one in pods.items()}
-        self.changes.append(f"all {' '.join(sorted(self.now.values()))}".strip())
+        self.changes.append(f"all {' '.join(sorted(map(shown, pods.values())))}".strip())
         self.lists += 1
+        self.now = {uid: shown(one) for uid, one in pods.items()}  # last, here and below: `knows` waits for it
 
     def put(self, one: Known) -> None:
         super().put(one)
@@ -49,7 +49,8 @@ class Running(ApiServerFeed):
 
     def drop(self, uid: str) -> None:
         super().drop(uid)
-        self.changes.append(f"deleted {self.now.pop(uid)}")
+        self.changes.append(f"deleted {self.now[uid]}")
+        del self.now[uid]
 
     def answered(self) -> None:
         super().answered()
