@@ -105,7 +105,6 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     races = Races(known)
     cluster = Cluster(known, config, "node-1", files, races)
     with hook.running():
-        races.start()
         cluster.start()
         try:
             api.store.create("pods", pod("web"))
