@@ -49,8 +49,9 @@ def config(api: FakeApiServer, authority: Authority) -> ClusterConfig:
 
 
 @pytest.fixture
-def connect(stop: threading.Event) -> Iterator[Callable[..., ApiClient]]:
-    """Makes clients, which are closed in the end."""
+def connect(stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ApiClient]]:
+    """Makes clients, which are closed in the end. None of their requests is late, nor that of a status."""
+    monkeypatch.setattr("monitor.side.cluster.reports.TIMEOUT_S", 60.0)
     made: list[ApiClient] = []
 
     def connect(config: ClusterConfig, **options: float) -> ApiClient:
