@@ -40,6 +40,7 @@ class Screen(pyte.Screen):
         self._stream, self._rest = _Stream(self), b""
         self.colours: set[str] = set()  # foreground colours that were used
         self.overflows = 0  # characters beyond the last column
+        self.is_old = False  # the size has changed, and what comes is for the one before
 
     @property
     def alternate(self) -> bool:
@@ -59,12 +60,16 @@ class Screen(pyte.Screen):
         assert _BEGUN.fullmatch(self._rest), f"unknown sequence {self._rest[:32]!r}"
         self._stream.feed(found[0].translate(None, b"\x0e\x0f\0"))
 
+    def erase_in_display(self, how: int = 0, *more: int, **rest: bool) -> None:
+        super().erase_in_display(how, *more, **rest)
+        self.is_old &= how < 2  # as ncurses does after a change
+
     def draw(self, data: str) -> None:
-        self.overflows += max(0, self.cursor.x + len(data) - self.columns)
+        self.overflows += 0 if self.is_old else max(0, self.cursor.x + len(data) - self.columns)
         super().draw(data)
 
     def index(self) -> None:
-        whole = self.margins in (None, (0, self.lines - 1))
+        whole = not self.is_old and self.margins in (None, (0, self.lines - 1))
         assert not (self.alternate and whole and self.cursor.y == self.lines - 1), "the live view would scroll"
         super().index()
 
@@ -101,7 +106,7 @@ class Seat:
         self.pid, self.master, self.slave, self.screen = pid, master, slave, screen
         self.raw = b""
         self.status: int | None = None
-        self.before: list[Any] = []  # the modes at its start
+        self.before = self.modes()
 
     def modes(self) -> list[Any]:
         """Of the terminal, as termios has them."""
@@ -113,6 +118,7 @@ class Seat:
     def resize(self, columns: int, rows: int) -> None:
         """The kernel sends SIGWINCH."""
         self.screen.resize(rows, columns)
+        self.screen.is_old = True
         _set_size(self.master, columns, rows)
 
     def read(self, timeout_s: float) -> bool:
@@ -176,7 +182,8 @@ def seat(
     master, slave = pty.openpty()
     _set_size(master, columns, rows)
     environment: Mapping[str, str] = _environment(variables)
-    pid = os.fork()
+    made = Seat(0, master, slave, Screen(columns, rows))
+    pid = made.pid = os.fork()
     if pid == 0:
         try:
             os.setsid()
@@ -191,7 +198,6 @@ def seat(
             os.execve(command[0], list(command), environment)
         finally:
             os._exit(127)
-    made = Seat(pid, master, slave, Screen(columns, rows))
     try:
         yield made
     finally:

@@ -33,8 +33,7 @@ def options(folder: Path, tmp_path: Path, node: Path) -> list[str]:
 def top(options: list[str], columns: int = 80, rows: int = 24, **variables: str | None) -> Iterator[Seat]:
     """The live view, with a first frame on it. In the end: nothing was ever outside of the screen."""
     with seat(*TOP, *options, columns=columns, rows=rows, cwd=ROOT, **variables) as made:
-        made.before = made.modes()
-        made.shows("default/busy", "memory.available<25%")
+        made.shows("default/busy", "memory.available<25%", "q quit")  # the last line is drawn last
         yield made
         assert made.screen.overflows == 0
 
@@ -107,7 +106,6 @@ _DEFECT = (
 
 def test_a_defect_leaves_the_terminal_as_it_was(options: list[str]) -> None:
     with seat(sys.executable, "-c", _DEFECT, "top", *options, cwd=ROOT) as made:
-        made.before = made.modes()
         made.shows("default/busy")
         assert made.end() == 1
         assert "ZeroDivisionError" in made.raw.decode()
@@ -130,13 +128,12 @@ _SHELL = (
 
 def test_stopped_and_continued(options: list[str]) -> None:
     with seat(sys.executable, "-S", "-c", _SHELL, *TOP, *options, cwd=ROOT) as made:
-        made.before = made.modes()
         made.shows("default/busy", "q quit")
         pid = int(Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text())
         made.press("\x1a")  # Ctrl-Z
         stopped(made, pid)
         assert restored(made), "the shell has its terminal"
-        made.screen.resize(80, 24)  # where another process has written
+        made.screen.erase_in_display(2)  # where another process has written
         os.kill(pid, signal.SIGCONT)
         made.shows("default/busy", "q quit")
         assert made.screen.alternate
@@ -144,7 +141,7 @@ def test_stopped_and_continued(options: list[str]) -> None:
         # By SIGSTOP it cannot put it back; it draws all again when it is continued.
         os.kill(pid, signal.SIGSTOP)
         stopped(made, pid)
-        made.screen.resize(80, 24)
+        made.screen.erase_in_display(2)
         os.kill(pid, signal.SIGCONT)
         made.shows("default/busy", "q quit")
         made.press("q")
