@@ -39,7 +39,7 @@ from pathlib import Path
 from tests.side.incident_samples import NOW, variant
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.export.log import Log
-store = IncidentStore(Path(sys.argv[1]), log=Log(), clock=lambda: NOW, max_bytes=1 << 20)
+store = IncidentStore(Path(sys.argv[1]), log=Log(), clock=lambda: NOW, max_bytes=1 << 20, wait_s=60.0)
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
     store.add(variant(number))
     os.write(1, b"%d\\n" % number)
@@ -237,7 +237,7 @@ READER = """
 import sys
 from pathlib import Path
 from monitor.side.incidents.reader import IncidentReader
-reader = IncidentReader(Path(sys.argv[1]))
+reader = IncidentReader(Path(sys.argv[1]), wait_s=60.0)
 seen, last = 0, int(sys.argv[2])
 while True:
     found = reader.list()
