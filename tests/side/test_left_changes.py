@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +22,7 @@ from tests import live
 from tests.actions.braked import HIERARCHY, Stand
 from tests.actions.braked import held as held
 from tests.filesystems import Mounts
+from tests.kube.clock import WaitedClock
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -46,7 +47,7 @@ from monitor.kernel import cgroupfs
 from monitor.settings.config import RunConfig
 from monitor.side.left_changes import LeftChanges
 config = replace(RunConfig(), enforce=True, hold=True, state_dir=sys.argv[1])
-left = LeftChanges(config, cgroupfs.detect(), lambda *what, **fields: print(*what, fields, flush=True))
+left = LeftChanges(config, cgroupfs.detect(), lambda *what, **fields: print(*what, fields, flush=True), {})
 listener = socket.create_server(("127.0.0.1", 0))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -66,7 +67,7 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
     held: Stand, next_one: bool
 ) -> None:
     before = held.files()
-    command = [sys.executable, "-c", _HOT, str(held.state), str(held.pod), _SIDE]
+    command = [sys.executable, "-c", _HOT, str(held.state), str(held.pod), _SIDE.format(60.0 if next_one else 3.0)]
     hot = subprocess.Popen(
         command, env=live.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
@@ -136,11 +137,12 @@ def test_of_many_processes_only_those_are_looked_at_that_time_allows(
 ) -> None:
     """A pod whose processes lock a file of the same inode number would keep all pods frozen."""
     held.state.mkdir(exist_ok=True)
-    looked: list[str] = []
+    looked, clock = list[str](), WaitedClock()
+    monkeypatch.setattr(left_changes, "time", SimpleNamespace(monotonic=clock, sleep=clock.wait))
 
     def slow(pid: str, _: os.stat_result) -> bool:
         looked.append(pid)
-        time.sleep(0.02)
+        clock.wait(0.02)
         return False
 
     monkeypatch.setattr(left_changes, "_has_open", slow)
