@@ -31,9 +31,10 @@ def instances(pids: list[int]) -> list[Path]:
     """Pins of the daemon that is one of these processes: others may run on this machine."""
     found = []
     for instance in pins.ROOT.iterdir() if pins.ROOT.is_dir() else ():
-        state = state_directory(instance)
-        if state is not None and (state / "lock").exists() and (state / "lock").read_text().strip() in map(str, pids):
-            found.append(instance)
+        with suppress(OSError):  # without a lock, or gone as it is looked at
+            state = state_directory(instance)
+            if state is not None and (state / "lock").read_text().strip() in map(str, pids):
+                found.append(instance)
     return found
 
 
