@@ -30,12 +30,12 @@ def evicted(name: str, namespace: str = "default", ago_s: float = 3600.0, **meta
     made["status"] |= {
         "message": "The node was low on resource: memory. Threshold quantity: 100Mi, available: 97Mi. ",
         "startTime": stamp(ago_s + 100),
+        "containerStatuses": [  # before the condition, however long this takes
+            {"name": "main", "state": {"terminated": {"exitCode": 137, "finishedAt": stamp(ago_s + 1)}}}
+        ],
         "conditions": [
             {"type": "DisruptionTarget", "reason": "TerminationByKubelet", "lastTransitionTime": stamp(ago_s)},
             {"type": "Ready", "status": "False", "lastTransitionTime": stamp(ago_s + 50)},
-        ],
-        "containerStatuses": [
-            {"name": "main", "state": {"terminated": {"exitCode": 137, "finishedAt": stamp(ago_s + 1)}}}
         ],
     }
     return made
