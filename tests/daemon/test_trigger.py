@@ -74,9 +74,7 @@ def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path)
             assert word[0] == 0, "a pod that is none any more is not signalled"
 
 
-def test_the_pod_that_the_kernel_has_begun_to_kill_is_finished_before_the_pass(
-    pod: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pod_that_the_kernel_kills_is_finished_before_the_pass(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other processes need no decision any more; a pod that the kernel was not armed for needs one."""
     monkeypatch.setattr("monitor.hot.trigger._REFRESH_NS", 1 << 60)  # this process may have no CPU for seconds
     with live.Puppet(pod) as other:

@@ -1,8 +1,7 @@
 """Recordings that are kept: the same decisions and incidents, byte for byte, on every machine and every Python.
 
 Each is of a real daemon on a lab node of 128 MiB, under --enforce with a hard threshold of 32Mi and a soft one of 48Mi:
-a pod of the BestEffort class grows by 100 MiB/s and is evicted, then another one hits its own limit. (On the emulated
-machine the monitor was late, and a second pod was evicted too.) After a change of
+a pod of the BestEffort class grows by 100 MiB/s and is evicted, then another one hits its own limit. After a change of
 what `outrace replay -o json` prints: outrace replay FILE.rec -o json >FILE.json, and look at the difference.
 """
 
