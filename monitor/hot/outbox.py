@@ -82,7 +82,6 @@ class Outbox:
     def send(self, message: HotMessage) -> None:
         """Send without waiting; what the channel cannot take is dropped and counted."""
         if self.offer(message):
-            self._stats.add("channel_sent")
             self._unstored.note(message)
         elif isinstance(message, OF_RACES) and self._side.sock is None:
             self._unstored.note(message)  # for the next helper

@@ -126,7 +126,6 @@ class PolledKills(Records):
 
     def _report(self, counter: str, message: Oom) -> None:
         self.eventful = self.eventful or message.event.kind == "mark"
-        self._stats.add("records")
         self._stats.add(counter)
         self._send(message)
 

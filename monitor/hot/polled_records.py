@@ -199,7 +199,6 @@ class PolledRecords(Records):
             for which in range(len(watch.thresholds)):
                 if over >> which & 1:
                     self._stats.add("records_cross")
-                    self._stats.add("records")
                     self._send_crossing(watch, which, reading, looked_ns, seen_ns)
 
     def _pods(self, now_ns: int) -> None:

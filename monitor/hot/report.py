@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from typing import Any
 
 from monitor.hot.decide import Decider
@@ -95,8 +94,6 @@ class Report:
         decider = self._decider
         decider.changed = False
         self._published_ns = now_ns
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        self._stats.set("cpu_ns", int((usage.ru_utime + usage.ru_stime) * 1e9))
         self._stats.set("published_ns", now_ns)
         outcome = decider.outcome
         first = self._registry.first()

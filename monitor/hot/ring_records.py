@@ -230,12 +230,10 @@ class RingRecords(Records):
             self._stats.add("records_cross" if kind == CROSS else "records_signal")
         else:
             self._stats.add("records_bad")
-        self._stats.add("records")
 
     def _on_oom(self, data: bytes) -> None:
         """One record of the OOM chain."""
         event = OomEvent.decode(data)
-        self._stats.add("records")
         self._stats.add(_OOM_RECORDS[event.kind])
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)
         if pod is None and event.domain is not None:  # deeper in a pod than its containers

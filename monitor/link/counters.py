@@ -20,7 +20,6 @@ LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 5
 COUNTERS = (
     "ready_ns",  # when the hot process became ready (CLOCK_MONOTONIC)
     "loops",  # turns of the event loop
-    "records",  # ring records decoded, all kinds
     "records_cross",  # threshold crossings read from the ring
     "records_step",  # records of a domain having moved by its step
     "records_signal",  # records of a kill triggered inside the kernel
@@ -48,7 +47,6 @@ COUNTERS = (
     "braked_no_gain",
     "oom_kills",  # victims the kernel marked and killed
     "oom_exiting",  # victims marked while already exiting
-    "channel_sent",
     "channel_dropped",  # messages for the side dropped because its socket was full or it was away
     "side_starts",
     "side_hangs",  # sides that were killed because they hung
@@ -77,7 +75,6 @@ COUNTERS = (
     "config_number",  # configurations taken while running; the last one is in force
     "config_staged",  # number of one that waits for the pods that change with it
     "config_refused",  # number of one that could not be taken
-    "cpu_ns",  # CPU time of the hot process
     "published_ns",
 )
 #: Messages for the side, as they are counted when they are dropped; an `oom` message by the step it reports.
