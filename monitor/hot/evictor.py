@@ -197,8 +197,7 @@ class Evictor:
 
     def _send_killed(self, eviction: Eviction) -> None:
         assert eviction.killed_ns is not None
-        about = (eviction.decision_id, eviction.victim.uid, eviction.name, eviction.killed_ns)
-        self._send(Killed(*about, eviction.held, eviction.last_usage))
+        self._send(Killed(eviction.victim.uid, eviction.name, eviction.killed_ns))
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""

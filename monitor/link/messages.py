@@ -197,12 +197,9 @@ class Clear(NamedTuple):
 class Killed(NamedTuple):
     """The grace of a pod being evicted is over."""
 
-    id: int  # of the decision; 0: one of the daemon before
     pod: str  # uid
     name: str  # namespace/name
     ts_ns: int  # of its SIGKILL
-    held: int | None = None  # the most bytes that it had in its grace; null: not known
-    usage: int | None = None  # bytes that it had last before its SIGKILL
     resent: bool = False  # as in `decision`
 
 

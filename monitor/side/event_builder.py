@@ -420,7 +420,7 @@ class EventBuilder:
             self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
 
     def _on_killed(self, message: messages.Killed) -> None:
-        self.feed(ev.Signalled(message.ts_ns, message.pod, message.name or message.pod, ev.SIGKILL))
+        self.feed(ev.Signalled(message.ts_ns, message.pod, message.name, ev.SIGKILL))
 
     def _on_evicted(self, message: messages.Evicted) -> None:
         name = self._name_of(message.pod)

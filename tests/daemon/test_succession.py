@@ -156,11 +156,11 @@ def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
         return True
 
     for number in range(5):
-        unstored.note(Killed(number, "", "", 1))
+        unstored.note(Killed("", "", number))
         unstored.note(LogLine("info", ""))
     unstored.stored(2)
     assert unstored.resend(take) == 0
-    assert heard == [Killed(number, "", "", 1, resent=True) for number in (2, 3, 4)]
+    assert heard == [Killed("", "", number, resent=True) for number in (2, 3, 4)]
     unstored.stored(2)  # the new helper counts anew
     heard.clear()
     unstored.note(Clear(9, "", "", True, 0))
@@ -168,25 +168,25 @@ def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
     assert unstored.resend(refusing) == 1
     assert heard == [Clear(9, "", "", True, 0, resent=True)]
     for number in range(2 * MOST):
-        unstored.note(Killed(number, "", "", 1))
+        unstored.note(Killed("", "", number))
     heard.clear()
     assert unstored.resend(take) == MOST + 1, "what found no room is counted as lost"
     assert len(heard) == MOST
-    assert heard[-1].id == 2 * MOST - 1
+    assert heard[-1].ts_ns == 2 * MOST - 1
 
 
 def test_holds_of_one_pod_push_no_kill_out() -> None:
     """A hold may begin and end twice a second for as long as the pod likes; nothing is stored while it goes on."""
     unstored, heard = UnstoredMessages(), list[HotMessage]()
-    unstored.note(Killed(7, "", "", 1))
+    unstored.note(Killed("", "", 7))
     for number in range(MOST):
         unstored.note(HELD._replace(id=number))
         unstored.note(ENDED._replace(id=number))
-    unstored.note(Killed(8, "", "", 2))
+    unstored.note(Killed("", "", 8))
     lost = unstored.resend(lambda message: heard.append(message) is None)
-    assert [message.id for message in heard if isinstance(message, Killed)] == [7, 8]
-    assert heard[0] == Killed(7, "", "", 1, resent=True), "in order"
-    assert heard[-1] == Killed(8, "", "", 2, resent=True)
+    assert [message.ts_ns for message in heard if isinstance(message, Killed)] == [7, 8]
+    assert heard[0] == Killed("", "", 7, resent=True), "in order"
+    assert heard[-1] == Killed("", "", 8, resent=True)
     assert (len(heard), lost) == (MOST_OF_HOLDS + 2, 2 * MOST - MOST_OF_HOLDS)
     for number in range(2 * MOST_OF_HOLDS):
         unstored.note(HELD._replace(id=number))

@@ -89,7 +89,7 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, files: Worker, tmp
     handler = MessageHandler(known, files, lambda _: None, lambda: None, cluster)
     kind = "soft" if given_s else "hard"
     assert handler.handle(DECISION._replace(observed=False, kind=kind, given_s=given_s, signalled_ns=3))
-    assert handler.handle(Killed(1, "uid-a", "default/a", 4))
+    assert handler.handle(Killed("uid-a", "default/a", 4))
     assert handler.handle(Evicted(1, "uid-a", 5, [], 0))
     assert begun == [("uid-a", 3, given_s > 0)]
     assert ended == [("uid-a", 4), ("uid-a", 5)]
