@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from monitor.errors import MonitorError
 from monitor.hot.pass_record import (
     figures_of,
-    hold_json,
     hold_of,
     look_of,
     outcome_json,
     state_json,
     state_of,
 )
+from monitor.link.codec import build
+from monitor.link.messages import NAMES
+from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import BUSY, EVICT, HELD, Decisions, gate
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, is_urgent, run_pass
@@ -40,6 +42,8 @@ _SHOWN = 20
 #: What a record or a header raises that is not what it should be, although its checksum is right. (A PolicyError and a
 #: RecordError are ValueErrors.)
 _UNUSABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+#: Kinds of records that are messages of the hot process.
+_MESSAGES: dict[str, type[OfPasses]] = {NAMES[cls]: cls for cls in get_args(OfPasses)}
 #: Fields of a recorded configuration that are gone, and their defaults.
 _GONE = {"never_kill": False, "layout_container_fs": False}
 #: Those that repeated what others say.
@@ -83,7 +87,6 @@ class Passes:
     """The passes of the policy: the ranking is rebuilt from its changes, everything else follows."""
 
     def __init__(self, config: RunConfig, found: Replayed) -> None:
-        self._enforce = config.kills
         self._config = config.pass_config(kill_at_once=True)
         self._key = era(config.policy).memory_key
         self._found = found
@@ -98,102 +101,105 @@ class Passes:
 
     def take(self, kind: str, value: Mapping[str, Any], number: int) -> None:
         """One message of the hot process. Raises LookupError, TypeError, ValueError if it is none."""
-        if value["number"] != self._number + 1:
+        if kind not in _MESSAGES:
+            raise ValueError(f"{kind!r} is no kind of record")
+        message: OfPasses = build(_MESSAGES[kind], value)
+        if message.number != self._number + 1:
             self._known = self._complete = False
-        self._number = value["number"]
-        if kind == "ranking":
-            self._rank(value)
-        elif kind == "snapshot":
-            self._begin(value, number)
+        self._number = message.number
+        if isinstance(message, Ranking):
+            self._rank(message)
+        elif isinstance(message, Snapshot):
+            self._begin(message, number)
         elif not self._known:
             self._found.skipped += 1
-        elif kind == "pass":
-            self._pass(value, number)
-        elif kind == "limit":
-            self._limit(value, number)
-        elif kind == "hold_look":
-            self._look(value, number)
+        elif isinstance(message, Pass):
+            self._pass(message, number)
+        elif isinstance(message, Limit):
+            self._limit(message, number)
         else:
-            raise ValueError(f"{kind!r} is no kind of record")
+            self._look(message, number)
 
-    def _rank(self, value: Mapping[str, Any]) -> None:
-        if value["whole"]:
+    def _rank(self, ranking: Ranking) -> None:
+        if ranking.whole:
             self._eviction_order, self._complete = EvictionOrder(self._key), True
-        for fields in value["put"]:
+        for fields in ranking.put:
             self._eviction_order.put(Candidate(*fields))
-        for uid in value["removed"]:
+        for uid in ranking.removed:
             self._eviction_order.remove(uid)
 
-    def _begin(self, value: Mapping[str, Any], number: int) -> None:
+    def _begin(self, snapshot: Snapshot, number: int) -> None:
         """Go on from a snapshot; where everything before it is known, it has to be what came out here."""
         if not self._complete:
             return
-        state, last_id = state_of(value["state"]), int(value["last_id"])
+        state, last_id = state_of(snapshot.state), snapshot.last_id
         if self._known and (state, last_id) != (self._state.core, self._decisions.last_id):
             ours, theirs = [state_json(self._state.core), self._decisions.last_id], [state_json(state), last_id]
             self._found.differs("state", number, theirs, ours)
         self._state = self._state._replace(core=state)
-        self._decisions.last_id, self._decisions.reported = last_id, dict(value["told"])
+        self._decisions.last_id, self._decisions.reported = last_id, dict(snapshot.told)
         self._known = True
 
-    def _pass(self, value: Mapping[str, Any], number: int) -> None:
-        observations = {signal: Observation(*seen) for signal, seen in value["observations"].items()}
-        disk_orders = {signal: [Candidate(*fields) for fields in order] for signal, order in value["slow"].items()}
+    def _pass(self, recorded: Pass, number: int) -> None:
+        observations = {signal: Observation(*seen) for signal, seen in recorded.observations.items()}
+        disk_orders = {signal: [Candidate(*fields) for fields in order] for signal, order in recorded.slow.items()}
 
         def rank(signal: str) -> Sequence[Candidate]:
             return self._eviction_order.order() if signal in MEMORY_SIGNALS else disk_orders.get(signal, ())
 
-        result = run_pass(self._config, self._state, observations, value["now_ns"], rank)
+        result = run_pass(self._config, self._state, observations, recorded.now_ns, rank)
         self._state, outcome = result.state, result.outcome
         self._found.passes += 1
         decision = None
-        # Recordings of earlier versions, which waited for nothing and held no pod, have none of these.
-        coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
-        waits = decisions.waits(outcome, observations, coming, forced=bool(value.get("forced")))
-        brake = judge_suspension(outcome.met, observations, figures_of(value.get("brake", {})))
-        holding = bool(value.get("holding"))  # as the looks that were recorded say
+        coming = {signal: Coming(*seen) for signal, seen in recorded.coming.items()}
+        waits = decisions.waits(outcome, observations, coming, forced=recorded.forced)
+        brake = judge_suspension(outcome.met, observations, figures_of(recorded.brake))
+        holding = recorded.holding  # as the looks that were recorded say
         answer = gate(
             outcome,
-            may_act=value["may_act"],
-            busy=value["busy"],
+            may_act=recorded.may_act,
+            busy=recorded.busy,
             waits=waits,
-            forced=bool(value.get("forced")),
+            forced=recorded.forced,
             suspends=lambda _: brake,
             holds=lambda _: self._holds and holding and is_of_memory(outcome) and is_urgent(outcome),
         )
         victim = outcome.victim
-        if victim is not None and answer == EVICT and not value["held"]:
+        if victim is not None and answer == EVICT and not recorded.held:
             name = f"{victim.namespace}/{victim.name}" if victim.namespace else victim.name
-            crossed_ns = value["crossed_ns"] if is_of_memory(outcome) else 0
+            crossed_ns = recorded.crossed_ns if is_of_memory(outcome) else 0
             about = decisions.for_threshold(result, observations, brake.reason)
-            decision = self._decide(value, about, (victim.uid, name), crossed_ns)
-        self._check("decision", number, value["decision"], decision)
-        self._check("outcome", number, value["outcome"], outcome_json(outcome))
-        self._check("waits", number, value.get("waits", False), waits)
+            # No pod was decided on then: a difference.
+            decided_ns = recorded.now_ns if recorded.decided_ns is None else recorded.decided_ns
+            decision = self._decide(about, (victim.uid, name), decided_ns, recorded.fired, crossed_ns)
+        self._check("decision", number, recorded.decision, decision)
+        self._check("outcome", number, recorded.outcome, outcome_json(outcome))
+        self._check("waits", number, recorded.waits, waits)
         hurried = answer == BUSY and hurries(outcome) and not (self._graceful and holding)
-        self._check("hurried", number, value["hurried"], hurried)
-        self._check("kept", number, bool(value.get("kept")), answer == HELD)
+        self._check("hurried", number, recorded.hurried, hurried)
+        self._check("kept", number, recorded.kept, answer == HELD)
 
-    def _look(self, value: Mapping[str, Any], number: int) -> None:
+    def _look(self, recorded: HoldLook, number: int) -> None:
         """A look from which something followed for pods that are held."""
-        rules, before = hold.Rules(*value["rules"]), hold_of(value["before"])
-        state, steps = hold.advance(rules, before, look_of(value["look"]))
-        self._check("hold", number, [value["after"], value["steps"]], [hold_json(state), steps._asdict()])
+        rules, before = hold.Rules(*recorded.rules), hold_of(recorded.before)
+        state, steps = hold.advance(rules, before, look_of(recorded.look))
+        self._check("hold", number, [recorded.after, recorded.steps], [state._asdict(), steps._asdict()])
 
-    def _limit(self, value: Mapping[str, Any], number: int) -> None:
+    def _limit(self, recorded: Limit, number: int) -> None:
         """A pod over a limit of its own."""
-        about = decisions.for_limit(self._config, value["message"])
-        decision = self._decide(value, about, (value["pod"], value["name"]), 0)
-        self._check("decision", number, value["decision"], decision)
+        about = decisions.for_limit(self._config, recorded.message)
+        decision = self._decide(about, (recorded.pod, recorded.name), recorded.decided_ns, recorded.fired)
+        self._check("decision", number, recorded.decision, decision)
 
     def _decide(
-        self, value: Mapping[str, Any], about: Mapping[str, Any], pod: tuple[str, str], crossed_ns: int
+        self,
+        about: Mapping[str, Any],
+        pod: tuple[str, str],
+        decided_ns: int,
+        fired: Sequence[str] | None,
+        crossed_ns: int = 0,
     ) -> dict[str, Any] | None:
         """The decision that is made, or None if it was reported too short a time ago."""
-        decided_ns = value["decided_ns"]
-        if decided_ns is None:  # no pod was decided on then: a difference
-            decided_ns = value["now_ns"]
-        fired = value["fired"] if self._enforce else None
         made = self._decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=fired)
         if made is not None:
             self._found.decisions.append(made)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from monitor.hot.act import Acted, OnePass
 from monitor.link.messages import HotMessage
-from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
+from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy.decisions import EVICT, HELD, Decisions
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
@@ -32,6 +32,7 @@ SNAPSHOT_NS = 60_000_000_000
 _row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(Candidate)))
 
 Offer = Callable[[HotMessage], bool]
+_Before = tuple[State, dict[str, int], int]  # and what was reported, by subject; the last number of a decision
 
 
 class RecordedEvictionOrder(EvictionOrder):
@@ -53,14 +54,6 @@ class RecordedEvictionOrder(EvictionOrder):
             self.changed[uid] = None
 
 
-class _Before(NamedTuple):
-    """The state a pass began with."""
-
-    state: State
-    reported: dict[str, int]
-    last_id: int
-
-
 class PassRecorder:
     """Sends every pass through ``offer``, which gives False where a message did not fit."""
 
@@ -71,7 +64,7 @@ class PassRecorder:
         self._broken = True  # something is missing: a snapshot has to come first
         self._missed = 0  # messages that did not fit
         self._snapshot_ns = 0
-        self._before: _Before | None = None  # for a snapshot that is due
+        self._before: _Before | None = None  # what a pass began with, where a snapshot is due
         self._disk_orders: dict[str, list[tuple[Any, ...]]] = {}
 
     def restart(self) -> None:
@@ -81,8 +74,9 @@ class PassRecorder:
     def begin(self, now_ns: int, state: State, decisions: Decisions) -> None:
         """A pass begins. Only remembers: nothing may be sent before it was acted on."""
         self._disk_orders = {}
-        due = self._broken or now_ns - self._snapshot_ns >= SNAPSHOT_NS
-        self._before = _Before(state, dict(decisions.reported), decisions.last_id) if due else None
+        self._before = None
+        if self._broken or now_ns - self._snapshot_ns >= SNAPSHOT_NS:
+            self._before = state, dict(decisions.reported), decisions.last_id
 
     def ranked(self, signal: str, order: Sequence[Candidate]) -> None:
         """The order for a signal of disks or process ids, as far as the policy looks: to the first not critical."""
@@ -96,6 +90,7 @@ class PassRecorder:
         if not self._send_changes(self._eviction_order.changed, False):
             return
         self._eviction_order.changed.clear()
+        acted: dict[str, Any] = dict.fromkeys(Acted._fields) if one.acted is None else one.acted._asdict()
         self._send(
             Pass(
                 now_ns=one.now_ns,
@@ -110,7 +105,7 @@ class PassRecorder:
                 waits=one.waits,
                 brake=one.asked.known,
                 crossed_ns=one.crossed_ns,
-                **_acted(one.acted),
+                **acted,
                 hurried=one.hurried,
                 outcome=outcome_json(outcome),
                 kept=one.answer == HELD,
@@ -124,9 +119,9 @@ class PassRecorder:
             self._send(
                 HoldLook(
                     rules=rules,
-                    before=hold_json(before),
+                    before=before._asdict(),
                     look=look._asdict(),
-                    after=hold_json(after),
+                    after=after._asdict(),
                     steps=steps._asdict(),
                 )
             )
@@ -134,7 +129,7 @@ class PassRecorder:
     def over_limit(self, uid: str, name: str, message: str, acted: Acted) -> None:
         """A pod over a limit of its own was evicted, or would have been."""
         if not self._broken:
-            self._send(Limit(pod=uid, name=name, message=message, **_acted(acted)))
+            self._send(Limit(pod=uid, name=name, message=message, **acted._asdict()))
 
     def _snapshot(self, now_ns: int, before: _Before) -> bool:
         """All there is to know before this pass; False if it did not fit."""
@@ -143,14 +138,8 @@ class PassRecorder:
         self._eviction_order.changed.clear()
         if not self._send_changes(self._eviction_order.members, True):
             return False
-        return self._send(
-            Snapshot(
-                state=state_json(before.state),
-                told=before.reported,
-                last_id=before.last_id,
-                missed=self._missed,
-            )
-        )
+        state, told, last_id = before
+        return self._send(Snapshot(state_json(state), told, last_id, self._missed))
 
     def _send_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
         """The candidates behind these uids, or that they are none any more. ``whole``: there are no others."""
@@ -168,19 +157,13 @@ class PassRecorder:
             if not left:
                 return True
 
-    def _send(self, message: Ranking | Snapshot | Pass | Limit | HoldLook) -> bool:
+    def _send(self, message: OfPasses) -> bool:
         self._number += 1
         if self._offer(message._replace(number=self._number)):
             return True
         self._missed += 1
         self._broken = True
         return False
-
-
-def _acted(acted: Acted | None) -> dict[str, Any]:
-    if acted is None:
-        return {"decided_ns": None, "fired": None, "decision": None}
-    return {"decided_ns": acted.decided_ns, "fired": acted.fired, "decision": acted.decision}
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
@@ -222,13 +205,8 @@ def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
     }
 
 
-def hold_json(state: HoldState) -> dict[str, Any]:
-    """The state of the holds as `hold_of` reads it."""
-    return {**state._asdict(), "left": dict(state.left)}
-
-
 def hold_of(data: Mapping[str, Any]) -> HoldState:
-    """The state that `hold_json` wrote. Raises TypeError for anything else."""
+    """The state of the holds in a recording. Raises TypeError for anything else."""
     return HoldState(**{**data, "pods": tuple(Pod(*pod) for pod in data.get("pods", ()))})
 
 
@@ -236,11 +214,5 @@ def look_of(data: Mapping[str, Any]) -> Look:
     """The look of a recording. Raises TypeError or ValueError for anything else. Recordings of earlier releases
     have `shown` too: the pods whose memory the kubelet's own figures showed.
     """
-    return Look(
-        **{
-            **{key: value for key, value in data.items() if key != "shown"},
-            "domains": {signal: Domain(*domain) for signal, domain in data["domains"].items()},
-            "growers": [(str(uid), int(usage)) for uid, usage in data["growers"]],
-            "victim": (str(data["victim"][0]), int(data["victim"][1])),
-        }
-    )
+    domains = {signal: Domain(*domain) for signal, domain in data["domains"].items()}
+    return Look(**{key: value for key, value in data.items() if key != "shown"} | {"domains": domains})

@@ -16,15 +16,11 @@ from monitor.link.rare_messages import (
     FromHolds,
     Held,
     HoldEnded,
-    HoldLook,
-    Limit,
-    Pass,
-    Ranking,
+    OfPasses,
     Reconfigure,
     Record,
     Reread,
     Rows,
-    Snapshot,
     ToHolds,
 )
 
@@ -302,7 +298,7 @@ class Bad(NamedTuple):
 
 HotMessage = (
     LogLine | State | Decision | Reclaim | Evicted | GiveBack | Left | Braked | Released | Reap | Cross | Clear
-    | Killed | Flight | Oom | Ranking | Snapshot | Pass | Limit | HoldLook | FromHolds | Reread
+    | Killed | Flight | Oom | OfPasses | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 Rows = Sequence[Sequence[Any]]
 
-# of the hot process, only for a recording (`monitor.side.recorder`)
+# of the hot process, only for a recording (`monitor.side.recorder`), and read from one (`monitor.replay`)
 
 
 class Ranking(NamedTuple):
@@ -38,16 +38,17 @@ class Pass(NamedTuple):
     may_act: bool
     busy: bool  # a pod is being evicted
     held: bool  # the kernel's trigger had been pulled, and its victim was not known
-    coming: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.pending_release.Coming`}
-    forced: bool  # a signal had gone out
-    waits: bool  # for what is coming back
-    brake: Mapping[str, Sequence[Any]]  # {signal: fields of `monitor.policy.suspension.Figures`}
     crossed_ns: int  # 0: no crossing led to it
     decided_ns: int | None  # null: nothing was done
     fired: Sequence[str] | None  # uid and name of the pod that the kernel's trigger had taken
     decision: Mapping[str, Any] | None  # what a replay has to make again of the `decision`
     hurried: bool  # the grace under way was ended
     outcome: Mapping[str, Any]
+    # Earlier releases, which waited for nothing and held no pod, recorded none of these.
+    coming: Mapping[str, Sequence[Any]] = {}  # {signal: fields of `monitor.policy.pending_release.Coming`}
+    forced: bool = False  # a signal had gone out
+    waits: bool = False  # for what is coming back
+    brake: Mapping[str, Sequence[Any]] = {}  # {signal: fields of `monitor.policy.suspension.Figures`}
     kept: bool = False  # the victim was not evicted, because pods were held for it
     holding: bool = False  # pods are held, and the policy does not decide yet
     number: int = 0  # as in `ranking`
@@ -70,11 +71,14 @@ class Limit(NamedTuple):
     pod: str  # uid
     name: str  # namespace/name
     message: str  # which limit
-    decided_ns: int | None  # as in `pass`, and so are the next two
+    decided_ns: int  # as in `pass`, and so are the next two
     fired: Sequence[str] | None
     decision: Mapping[str, Any] | None
     number: int = 0  # as in `ranking`
 
+
+#: What a recording has beside the events of races, each under its type in a packet.
+OfPasses = Ranking | Snapshot | Pass | Limit | HoldLook
 
 # side -> hot
 

@@ -16,7 +16,7 @@ Pure: times are given, nothing is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monitor.policy import pending_release
@@ -126,13 +126,13 @@ class Decisions:
         *,
         decided_ns: int,
         crossed_ns: int = 0,
-        fired: tuple[str, str] | None = None,
+        fired: Sequence[str] | None = None,
     ) -> dict[str, Any] | None:
         """The decision to evict ``pod`` (uid, name), or that it would be evicted; None where that was reported too
         short a time ago. Has all that follows from the inputs of a pass, so it is what a recording keeps.
 
         ``about``: `for_threshold` or `for_limit`. ``crossed_ns``: the crossing of memory that led to it, 0: none did.
-        ``fired``: the pod that the kernel's trigger took instead, by SIGKILL.
+        ``fired``: the pod (uid, name) that the kernel's trigger took instead, by SIGKILL.
         """
         subject = RESOURCE[about["signal"]] if about["signal"] is not None else pod[0]
         if not self._enforce and not self._is_due(subject, bool(crossed_ns), decided_ns):

@@ -19,7 +19,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.link.messages import NAMES, Bad, Message
-from monitor.link.rare_messages import HoldLook, Limit, Pass, Ranking, Snapshot
+from monitor.link.rare_messages import OfPasses, Snapshot
 from monitor.race.episode import State
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
@@ -99,7 +99,7 @@ class Recorder:
 
     def handle(self, message: Message | Bad) -> None:
         """Record a message of the hot process; ignores those that are not for a recording."""
-        if not isinstance(message, Ranking | Snapshot | Pass | Limit | HoldLook):
+        if not isinstance(message, OfPasses):
             return
         if isinstance(message, Snapshot):
             self._hot_missed = message.missed

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actions": {"kernel", "pods", "policy"},
     "hot": {"actions", "kernel", "link", "pods", "policy", "settings", "sources"},
     "side": {"actions", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
-    "replay": {"hot", "policy", "race", "settings", "side"},
+    "replay": {"hot", "link", "policy", "race", "settings", "side"},
     "cli": {
         *("actions", "evicted", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay", "settings"),
         *("side", "sources"),
