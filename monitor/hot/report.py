@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
 from monitor.hot.loop import Guard
@@ -75,6 +73,7 @@ class Report:
             self._publish(now_ns)
 
     def _ready(self, now_ns: int) -> None:
+        protection = self.protection
         self.is_ready = True
         self._decider.changed = True
         self._published_ns = 0  # published at once: others wait for it
@@ -86,7 +85,9 @@ class Report:
             ready_ns=now_ns,
             pods=len(self._registry),
             armed=self._gauge.arming.armed,
-            **self._protected(),
+            scheduler=protection.scheduler,
+            mlocked=protection.mlocked,
+            oom_score_adj=protection.oom_score_adj,
         )
 
     def _publish(self, now_ns: int) -> None:
@@ -106,33 +107,19 @@ class Report:
                 ],
                 compared=[{"signal": t.signal, "kind": "hard" if t.hard else "soft"} for t in decider.compared.met],
                 armed=self._gauge.arming.armed,
-                order=[c.uid for c in self._registry.order()[:10]],
                 victim=first.uid if first else None,
                 observation={w.name: described(self._gauge, w) for w in self._gauge.watches if not w.formula},
-                pods=len(self._registry),
                 braked=decider.braked,
-                trigger=self._config.trigger,
                 ready=self.is_ready,
-                **self._protected(),
             )
         )
-
-    def _protected(self) -> dict[str, Any]:
-        p = self.protection
-        return {"scheduler": p.scheduler, "mlocked": p.mlocked, "oom_score_adj": p.oom_score_adj}
 
 
 def described(gauge: Gauge, watch: Watch) -> dict[str, int]:
     """A domain: bytes, with what is available by each signal that has thresholds."""
-    reading = gauge.table.reading(watch.index)
     others = [w for w in gauge.watches if w.name == watch.name and w.formula and gauge.known(w)]
     return {
-        "cgroup_id": watch.cgroup_id,
-        "usage": reading.usage,
-        "inactive_file": reading.inactive_file,
-        "active_file": reading.active_file,
-        "working_set": reading.working_set,
-        "available": watch.capacity - reading.working_set,
+        "available": watch.capacity - gauge.table.reading(watch.index).working_set,
         "capacity": watch.capacity,
         **{w.signal.partition(".")[2]: w.capacity - gauge.table.reading(w.index).used for w in others},
     }

@@ -41,16 +41,10 @@ class State(NamedTuple):
     conditions: Sequence[str]  # node conditions that are true
     met: Sequence[Mapping[str, str]]  # thresholds that are met: [{signal, kind: hard/soft}]
     armed: bool  # the fine-grained programs are attached
-    order: Sequence[str]  # uids of the first 10 in the order of eviction
-    victim: str | None  # uid of the first
-    observation: Mapping[str, Mapping[str, int]]  # {domain: {usage, inactive_file, active_file, working_set, ...}}
-    pods: int  # watched
+    victim: str | None  # uid of the first in the order of eviction
+    observation: Mapping[str, Mapping[str, int]]  # {domain: {capacity, available, and for each signal of ours}}
     braked: Mapping[str, Any] | None  # the fields of `braked` while evictions are suspended
-    trigger: str  # `user` or `kernel`: sends the first signal
     ready: bool  # all pods are known, evictions may begin
-    scheduler: str  # scheduling policy of the hot process
-    mlocked: bool  # its memory is locked
-    oom_score_adj: int  # of the hot process
     compared: Sequence[Mapping[str, str]] = ()  # the same of thresholds that only a kubelet would have
 
 

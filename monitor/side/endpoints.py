@@ -116,7 +116,7 @@ def _status(view: View) -> dict[str, Any]:
     return {
         "mode": view.config.mode,
         "rung": view.config.rung,
-        "trigger": None if view.state is None else view.state.trigger,
+        "trigger": None if view.state is None else view.config.trigger,
         "armed": bool(view.stats.get("armed")),
         "bound_bytes": view.stats.get("bound_bytes"),
         "not_ready": view.not_ready() or None,

@@ -31,15 +31,9 @@ STATE = State(
     conditions=[],
     met=[],
     armed=False,
-    order=[],
     victim=None,
     observation={},
-    pods=0,
     braked=None,
-    scheduler="SCHED_FIFO",
-    mlocked=True,
-    oom_score_adj=0,
-    trigger="user",
     ready=True,
 )
 DECISION = Decision(
