@@ -368,14 +368,15 @@ class Decider:
             violation = self._disks.next_violation()
             if violation is None:
                 break
-            entry = self._registry.by_uid.get(violation.uid)
+            uid, text = violation
+            entry = self._registry.by_uid.get(uid)
             if entry is not None and not entry.evicted:
-                acted = self._actor.act(entry, decisions.for_limit(self.config, violation.message), {})
+                acted = self._actor.act(entry, decisions.for_limit(self.config, text), {})
                 self.changed |= acted.decision is not None
                 if self.holds is not None:
                     self.holds.acted(entry.uid, acted)
                 if self._recorder is not None:
-                    self._recorder.over_limit(entry.uid, entry.title, violation.message, acted)
+                    self._recorder.over_limit(entry.uid, entry.title, text, acted)
                 if self._enforce:
                     return True
         return False

@@ -7,7 +7,6 @@ one order of eviction, one state of grace periods and one set of node conditions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from monitor.link.messages import DiskFigures, Reclaim, Send
 from monitor.policy.layout import DiskLayout, disk
@@ -20,13 +19,6 @@ from monitor.settings.config import RunConfig
 SETTLE_NS = 30_000_000_000
 #: A clean-up that has not ended after this long is not waited for: the commands have 120 s each, one after the other.
 CLEANUP_TIMEOUT_NS = 300_000_000_000
-
-
-class Violation(NamedTuple):
-    """A pod over a limit of its own local storage, and the text of its decision."""
-
-    uid: str
-    message: str
 
 
 class DiskSignals:
@@ -44,7 +36,7 @@ class DiskSignals:
         """The helper is gone: its figures are not known any more, and it will not report the end of its clean-up."""
         self._observations: dict[str, Observation] = {}
         self._orders: Mapping[str, Sequence[str]] = {}
-        self._violations: dict[str, Violation] = {}  # by uid, not yet acted on
+        self._violations: dict[str, str] = {}  # as a message has them, not yet acted on
         self._cleaned = False  # the numbers are those after a clean-up
         self._cleaning_until_ns = 0
         self._settling: dict[str, tuple[int, Mapping[str, Observation]]] = {}  # disk -> (until when, what was read)
@@ -55,16 +47,15 @@ class DiskSignals:
         self._observations = {signal: Observation(*numbers) for signal, numbers in message.observations.items()}
         self._orders = message.orders
         # Each is sent once when it is measured, so one that could not be acted on at once is kept.
-        self._violations |= {v["uid"]: Violation(v["uid"], v["message"]) for v in message.violations}
+        self._violations |= message.violations
         self._cleaned = bool(message.reclaimed)
         if self._cleaned:
             self._cleaning_until_ns = 0
 
-    def next_violation(self) -> Violation | None:
-        """The next pod over a limit of its own, which is then forgotten."""
-        if not self._violations:
-            return None
-        return self._violations.pop(next(iter(self._violations)))
+    def next_violation(self) -> tuple[str, str] | None:
+        """Uid and text of the next pod over a limit of its own local storage, which is then forgotten."""
+        uid = next(iter(self._violations), None)
+        return None if uid is None else (uid, self._violations.pop(uid))
 
     def view(self, now_ns: int) -> dict[str, Observation]:
         """The observations for a pass. A signal for which no pod can be evicted at this moment keeps its old stamp: it

@@ -262,7 +262,7 @@ class DiskFigures(NamedTuple):
 
     observations: Mapping[str, Sequence[int]]  # {signal: [available, capacity, stamp ns]}
     orders: Mapping[str, Sequence[str]]  # {signal: uids, first victim first}
-    violations: Sequence[Mapping[str, str]]  # pods over limits of their own: [{uid, message}]
+    violations: Mapping[str, str]  # pods over limits of their own: {uid: the text of its decision}
     reclaimed: Sequence[str]  # actions done before this was measured
 
 

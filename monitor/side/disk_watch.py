@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -367,7 +368,7 @@ class DiskWatch:
         newer = DiskFigures(
             observations={signal: list(seen) for signal, seen in observations.items() if signal in watched},
             orders=orders,
-            violations=[{"uid": uid, "message": text} for uid, text in violations.items()],
+            violations=violations,
             reclaimed=list(reclaimed),
         )
         with self._lock:
@@ -428,8 +429,8 @@ class DiskWatch:
 
 def _merged(older: DiskFigures, newer: DiskFigures) -> DiskFigures:
     """The newer message, with what only the older one has."""
-    found = {item["uid"]: item for item in (*older.violations, *newer.violations)}
+    found = {**older.violations, **newer.violations}
     return newer._replace(
-        violations=list(found.values())[:MOST],
+        violations=dict(islice(found.items(), MOST)),
         reclaimed=list(dict.fromkeys([*older.reclaimed, *newer.reclaimed])),
     )

@@ -101,7 +101,7 @@ def measured(world: World, reclaimed: Sequence[str] = (), **available: int) -> N
     """The helper reports figures: of the disk and of process ids, which are short below 10."""
     names = {"disk": DISK, "pids": PIDS}
     seen = {names[name]: [left, 100, world.now_ns] for name, left in available.items()}
-    world.decider.take_disk_figures(DiskFigures(seen, dict.fromkeys(seen, PODS[:2]), [], reclaimed))
+    world.decider.take_disk_figures(DiskFigures(seen, dict.fromkeys(seen, PODS[:2]), {}, reclaimed))
 
 
 def test_what_an_evicted_pod_leaves_on_the_disk_costs_no_other_until_it_has_settled(make: Make) -> None:
@@ -117,7 +117,7 @@ def test_what_an_evicted_pod_leaves_on_the_disk_costs_no_other_until_it_has_sett
     world.end(0, fires=False)
     world.put(2, 0, 10, "Burstable", False, 1)
     world.wait(1)
-    world.decider.take_disk_figures(DiskFigures({DISK: [5, 100, world.now_ns]}, {DISK: [PODS[2]]}, [], []))
+    world.decider.take_disk_figures(DiskFigures({DISK: [5, 100, world.now_ns]}, {DISK: [PODS[2]]}, {}, []))
     assert [(one.signal, one.pod) for one in world.sent[2:]] == [(DISK, PODS[2])]
 
 

@@ -56,7 +56,7 @@ def test_a_pod_over_its_limit_is_reported_although_there_is_no_threshold(bench: 
     bench.add(pod("critical", container(limits=LIMIT), priority=2_000_000_000), 2 * MI)
     bench.add(pod("unlimited"), MI)
     watch.pods_changed()
-    assert bench.next() == DiskFigures({}, {}, [{"uid": "uid-over", "message": OVER}], [])
+    assert bench.next() == DiskFigures({}, {}, {"uid-over": OVER}, [])
     live.until(lambda: watch.pod_stats("uid-under"), "the other pod")
     assert watch.pod_stats("uid-critical") is None
     assert watch.pod_stats("uid-unlimited") is None
@@ -66,7 +66,7 @@ def test_a_pod_over_its_limit_is_reported_although_there_is_no_threshold(bench: 
 def test_limits_do_not_count_where_isolation_is_switched_off(bench: Bench) -> None:
     bench.add(pod("over", container(limits=LIMIT)), 2 * MI)
     bench.open({"nodefs.available": "7Mi"}, local_storage=False)
-    assert bench.until(lambda m: m.orders).violations == []
+    assert bench.until(lambda m: m.orders).violations == {}
 
 
 def test_violations_not_taken_yet_are_not_lost_and_pods_gone_are(bench: Bench) -> None:
@@ -80,7 +80,7 @@ def test_violations_not_taken_yet_are_not_lost_and_pods_gone_are(bench: Bench) -
     bench.remove("uid-c")
     watch._turn()
     [message] = watch.take()
-    assert [item["uid"] for item in message.violations] == ["uid-a", "uid-b"]
+    assert list(message.violations) == ["uid-a", "uid-b"]
     assert watch.take() == []
 
 

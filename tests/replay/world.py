@@ -179,7 +179,7 @@ class World:
             DiskFigures(
                 observations={name: [available * MIB, 100 * MIB, stamp] for name in DISKS},
                 orders={name: [PODS[i] for i in order] for name in DISKS},
-                violations=[{"uid": PODS[i], "message": f"too much in {i}"} for i in over],
+                violations={PODS[i]: f"too much in {i}" for i in over},
                 reclaimed=[],
             )
         )
