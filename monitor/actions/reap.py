@@ -16,7 +16,6 @@ import errno
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.kernel import cgroup_procs
@@ -32,15 +31,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-@dataclass(slots=True)
-class Reaped:
-    """How many processes were ``released`` here, had ``nothing`` (left) to release, or ``failed`` (errno -> count)."""
-
-    released: int
-    nothing: int
-    failed: dict[int, int]
-
-
 def mrelease(pidfd: int) -> int:
     """process_mrelease on a pidfd: 0, or the errno of the last of a few tries."""
     for attempt in range(_TRIES):
@@ -54,23 +44,15 @@ def mrelease(pidfd: int) -> int:
     return code
 
 
-def reap(pids: Iterable[int]) -> Reaped:
-    """Release the memory of every dying process in ``pids``. ESRCH (it is gone) and EINVAL (it is not dying, or its
-    memory is freed) are no failures; EPERM and ENOSYS (before 5.15) are.
+def reap(pids: Iterable[int]) -> list[int]:
+    """Release the memory of every dying process in ``pids``; the errno of each failure. ESRCH (it is gone) and EINVAL
+    (it is not dying, or its memory is freed) are no failures; EPERM and ENOSYS (before 5.15) are.
     """
-    result = Reaped(0, 0, {})
-    for pid in pids:
-        code = _reap_one(pid)
-        if code == 0:
-            result.released += 1
-        elif code in (errno.ESRCH, errno.EINVAL):
-            result.nothing += 1
-        else:
-            result.failed[code] = result.failed.get(code, 0) + 1
-    return result
+    return [code for code in map(_reap_one, pids) if code not in (0, errno.ESRCH, errno.EINVAL)]
 
 
 def _reap_one(pid: int) -> int:
+    """0, or an errno."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:

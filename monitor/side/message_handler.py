@@ -316,7 +316,7 @@ class MessageHandler:
     def _reap(self, pids: list[int], number: int) -> None:
         from monitor.actions.reap import reap
 
-        for code in reap(pids).failed:
+        for code in reap(pids):
             if code not in self._reap_errors:
                 self._reap_errors.add(code)
                 self.log.warning(

@@ -49,13 +49,11 @@ def anonymous(pid: int) -> int:
 
 def test_a_living_process_keeps_its_memory(hog: subprocess.Popen[bytes]) -> None:
     before = anonymous(hog.pid)
-    result = reap([hog.pid])
-    assert (result.released, result.nothing, result.failed) == (0, 1, {})
+    assert reap([hog.pid]) == []
     assert anonymous(hog.pid) >= before >= SIZE  # it may still be on its way from having reported that it is ready
     hog.kill()
     hog.wait()
-    result = reap([hog.pid, 2**22 + 1])  # gone
-    assert (result.released, result.nothing, result.failed) == (0, 2, {})
+    assert reap([hog.pid, 2**22 + 1]) == []  # gone
     assert mrelease(hog.stdin.fileno()) == errno.EBADF  # not a pidfd
 
 
@@ -64,7 +62,6 @@ def test_a_dying_process_that_cannot_run_gives_its_memory_back(hog: subprocess.P
         live.freeze(freezer, hog.pid)
         hog.send_signal(signal.SIGKILL)
         assert anonymous(hog.pid) >= SIZE  # killed, but frozen before it can exit
-        result = reap([hog.pid])
-        assert (result.released, result.failed) == (1, {})
+        assert reap([hog.pid]) == []
         assert anonymous(hog.pid) < SIZE // 8
     assert hog.wait(live.TIMEOUT_S) == -signal.SIGKILL
