@@ -169,8 +169,8 @@ class Cross(NamedTuple):
     capacity: int  # bytes
     usage: int  # bytes at the crossing
     working_set: int  # the same
+    available: int  # bytes, by the signal
     resent: bool = False  # as in `decision`
-    available: int | None = None  # bytes, by the signal; null in recordings of before 0.5: capacity - working set
 
 
 class Clear(NamedTuple):

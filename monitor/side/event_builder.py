@@ -390,10 +390,9 @@ class EventBuilder:
             self.feed(ev.Clear(now_ns, domain, signal, is_hard, available))
 
     def _on_cross(self, message: messages.Cross) -> None:
-        available = message.capacity - message.working_set if message.available is None else message.available
         self._crossed.add((message.domain, message.signal, message.hard))
-        self.feed(made(ev.Crossing, message._asdict(), available=available))
-        self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
+        self.feed(made(ev.Crossing, message._asdict()))
+        self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, message.available))
 
     def _on_held(self, message: Held) -> None:
         if (left_out := self._hold_ration.take(message)) is None:

@@ -90,9 +90,8 @@ class Heard:
 
 
 def crossed(ts_ns: int) -> messages.Cross:
-    return messages.Cross(
-        ts_ns, ts_ns + 1, "node", "memory.available", True, 32 * MIB, 160 * MIB, 130 * MIB, working_set=130 * MIB
-    )
+    figures = 32 * MIB, 160 * MIB, 130 * MIB, 130 * MIB, 30 * MIB
+    return messages.Cross(ts_ns, ts_ns + 1, "node", "memory.available", True, *figures)
 
 
 def state(*met: str) -> messages.State:
