@@ -33,7 +33,9 @@ from monitor.side.view import View, label
 if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
 
-#: A pod whose figures do not change is sampled this often.
+#: Period of the flight recorder while a threshold may be near.
+SAMPLE_NEAR_NS = 1_000_000_000
+#: The same otherwise, and that of a pod whose figures do not change.
 SAMPLE_FAR_NS = 10_000_000_000
 #: What counts as lost -> the counters of it (`lost_` of the programs).
 _LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
@@ -63,6 +65,7 @@ class Sampler:
     names: CgroupNames
     feed: Callable[[Sample], None]
     samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts: only what was exact
+    _sampled_ns: int = 0
     _exact: bool = False  # what is read now is of this moment
     _was_armed: bool = False
     _kept_ns: dict[str, int] = field(default_factory=dict)  # domain -> its last sample in ``samples``
@@ -70,6 +73,7 @@ class Sampler:
 
     def sample(self, now_ns: int) -> None:
         """Read the node, kubepods and every pod."""
+        self._sampled_ns = now_ns
         since_ns = now_ns - _KEPT_NS
         fresh = (i for i, one in enumerate(self.samples) if one.ts_ns >= since_ns)  # the hot process's may come late
         del self.samples[: next(fresh, len(self.samples))]
@@ -94,6 +98,10 @@ class Sampler:
     @property
     def _armed(self) -> bool:
         return bool(self.view.stats.get("armed"))
+
+    def due_ns(self) -> int:
+        """When to `sample` next."""
+        return self._sampled_ns + (SAMPLE_NEAR_NS if self._armed else SAMPLE_FAR_NS)
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
@@ -166,8 +174,6 @@ def watched(view: View, message: messages.State, now_ns: int) -> Iterator[Watche
         )
 
 
-#: Period of the flight recorder while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
-SAMPLE_NEAR_NS = 1_000_000_000
 #: While an episode is open the reducer gets the time this often.
 TICK_NS = 250_000_000
 #: The helper waits this long after a kill for its other records (the other rings, the kernel's log), then judges it.
@@ -218,7 +224,7 @@ class EventBuilder:
         self._losses = Losses(view, self._now())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
-        self._sampled_ns = self._ticked_ns = 0
+        self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records may arrive
         self._judged_ns: int | None = None  # events up to this were judged
         self._urgent_ns: int | None = None  # when to judge the open episodes, because a process was killed
@@ -273,7 +279,7 @@ class EventBuilder:
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
         now = self._now()
-        due = self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
+        due = self._sampler.due_ns()
         if self.open:
             due = min(due, self._ticked_ns + TICK_NS)
         if self._urgent_ns is not None:
@@ -306,9 +312,8 @@ class EventBuilder:
             if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
                 self._judge_ongoing()
             return False
-        sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
+        sampled = now >= self._sampler.due_ns()
         if sampled:
-            self._sampled_ns = now
             self.update_pods()
             self._sampler.sample(now)
         for lost in self._losses.poll(now):
@@ -328,10 +333,6 @@ class EventBuilder:
         since, self._judged_ns = self._judged_ns, self._state.latest_ns
         for one in episode.ongoing(self._state, since):  # those in which anything happened since
             self._on_episode(one, False)
-
-    @property
-    def _near(self) -> bool:
-        return bool(self._view.stats.get("armed"))
 
     def feed(self, event: ev.Event) -> None:
         if self._recorder is not None:  # before the reducer gets it: the recording has an event that it fails on
