@@ -8,12 +8,11 @@ a replay can go on. `outrace replay` (monitor/replay.py) is the reader.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from itertools import islice
-from operator import attrgetter
 from typing import Any
 
 from monitor.hot.act import Acted, OnePass
+from monitor.hot.registry import row
 from monitor.link.messages import HotMessage
 from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy.decisions import EVICT, HELD, Decisions
@@ -27,9 +26,6 @@ from monitor.policy.synchronize import Outcome, State
 _CHUNK = 256
 #: A snapshot at least this often, so that a file that was rotated can be replayed without the one before it.
 SNAPSHOT_NS = 60_000_000_000
-
-#: A candidate as a tuple of its fields: `dataclasses.astuple` copies each of them and takes ten times as long.
-_row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(Candidate)))
 
 Offer = Callable[[HotMessage], bool]
 _Before = tuple[State, dict[str, int], int]  # and what was reported, by subject; the last number of a decision
@@ -81,7 +77,7 @@ class PassRecorder:
     def ranked(self, signal: str, order: Sequence[Candidate]) -> None:
         """The order for a signal of disks or process ids, as far as the policy looks: to the first not critical."""
         ends = next((i for i, candidate in enumerate(order, 1) if not candidate.critical), len(order))
-        self._disk_orders[signal] = [_row(candidate) for candidate in islice(order, ends)]
+        self._disk_orders[signal] = [row(candidate) for candidate in islice(order, ends)]
 
     def passed(self, one: OnePass, outcome: Outcome, *, may_act: bool, holding: bool) -> None:
         """A pass is over and was acted on. ``holding``: pods are held, and the policy does not decide."""
@@ -149,7 +145,7 @@ class PassRecorder:
         while True:
             part, left = left[:_CHUNK], left[_CHUNK:]
             found = [(uid, self._eviction_order.members.get(uid)) for uid in part]
-            put = [_row(member) for _, member in found if member is not None]
+            put = [row(member) for _, member in found if member is not None]
             removed = [uid for uid, member in found if member is None]
             if not self._send(Ranking(whole, put, removed)):
                 return False

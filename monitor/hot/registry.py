@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress
 from operator import attrgetter
@@ -27,7 +27,7 @@ _spec = attrgetter(*_SPEC)
 #: What decides whether a pod is counted in the node's growth, and as whose.
 _part = attrgetter("counted", "critical", "evicted")
 #: A candidate as a tuple. (dataclasses.astuple copies deeply: 5 us each, 0.3 ms for all of these.)
-_fields = attrgetter(*(one.name for one in fields(Candidate)))
+row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(Candidate)))
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ class Registry:
 
     def leaders(self) -> list[tuple[Any, ...]]:
         """The first of the order as they are sent to the helper: the fields of their candidates."""
-        return [_fields(candidate) for candidate in self.order()[:_LEADERS]]
+        return [row(candidate) for candidate in self.order()[:_LEADERS]]
 
     def first(self) -> PodEntry | None:
         """The pod that would be evicted now."""
