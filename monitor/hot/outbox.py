@@ -14,7 +14,7 @@ from typing import Any
 from monitor.hot.supervise import Side
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.messages import OF_RACES, HotMessage, LogLine, RaceMessage
+from monitor.link.messages import HotMessage, LogLine, RaceMessage
 from monitor.link.rare_messages import Held, HoldEnded
 
 #: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30. Those about holds, of
@@ -24,7 +24,7 @@ _Kept = deque[tuple[int, RaceMessage]]
 
 
 class UnstoredMessages:
-    """Both ends count the messages of `OF_RACES`; the helper reports up to which of them all is stored."""
+    """Both ends count each `RaceMessage`; the helper reports up to which of them all is stored."""
 
     def __init__(self) -> None:
         self._kept, self._of_holds = _Kept(), _Kept()
@@ -33,7 +33,7 @@ class UnstoredMessages:
 
     def note(self, message: HotMessage) -> None:
         """This message was given to the helper, or there is none to give it to."""
-        if isinstance(message, OF_RACES):
+        if isinstance(message, RaceMessage):
             self._sent += 1
             is_of_hold = isinstance(message, Held | HoldEnded)
             kept, most = (self._of_holds, MOST_OF_HOLDS) if is_of_hold else (self._kept, MOST)
@@ -83,7 +83,7 @@ class Outbox:
         """Send without waiting; what the channel cannot take is dropped and counted."""
         if self.offer(message):
             self._unstored.note(message)
-        elif isinstance(message, OF_RACES) and self._side.sock is None:
+        elif isinstance(message, RaceMessage) and self._side.sock is None:
             self._unstored.note(message)  # for the next helper
         else:
             self._stats.dropped(message)

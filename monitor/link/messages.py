@@ -301,7 +301,6 @@ SideMessage = (
 Message = HotMessage | SideMessage
 #: What an episode is made of.
 RaceMessage = Cross | Clear | Decision | Killed | Evicted | Oom | Held | HoldEnded
-OF_RACES = (Cross, Clear, Decision, Killed, Evicted, Oom, Held, HoldEnded)
 
 Send = Callable[[HotMessage], None]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, State, Stored
+from monitor.link.messages import NAMES, Bad, Decision, Message, RaceMessage, State, Stored
 from monitor.link.rare_messages import Record
 from monitor.policy.stall import parse_rule
 from monitor.race.events import Crossing, Event
@@ -52,7 +52,7 @@ class Races:
         )
         self.forecaster = Forecaster(view, self.event_builder.facts)
         self.stalls = Stalls(view, tuple(map(parse_rule, config.stall)), self._order)
-        self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
+        self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
         self._not_ready_since = time.monotonic()
@@ -104,7 +104,7 @@ class Races:
         """A message of the hot process. One that cannot be understood is counted and logged."""
         if self.recorder is not None:
             self.recorder.handle(message)
-        self._received += isinstance(message, OF_RACES)
+        self._received += isinstance(message, RaceMessage)
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
