@@ -22,7 +22,6 @@ from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concern
 QUIET, STOPPED, CROWDED, OPEN = "quiet", "record stops", "crowded", "open"
 
 _time = attrgetter("ts_ns")
-_PLACE: dict[type, int] = {cls: i for i, cls in enumerate(ev.KINDS.values())}
 #: Settings of the wall clock that are remembered: an episode is judged seconds after it began, after an hour at most.
 _CLOCKS = 16
 
@@ -99,7 +98,7 @@ def event_key(event: ev.Event) -> tuple[int, int, str]:
 
 
 def moment(event: ev.Event) -> tuple[int, int]:
-    return (event.ts_ns, _PLACE[type(event)])
+    return (event.ts_ns, ev.PLACE[type(event)])
 
 
 def in_order(events: Iterable[ev.Event]) -> list[ev.Event]:

@@ -440,8 +440,8 @@ Event = (
     | Tick | End
 )  # fmt: skip
 
-#: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.
-KINDS: dict[str, type[Event]] = {cls.__name__.lower(): cls for cls in get_args(Event)}
+#: The order in which events of one nanosecond are taken: causes before effects.
+PLACE: dict[type, int] = {cls: place for place, cls in enumerate(get_args(Event))}
 
 
 def event_from_json(data: Mapping[str, Any]) -> Event:

@@ -5,7 +5,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from monitor.race.events import (
-    KINDS,
+    PLACE,
     SCOPES,
     Clear,
     Crossing,
@@ -75,7 +75,7 @@ def _made(cls: Any, **fixed: str) -> st.SearchStrategy[Any]:
 
 def events() -> st.SearchStrategy[Event]:
     """One event of any kind but the end."""
-    return st.one_of([_made(cls) for cls in KINDS.values() if cls is not End])
+    return st.one_of([_made(cls) for cls in PLACE if cls is not End])
 
 
 def streams(most: int = 40) -> st.SearchStrategy[list[Event]]:
