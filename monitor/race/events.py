@@ -60,9 +60,9 @@ class Ranked(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Sample(Timed):
-    """The flight recorder: one domain or cgroup at one moment. `pod`: the pod it is, or (with `container`) is a part
-    of. `limit`: its own limit; None if it has none.
-    """
+    """The flight recorder: one domain or cgroup at one moment. `pod`: the pod it is."""
+
+    RETIRED = frozenset(("limit", "container"))  # null in older recordings
 
     domain: str
     pod: str | None
@@ -70,8 +70,6 @@ class Sample(Timed):
     working_set: int
     inactive_file: int
     active_file: int
-    limit: int | None = None
-    container: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +350,7 @@ class Mark(Timed):
     (None: not known). `invoker_pod` is namespace/name. `held`: at the cap that outrace holds its pod with.
     """
 
-    RETIRED = frozenset(("capped", "oom_cgroup_id", "totalpages"))  # in older recordings
+    RETIRED = frozenset(("capped", "oom_active_file", "oom_cgroup_id", "totalpages"))  # in older recordings
 
     victim_pid: int
     victim_comm: str
@@ -370,7 +368,6 @@ class Mark(Timed):
     oom_usage: int | None = None
     oom_limit: int | None = None
     oom_inactive_file: int | None = None
-    oom_active_file: int | None = None
     exiting: bool = False
     group: bool | None = None
     held: bool = False

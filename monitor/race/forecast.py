@@ -9,10 +9,11 @@ there is no forecast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
+from types import MappingProxyType
 
 from monitor.policy.signals import used
 from monitor.race.codec import Record
@@ -224,9 +225,14 @@ def _near(own: Sequence[Sample], signal: str, levels: Sequence[int], at_ns: int 
 
 
 def domain_forecasts(
-    samples: Iterable[Sample], watched: Iterable[Watched] = (), at_ns: int | None = None
+    samples: Iterable[Sample],
+    watched: Sequence[Watched],
+    at_ns: int | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> list[DomainForecast]:
-    """One forecast for each domain or cgroup among ``samples`` (in order of time), by name."""
+    """One forecast for each domain or cgroup among ``samples`` (in order of time), by name. ``limits``: of pods, by the
+    domain of their samples.
+    """
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.domain, []).append(sample)
@@ -234,11 +240,12 @@ def domain_forecasts(
     for w in watched:
         if not w.compared:
             levels.setdefault(w.domain, {}).setdefault(w.signal, []).append(w.capacity - w.quantity)
+    limit_of: dict[str, int | None] = {**{w.domain: w.limit for w in watched}, **limits}
     made = []
     for name in sorted(found):
         own = found[name]
         held: list[Point] = [(s.ts_ns, max(0, s.usage - s.inactive_file - s.active_file)) for s in own]
-        limit = own[-1].limit
+        limit = limit_of.get(name)
         nears = [_near(own, signal, lines, at_ns) for signal, lines in levels.get(name, {}).items()]
         near = min(nears, key=lambda f: (f.reached, inf if f.in_ns is None else f.in_ns), default=None)
         made.append(

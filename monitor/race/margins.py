@@ -96,7 +96,7 @@ def held(f: Facts, e: RecordedEviction) -> int | None:
     it was killed. None: not known.
     """
     kill, d = f.kill_ns or 0, e.decision
-    own = [s for s in f.episode.events if isinstance(s, Sample) and s.pod == d.pod and s.container is None]
+    own = [s for s in f.episode.events if isinstance(s, Sample) and s.pod == d.pod]
     seen = [s.working_set for s in own if d.ts_ns <= s.ts_ns <= kill][-1:]
     killed = [m.rss for m in f.kills if m.pod == d.pod and (m.ts_ns - kill <= GROUP_NS or one_kill(f.kills[0], m))]
     known = [n for n in (d.working_set, *seen, sum(killed) if killed else None) if n is not None]

@@ -215,7 +215,7 @@ def _of_usage(episode: Episode) -> Iterator[tuple[int, int]]:
 
 def _pods(f: Facts, grown: dict[str, Growth]) -> list[tuple[str, str]]:
     """(domain, uid) of the pods to draw: evicted, held and killed ones first, then those that grew most."""
-    of_uid = {e.pod: e.domain for e in f.episode.events if isinstance(e, Sample) and e.pod and not e.container}
+    of_uid = {e.pod: e.domain for e in f.episode.events if isinstance(e, Sample) and e.pod}
     taking_part = [e.pod for e in f.episode.events if isinstance(e, Decided | Hold)] + [m.pod for m in f.kills]
     growers = [g.last.pod for g in grown.values() if g.bytes >= _NOTABLE and g.last.pod][:_GROWERS]
     uids = [uid for uid in dict.fromkeys((*taking_part, *growers)) if uid in of_uid]

@@ -152,7 +152,8 @@ class Forecaster:
 
     def _update(self, now: int) -> None:
         samples, watched = self._facts()
-        self.forecasts = {o.name: o for o in domain_forecasts(self._growing(samples, watched, now), watched, now)}
+        growing, limits = self._growing(samples, now)
+        self.forecasts = {o.name: o for o in domain_forecasts(growing, watched, now, limits)}
         for name in ("node", "kubepods"):
             forecast = self.forecasts.get(name)
             if forecast is not None and forecast.threshold is not None and (forecast.threshold.in_ns or 0) > 0:
@@ -166,12 +167,12 @@ class Forecaster:
             self.mismatch = None
         self._note_alarms(now)
 
-    def _growing(self, samples: Sequence[Sample], watched: Sequence[Watched], now_ns: int) -> list[Sample]:
-        """The last samples of the domains, and of the pods with a limit that grew, in order of time.
+    def _growing(self, samples: Sequence[Sample], now_ns: int) -> tuple[list[Sample], dict[str, int]]:
+        """The last samples of the domains, and of the pods with a limit that grew, in order of time; these limits.
 
         A cgroup that stands still is written down only now and then: its last sample holds for this moment too.
         """
-        limits: dict[str, int | None] = {w.domain: w.limit for w in watched}
+        limits: dict[str, int] = {}
         found: dict[str, list[Sample]] = {}
         for sample in sorted((s for s in samples if s.ts_ns >= now_ns - SEEN_NS), key=lambda s: s.ts_ns):
             found.setdefault(sample.domain, []).append(sample)
@@ -185,8 +186,8 @@ class Forecaster:
                 limits[name] = limit
             if now_ns - last.ts_ns > _STILL_NS:
                 own.append(replace(last, ts_ns=now_ns))
-            kept += [replace(sample, limit=limits.get(name)) for sample in own]
-        return sorted(kept, key=lambda s: s.ts_ns)
+            kept += own
+        return sorted(kept, key=lambda s: s.ts_ns), limits
 
     def _limit(self, uid: str, now_ns: int) -> int | None:
         """The pod's own limit; None if it has none. Looked up now and then."""

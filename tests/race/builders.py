@@ -86,7 +86,7 @@ OWN_POD = {**OWN, "scope": "pod", "oom_path": "/kubepods/podx"}
 
 def sample(t: float, used_mi: float, inactive_mi: float = 0, domain: str = NODE, **more: Any) -> Sample:
     used, inactive = round(used_mi * MI), round(inactive_mi * MI)
-    given: dict[str, Any] = {"pod": None, "active_file": 0, "limit": CAPACITY, **more}
+    given: dict[str, Any] = {"pod": None, "active_file": 0, **more}
     return Sample(ts_ns=ms(t), domain=domain, usage=used, working_set=used - inactive, inactive_file=inactive, **given)
 
 

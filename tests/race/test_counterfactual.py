@@ -87,7 +87,7 @@ def test_probabilities_are_those_of_the_arithmetic(rate: float) -> None:
 
 
 def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
-    hog = [sample(t, 400 + t / 10, domain="/kubepods/hog", pod="uid-hog", limit=None) for t in range(-1000, 1, 100)]
+    hog = [sample(t, 400 + t / 10, domain="/kubepods/hog", pod="uid-hog") for t in range(-1000, 1, 100)]
     samples = list(growing(-1000, 0, 800, 100))
     events = (crossing(), decided(0.1), signalled(0.15), gone(8), sample(9, 400), clear(12))
     found = world(facts(one(watched(), ranked(), *samples, *hog, *events)))

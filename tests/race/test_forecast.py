@@ -147,9 +147,9 @@ def test_no_forecast_has_no_interval() -> None:
 
 def test_a_forecast_for_the_node_and_each_pod() -> None:
     node = [sample(100 * k, 500 + 2 * k) for k in range(160)]  # 20 MiB/s
-    pod = [sample(100 * k, 10 + k / 2, domain="/kubepods/hog", pod="uid-hog", limit=128 * MI) for k in range(160)]
-    free = [sample(100 * k, 10, domain="/kubepods/db", pod="uid-db", limit=None) for k in range(160)]
-    found = {o.name: o for o in domain_forecasts([*node, *pod, *free], [watched()])}
+    pod = [sample(100 * k, 10 + k / 2, domain="/kubepods/hog", pod="uid-hog") for k in range(160)]
+    free = [sample(100 * k, 10, domain="/kubepods/db", pod="uid-db") for k in range(160)]
+    found = {o.name: o for o in domain_forecasts([*node, *pod, *free], [watched()], limits={"/kubepods/hog": 128 * MI})}
     assert list(found) == ["/kubepods/db", "/kubepods/hog", "node"]
     here = found["node"]
     assert here.threshold.in_ns == pytest.approx(after((900 - 818) / 20, EVEN.middle), rel=1e-6)

@@ -44,12 +44,8 @@ OBSERVED: dict[str, tuple[tuple[Event, ...], str, int | None]] = {
     "exactly what it grew by": ((thought(held_mi=99.75), mark(997)), "oom_after_eviction", 0),
     "it is the one that grew": ((thought(name="hog", held_mi=4), mark(997)), "eviction_won", round(400.25 * MI)),
     "it grew, as its samples show": (
-        (thought(), sample(500, 120, domain="/kubepods/cart", pod="uid-cart", limit=None), mark(997)), "eviction_won",
+        (thought(), sample(500, 120, domain="/kubepods/cart", pod="uid-cart"), mark(997)), "eviction_won",
         round(20.25 * MI),
-    ),
-    "what a container of it held is not counted twice": (
-        (thought(), sample(500, 120, domain="/kubepods/cart/c", pod="uid-cart", limit=None, container="c"), mark(997)),
-        "oom_after_eviction", round(-95.75 * MI),
     ),
     "two small ones make a large one": (
         (thought(held_mi=60), thought(5, "db", 60), mark(997)), "eviction_won", round(20.25 * MI),

@@ -42,7 +42,7 @@ def test_the_grace_of_a_soft_threshold_is_compared_with_the_way_to_the_limit() -
 
 
 def test_the_timeline_has_every_step_and_what_grew_before() -> None:
-    podly = [sample(t, used, domain="/kubepods/hog", pod="uid-hog", limit=None) for t, used in ((-900, 10), (-1, 99))]
+    podly = [sample(t, used, domain="/kubepods/hog", pod="uid-hog") for t, used in ((-900, 10), (-1, 99))]
     cache = [
         sample(-900, 300, 100, domain="/kubepods/db", active_file=0),
         sample(-1, 300, 20, domain="/kubepods/db", active_file=80 * MI),

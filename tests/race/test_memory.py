@@ -18,7 +18,7 @@ def of(*events: Event) -> Memory:
 
 
 def pod_sample(t: float, name: str, used_mi: float, **more: Any) -> Sample:
-    return sample(t, used_mi, domain=f"/kubepods/{name}", pod=f"uid-{name}", limit=None, **more)
+    return sample(t, used_mi, domain=f"/kubepods/{name}", pod=f"uid-{name}", **more)
 
 
 def curve(found: Memory, **wanted: Any) -> Curve:
@@ -28,7 +28,7 @@ def curve(found: Memory, **wanted: Any) -> Curve:
 
 def test_a_cgroup_at_its_own_limit_by_its_usage() -> None:
     path = OWN["oom_path"]
-    grows = [sample(t, 60 + t / 100, 8, domain=path, pod="uid-hog", limit=None) for t in (-900, -500, -100)]
+    grows = [sample(t, 60 + t / 100, 8, domain=path, pod="uid-hog") for t in (-900, -500, -100)]
     found = of(*grows, mark(0, **OWN))
     own = curve(found, domain=path)
     assert found.lines == ()
