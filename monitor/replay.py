@@ -1,5 +1,5 @@
-"""A recording through the same code as live: `synchronize` decides every pass again, `episode.feed` and `judge` make
-the incidents again. Nothing is looked at but the recording, so the same one gives the same answer every time.
+"""A recording through the same code as live: `synchronize` decides every pass again, `episode.feed` and `verdict`
+make the incidents again. Nothing is looked at but the recording, so the same one gives the same answer every time.
 
 Every pass is compared with what the daemon decided then; a difference is a defect, or another version's policy.
 """
@@ -33,8 +33,8 @@ from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import judge as judge_suspension
 from monitor.race import episode
 from monitor.race.events import Clock, End, event_from_json
+from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
-from monitor.side.judge import judge
 from monitor.side.recording import Damage, Reader
 
 #: Differences shown; the number of all is given.
@@ -257,7 +257,7 @@ class Races:
     def _judge(self, over: Iterable[episode.Episode]) -> None:
         for one in over:
             try:
-                incident = judge(one, self._config, self._realtime_ns)
+                incident = verdict(one, self._realtime_ns, self._config)
             except Exception as error:  # noqa: BLE001 - as live: a defect in judging must not cost the next its verdict
                 problem = f"an episode in {one.domain} could not be judged: {type(error).__name__}: {error}"
                 self._found.differs("incident", self._number, None, problem)

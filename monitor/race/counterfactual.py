@@ -10,7 +10,7 @@ At an eviction, and where a pod is held, the record is cut, and memory goes on g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, PassState, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import Observation
+from monitor.policy.thresholds import kubelets
 from monitor.race.codec import Record
 from monitor.race.events import Crossing, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, growth
@@ -61,6 +62,16 @@ class _Piece(NamedTuple):
     end: float
     weight: float
     grace_s: int
+
+
+def kubelets_answer(f: Facts, config: PassConfig) -> tuple[Counterfactual, ...]:
+    """What a kubelet with these thresholds would have done, by its own formula where outrace's thresholds have others;
+    nothing where none was crossed.
+    """
+    seen = world(f)
+    if seen is None:
+        return ()
+    return (counterfactual(seen, replace(config, thresholds=kubelets(config.thresholds))),)
 
 
 def counterfactual(world: World, config: PassConfig) -> Counterfactual:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monitor.policy.eviction_pass import PassConfig
 from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.burst import burst
+from monitor.race.counterfactual import kubelets_answer
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Decided, KubeletEvicted, Mark, Refused
 from monitor.race.evictions import RecordedEviction
@@ -29,10 +31,11 @@ from monitor.race.units import listed
 _ID_CHARS = 64
 
 
-def verdict(episode: Episode, realtime_ns: int = 0) -> Incident:
+def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = None) -> Incident:
     """Judge an episode. Never raises for any episode that `feed` made.
 
     ``realtime_ns``: what to add to the episode's times to get the time since 1970, where the episode does not know.
+    ``config``: what a kubelet with these thresholds would have done; None: that is not asked, as of one that goes on.
     """
     if episode.realtime_ns is not None:
         realtime_ns = episode.realtime_ns
@@ -60,6 +63,7 @@ def verdict(episode: Episode, realtime_ns: int = 0) -> Incident:
         observed=basis is not None and basis.decision.observed,
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
+        counterfactual=() if config is None else kubelets_answer(f, config),
         burst=burst(f),
         reported_evicted=tuple(dict.fromkeys(e.pod_name for e in episode.events if isinstance(e, KubeletEvicted))),
         holds=held_pods(f),

@@ -9,16 +9,13 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
 from monitor.link.clock import wall_offset_ns
-from monitor.policy.eviction_pass import PassConfig
-from monitor.policy.thresholds import kubelets
 from monitor.race.episode import Episode
 from monitor.race.incident import FLAGS, LOST_RACES, OWN_LIMIT, STALLED, VERDICTS, Incident
 from monitor.race.verdict import verdict
@@ -26,9 +23,6 @@ from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.worker import Worker
-
-if TYPE_CHECKING:
-    from monitor.race.counterfactual import Counterfactual
 
 T = TypeVar("T")
 
@@ -39,32 +33,6 @@ _QUEUE = 256
 _RETRY_S = 5.0
 #: Verdicts that count as soon as they are given. (One that is another at the end counts under both.)
 AT_ONCE = LOST_RACES | {OWN_LIMIT, STALLED}
-
-
-def judge(found: Episode, config: PassConfig, realtime_ns: int) -> Incident:
-    """The incident of an episode. Pure: the same episode gives the same incident, live and in a replay.
-
-    ``realtime_ns``: Unix time less CLOCK_MONOTONIC, for an episode that does not know.
-    """
-    return replace(
-        verdict(found, realtime_ns),
-        counterfactual=kubelets_answer(found, config),
-    )
-
-
-def kubelets_answer(found: Episode, config: PassConfig) -> tuple[Counterfactual, ...]:
-    """What a kubelet with these thresholds would have done, by its own formula where outrace's thresholds have others;
-    nothing where none was crossed.
-    """
-    # Imported by the first incident that needs them.
-    from monitor.race.counterfactual import counterfactual, world
-    from monitor.race.facts import facts
-
-    seen = world(facts(found))
-    if seen is None:
-        return ()
-    config = replace(config, thresholds=kubelets(config.thresholds))
-    return (counterfactual(seen, config),)
 
 
 class Latest(Generic[T]):
@@ -195,7 +163,7 @@ class Judge:
 
     def _judge(self, found: Episode, final: bool) -> None:
         try:
-            incident = judge(found, self._config, self.offset_ns) if final else verdict(found, self.offset_ns)
+            incident = verdict(found, self.offset_ns, self._config if final else None)
         except Exception as error:  # noqa: BLE001 - a defect in judging must not cost the next incident its verdict
             self._log.error(
                 "an episode could not be judged", domain=found.domain, problem=f"{type(error).__name__}: {error}"

@@ -7,10 +7,10 @@ from pathlib import Path
 from monitor.link.clock import STEP_NS, WallClock, wall_offset_ns
 from monitor.race.episode import Episode, State, feed
 from monitor.race.events import Clock, End, Event, Tick
+from monitor.race.verdict import verdict
 from monitor.replay import replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.judge import judge
 from monitor.side.recorder import Recorder, header
 from monitor.side.recording import Reader
 from tests.race.builders import clear, crossing, ms
@@ -51,7 +51,7 @@ def test_a_replay_of_a_run_in_which_the_clock_was_set_gives_the_same(tmp_path: P
         wall.look(ms(t + 5_000))
     take(End(ms(70_000)))
     recorder.close(30.0)
-    live = [json.dumps(judge(one, config.pass_config(), AT - ms(0)).to_json()) for one in over]
+    live = [json.dumps(verdict(one, AT - ms(0), config.pass_config()).to_json()) for one in over]
     assert [json.loads(one)["start"] for one in live] == ["2027-01-15T08:00:00.000Z", "2027-01-15T09:01:00.000Z"]
     with open(tmp_path / "rec", "rb") as file:
         found = replay([Reader(file, "rec")])

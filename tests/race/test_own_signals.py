@@ -4,7 +4,7 @@ from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.signals import RECLAIMABLE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.episode import Episode
-from monitor.side.judge import judge
+from monitor.race.verdict import verdict
 from tests.race.builders import (
     MI,
     S,
@@ -30,7 +30,7 @@ def flood() -> Episode:
 
 
 def test_only_the_kubelet_would_have_evicted() -> None:
-    found = judge(flood(), OWN, 0)
+    found = verdict(flood(), 0, OWN)
     assert (found.verdict, found.flags, found.evicted) == ("relieved", ("kubelet_only",), ())
     # 1000 MiB less the 350 that are no page cache.
     assert found.summary == (

@@ -15,10 +15,10 @@ from monitor.race import episode
 from monitor.race.episode import State
 from monitor.race.events import End, Event
 from monitor.race.joining import Open
+from monitor.race.verdict import verdict
 from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.judge import judge
 from monitor.side.recorder import CONFIG_FIELDS, Recorder, header
 from monitor.side.recording import Reader
 from tests.filesystems import Mounts
@@ -41,7 +41,7 @@ def live(events: list[Event], path: Path, states: set[int]) -> list[str]:
             recorder.state(state)
     recorder.close(TIMEOUT_S)
     assert recorder.dropped == 0
-    return [json.dumps(judge(one, CONFIG.pass_config(), REALTIME_NS).to_json()) for one in found]
+    return [json.dumps(verdict(one, REALTIME_NS, CONFIG.pass_config()).to_json()) for one in found]
 
 
 def replayed(*paths: Path) -> Replayed:
@@ -92,7 +92,7 @@ def test_a_rotated_file_stands_alone(
         state, over = episode.feed(state, event)
         if number == split:
             recorder.state(state)
-        made = [judge(one, CONFIG.pass_config(), REALTIME_NS).to_json() for one in over]
+        made = [verdict(one, REALTIME_NS, CONFIG.pass_config()).to_json() for one in over]
         incidents += [(number, json.dumps(one)) for one in made]
     recorder.close(TIMEOUT_S)
     alone = replayed(path)
