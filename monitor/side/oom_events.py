@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
@@ -47,15 +47,6 @@ UNSURE_NS = 10_000_000
 _CGROUPS = 4096
 
 
-class RecordedKill(NamedTuple):
-    """What is recorded of a kill: its victim's cgroup, and whose limit it was (None: the machine's)."""
-
-    ts_ns: int
-    cgroup_id: int
-    path: str
-    limit: str | None
-
-
 class KillConfirmation:
     """Feeds a `Checked` for every kill, from each source there is. ``has_log``: the kernel's log can be read."""
 
@@ -63,12 +54,12 @@ class KillConfirmation:
         self._hierarchy = hierarchy
         self._has_log = has_log
         self._feed = feed
-        self._awaited: dict[int, RecordedKill] = {}  # by pid of a victim; not in the log yet
+        self._awaited: dict[int, Mark] = {}  # by pid of a victim; not in the log yet
         self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log had its end; no mark yet
         # pid -> when the log had its constraint, which precedes its end, and whether SysRq f asked for the kill
         self._placed: dict[int, tuple[int, Constraint, bool]] = {}
         self._by_hand = False  # the report that the log is in; the kernel writes one after the other (oom_lock)
-        self._uncounted: dict[int, RecordedKill] = {}  # by pid
+        self._uncounted: dict[int, tuple[Mark, int]] = {}  # by pid; with the cgroup's id
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
         self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
 
@@ -81,18 +72,19 @@ class KillConfirmation:
             del self._base[next(iter(self._base))]
         self._base[cgroup_id] = (time.monotonic_ns(), counted)
 
-    def marked(self, pid: int, kill: RecordedKill) -> None:
-        """The OOM killer chose a process; its mark was fed before."""
+    def marked(self, mark: Mark, cgroup_id: int) -> None:
+        """The OOM killer chose a process of this cgroup; its mark was fed before."""
+        pid = mark.victim_pid
         if self._has_log:
-            self._awaited[pid] = kill
+            self._awaited[pid] = mark
             self._match(pid)
-        base = self._base.get(kill.cgroup_id)
-        if base is not None and kill.ts_ns < base[0] + UNSURE_NS:
+        base = self._base.get(cgroup_id)
+        if base is not None and mark.ts_ns < base[0] + UNSURE_NS:
             return  # it may be among what was counted then
         if len(self._kills) >= _CGROUPS:
             self._kills.clear()
-        self._kills[kill.cgroup_id] += 1
-        self._uncounted[pid] = kill
+        self._kills[cgroup_id] += 1
+        self._uncounted[pid] = mark, cgroup_id
 
     def read(self, lines: list[Killed | Constraint | Invoked]) -> None:
         """Lines of the kernel's log about kills. They may come before or after the mark they are about."""
@@ -108,12 +100,12 @@ class KillConfirmation:
 
     def turn(self, now_ns: int) -> None:
         """Read the counters, and give up on lines of the log that do not come."""
-        for pid, kill in list(self._uncounted.items()):
-            if now_ns - kill.ts_ns >= COUNTED_NS:
+        for pid, (mark, cgroup_id) in list(self._uncounted.items()):
+            if now_ns - mark.ts_ns >= COUNTED_NS:
                 del self._uncounted[pid]
-                self._count(pid, kill, now_ns)
-        for pid, kill in list(self._awaited.items()):
-            if now_ns - kill.ts_ns > LOGGED_NS:
+                self._count(mark, cgroup_id, now_ns)
+        for pid, mark in list(self._awaited.items()):
+            if now_ns - mark.ts_ns > LOGGED_NS:
                 del self._awaited[pid]
                 self._feed(Checked(now_ns, KMSG, pid, False, "the kernel's log has no line about this kill"))
         self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= LOGGED_NS}
@@ -123,24 +115,24 @@ class KillConfirmation:
         """The mark and the log's lines about one kill, if both are there."""
         if pid not in self._awaited or pid not in self._logged:
             return
-        kill = self._awaited.pop(pid)
+        mark = self._awaited.pop(pid)
         at, text = self._logged.pop(pid)
         self._feed(Checked(at, KMSG, pid, True, text))
         _, placed, by_hand = self._placed.pop(pid, (0, None, False))
         if placed is not None:  # the kernel writes at most 10 of these in 5 s
-            self._feed(Checked(at, KMSG_PLACE, pid, *_agrees(placed, kill)))
+            self._feed(Checked(at, KMSG_PLACE, pid, *_agrees(placed, mark)))
         if by_hand:
             self._feed(Checked(at, KMSG_BY_HAND, pid, True, "SysRq f asked for this kill (order=-1)"))
 
-    def _count(self, pid: int, kill: RecordedKill, now_ns: int) -> None:
-        counted = self._ask(kill.cgroup_id, kill.path)
+    def _count(self, mark: Mark, cgroup_id: int, now_ns: int) -> None:
+        counted = self._ask(cgroup_id, mark.memcg)
         if counted is None:
             return
         source = "memory.oom_control" if self._hierarchy.version == 1 else "memory.events"
-        seen, base = self._kills[kill.cgroup_id], self._base.get(kill.cgroup_id, (0, 0))[1]
+        seen, base = self._kills[cgroup_id], self._base.get(cgroup_id, (0, 0))[1]
         earlier = f", {base} of them before it was watched" if base else ""
-        detail = f"{kill.path} counts {counted} OOM kills{earlier}, {seen} were seen"
-        self._feed(Checked(now_ns, source, pid, counted - base >= seen, detail))
+        detail = f"{mark.memcg} counts {counted} OOM kills{earlier}, {seen} were seen"
+        self._feed(Checked(now_ns, source, mark.victim_pid, counted - base >= seen, detail))
 
     def _ask(self, cgroup_id: int, path: str) -> int | None:
         """The kills a cgroup has counted; None if it is gone, another one by now, or does not count them."""
@@ -153,13 +145,13 @@ class KillConfirmation:
         return cgroupfs.oom_kills(self._hierarchy, directory)
 
 
-def _agrees(placed: Constraint, kill: RecordedKill) -> tuple[bool, str]:
+def _agrees(placed: Constraint, mark: Mark) -> tuple[bool, str]:
     """Whether the log names the limit and the victim's cgroup that the record does, and what it says."""
     limit = "the machine" if placed.oom_memcg is None else placed.oom_memcg
-    same = _same(placed.oom_memcg, kill.limit) and _same(placed.task_memcg, kill.path)
+    same = _same(placed.oom_memcg, mark.oom_path) and _same(placed.task_memcg, mark.memcg)
     detail = f"{placed.constraint}: limit of {limit}, victim in {placed.task_memcg}"
     if not same:
-        detail += f"; the record: limit of {kill.limit or 'the machine'}, victim in {kill.path}"
+        detail += f"; the record: limit of {mark.oom_path or 'the machine'}, victim in {mark.memcg}"
     return same, detail
 
 
@@ -284,26 +276,24 @@ class OomEvents:
         limit = self.names.of_cgroup(at, pod) if at else None
         same = event.invoker_cgroup == event.victim_cgroup
         invoker = victim if same else self.names.of_process(event.invoker_pid, event.invoker_cgroup)
-        self.feed(
-            made(
-                Mark,
-                event_fields(event),
-                pod=pod,
-                pod_name=message.pod_name or victim.name,
-                memcg=victim.path,
-                rss=event.anon_rss + event.file_rss + event.shmem_rss,
-                invoker_pod=invoker.name,
-                scope="global" if limit is None else limit.kind,
-                oom_path=None if limit is None else limit.path,
-                oom_usage=event.oom_usage if at else None,
-                oom_limit=event.oom_limit if at else None,
-                group=self._is_group(victim),
-                held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),
-            )
+        mark = made(
+            Mark,
+            event_fields(event),
+            pod=pod,
+            pod_name=message.pod_name or victim.name,
+            memcg=victim.path,
+            rss=event.anon_rss + event.file_rss + event.shmem_rss,
+            invoker_pod=invoker.name,
+            scope="global" if limit is None else limit.kind,
+            oom_path=None if limit is None else limit.path,
+            oom_usage=event.oom_usage if at else None,
+            oom_limit=event.oom_limit if at else None,
+            group=self._is_group(victim),
+            held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),
         )
+        self.feed(mark)
         if not event.exiting and not message.while_away:  # no daemon read the log then
-            kill = RecordedKill(event.ts_ns, event.victim_cgroup, victim.path, None if limit is None else limit.path)
-            self.confirmation.marked(event.victim_pid, kill)
+            self.confirmation.marked(mark, event.victim_cgroup)
 
     def _is_group(self, victim: NamedCgroup) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""

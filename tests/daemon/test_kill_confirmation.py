@@ -15,14 +15,9 @@ from monitor.race.events import KMSG_BY_HAND, KMSG_PLACE, Checked
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import BURST
 from monitor.side.message_handler import MessageHandler
-from monitor.side.oom_events import (
-    COUNTED_NS,
-    UNSURE_NS,
-    KillConfirmation,
-    RecordedKill,
-    is_outside_node,
-)
+from monitor.side.oom_events import COUNTED_NS, UNSURE_NS, KillConfirmation, is_outside_node
 from monitor.side.worker import Worker
+from tests.race.builders import mark
 from tests.side.views import view
 
 
@@ -41,8 +36,9 @@ class Asked:
     def known(self, name: str) -> None:
         self.confirmation.known(cgroup_id(self.root / name), f"/{name}")
 
-    def kill(self, name: str, ts_ns: int | None = None, limit: str | None = None) -> RecordedKill:
-        return RecordedKill(ts_ns or time.monotonic_ns() + UNSURE_NS, cgroup_id(self.root / name), f"/{name}", limit)
+    def marked(self, pid: int, name: str, ts_ns: int | None = None) -> None:
+        made = mark(0, pid=pid, ts_ns=ts_ns or time.monotonic_ns() + UNSURE_NS, memcg=f"/{name}")
+        self.confirmation.marked(made, cgroup_id(self.root / name))
 
     def answers(self) -> list[bool]:
         self.confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
@@ -53,11 +49,11 @@ def test_kills_before_it_was_watched_confirm_nothing(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.count("a", 3)
     asked.known("a")
-    asked.confirmation.marked(1, asked.kill("a"))
+    asked.marked(1, "a")
     assert asked.answers() == [False], "it still counts 3"
     assert asked.checked[0].detail == "/a counts 3 OOM kills, 3 of them before it was watched, 1 were seen"
     asked.count("a", 5)
-    asked.confirmation.marked(2, asked.kill("a"))
+    asked.marked(2, "a")
     assert asked.answers()[1:] == [True]
 
 
@@ -66,14 +62,14 @@ def test_a_kill_that_may_be_among_them_is_not_asked_about(tmp_path: Path) -> Non
     asked.count("a", 1)
     killed_ns = time.monotonic_ns()
     asked.known("a")
-    asked.confirmation.marked(1, asked.kill("a", killed_ns))
+    asked.marked(1, "a", killed_ns)
     assert asked.answers() == []
 
 
 def test_a_cgroup_nobody_saw_before_is_asked_as_it_stands(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.count("a", 1)
-    asked.confirmation.marked(1, asked.kill("a"))
+    asked.marked(1, "a")
     assert asked.answers() == [True]
 
 
@@ -100,12 +96,12 @@ def test_the_logs_place_is_compared(
     tmp_path: Path, limit: str | None, logged: str | None, victim: str, agrees: bool
 ) -> None:
     asked = Asked(tmp_path, has_log=True)
-    kill = RecordedKill(time.monotonic_ns(), 7, "/n/a", limit)
-    asked.confirmation.marked(5, kill)
+    made = mark(0, pid=5, ts_ns=time.monotonic_ns(), memcg="/n/a", oom_path=limit)
+    asked.confirmation.marked(made, 7)
     asked.confirmation.read(lines(5, logged, victim))
     late = Asked(tmp_path, has_log=True)  # the log first
     late.confirmation.read(lines(5, logged, victim))
-    late.confirmation.marked(5, kill)
+    late.confirmation.marked(made, 7)
     for found in (asked, late):
         assert [(c.source, c.agrees) for c in found.checked] == [("kmsg", True), (KMSG_PLACE, agrees)]
         assert ("; the record: " in found.checked[1].detail) is not agrees
@@ -115,13 +111,14 @@ def test_the_log_says_which_kill_sysrq_asked_for(tmp_path: Path) -> None:
     asked = Asked(tmp_path, has_log=True)
     for pid, by_hand in ((5, True), (6, False)):
         asked.confirmation.read([Invoked("x", by_hand), *lines(pid, None, "/n/a")])
-        asked.confirmation.marked(pid, RecordedKill(time.monotonic_ns(), 7, "/n/a", None))
+        made = mark(0, pid=pid, ts_ns=time.monotonic_ns(), memcg="/n/a", oom_path=None)
+        asked.confirmation.marked(made, 7)
     assert [c.victim_pid for c in asked.checked if c.source == KMSG_BY_HAND] == [5]
 
 
 def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom:
-    mark = OomEvent("mark", 1, victim_cgroup=7, victim_comm="stress", oom_cgroup=7)
-    return Oom(replace(mark, **fields), pod, None, while_away)
+    event = OomEvent("mark", 1, victim_cgroup=7, victim_comm="stress", oom_cgroup=7)
+    return Oom(replace(event, **fields), pod, None, while_away)
 
 
 @pytest.mark.parametrize(
