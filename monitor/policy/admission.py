@@ -25,7 +25,7 @@ class Admission(NamedTuple):
 _YES = Admission(True)
 
 
-def admit(pod: Pod, conditions: Collection[str], pod_level: bool = True) -> Admission:
+def admit(pod: Pod, conditions: Collection[str]) -> Admission:
     """Whether a node with these conditions takes the pod.
 
     Under memory pressure alone only BestEffort pods that do not tolerate its taint are refused; under anything else
@@ -34,7 +34,7 @@ def admit(pod: Pod, conditions: Collection[str], pod_level: bool = True) -> Admi
     if not conditions or is_critical(pod):
         return _YES
     if set(conditions) == {MEMORY_PRESSURE}:
-        if qos_class(pod, pod_level) != BEST_EFFORT:
+        if qos_class(pod) != BEST_EFFORT:
             return _YES
         if any(tolerates(t, MEMORY_TAINT) for t in pod.tolerations):
             return _YES

@@ -40,7 +40,6 @@ class PassConfig:
     max_pod_grace_s: int = 0
     layout: DiskLayout = SINGLE_DISK
     local_storage: bool = True
-    pod_level: bool = True
     compat: str = SANE
     era: Era = CURRENT
     #: A victim for memory gets no grace (SIGKILL) while a hard threshold for memory is met, any other `LEAST_GRACE_S`

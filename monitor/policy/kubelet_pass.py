@@ -80,7 +80,7 @@ def kubelet_pass(
         return after is not None and _all_clear(config.later.thresholds, after.observations)
 
     def rank(signal: str) -> Iterator[Candidate]:
-        for one in rank_pods(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker):
+        for one in rank_pods(signal, pods, summary.pods, config.layout, config.era.ranker):
             yield one.candidate
 
     over_limit = bool(evictions)
@@ -101,7 +101,7 @@ def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, 
         own = stats.get(pod.uid)
         if own is None or era.is_critical(pod):
             continue
-        message = storage_violation(pod, own, config.layout, config.pod_level, era.sidecar_storage)
+        message = storage_violation(pod, own, config.layout, era.sidecar_storage)
         if message is not None:
             found.append(Eviction(pod, config.limit_grace_s, message, {}, False))
     return found
@@ -135,7 +135,6 @@ def _evicted(config: PassConfig, result: PassResult, pods: Sequence[Pod], summar
         seen.available,
         containers,
         None if own is None else own.memory(),
-        config.pod_level,
     )
     return Eviction(pod, result.grace_s, message, annotations, True)
 
@@ -150,13 +149,11 @@ def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
 # limits of local storage: looked at in every pass, before any threshold
 
 
-def storage_violation(
-    pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True, sidecars: bool = True
-) -> str | None:
+def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, sidecars: bool = True) -> str | None:
     """Why ``pod`` is to be evicted for its local storage, as the kubelet says it; None if it keeps its limits.
     ``sidecars``: the limit of a sidecar counts as that of a container does (`Era.sidecar_storage`).
     """
-    sizes, whole, limits = _limits(pod, pod_level, sidecars)
+    sizes, whole, limits = _limits(pod, sidecars)
     if sizes:
         used = stats.volumes_used()
         for name, limit in sizes.items():
@@ -175,20 +172,18 @@ def storage_violation(
 
 def is_limited(pod: Pod) -> bool:
     """Whether the pod has a limit, so that it must be measured also while the disks are fine."""
-    sizes, whole, _ = _limits(pod, True, True)
+    sizes, whole, _ = _limits(pod, True)
     return bool(sizes) or whole is not None
 
 
 @per_pod
-def _limits(
-    pod: Pod, pod_level: bool, sidecars: bool
-) -> tuple[dict[str, Quantity], Quantity | None, dict[str, Quantity]]:
+def _limits(pod: Pod, sidecars: bool) -> tuple[dict[str, Quantity], Quantity | None, dict[str, Quantity]]:
     """What the pod is allowed: by volume, in all, by container."""
     sizes = {v.name: v.size_limit for v in pod.volumes if v.source == "emptyDir" and v.size_limit is not None}
     running = (*pod.containers, *(c for c in pod.init_containers if sidecars and c.sidecar))
     limits = {c.name: c.limits[_STORAGE] for c in running if _STORAGE in c.limits}
     return (
         {name: limit for name, limit in sizes.items() if limit.nanos > 0},
-        pod_limit(pod, _STORAGE, pod_level),
+        pod_limit(pod, _STORAGE),
         {name: limit for name, limit in limits.items() if not limit.is_zero},
     )

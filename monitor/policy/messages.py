@@ -20,14 +20,13 @@ def eviction_message(
     available: int | None,
     container_usage: Iterable[tuple[str, int]] | None,
     pod_usage: int | None,
-    pod_level: bool = True,
 ) -> tuple[str, dict[str, str]]:
     """The message and the annotations for evicting ``pod`` because the node is low on ``resource``.
 
     ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
     ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None for a pod
     without stats (then no container is named and no annotation is made). ``pod_usage`` is the pod's own bytes (0 if its
-    memory stats exist without a working set). ``pod_level``: the gate PodLevelResources.
+    memory stats exist without a working set).
     """
     message = f"The node was low on resource: {resource}. "
     if quantity is not None and available is not None:
@@ -37,7 +36,7 @@ def eviction_message(
         return message, {}
 
     annotations: dict[str, str] = {}
-    request = pod.resources.requests.get("memory") if pod_level and pod.resources is not None else None
+    request = None if pod.resources is None else pod.resources.requests.get("memory")
     if resource == "memory" and pod_usage is not None and request is not None:
         # Appended whether or not the pod uses more than it requested; that is how the kubelet has it.
         usage = Quantity.of_bytes(pod_usage)

@@ -28,7 +28,7 @@ GUARANTEED_ADJ = -998
 BURSTABLE_MIN = 2
 
 
-def plain_request(pod: Pod, resource: str, _pod_level: bool = False) -> Quantity:
+def plain_request(pod: Pod, resource: str) -> Quantity:
     """The containers' requests together, or the largest init container's. Without overhead, which came later."""
     total = ZERO
     for container in pod.containers:
@@ -46,12 +46,12 @@ def one_disk_for_containers(layout: DiskLayout) -> DiskLayout:
     return layout._replace(container_fs=False)
 
 
-def rank_1_17(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, pod_level: bool) -> Ranked:
+def rank_1_17(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
     """Memory and disk as today. For process ids priority alone: counts came with 1.19."""
     if signal == sig.PID:
-        today = rank_one(pod, stats, signal, layout, pod_level)
+        today = rank_one(pod, stats, signal, layout)
         return today._replace(key=(today.key[0], 0, 0, 0, pod.namespace, pod.name, pod.uid))
-    return rank_by_excess(pod, stats, signal, one_disk_for_containers(layout), plain_request, pod_level)
+    return rank_by_excess(pod, stats, signal, one_disk_for_containers(layout), plain_request)
 
 
 def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, memory_capacity: int) -> int:
@@ -102,7 +102,7 @@ def is_critical_1_8(pod: Pod) -> bool:
     )
 
 
-def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool) -> Ranked:
+def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
     """Class by class. Within one: for memory the most above the request first, then, of those within it, the largest
     consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
     """

@@ -17,9 +17,7 @@ BURSTABLE_MIN = 1000 + GUARANTEED_ADJ
 BURSTABLE_MAX = 999
 
 
-def oom_score_adj(
-    pod: Pod, container_name: str, memory_capacity: int, pod_level: bool = True, compat: str = SANE
-) -> int:
+def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int, compat: str = SANE) -> int:
     """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
 
     Exactly the kubelet's, which can exceed 1000 for a pod-level request below the sum of its containers' (the kernel
@@ -32,7 +30,7 @@ def oom_score_adj(
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
     if is_node_critical(pod):
         return GUARANTEED_ADJ
-    quality = qos_class(pod, pod_level)
+    quality = qos_class(pod)
     if quality == GUARANTEED:
         return GUARANTEED_ADJ
     if quality == BEST_EFFORT:
@@ -41,7 +39,7 @@ def oom_score_adj(
     if memory_capacity == 0:
         raise PolicyError("memory capacity 0: must be positive")
     wide = compat != KUBELET
-    share = _spare_share(pod, wide) if pod_level else 0
+    share = _spare_share(pod, wide)
 
     def by_request(*containers: Container) -> int:
         """By the smallest of their requests."""

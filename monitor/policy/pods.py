@@ -93,6 +93,8 @@ class Pod:
     taken_critical: str = ""
     #: Whether its containers are sums of so many that each is not kept: their names are not those of any container.
     containers_summed: bool = False
+    #: Its pod-level requests, for a kubelet with the gate of them off (`resources.with_gate_off`).
+    ungated: Quantities = field(default_factory=dict)
     #: Not empty for a service, session or container of the machine itself (`monitor.policy.services`): where its
     #: priority, request and class come from. Its oom_score_adj is its operator's, and stays as it is.
     written: Mapping[str, str] = field(default_factory=dict)

@@ -43,18 +43,18 @@ def is_node_critical(pod: Pod) -> bool:
     return pod.priority_class_name == "system-node-critical" and is_critical(pod)
 
 
-def qos_class(pod: Pod, pod_level: bool = True) -> str:
+def qos_class(pod: Pod) -> str:
     """The class in the pod's status, else the computed one."""
-    return pod.qos_class_status or compute_qos_class(pod, pod_level)
+    return pod.qos_class_status or compute_qos_class(pod)
 
 
-def compute_qos_class(pod: Pod, pod_level: bool = True) -> str:
+def compute_qos_class(pod: Pod) -> str:
     """The class from requests and limits of cpu and memory. Requests are not filled in from limits here.
 
     Sums over all containers are compared, not each container with itself. ``spec.resources``, even empty, replaces the
-    containers' figures (unless ``pod_level`` is False: gate PodLevelResources off).
+    containers' figures.
     """
-    if pod_level and pod.resources is not None:
+    if pod.resources is not None:
         requests = _sums([pod.resources.requests])
         limits = _sums([pod.resources.limits])
         limited = not pod.resources.limits or len(limits) == len(_CLASS_RESOURCES)

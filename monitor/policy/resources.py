@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from monitor.policy.pods import Pod, per_pod
 from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
@@ -21,17 +22,15 @@ def pod_level_resources_set(pod: Pod) -> bool:
 
 
 @per_pod
-def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
+def pod_request(pod: Pod, resource: str) -> Quantity:
     """The request of ``pod`` for ``resource`` as ranking uses it, overhead included.
 
     Pod-level resources, where set, hide those of the containers altogether, also for a resource they do not name.
-    ``pod_level`` False is the kubelet with the feature gate PodLevelResources off: a pod-level request then still
-    replaces the containers' for the resource it names, and hides nothing else.
     """
-    asked = pod.resources.requests.get(resource) if pod.resources is not None and is_pod_level((resource,)) else None
-    if asked is not None:
-        total = _zero(resource) + asked
-    elif pod_level and pod_level_resources_set(pod):
+    asked = pod.ungated if pod.resources is None else pod.resources.requests
+    if resource in asked and is_pod_level((resource,)):
+        total = _zero(resource) + asked[resource]
+    elif pod_level_resources_set(pod):
         total = _zero(resource)
     else:
         total = containers_request(pod, resource)
@@ -61,7 +60,14 @@ def containers_request(pod: Pod, resource: str) -> Quantity:
     return most if most > total else total
 
 
-def pod_limit(pod: Pod, resource: str, pod_level: bool = True) -> Quantity | None:
+def with_gate_off(pod: Pod) -> Pod:
+    """The pod to a kubelet whose feature gate PodLevelResources is off: where pods are ranked, a pod-level request
+    still replaces the containers' for the resource that it names; else pod-level resources do not count.
+    """
+    return pod if pod.resources is None else replace(pod, resources=None, ungated=pod.resources.requests)
+
+
+def pod_limit(pod: Pod, resource: str) -> Quantity | None:
     """The limit of the whole pod for ``resource``, overhead included; None if nothing in it names one.
 
     The most a moment of the pod's life may use: the containers together, or a step of initialisation. One limit alone
@@ -81,7 +87,7 @@ def pod_limit(pod: Pod, resource: str, pod_level: bool = True) -> Quantity | Non
             moment = _plus(own, sidecars)
         most = _larger(most, moment)
     limit = _larger(running, most)
-    if pod_level and pod.resources is not None and is_pod_level((resource,)) and resource in pod.resources.limits:
+    if pod.resources is not None and is_pod_level((resource,)) and resource in pod.resources.limits:
         limit = pod.resources.limits[resource]
     if limit is not None and not limit.is_zero and resource in pod.overhead:
         limit = limit + pod.overhead[resource]

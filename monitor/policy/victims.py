@@ -42,10 +42,10 @@ class Ranked(NamedTuple):
 
 DECIDING = 4
 
-#: Ranks (pod, stats, signal, layout, pod-level resources on).
-Ranker = Callable[[Pod, PodStats | None, str, DiskLayout, bool], Ranked]
-#: What a pod requests of a resource: (pod, resource, pod-level resources on).
-Request = Callable[[Pod, str, bool], Quantity]
+#: Ranks (pod, stats, signal, layout).
+Ranker = Callable[[Pod, PodStats | None, str, DiskLayout], Ranked]
+#: What a pod requests of a resource: (pod, resource).
+Request = Callable[[Pod, str], Quantity]
 
 
 def rank_pods(
@@ -53,43 +53,40 @@ def rank_pods(
     pods: Iterable[Pod],
     stats: Mapping[str, PodStats],
     layout: DiskLayout = SINGLE_DISK,
-    pod_level: bool = True,
     ranker: Ranker | None = None,
 ) -> list[Ranked]:
     """All pods in the order in which they would be evicted for ``signal``; ``stats`` by uid."""
     ranker = ranker or rank_one
-    return sorted([ranker(pod, stats.get(pod.uid), signal, layout, pod_level) for pod in pods], key=itemgetter(0))
+    return sorted([ranker(pod, stats.get(pod.uid), signal, layout) for pod in pods], key=itemgetter(0))
 
 
-def rank_one(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, pod_level: bool) -> Ranked:
+def rank_one(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
     """One pod, as Kubernetes 1.36 ranks it."""
     if signal == PID:
         used = None if stats is None else stats.processes()
         order = (0, 0, 0) if used is None else (1, -used, 0)
-        fixed = fixed_candidate(pod, no_request, "pids", pod_level)
+        fixed = fixed_candidate(pod, no_request, "pids")
         key = (rank_priority(fixed.priority), *order, pod.namespace, pod.name, pod.uid)
         return Ranked(key, pod, stats, used, fixed)
-    return rank_by_excess(pod, stats, signal, layout, pod_request, pod_level)
+    return rank_by_excess(pod, stats, signal, layout, pod_request)
 
 
-def rank_by_excess(
-    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, request: Request, pod_level: bool
-) -> Ranked:
+def rank_by_excess(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, request: Request) -> Ranked:
     """One pod for memory or a disk."""
     used, resource = usage(pod, stats, signal, layout), RESOURCE[signal]
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
-    fixed = fixed_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage", pod_level)
-    allowed = request(pod, resource, pod_level).nanos // 10**9 if resource == "inodes" else fixed.request
+    fixed = fixed_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage")
+    allowed = request(pod, resource).nanos // 10**9 if resource == "inodes" else fixed.request
     return Ranked(usage_key(fixed, used, allowed), pod, stats, used, fixed)
 
 
 @per_pod
-def fixed_candidate(pod: Pod, request: Request, resource: str, pod_level: bool) -> Candidate:
+def fixed_candidate(pod: Pod, request: Request, resource: str) -> Candidate:
     """The candidate for a resource, without its usage."""
-    return candidate(pod, request(pod, resource, pod_level), None)
+    return candidate(pod, request(pod, resource), None)
 
 
-def no_request(_pod: Pod, _resource: str, _pod_level: bool) -> Quantity:
+def no_request(_pod: Pod, _resource: str) -> Quantity:
     """For process ids: a pod requests none."""
     return ZERO
 

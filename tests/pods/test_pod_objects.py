@@ -18,7 +18,7 @@ from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import is_critical, qos_class
 from monitor.policy.releases import CURRENT
-from monitor.policy.resources import pod_limit, pod_request
+from monitor.policy.resources import pod_limit, pod_request, with_gate_off
 from monitor.policy.stats import PodStats
 from tests.pods.cluster import a_pod
 from tests.policy import builders
@@ -166,8 +166,9 @@ def a_large_pod(containers: list[Object], init: list[Object], **spec: Any) -> Ob
 
 
 def figures(pod: Pod) -> list[Any]:
-    requests = [pod_request(pod, name, level).nanos for name in RESOURCES for level in (True, False)]
-    limits = [pod_limit(pod, name, level) for name in RESOURCES for level in (True, False)]
+    pods = (pod, with_gate_off(pod))
+    requests = [pod_request(one, name).nanos for name in RESOURCES for one in pods]
+    limits = [pod_limit(one, name) for name in RESOURCES for one in pods]
     return [qos_class(pod), requests, [None if one is None else one.nanos for one in limits]]
 
 

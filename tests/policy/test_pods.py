@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from monitor.policy.pods import pod_from_object, stable_uid
 from monitor.policy.qos import qos_class
 from monitor.policy.quantity import PolicyError
-from monitor.policy.resources import pod_limit
+from monitor.policy.resources import pod_limit, with_gate_off
 from tests.policy.builders import container, pod
 
 
@@ -25,7 +25,7 @@ def test_a_pod_with_one_resource_limited_is_burstable_at_pod_level_too() -> None
     one = {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     spec = {"resources": one, "containers": [{"name": "a", "resources": one}]}
     pod = pod_from_object({"metadata": {"name": "p"}, "spec": spec})
-    assert [qos_class(pod, pod_level) for pod_level in (True, False)] == ["Burstable"] * 2
+    assert [qos_class(one) for one in (pod, with_gate_off(pod))] == ["Burstable"] * 2
 
 
 def test_stable_uids_differ_and_last() -> None:
@@ -101,4 +101,4 @@ def test_the_limit_of_a_whole_pod_and_its_spelling() -> None:
     one = pod("a", container(limits={"ephemeral-storage": "1024Mi"}))
     assert (str(pod_limit(one, "ephemeral-storage")), pod_limit(pod("b"), "ephemeral-storage")) == ("1Gi", None)
     whole = pod("c", container(limits={"memory": "5"}), resources={"limits": {"memory": "9"}})
-    assert (str(pod_limit(whole, "memory")), str(pod_limit(whole, "memory", pod_level=False))) == ("9", "5")
+    assert [str(pod_limit(one, "memory")) for one in (whole, with_gate_off(whole))] == ["9", "5"]

@@ -18,10 +18,10 @@ from monitor.policy.eviction_pass import PassConfig, PassState, run_pass
 from monitor.policy.gosyntax import parse_float32
 from monitor.policy.layout import NO_OVERLAY, DiskLayout, overlay_containerfs
 from monitor.policy.oom_score import oom_score_adj
-from monitor.policy.pods import pod_from_object
+from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class
 from monitor.policy.quantity import Quantity
-from monitor.policy.resources import pod_request
+from monitor.policy.resources import pod_request, with_gate_off
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, RESOURCE, Observation
 from monitor.policy.sizing import reserve
 from monitor.policy.stats import PodStats, Summary
@@ -167,11 +167,10 @@ def node_allocatable(given: Case, answer: Any) -> Pair:
 
 
 def pod_qos(given: Case, answer: Any) -> Pair:
-    pod = pod_from_object(given["pod"])
-    gate = given.get("podLevelResources", True)
+    pod = pod_of(given, given["pod"])
     got = {
-        "qosClass": qos_class(pod, gate),
-        "computedQOSClass": compute_qos_class(pod, gate),
+        "qosClass": qos_class(pod),
+        "computedQOSClass": compute_qos_class(pod),
         "isCriticalPod": is_critical(pod),
         "isNodeCriticalPod": is_node_critical(pod),
         "isStaticPod": is_static(pod),
@@ -182,34 +181,31 @@ def pod_qos(given: Case, answer: Any) -> Pair:
 
 def oom_scores(given: Case, answer: Any) -> Pair:
     """The value of every container. Where the kubelet dies, ours must refuse."""
-    pod = pod_from_object(given["pod"])
-    gate = given.get("podLevelResources", True)
+    pod = pod_of(given, given["pod"])
     containers = (*pod.containers, *pod.init_containers)
     try:
-        scores = {c.name: oom_score_adj(pod, c.name, given["memoryCapacity"], gate, compat=KUBELET) for c in containers}
+        scores = {c.name: oom_score_adj(pod, c.name, given["memoryCapacity"], KUBELET) for c in containers}
     except PolicyError as error:
         return answer if "panic" in answer else {"refused": str(error)}, answer
-    return {"oomScoreAdj": scores, "qosClass": qos_class(pod, gate)}, answer
+    return {"oomScoreAdj": scores, "qosClass": qos_class(pod)}, answer
 
 
 def rank(given: Case, answer: Any) -> Pair:
     """Groups of equal pods in order, and every pod's request. The order within a group is not binding."""
-    gate = given.get("podLevelResources", True)
     pods, stats = [], {}
     for entry in given["pods"]:
-        pod = pod_from_object(entry["pod"])
+        pod = pod_of(given, entry["pod"])
         pods.append(pod)
         if entry["stats"] is not None:
             stats[pod.uid] = PodStats(entry["stats"], f"stats of {pod.name}")
-    ranked = rank_pods(given["signal"], pods, stats, layout(given), gate)
+    ranked = rank_pods(given["signal"], pods, stats, layout(given))
     got = {
         "tieGroups": [
             sorted(one.pod.name for one in group) for _, group in groupby(ranked, lambda one: one.key[:DECIDING])
         ],
         "requests": {
             pod.name: {
-                resource: str(pod_request(pod, resource, gate).int64())
-                for resource in answer["requests"].get(pod.name, {})
+                resource: str(pod_request(pod, resource).int64()) for resource in answer["requests"].get(pod.name, {})
             }
             for pod in pods
         },
@@ -305,6 +301,12 @@ def memcg_threshold(given: Case, answer: Any) -> Pair:
 def config_maps(given: Case) -> tuple[Any, Any, Any, Any, Sequence[str]]:
     hard, soft, grace, reclaim = map(given.get, THRESHOLDS)
     return hard, soft, grace, reclaim, given.get("enforceNodeAllocatable") or ()
+
+
+def pod_of(given: Case, obj: Any) -> Pod:
+    """A pod of a case, by the feature gate that the case has for its pod-level resources."""
+    pod = pod_from_object(obj)
+    return pod if given.get("podLevelResources", True) else with_gate_off(pod)
 
 
 def layout(given: Case) -> DiskLayout:

@@ -8,13 +8,13 @@ from typing import Any
 
 from monitor.policy.admission import admit
 from monitor.policy.compat import KUBELET
-from monitor.policy.conformance.steps import SECOND, Case, by_text, comparable, config_maps, layout, recorded
+from monitor.policy.conformance.steps import SECOND, Case, by_text, comparable, config_maps, layout, pod_of, recorded
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, PassState
 from monitor.policy.kubelet_pass import Eviction, KubeletResult, kubelet_pass
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.policy.messages import NODE_REASON, REASON
-from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.pods import Pod
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import Summary
 from monitor.policy.thresholds import parse_thresholds
@@ -38,21 +38,22 @@ def play(given: Case, compat: str = KUBELET) -> list[dict[str, Any]]:
         max_pod_grace_s=given["evictionMaxPodGracePeriod"],
         layout=layout(given),
         local_storage=given["localStorageCapacityIsolation"],
-        pod_level=given.get("podLevelResources", True),
         compat=compat,
         era=KUBELET_1_36,
     )
+    as_pod = partial(pod_of, given)
     state, now = PassState(), 0
     gone: set[str] = set()
     answers = []
     for step in given["steps"]:
         now += round(step["advanceSeconds"] * SECOND)
-        pods = [p for p in map(pod_from_object, step.get("pods") or ()) if p.uid not in gone]
+        pods = [p for p in map(as_pod, step.get("pods") or ()) if p.uid not in gone]
         result = kubelet_pass(config, state, pods, partial(_read, step), now, partial(_after, step))
         state = result.state
         if given.get("removeEvictedPods"):
             gone |= {eviction.pod.uid for eviction in result.evictions}
-        answers.append(_answer(config, result, step, now))
+        admitted = [_admitted(pod, result.state.core.conditions) for pod in map(as_pod, step.get("admitPods") or ())]
+        answers.append({"admit": admitted, **_answer(config, result, now)})
     return answers
 
 
@@ -69,19 +70,17 @@ def _after(step: Case, actions: tuple[str, ...]) -> Summary | None:
     return Summary(after)
 
 
-def _answer(config: PassConfig, result: KubeletResult, step: Case, now: int) -> dict[str, Any]:
+def _answer(config: PassConfig, result: KubeletResult, now: int) -> dict[str, Any]:
     rules, core = config.later, result.state.core
     events = [_event("node/node", NODE_REASON, result.warning, None)] if result.warning else []
     events += [_event(f"pod/{e.pod.name}", REASON, e.message, e.annotations) for e in result.evictions]
-    pressed = core.conditions
     return {
-        "admit": [_admitted(pod, pressed, config) for pod in map(pod_from_object, step.get("admitPods") or ())],
         "error": None,
         "events": events,
         "evictedPods": [e.pod.name for e in result.evictions],
         "gcCalls": list(result.reclaimed),
         "kills": [_kill(e) for e in result.evictions],
-        "nodeConditions": sorted(pressed),
+        "nodeConditions": sorted(core.conditions),
         "nodeConditionsLastObservedAt": {
             c: when / SECOND for c, when in zip(rules.conditions, core.last, strict=False) if when is not None
         },
@@ -118,8 +117,8 @@ def _kill(eviction: Eviction) -> dict[str, Any]:
     }
 
 
-def _admitted(pod: Pod, conditions: frozenset[str], config: PassConfig) -> dict[str, Any]:
-    answer = admit(pod, conditions, config.pod_level)
+def _admitted(pod: Pod, conditions: frozenset[str]) -> dict[str, Any]:
+    answer = admit(pod, conditions)
     return {"admit": answer.admitted, "message": answer.message, "pod": pod.name, "reason": answer.reason}
 
 
