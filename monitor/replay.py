@@ -25,12 +25,13 @@ from monitor.link.messages import NAMES
 from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import BUSY, EVICT, HELD, Decisions, gate
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, is_urgent, run_pass
+from monitor.policy.eviction_pass import hurries, is_of_memory, is_urgent, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import judge as judge_suspension
+from monitor.policy.synchronize import State
 from monitor.race import episode
 from monitor.race.events import Clock, End, event_from_json
 from monitor.race.verdict import verdict
@@ -91,7 +92,7 @@ class Passes:
         self._key = era(config.policy).memory_key
         self._found = found
         self._eviction_order = EvictionOrder(self._key)
-        self._state = KNOWN_LAYOUT
+        self._state = State()
         self._decisions = Decisions(config.kills)
         self._graceful = config.hard_grace_ns > 0
         self._holds = config.hold and config.kills
@@ -133,10 +134,10 @@ class Passes:
         if not self._complete:
             return
         state, last_id = state_of(snapshot.state), snapshot.last_id
-        if self._known and (state, last_id) != (self._state.core, self._decisions.last_id):
-            ours, theirs = [state_json(self._state.core), self._decisions.last_id], [state_json(state), last_id]
+        if self._known and (state, last_id) != (self._state, self._decisions.last_id):
+            ours, theirs = [state_json(self._state), self._decisions.last_id], [state_json(state), last_id]
             self._found.differs("state", number, theirs, ours)
-        self._state = self._state._replace(core=state)
+        self._state = state
         self._decisions.last_id, self._decisions.reported = last_id, dict(snapshot.told)
         self._known = True
 

@@ -21,7 +21,7 @@ from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.admission import admit
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
+from monitor.policy.eviction_pass import run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import container_usage, storage_violation
 from monitor.policy.layout import NO_OVERLAY
@@ -29,7 +29,7 @@ from monitor.policy.messages import eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import ALL_SIGNALS, IN_BYTES, MEMORY_SIGNALS, OWN_SIGNALS, PID, RESOURCE, Observation
-from monitor.policy.synchronize import Outcome
+from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import Ranked
 from monitor.settings.read import Resolved, resolved_again
@@ -328,5 +328,5 @@ def _grace_s(seen: Situation, threshold: Threshold, one: Ranked) -> int:
     """The grace of an eviction for ``threshold``, asked of a pass in which it is met and past its own grace."""
     rules = dataclasses.replace(seen.rules, thresholds=(threshold,), layout=NO_OVERLAY)
     starved = {threshold.signal: Observation(-(2**62), 1, 0)}
-    before = run_pass(rules, KNOWN_LAYOUT, starved, 0, lambda _: ())
+    before = run_pass(rules, State(), starved, 0, lambda _: ())
     return run_pass(rules, before.state, starved, threshold.grace_ns, lambda _: [one.candidate]).grace_s

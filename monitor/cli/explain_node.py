@@ -17,10 +17,11 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.storage import Roots, measure, process_stats
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
+from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OWN_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import Summary
+from monitor.policy.synchronize import State
 from monitor.policy.victims import Ranked, rank_pods
 from monitor.settings.config import RunConfig
 
@@ -76,7 +77,7 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
         for s in OWN_SIGNALS
         if s in frame["signals"]
     }
-    outcome = run_pass(rules, KNOWN_LAYOUT, Summary(raw).observations | own, 0, lambda _: ()).outcome
+    outcome = run_pass(rules, State(), Summary(raw).observations | own, 0, lambda _: ()).outcome
     if signal is None:
         wanted = outcome.starved or next(iter(outcome.observed), None)
         signal = MEMORY if wanted is None else wanted.signal
@@ -90,7 +91,7 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
     summary.observations |= own  # which no kubelet's summary has
     pods = [one.pod for one in found.values()]
     # What cleaning up would free is not known before it is done: as if it were not enough.
-    result = kubelet_pass(rules, KNOWN_LAYOUT, pods, lambda: summary, 0, lambda _: None)
+    result = kubelet_pass(rules, State(), pods, lambda: summary, 0, lambda _: None)
     held = None
     if daemon is not None and frame["source"].startswith("daemon "):
         held = tuple(sorted(daemon.info.conditions))

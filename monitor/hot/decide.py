@@ -27,13 +27,13 @@ from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, gate
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, hurries, run_pass
+from monitor.policy.eviction_pass import PassConfig, PassResult, hurries, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.suspension import Answer
-from monitor.policy.synchronize import Outcome
+from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 from monitor.sources.watch import Compared, Watch
@@ -86,7 +86,7 @@ class Decider:
 
             self.holds = HoldControl(config, gauge, registry, evictor, figures, recorder, stats, outbox)
         self._waiting = False  # a pod was chosen and not evicted yet, because a release is pending
-        self.state = KNOWN_LAYOUT
+        self.state = State()
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
         self.may_act = False  # all pods are known and counted; before that the first in order may be any pod
@@ -198,7 +198,7 @@ class Decider:
         one = OnePass(time.monotonic_ns(), crossed_ns, coming, sent, asked)
         self._timer.begin(one.now_ns)
         if self._recorder is not None:
-            self._recorder.begin(one.now_ns, self.state.core, self._actor.decisions)
+            self._recorder.begin(one.now_ns, self.state, self._actor.decisions)
         for each in self._gauge.watches:
             if each.thresholds and self._gauge.known(each):  # unknown is not nothing
                 self._observe(each, reading if each is watch else None, one)

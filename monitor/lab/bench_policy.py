@@ -91,10 +91,11 @@ def answer(stats: list[dict[str, Any]]) -> dict[str, Any]:
 
 def time_passes(kind: str, pods: int, repeats: int) -> Row:
     """One row: passes for a hard threshold of one signal, which is met, over that many pods."""
-    from monitor.policy.eviction_pass import PassConfig, PassState
+    from monitor.policy.eviction_pass import PassConfig
     from monitor.policy.kubelet_pass import kubelet_pass
     from monitor.policy.pods import pod_from_object
     from monitor.policy.stats import Summary
+    from monitor.policy.synchronize import State
     from monitor.policy.thresholds import parse_thresholds
 
     objects, stats = crowd(pods, limited=kind == "limited")
@@ -102,7 +103,7 @@ def time_passes(kind: str, pods: int, repeats: int) -> Row:
     del stats
     config = PassConfig(parse_thresholds({SIGNALS[kind]: "10%"}), 300 * SECOND)
     known = [pod_from_object(one) for one in objects]
-    state = PassState()
+    state = State()
     spent, cpu = [], []
     for i in range(repeats + 2):
         cpu_before, began = time.thread_time_ns(), time.perf_counter_ns()

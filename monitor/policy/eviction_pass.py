@@ -14,6 +14,7 @@ Pure: times are given, and what cleans up is a function the caller passes in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,47 +48,43 @@ class PassConfig:
     kill_at_once: bool = False
     #: With that: seconds between SIGTERM and SIGKILL at a hard threshold too, while the pod is held (`--hard-grace`).
     hard_grace_s: int = 0
-    #: What a kubelet's first pass looks at, which learns the layout only while it runs, and what all later ones do.
-    first: EvictionConfig = field(init=False, repr=False, compare=False)
-    later: EvictionConfig = field(init=False, repr=False, compare=False)
+    #: With the thresholds for the container file system.
+    eviction: EvictionConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        thresholds, appended = self.thresholds, tuple[Threshold, ...]()
+        thresholds = self.thresholds
         if self.era.containerfs:
-            thresholds, appended = overlay_containerfs(self.thresholds, self.layout)
-        later = EvictionConfig(thresholds, self.transition_period_ns, self.max_pod_grace_s, self.compat)
-        object.__setattr__(self, "first", later.without(appended))
-        object.__setattr__(self, "later", later)
+            thresholds, _ = overlay_containerfs(thresholds, self.layout)
+        eviction = EvictionConfig(thresholds, self.transition_period_ns, self.max_pod_grace_s, self.compat)
+        object.__setattr__(self, "eviction", eviction)
 
     @property
     def limit_grace_s(self) -> int:
         """The grace of a pod over a limit of local storage."""
         return max(LEAST_GRACE_S, self.era.hard_grace_s) if self.kill_at_once else self.era.hard_grace_s
 
-
-class PassState(NamedTuple):
-    """What a pass leaves for the next; a kubelet begins with `PassState()`, the daemon, which knows the layout of the
-    disks, with `KNOWN_LAYOUT`.
-    """
-
-    core: State = State()
-    laid_out: bool = False  # the layout is known: a pass has been made
-
-
-KNOWN_LAYOUT = PassState(laid_out=True)
+    def before_layout(self) -> PassConfig:
+        """For a kubelet's first pass, which learns the layout of the disks only while it runs: it does not see the
+        thresholds that the layout adds.
+        """
+        made = copy(self)
+        if self.era.containerfs:
+            _, appended = overlay_containerfs(self.thresholds, self.layout)
+            object.__setattr__(made, "eviction", self.eviction.without(appended))
+        return made
 
 
 class PassResult(NamedTuple):
     """What a pass decided: `grace_s` are the seconds `outcome.victim` gets between SIGTERM and SIGKILL; 0: SIGKILL."""
 
-    state: PassState
+    state: State
     outcome: Outcome
     grace_s: int
 
 
 def run_pass(
     config: PassConfig,
-    state: PassState,
+    state: State,
     observations: Mapping[str, Observation],
     now_ns: int,
     rank: Rank,
@@ -109,37 +106,31 @@ def run_pass(
             return ()
         return rank(signal)
 
-    rules = config.later if state.laid_out else config.first
-    core, outcome = synchronize(rules, state.core, observations, now_ns, candidates)
-    return PassResult(PassState(core, True), outcome, 0 if outcome.victim is None else grace_s(config, outcome))
+    state, outcome = synchronize(config.eviction, state, observations, now_ns, candidates)
+    return PassResult(state, outcome, 0 if outcome.victim is None else grace_s(config, outcome))
 
 
-def reconfigured(old: PassConfig, state: PassState, new: PassConfig) -> PassState:
+def reconfigured(old: PassConfig, state: State, new: PassConfig) -> State:
     """The state for the next pass where another configuration has come into force between two passes.
 
     A threshold that is in both (signal, kind and value) stays met since when it was, so that a changed grace period
     counts from there, and is held by min reclaim as before. One that is gone has no effect any more, and one that
     is new begins. A condition stays for the transition period, unless no threshold speaks of it any more.
     """
-    if not state.laid_out:
-        return state
-    before, after, core = old.later, new.later, state.core
-    if not core.first and not core.stamps:
-        return PassState(State(), True)
-    since = {_identity(rule.threshold): core.first[i] for i, rule in enumerate(before.rules)}
-    held = {_identity(before.rules[i].threshold) for i in core.met}
-    stamps = dict(zip(before.signals, core.stamps, strict=True))
-    lasts = dict(zip(before.conditions, core.last, strict=True))
+    before, after = old.eviction, new.eviction
+    if not state.first and not state.stamps:
+        return State()
+    since = {_identity(rule.threshold): state.first[i] for i, rule in enumerate(before.rules)}
+    held = {_identity(before.rules[i].threshold) for i in state.met}
+    stamps = dict(zip(before.signals, state.stamps, strict=True))
+    lasts = dict(zip(before.conditions, state.last, strict=True))
     identities = [_identity(rule.threshold) for rule in after.rules]
-    return PassState(
-        State(
-            tuple(since.get(one) for one in identities),
-            tuple(i for i, one in enumerate(identities) if one in held),
-            tuple(stamps.get(signal) for signal in after.signals),
-            tuple(lasts.get(condition) for condition in after.conditions),
-            core.conditions & frozenset(after.conditions),
-        ),
-        True,
+    return State(
+        tuple(since.get(one) for one in identities),
+        tuple(i for i, one in enumerate(identities) if one in held),
+        tuple(stamps.get(signal) for signal in after.signals),
+        tuple(lasts.get(condition) for condition in after.conditions),
+        state.conditions & frozenset(after.conditions),
     )
 
 

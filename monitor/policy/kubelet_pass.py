@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass
+from monitor.policy.eviction_pass import PassConfig, PassResult, run_pass
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod, per_pod
@@ -19,7 +19,7 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
-from monitor.policy.synchronize import Outcome
+from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 
@@ -46,7 +46,7 @@ class KubeletResult(NamedTuple):
     no thresholds were looked at, because there are none or the stats could not be had.
     """
 
-    state: PassState
+    state: State
     evictions: tuple[Eviction, ...] = ()
     warning: str | None = None
     reclaimed: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class KubeletResult(NamedTuple):
 
 def kubelet_pass(
     config: PassConfig,
-    state: PassState,
+    state: State,
     pods: Sequence[Pod],
     read: Callable[[], Summary | None],
     now_ns: int,
@@ -69,7 +69,7 @@ def kubelet_pass(
         return KubeletResult(state)
     summary = read()
     if summary is None:
-        return KubeletResult(PassState(state.core, laid_out=True), summary_reads=1)
+        return KubeletResult(state, summary_reads=1)
     evictions = _local_storage(config, pods, summary.pods) if config.local_storage else []
     actions: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ def kubelet_pass(
         nonlocal actions
         actions = config.era.reclaim_actions(signal, config.layout)
         after = reclaim(actions) if actions else None
-        return after is not None and _all_clear(config.later.thresholds, after.observations)
+        return after is not None and _all_clear(config.eviction.thresholds, after.observations)
 
     def rank(signal: str) -> Iterator[Candidate]:
         for one in rank_pods(signal, pods, summary.pods, config.layout, config.era.ranker):

@@ -15,9 +15,10 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, PassState, run_pass
+from monitor.policy.eviction_pass import PassConfig, PassResult, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import Observation
+from monitor.policy.synchronize import State
 from monitor.policy.thresholds import kubelets
 from monitor.race.codec import Record
 from monitor.race.events import Crossing, Sample
@@ -126,7 +127,7 @@ def _pieces(world: World, config: PassConfig) -> list[_Piece]:
 def _corners(world: World, config: PassConfig) -> list[float]:
     """The moments at which a threshold begins or ceases to be met, min reclaim included."""
     found: list[float] = []
-    for rule in config.later.rules:
+    for rule in config.eviction.rules:
         series = world.working_set.get(rule.signal)
         if series is not None:
             capacity = world.capacity[rule.signal]
@@ -141,7 +142,7 @@ def _cell(
     world: World, config: PassConfig, order: Sequence[Candidate], first: int, low: float, high: float
 ) -> _Piece | None:
     """The decision of one cell of phases, by the passes of the phase in its middle; None: there is none."""
-    state = KNOWN_LAYOUT
+    state = State()
     for k in range(_MOST_PASSES):
         start = first + low + k * PERIOD_NS
         middle = first + (low + high) / 2 + k * PERIOD_NS
@@ -152,7 +153,7 @@ def _cell(
     return None
 
 
-def _pass(world: World, config: PassConfig, state: PassState, order: Sequence[Candidate], ts: float) -> PassResult:
+def _pass(world: World, config: PassConfig, state: State, order: Sequence[Candidate], ts: float) -> PassResult:
     """The policy's own pass on the numbers of this moment."""
     now = round(ts)
     seen = {}

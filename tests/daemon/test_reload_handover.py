@@ -18,8 +18,8 @@ from monitor.hot.supervise import Side
 from monitor.kernel import meminfo
 from monitor.link import upgrade
 from monitor.link.rare_messages import Reconfigure
-from monitor.policy.eviction_pass import KNOWN_LAYOUT
 from monitor.policy.signals import Observation
+from monitor.policy.synchronize import State
 from monitor.policy.thresholds import kubelets as kubelets_lines
 from monitor.settings.config import RunConfig
 from monitor.settings.read import over_the_kernels_share
@@ -214,7 +214,7 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
         ),
         decider=SimpleNamespace(
             config=RunConfig().pass_config(),
-            state=KNOWN_LAYOUT,
+            state=State(),
             compared=compared,
             run_pass=step("pass"),
             prepare=step("prepare"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.explain import why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import kubelet_pass
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
@@ -17,6 +17,7 @@ from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era
 from monitor.policy.signals import SIGNALS
 from monitor.policy.stats import Summary
+from monitor.policy.synchronize import State
 from monitor.policy.victims import DECIDING
 from tests.policy.builders import GI, IMAGEFS, MI, container, crowds, pod, ranked, stats, summary
 
@@ -68,7 +69,7 @@ def test_a_sidecar_over_its_own_limit_of_local_storage(restart: str, evicted: li
     def over(name: str) -> bool:
         config = PassConfig(era(name).parse_thresholds(None), 300 * S, local_storage=True, era=era(name))
         observed = Summary({"node": {}, "pods": [figures]})
-        return bool(kubelet_pass(config, PassState(), [one], lambda: observed, 0, lambda _: None).evictions)
+        return bool(kubelet_pass(config, State(), [one], lambda: observed, 0, lambda _: None).evictions)
 
     assert [name for name in ERAS if over(name)] == evicted
 
@@ -199,7 +200,7 @@ def test_defaults_and_signals_of_each_era() -> None:
 def one_pass(policy: Era, hard: dict[str, str], layout: DiskLayout, **figures: int) -> Any:
     settings = PassConfig(policy.parse_thresholds(hard), 300 * S, layout=layout, local_storage=False, era=policy)
     answer = Summary(summary(stats("a", MI), second=1, **figures))
-    return kubelet_pass(settings, PassState(), [best_effort("a")], lambda: answer, 0, lambda _: answer)
+    return kubelet_pass(settings, State(), [best_effort("a")], lambda: answer, 0, lambda _: answer)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +227,9 @@ def test_grace_of_a_hard_eviction(policy: Era, grace: int) -> None:
 
 def test_old_eras_guard_no_container_file_system() -> None:
     assert all(
-        "containerfs" not in t.signal for t in PassConfig(OLD.parse_thresholds(None), 0, era=OLD).later.thresholds
+        "containerfs" not in t.signal for t in PassConfig(OLD.parse_thresholds(None), 0, era=OLD).eviction.thresholds
     )
-    assert len(PassConfig(CURRENT.parse_thresholds(None), 0).later.thresholds) == 9
+    assert len(PassConfig(CURRENT.parse_thresholds(None), 0).eviction.thresholds) == 9
 
 
 # ---- critical pods and oom_score_adj

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
 from monitor.policy.pods import Pod
 from monitor.policy.stats import Summary
+from monitor.policy.synchronize import State
 from monitor.policy.thresholds import parse_thresholds
 from tests.policy.builders import GI, IMAGEFS, MI, pod, stats, summary
 
@@ -17,7 +18,7 @@ EMPTY_DIR: dict[str, Any] = {"volumes": [{"name": "v", "emptyDir": {"sizeLimit":
 def passed(policy: PassConfig, pods: Sequence[Pod], answer: dict[str, Any], **after: int) -> KubeletResult:
     """A pass on this answer; ``after`` is what a clean-up leaves."""
     left = Summary(summary(second=1, **after))
-    return kubelet_pass(policy, PassState(), pods, lambda: Summary(answer), 0, lambda _: left)
+    return kubelet_pass(policy, State(), pods, lambda: Summary(answer), 0, lambda _: left)
 
 
 def test_a_clean_up_must_clear_min_reclaim_too() -> None:

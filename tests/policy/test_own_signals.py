@@ -3,7 +3,7 @@
 import pytest
 
 from monitor.policy.errors import PolicyError
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
+from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
@@ -16,6 +16,7 @@ from monitor.policy.signals import (
     Observation,
     used,
 )
+from monitor.policy.synchronize import State
 from monitor.policy.thresholds import kubelets, parse_thresholds
 
 HOG = Candidate("uid-hog", "shop", "hog", 0, 0, 500, False)
@@ -77,7 +78,7 @@ def test_a_pass_acts_on_them_as_on_memory() -> None:
     def passed(**seen: Observation):
         named = {"node": RECLAIMABLE, "kubepods": ALLOCATABLE_RECLAIMABLE, "kubelets": MEMORY}
         observations = {named[name]: o for name, o in seen.items()}
-        return run_pass(config, KNOWN_LAYOUT, observations, 1, lambda _: [HOG]).outcome
+        return run_pass(config, State(), observations, 1, lambda _: [HOG]).outcome
 
     assert passed(node=plenty, kubepods=plenty, kubelets=little).victim is None
     outcome = passed(node=little, kubepods=plenty, kubelets=little)

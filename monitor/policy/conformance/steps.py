@@ -14,7 +14,7 @@ from typing import Any
 from monitor.policy.compat import KUBELET, int64
 from monitor.policy.configuration import THRESHOLDS
 from monitor.policy.errors import PolicyError
-from monitor.policy.eviction_pass import PassConfig, PassState, run_pass
+from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.gosyntax import parse_float32
 from monitor.policy.layout import NO_OVERLAY, DiskLayout, overlay_containerfs
 from monitor.policy.oom_score import oom_score_adj
@@ -259,7 +259,7 @@ def grace_period(given: Case, answer: Any) -> Pair:
     found: list[Threshold] = []
     # One by one, so that thresholds which look alike keep their own times.
     for t, ago in zip(thresholds, agos, strict=True):
-        state = PassState(State((_NOW - ago,), (), (None,), (None,), frozenset()), True)
+        state = State((_NOW - ago,), (), (None,), (None,), frozenset())
         starved = {t.signal: Observation(-(2**63), 0, 0)}
         found += run_pass(PassConfig((t,), SECOND, layout=NO_OVERLAY), state, starved, _NOW, lambda _: ()).outcome.met
     return by_text(map(comparable, found)), by_text(recorded(t) for t in answer["satisfied"] or ())
@@ -271,10 +271,10 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
     signal_of = {condition: signal for signal, condition in CONDITION.items()}
     ago = given["lastObservedSecondsAgo"]
     config = PassConfig(tuple(Threshold(signal_of[c], one) for c in ago), period, layout=NO_OVERLAY)
-    rules = config.later
+    rules = config.eviction
     last = tuple(_NOW - round(ago[c] * SECOND) for c in rules.conditions)
     state = State((None,) * len(rules.rules), (), (None,) * len(rules.signals), last, frozenset(ago))
-    outcome = run_pass(config, PassState(state, True), {}, _NOW, lambda _: ()).outcome
+    outcome = run_pass(config, state, {}, _NOW, lambda _: ()).outcome
     return sorted(outcome.conditions), sorted(answer["nodeConditions"] or [])
 
 

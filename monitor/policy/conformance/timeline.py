@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 from monitor.policy.admission import admit
 from monitor.policy.compat import KUBELET
 from monitor.policy.conformance.steps import SECOND, Case, by_text, comparable, config_maps, layout, pod_of, recorded
 from monitor.policy.errors import PolicyError
-from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.kubelet_pass import Eviction, KubeletResult, kubelet_pass
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.policy.messages import NODE_REASON, REASON
 from monitor.policy.pods import Pod
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import Summary
+from monitor.policy.synchronize import State
 from monitor.policy.thresholds import parse_thresholds
 
 
@@ -42,17 +44,17 @@ def play(given: Case, compat: str = KUBELET) -> list[dict[str, Any]]:
         era=KUBELET_1_36,
     )
     as_pod = partial(pod_of, given)
-    state, now = PassState(), 0
+    state, now = State(), 0
     gone: set[str] = set()
     answers = []
-    for step in given["steps"]:
+    for by, step in zip(chain([config.before_layout()], repeat(config)), given["steps"], strict=False):
         now += round(step["advanceSeconds"] * SECOND)
         pods = [p for p in map(as_pod, step.get("pods") or ()) if p.uid not in gone]
-        result = kubelet_pass(config, state, pods, partial(_read, step), now, partial(_after, step))
+        result = kubelet_pass(by, state, pods, partial(_read, step), now, partial(_after, step))
         state = result.state
         if given.get("removeEvictedPods"):
             gone |= {eviction.pod.uid for eviction in result.evictions}
-        admitted = [_admitted(pod, result.state.core.conditions) for pod in map(as_pod, step.get("admitPods") or ())]
+        admitted = [_admitted(pod, state.conditions) for pod in map(as_pod, step.get("admitPods") or ())]
         answers.append({"admit": admitted, **_answer(config, result, now)})
     return answers
 
@@ -71,7 +73,7 @@ def _after(step: Case, actions: tuple[str, ...]) -> Summary | None:
 
 
 def _answer(config: PassConfig, result: KubeletResult, now: int) -> dict[str, Any]:
-    rules, core = config.later, result.state.core
+    rules, state = config.eviction, result.state
     events = [_event("node/node", NODE_REASON, result.warning, None)] if result.warning else []
     events += [_event(f"pod/{e.pod.name}", REASON, e.message, e.annotations) for e in result.evictions]
     return {
@@ -80,18 +82,18 @@ def _answer(config: PassConfig, result: KubeletResult, now: int) -> dict[str, An
         "evictedPods": [e.pod.name for e in result.evictions],
         "gcCalls": list(result.reclaimed),
         "kills": [_kill(e) for e in result.evictions],
-        "nodeConditions": sorted(core.conditions),
+        "nodeConditions": sorted(state.conditions),
         "nodeConditionsLastObservedAt": {
-            c: when / SECOND for c, when in zip(rules.conditions, core.last, strict=False) if when is not None
+            c: when / SECOND for c, when in zip(rules.conditions, state.last, strict=False) if when is not None
         },
         "secondsSinceStart": now / SECOND,
         "summaryGetCalls": result.summary_reads,
         "thresholdsFirstObservedAt": by_text(
             {"secondsSinceStart": since / SECOND, "threshold": comparable(rule.threshold)}
-            for rule, since in zip(rules.rules, core.first, strict=False)
+            for rule, since in zip(rules.rules, state.first, strict=False)
             if since is not None
         ),
-        "thresholdsMet": by_text(comparable(rules.rules[i].threshold) for i in core.met),
+        "thresholdsMet": by_text(comparable(rules.rules[i].threshold) for i in state.met),
     }
 
 
