@@ -109,7 +109,7 @@ def _overlaid(found: list[Effective], layout: DiskLayout) -> tuple[Effective, ..
     """`overlay_containerfs` with origins: what it put in place of, or after, the thresholds given."""
     file_system = "imagefs" if layout.image_fs and not layout.container_fs else "nodefs"
     result = []
-    for i, t in enumerate(overlay_containerfs([e.threshold for e in found], layout)[0]):
+    for i, t in enumerate(overlay_containerfs([e.threshold for e in found], layout)):
         if i < len(found) and t is found[i].threshold:
             result.append(found[i])
         elif t.operator == LESS_THAN:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from monitor.policy.compat import SANE
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import CURRENT, Era
@@ -28,35 +27,27 @@ from monitor.policy.thresholds import Threshold
 
 #: The least grace a pod worker of the kubelet takes, in seconds.
 LEAST_GRACE_S = 1
+#: A value that nothing observed is below: what is available has 64 bits.
+_NEVER = -(2**63)
 
 
 @dataclass(frozen=True)
-class PassConfig:
+class PassConfig(EvictionConfig):
     """What all passes of a daemon or a kubelet have in common. `thresholds` are those of the configuration, with or
-    without the overlay for the container file system; times are in nanoseconds, graces in seconds (`EvictionConfig`).
+    without the overlay for the container file system.
     """
 
-    thresholds: tuple[Threshold, ...]
-    transition_period_ns: int
-    max_pod_grace_s: int = 0
     layout: DiskLayout = SINGLE_DISK
     local_storage: bool = True
-    compat: str = SANE
     era: Era = CURRENT
     #: A victim for memory gets no grace (SIGKILL) while a hard threshold for memory is met, any other `LEAST_GRACE_S`
     #: at least. False: the graces a kubelet passes on.
     kill_at_once: bool = False
     #: With that: seconds between SIGTERM and SIGKILL at a hard threshold too, while the pod is held (`--hard-grace`).
     hard_grace_s: int = 0
-    #: With the thresholds for the container file system.
-    eviction: EvictionConfig = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        thresholds = self.thresholds
-        if self.era.containerfs:
-            thresholds, _ = overlay_containerfs(thresholds, self.layout)
-        eviction = EvictionConfig(thresholds, self.transition_period_ns, self.max_pod_grace_s, self.compat)
-        object.__setattr__(self, "eviction", eviction)
+    def overlaid(self) -> tuple[Threshold, ...]:
+        return overlay_containerfs(self.thresholds, self.layout) if self.era.containerfs else self.thresholds
 
     @property
     def limit_grace_s(self) -> int:
@@ -67,10 +58,9 @@ class PassConfig:
         """For a kubelet's first pass, which learns the layout of the disks only while it runs: it does not see the
         thresholds that the layout adds.
         """
-        made = copy(self)
-        if self.era.containerfs:
-            _, appended = overlay_containerfs(self.thresholds, self.layout)
-            object.__setattr__(made, "eviction", self.eviction.without(appended))
+        made, unseen = copy(self), self.overlaid()[len(self.thresholds) :]
+        rules = [rule._replace(fixed=_NEVER) if rule.threshold in unseen else rule for rule in self.rules]
+        object.__setattr__(made, "rules", tuple(rules))
         return made
 
 
@@ -106,7 +96,7 @@ def run_pass(
             return ()
         return rank(signal)
 
-    state, outcome = synchronize(config.eviction, state, observations, now_ns, candidates)
+    state, outcome = synchronize(config, state, observations, now_ns, candidates)
     return PassResult(state, outcome, 0 if outcome.victim is None else grace_s(config, outcome))
 
 
@@ -117,20 +107,19 @@ def reconfigured(old: PassConfig, state: State, new: PassConfig) -> State:
     counts from there, and is held by min reclaim as before. One that is gone has no effect any more, and one that
     is new begins. A condition stays for the transition period, unless no threshold speaks of it any more.
     """
-    before, after = old.eviction, new.eviction
     if not state.first and not state.stamps:
         return State()
-    since = {_identity(rule.threshold): state.first[i] for i, rule in enumerate(before.rules)}
-    held = {_identity(before.rules[i].threshold) for i in state.met}
-    stamps = dict(zip(before.signals, state.stamps, strict=True))
-    lasts = dict(zip(before.conditions, state.last, strict=True))
-    identities = [_identity(rule.threshold) for rule in after.rules]
+    since = {_identity(rule.threshold): state.first[i] for i, rule in enumerate(old.rules)}
+    held = {_identity(old.rules[i].threshold) for i in state.met}
+    stamps = dict(zip(old.signals, state.stamps, strict=True))
+    lasts = dict(zip(old.conditions, state.last, strict=True))
+    identities = [_identity(rule.threshold) for rule in new.rules]
     return State(
         tuple(since.get(one) for one in identities),
         tuple(i for i, one in enumerate(identities) if one in held),
-        tuple(stamps.get(signal) for signal in after.signals),
-        tuple(lasts.get(condition) for condition in after.conditions),
-        state.conditions & frozenset(after.conditions),
+        tuple(stamps.get(signal) for signal in new.signals),
+        tuple(lasts.get(condition) for condition in new.conditions),
+        state.conditions & frozenset(new.conditions),
     )
 
 

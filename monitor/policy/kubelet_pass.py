@@ -20,7 +20,6 @@ from monitor.policy.resources import pod_limit
 from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import Outcome, State
-from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 
 _STORAGE = "ephemeral-storage"
@@ -77,7 +76,7 @@ def kubelet_pass(
         nonlocal actions
         actions = config.era.reclaim_actions(signal, config.layout)
         after = reclaim(actions) if actions else None
-        return after is not None and _all_clear(config.eviction.thresholds, after.observations)
+        return after is not None and _all_clear(config, after.observations)
 
     def rank(signal: str) -> Iterator[Candidate]:
         for one in rank_pods(signal, pods, summary.pods, config.layout, config.era.ranker):
@@ -107,14 +106,14 @@ def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, 
     return found
 
 
-def _all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:
+def _all_clear(config: PassConfig, observations: Mapping[str, Observation]) -> bool:
     """Whether no threshold at all is met, min reclaim included and grace ignored.
 
     Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
     """
-    for threshold in thresholds:
-        seen = observations.get(threshold.signal)
-        if seen is not None and threshold.met(seen.available, seen.capacity, with_reclaim=True):
+    for rule in config.rules:
+        seen = observations.get(rule.signal)
+        if seen is not None and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True):
             return False
     return True
 

@@ -63,19 +63,16 @@ def reclaim_actions(signal: str, layout: DiskLayout) -> tuple[str, ...]:
     return () if signal in _NODEFS_SIGNALS else (DELETE_CONTAINERS, DELETE_IMAGES)
 
 
-def overlay_containerfs(
-    thresholds: Iterable[Threshold], layout: DiskLayout
-) -> tuple[tuple[Threshold, ...], tuple[Threshold, ...]]:
+def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> tuple[Threshold, ...]:
     """The thresholds with those of the container file system, which are copies of those of the file system the
-    containers are on, whatever the user wrote; and those of them that stand in no threshold's place: the pass that
-    discovers the layout does not see these.
+    containers are on, whatever the user wrote: in the place of the user's, or after all.
 
     Where that one has none, a threshold without operator stands instead, which is never met. The kubelet leaves the
     thresholds alone where there is a container file system without an image file system.
     """
     found = list(thresholds)
     if layout.container_fs and not layout.image_fs:
-        return tuple(found), ()
+        return tuple(found)
     sources = _IMAGEFS_SIGNALS if layout.image_fs and not layout.container_fs else _NODEFS_SIGNALS
     appended = []
     for source, target in zip(sources, _CONTAINERFS_SIGNALS, strict=True):
@@ -88,4 +85,4 @@ def overlay_containerfs(
                 found[places[-1]] = copy
             else:
                 appended.append(copy)
-    return (*found, *appended), tuple(appended)
+    return (*found, *appended)

@@ -15,8 +15,7 @@ met, the last that is for memory, else the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from copy import copy
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,8 +32,6 @@ DEFAULT_POD_GRACE_S = 30
 
 _ALLOCATABLE = frozenset(ALLOCATABLE_OF.values())
 
-#: A value that nothing observed is below: what is available has 64 bits.
-_NEVER = -(2**63)
 
 Rank = Callable[[str], Iterable[Candidate]]
 
@@ -53,7 +50,7 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class EvictionConfig:
-    """What all passes have in common.
+    """What `synchronize` goes by.
 
     `transition_period_ns`: how long a condition outlives its threshold; at 0 none is ever in force. `max_pod_grace_s`:
     the most a pod evicted for a soft threshold gets; negative leaves it to the pod, as the kubelet's own documentation
@@ -74,7 +71,7 @@ class EvictionConfig:
     def __post_init__(self) -> None:
         if self.compat not in (SANE, KUBELET):
             raise PolicyError(f"compat: {self.compat!r} is not known: use {SANE} or {KUBELET}")
-        live = [t for t in self.thresholds if t.operator == LESS_THAN]
+        live = [t for t in self.overlaid() if t.operator == LESS_THAN]
         live = sorted(live, key=_preference) if self.compat == SANE else _go_keys(live)
         signals = tuple(dict.fromkeys(t.signal for t in live))
         conditions = tuple(dict.fromkeys(CONDITION[signal] for signal in signals))
@@ -96,12 +93,9 @@ class EvictionConfig:
         for name, value in {**made, "likeliest": self.compat == KUBELET}.items():
             object.__setattr__(self, name, value)
 
-    def without(self, unseen: Collection[Threshold]) -> EvictionConfig:
-        """The same, except that these thresholds are never met. The states of both are laid out alike."""
-        made = copy(self)
-        rules = [rule._replace(fixed=_NEVER) if rule.threshold in unseen else rule for rule in self.rules]
-        object.__setattr__(made, "rules", tuple(rules))
-        return made
+    def overlaid(self) -> tuple[Threshold, ...]:
+        """`thresholds`, and what a pass compares beside them."""
+        return self.thresholds
 
 
 class State(NamedTuple):

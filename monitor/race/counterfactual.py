@@ -127,7 +127,7 @@ def _pieces(world: World, config: PassConfig) -> list[_Piece]:
 def _corners(world: World, config: PassConfig) -> list[float]:
     """The moments at which a threshold begins or ceases to be met, min reclaim included."""
     found: list[float] = []
-    for rule in config.eviction.rules:
+    for rule in config.rules:
         series = world.working_set.get(rule.signal)
         if series is not None:
             capacity = world.capacity[rule.signal]

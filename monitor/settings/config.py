@@ -207,7 +207,7 @@ class RunConfig:
 
         found = self.parse_thresholds()
         if era(self.policy).containerfs:
-            found, _ = overlay_containerfs(found, DiskLayout(self.layout_image_fs))
+            found = overlay_containerfs(found, DiskLayout(self.layout_image_fs))
         # A killed service leaves its files behind, so outrace kills none for a disk. And there is no kubepods.
         kept = {*OF_DOMAIN["node"], PID} if self.pods == SERVICES else None
         # One without an operator had nothing to copy, and is never met.

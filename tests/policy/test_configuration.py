@@ -154,5 +154,5 @@ def test_thresholds_are_those_the_policy_parses(
     )
     whole = rules.parse_thresholds(hard, soft, grace, reclaim, ("pods",))
     if rules.containerfs:
-        whole = tuple(t for t in overlay_containerfs(whole, layout)[0] if t.operator == LESS_THAN)
+        whole = tuple(t for t in overlay_containerfs(whole, layout) if t.operator == LESS_THAN)
     assert tuple(e.threshold for e in in_force(file).thresholds(rules, layout)) == whole

@@ -226,10 +226,8 @@ def test_grace_of_a_hard_eviction(policy: Era, grace: int) -> None:
 
 
 def test_old_eras_guard_no_container_file_system() -> None:
-    assert all(
-        "containerfs" not in t.signal for t in PassConfig(OLD.parse_thresholds(None), 0, era=OLD).eviction.thresholds
-    )
-    assert len(PassConfig(CURRENT.parse_thresholds(None), 0).eviction.thresholds) == 9
+    assert all("containerfs" not in t.signal for t in PassConfig(OLD.parse_thresholds(None), 0, era=OLD).overlaid())
+    assert len(PassConfig(CURRENT.parse_thresholds(None), 0).overlaid()) == 9
 
 
 # ---- critical pods and oom_score_adj

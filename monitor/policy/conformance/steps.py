@@ -25,7 +25,6 @@ from monitor.policy.resources import pod_request, with_gate_off
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, RESOURCE, Observation
 from monitor.policy.sizing import reserve
 from monitor.policy.stats import PodStats, Summary
-from monitor.policy.synchronize import State
 from monitor.policy.thresholds import Threshold, ThresholdValue, parse_thresholds
 from monitor.policy.victims import DECIDING, rank_pods
 
@@ -137,7 +136,7 @@ def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
     hard one else, and which of two is left to chance.
     """
     thresholds = parse_thresholds(*config_maps(given), in_order=True)
-    overlaid, _ = overlay_containerfs(thresholds, layout(given))
+    overlaid = overlay_containerfs(thresholds, layout(given))
     replaced = [t for t in thresholds if t.signal in (CONTAINERFS, CONTAINERFS_INODES)]
     kind, these = ("soft", soft) if (soft := [t for t in replaced if not t.hard]) else ("hard", replaced)
     last = [f"found {t.signal} for {kind} eviction. ignoring" for t in these]
@@ -259,9 +258,8 @@ def grace_period(given: Case, answer: Any) -> Pair:
     found: list[Threshold] = []
     # One by one, so that thresholds which look alike keep their own times.
     for t, ago in zip(thresholds, agos, strict=True):
-        state = State((_NOW - ago,), (), (None,), (None,), frozenset())
-        starved = {t.signal: Observation(-(2**63), 0, 0)}
-        found += run_pass(PassConfig((t,), SECOND, layout=NO_OVERLAY), state, starved, _NOW, lambda _: ()).outcome.met
+        config, starved = PassConfig((t,), SECOND, layout=NO_OVERLAY), {t.signal: Observation(-(2**63), 0, 0)}
+        found += run_pass(config, config.blank._replace(first=(_NOW - ago,)), starved, _NOW, lambda _: ()).outcome.met
     return by_text(map(comparable, found)), by_text(recorded(t) for t in answer["satisfied"] or ())
 
 
@@ -271,9 +269,8 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
     signal_of = {condition: signal for signal, condition in CONDITION.items()}
     ago = given["lastObservedSecondsAgo"]
     config = PassConfig(tuple(Threshold(signal_of[c], one) for c in ago), period, layout=NO_OVERLAY)
-    rules = config.eviction
-    last = tuple(_NOW - round(ago[c] * SECOND) for c in rules.conditions)
-    state = State((None,) * len(rules.rules), (), (None,) * len(rules.signals), last, frozenset(ago))
+    last = tuple(_NOW - round(ago[c] * SECOND) for c in config.conditions)
+    state = config.blank._replace(last=last, conditions=frozenset(ago))
     outcome = run_pass(config, state, {}, _NOW, lambda _: ()).outcome
     return sorted(outcome.conditions), sorted(answer["nodeConditions"] or [])
 

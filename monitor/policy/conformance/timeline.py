@@ -73,7 +73,7 @@ def _after(step: Case, actions: tuple[str, ...]) -> Summary | None:
 
 
 def _answer(config: PassConfig, result: KubeletResult, now: int) -> dict[str, Any]:
-    rules, state = config.eviction, result.state
+    state = result.state
     events = [_event("node/node", NODE_REASON, result.warning, None)] if result.warning else []
     events += [_event(f"pod/{e.pod.name}", REASON, e.message, e.annotations) for e in result.evictions]
     return {
@@ -84,16 +84,16 @@ def _answer(config: PassConfig, result: KubeletResult, now: int) -> dict[str, An
         "kills": [_kill(e) for e in result.evictions],
         "nodeConditions": sorted(state.conditions),
         "nodeConditionsLastObservedAt": {
-            c: when / SECOND for c, when in zip(rules.conditions, state.last, strict=False) if when is not None
+            c: when / SECOND for c, when in zip(config.conditions, state.last, strict=False) if when is not None
         },
         "secondsSinceStart": now / SECOND,
         "summaryGetCalls": result.summary_reads,
         "thresholdsFirstObservedAt": by_text(
             {"secondsSinceStart": since / SECOND, "threshold": comparable(rule.threshold)}
-            for rule, since in zip(rules.rules, state.first, strict=False)
+            for rule, since in zip(config.rules, state.first, strict=False)
             if since is not None
         ),
-        "thresholdsMet": by_text(comparable(rules.rules[i].threshold) for i in state.met),
+        "thresholdsMet": by_text(comparable(config.rules[i].threshold) for i in state.met),
     }
 
 
