@@ -23,9 +23,8 @@ from monitor.pods.source import open_for
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
-from monitor.policy.kubelet_pass import container_usage, storage_violation
+from monitor.policy.kubelet_pass import message_for, storage_violation
 from monitor.policy.layout import NO_OVERLAY
-from monitor.policy.messages import eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import ALL_SIGNALS, IN_BYTES, MEMORY_SIGNALS, OWN_SIGNALS, PID, RESOURCE, Observation
@@ -301,16 +300,7 @@ def _eviction(seen: Situation, one: Ranked) -> dict[str, Any] | None:
     if one.fixed.critical:
         return None
     threshold = _threshold(seen)
-    observed = seen.summary.observations.get(seen.signal)
-    resource = RESOURCE[seen.signal]
-    message, annotations = eviction_message(
-        one.pod,
-        resource,
-        None if threshold is None or observed is None else threshold.value.shown(observed.capacity),
-        None if observed is None else observed.available,
-        None if one.stats is None else container_usage(one.stats, resource),
-        None if one.stats is None else one.stats.memory(),
-    )
+    message, annotations = message_for(one.pod, seen.signal, threshold, seen.summary)
     grace_s = None if threshold is None else _grace_s(seen, threshold, one)
     return {"grace_s": grace_s, "message": message, "annotations": annotations}
 

@@ -20,6 +20,7 @@ from monitor.policy.resources import pod_limit
 from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import Outcome, State
+from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 
 _STORAGE = "ephemeral-storage"
@@ -123,19 +124,16 @@ def _evicted(config: PassConfig, result: PassResult, pods: Sequence[Pod], summar
     assert victim is not None
     assert starved is not None
     pod = next(p for p in pods if p.uid == victim.uid)
-    own = summary.pods.get(pod.uid)
-    resource = RESOURCE[starved.signal]
-    seen = summary.observations[starved.signal]
-    containers = None if own is None else container_usage(own, resource)
-    message, annotations = eviction_message(
-        pod,
-        resource,
-        starved.value.shown(seen.capacity),
-        seen.available,
-        containers,
-        None if own is None else own.memory(),
-    )
+    message, annotations = message_for(pod, starved.signal, starved, summary)
     return Eviction(pod, result.grace_s, message, annotations, True)
+
+
+def message_for(pod: Pod, signal: str, threshold: Threshold | None, summary: Summary) -> tuple[str, dict[str, str]]:
+    """The message and the annotations for evicting ``pod`` for a ``signal``; as far as the figures are known."""
+    resource, seen, own = RESOURCE[signal], summary.observations.get(signal), summary.pods.get(pod.uid)
+    quantity = None if threshold is None or seen is None else threshold.value.shown(seen.capacity)
+    containers, usage = (None, None) if own is None else (container_usage(own, resource), own.memory())
+    return eviction_message(pod, resource, quantity, None if seen is None else seen.available, containers, usage)
 
 
 def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
