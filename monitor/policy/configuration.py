@@ -12,7 +12,7 @@ defaults, as with an empty file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from monitor.policy.errors import PolicyError
@@ -84,18 +84,16 @@ class Settings:
         Raises PolicyError, as parsing the maps does.
         """
         hard, soft, grace, reclaim = map(self.texts, THRESHOLDS)
-        parsed = rules.parse_thresholds(hard, soft, grace, reclaim, in_order=True, own=True)
+        parsed = rules.parse_thresholds(hard, soft, grace, reclaim, self.enforced(), in_order=True, own=True)
         entries = [entry for key in (HARD, SOFT) for entry in self.maps[key].values() if entry.value not in OFF]
         found = [
             Effective(t, value, reclaim.get(t.signal), origin)
-            for t, (value, origin) in zip(parsed, entries, strict=True)
+            for t, (value, origin) in zip(parsed, entries, strict=False)
         ]
-        if "pods" in self.enforced():
-            for original in [e for e in found if e.threshold.signal in ALLOCATABLE_OF and e.threshold.hard]:
-                t = original.threshold
-                origin = f"copy of {t.signal} ({original.origin})"
-                copy = replace(t, signal=ALLOCATABLE_OF[t.signal])
-                found.append(original._replace(threshold=copy, origin=origin, copy=True))
+        copied = [e for e in found if e.threshold.signal in ALLOCATABLE_OF and e.threshold.hard]
+        for original, t in zip(copied, parsed[len(entries) :], strict=False):
+            origin = f"copy of {original.threshold.signal} ({original.origin})"
+            found.append(original._replace(threshold=t, origin=origin, copy=True))
         found.sort(key=lambda e: place(e.threshold))
         return _overlaid(found, layout) if rules.containerfs else tuple(found)
 

@@ -140,12 +140,7 @@ def _underscores_ok(text: str, hexadecimal: bool) -> bool:
 
 
 def _number_error(text: str, what: str) -> PolicyError:
-    return PolicyError(f"strconv.ParseFloat: parsing {_quote(text)}: {what}")
-
-
-def _quote(text: str) -> str:
-    """Go's quoted string: printable characters as they are."""
-    return _quoted(text, str.isprintable, _escape)
+    return PolicyError(f"strconv.ParseFloat: parsing {_quoted(text, str.isprintable, _escape)}: {what}")
 
 
 def _escape(c: str) -> str:
@@ -156,12 +151,10 @@ def _escape(c: str) -> str:
 
 def _quote_bytes(text: str) -> str:
     """The quoting of Go's time package: everything outside printable ASCII byte by byte."""
-    return _quoted(text, lambda c: " " <= c < "\x80", lambda c: "".join(map("\\x{:02x}".format, _utf8(c))))
-
-
-def _utf8(c: str) -> bytes:
-    return c.encode("utf-8", "surrogatepass")
+    escape = "\\x{:02x}".format
+    return _quoted(text, lambda c: " " <= c < "\x80", lambda c: "".join(map(escape, c.encode(errors="surrogatepass"))))
 
 
 def _quoted(text: str, is_plain: Callable[[str], bool], escape: Callable[[str], str]) -> str:
+    """Go's quoted string, where some characters are as they are."""
     return '"' + "".join(f"\\{c}" if c in '"\\' else c if is_plain(c) else escape(c) for c in text) + '"'

@@ -30,9 +30,7 @@ BURSTABLE_MIN = 2
 
 def plain_request(pod: Pod, resource: str) -> Quantity:
     """The containers' requests together, or the largest init container's. Without overhead, which came later."""
-    total = ZERO
-    for container in pod.containers:
-        total = total + container.requests.get(resource, ZERO)
+    total = sum((c.requests.get(resource, ZERO) for c in pod.containers), ZERO)
     return max([total, *(c.requests.get(resource, ZERO) for c in pod.init_containers)])
 
 

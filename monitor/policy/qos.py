@@ -54,15 +54,9 @@ def compute_qos_class(pod: Pod) -> str:
     Sums over all containers are compared, not each container with itself. ``spec.resources``, even empty, replaces the
     containers' figures.
     """
-    if pod.resources is not None:
-        requests = _sums([pod.resources.requests])
-        limits = _sums([pod.resources.limits])
-        limited = not pod.resources.limits or len(limits) == len(_CLASS_RESOURCES)
-    else:
-        containers = (*pod.containers, *pod.init_containers)
-        requests = _sums(container.requests for container in containers)
-        limits = _sums(container.limits for container in containers)
-        limited = all(_positive(container.limits, name) for container in containers for name in _CLASS_RESOURCES)
+    holders = (*pod.containers, *pod.init_containers) if pod.resources is None else (pod.resources,)
+    requests, limits = _sums(holder.requests for holder in holders), _sums(holder.limits for holder in holders)
+    limited = all(_positive(holder.limits, name) for holder in holders for name in _CLASS_RESOURCES)
     if not requests and not limits:
         return BEST_EFFORT
     if limited and requests == limits:

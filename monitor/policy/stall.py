@@ -97,14 +97,14 @@ def _refault_share(before: Load, now: Load) -> float:
     return 1.0 if refaults > _FEW_REFAULTS else 0.0
 
 
-def latest(loads: Sequence[Load], window_ns: int = WINDOW_NS) -> float | None:
-    """The share over the last ``window_ns``, by samples in order of time; None where they do not go back so far.
+def latest(loads: Sequence[Load]) -> float | None:
+    """The share over the last `WINDOW_NS`, by samples in order of time; None where they do not go back so far.
 
     By parts: of a part without pages only the memory pressure is known.
     """
-    if not loads or loads[-1].ts_ns - loads[0].ts_ns < window_ns * 9 // 10:
+    if not loads or loads[-1].ts_ns - loads[0].ts_ns < WINDOW_NS * 9 // 10:
         return None
-    since_ns, waited_ns, over_ns = loads[-1].ts_ns - window_ns, 0.0, 0
+    since_ns, waited_ns, over_ns = loads[-1].ts_ns - WINDOW_NS, 0.0, 0
     for before, now in reversed(list(pairwise(loads))):
         if over_ns and before.ts_ns < since_ns:
             break
