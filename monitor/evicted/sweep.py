@@ -54,9 +54,7 @@ _REPLACED = "was replaced at once; the Evicted pod stays until somebody or the p
 #: What the owner of a pod does after its eviction, and what deleting the pod then changes, by owner kind, as of
 #: Kubernetes 1.36. Sources: pkg/controller/*, and the pull requests named.
 AFTER = {
-    "Deployment": _REPLACED,
-    "ReplicaSet": _REPLACED,
-    "ReplicationController": _REPLACED,
+    **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController"), _REPLACED),
     # kubernetes/kubernetes 46669 (1.7) has it for Failed; 120398 and 121389 (1.29) for Succeeded as well.
     "StatefulSet": (
         "the controller deletes a Failed pod itself, then makes it anew under the same name: one that stays says that "
@@ -142,11 +140,10 @@ def _message_of_eviction(status: Object) -> str:
 
 
 def _held(metadata: Object, status: Object) -> str:
-    for name in _STATUSES:
-        for one in _list(status.get(name)):
-            # Kubelets before 1.22 write Failed while containers still have their grace period.
-            if _map(one).get("state") and "running" in _map(_map(one)["state"]):
-                return f"container {_text(_map(one).get('name'))} is still running"
+    for one in _containers(status):
+        # Kubelets before 1.22 write Failed while containers still have their grace period.
+        if "running" in _map(one.get("state")):
+            return f"container {_text(one.get('name'))} is still running"
     if metadata.get("deletionTimestamp"):
         return "is being deleted"
     if JOB_TRACKING in _list(metadata.get("finalizers")):
@@ -154,6 +151,11 @@ def _held(metadata: Object, status: Object) -> str:
     if _MIRROR in _map(metadata.get("annotations")):
         return "mirror of a static pod: its kubelet would write it again"
     return ""
+
+
+def _containers(status: Object) -> Iterator[Object]:
+    """The statuses of all containers."""
+    return (_map(one) for name in _STATUSES for one in _list(status.get(name)))
 
 
 def _owner(metadata: Object) -> tuple[str, str]:
@@ -175,12 +177,9 @@ def _moments(metadata: Object, status: Object) -> Iterator[float]:
     """
     texts = [metadata.get("creationTimestamp"), status.get("startTime")]
     texts += [_map(one).get("lastTransitionTime") for one in _list(status.get("conditions"))]
-    for name in _STATUSES:
-        for one in _list(status.get(name)):
-            texts.append(_map(_map(_map(one).get("state")).get("terminated")).get("finishedAt"))
-    for one in map(_map, _list(metadata.get("managedFields"))):
-        if one.get("subresource") == "status":
-            texts.append(one.get("time"))
+    texts += [_map(_map(one.get("state")).get("terminated")).get("finishedAt") for one in _containers(status)]
+    fields = map(_map, _list(metadata.get("managedFields")))
+    texts += [one.get("time") for one in fields if one.get("subresource") == "status"]
     for text in texts:
         if (moment := parse_time(text)) is not None:
             yield moment
@@ -380,19 +379,15 @@ class Sweep:
         except Conflict:
             return CHANGED
         # A pod that is gone is returned as it was last; one that its finalizers keep has a deletionTimestamp.
-        metadata = left.get("metadata")
-        kept = isinstance(metadata, dict) and metadata.get("deletionTimestamp") and metadata.get("finalizers")
-        return MARKED if kept else DELETED
+        metadata = _map(left.get("metadata"))
+        return MARKED if metadata.get("deletionTimestamp") and metadata.get("finalizers") else DELETED
 
     def _list(self, namespace: str) -> tuple[EvictedPod | str, ...]:
-        def call() -> tuple[EvictedPod | str, ...]:
-            selector, labels = self._criteria.field_selector, self._criteria.label_selector
-            listed: Listed[EvictedPod | str] = self._client.list(
-                PODS, decode, namespace=namespace, field_selector=selector, label_selector=labels
-            )
-            return listed.items
-
-        return self._retrying(call)
+        selector, labels = self._criteria.field_selector, self._criteria.label_selector
+        listed: Listed[EvictedPod | str] = self._retrying(
+            lambda: self._client.list(PODS, decode, namespace=namespace, field_selector=selector, label_selector=labels)
+        )
+        return listed.items
 
     def _retrying(self, call: Callable[[], _T]) -> _T:
         return retrying(call, self._retry_s, self._clock, self._wait)
