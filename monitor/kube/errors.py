@@ -133,19 +133,9 @@ _BY_CODE: Mapping[int, type[ApiError]] = {
 }
 #: The reasons that say more than the code, or that stand where there is no code.
 _BY_REASON: Mapping[str, type[ApiError]] = {
-    "Unauthorized": Unauthorized,
-    "Forbidden": Forbidden,
-    "NotFound": NotFound,
-    "AlreadyExists": AlreadyExists,
-    "Conflict": Conflict,
-    "Gone": ResourceExpired,
-    "Expired": ResourceExpired,
-    "Invalid": Invalid,
-    "TooManyRequests": TooManyRequests,
-    "InternalError": ServerError,
-    "ServerTimeout": ServerError,
-    "ServiceUnavailable": ServerError,
-    "Timeout": ServerError,
+    **{kind.__name__: kind for kind in (*_BY_CODE.values(), AlreadyExists) if kind is not ResourceExpired},
+    **dict.fromkeys(("Gone", "Expired"), ResourceExpired),
+    **dict.fromkeys(("InternalError", "ServerTimeout", "ServiceUnavailable", "Timeout"), ServerError),
 }
 
 
