@@ -100,14 +100,10 @@ _EVICTED = ("Failed", "Evicted")
 class Known:
     """A pod: what is stored of it, and what the policy needs. ``problem`` stands where it is no pod."""
 
+    uid: str
     object: Object
     manifest: Manifest | None
     problem: str = ""
-
-    @property
-    def uid(self) -> str:
-        found = self.object["metadata"].get("uid")
-        return found if isinstance(found, str) else ""
 
 
 def known(where: str, obj: object) -> Known | None:
@@ -117,7 +113,7 @@ def known(where: str, obj: object) -> Known | None:
     if not isinstance(uid, str) or not uid:
         return None
     found = pod_objects.manifest(where, kept)
-    return Known(kept, None, found) if isinstance(found, str) else Known(kept, found)
+    return Known(uid, kept, None, found) if isinstance(found, str) else Known(uid, kept, found)
 
 
 class PodFeed(ABC):
