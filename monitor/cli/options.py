@@ -43,7 +43,7 @@ _FILES = ("config", "kubelet-config")
 
 def _click_option(option: Option) -> Callable[[F], F]:
     text = f"{option.help} [{option.default}]" if option.default else option.help
-    given: dict[str, Any] = {"help": text, "default": None, "envvar": option.variable}
+    given: dict[str, Any] = {"help": text, "default": None, "envvar": variable_of(option.name)}
     if option.kind == SWITCH:
         return click.option(f"--{option.name}/--no-{option.name}", **given)
     if option.kind == KUBELET_SWITCH:
@@ -98,7 +98,7 @@ def resolve(options: Mapping[str, Any]) -> Resolved:
             value = BOOLEANS.get(value, value)
         flags[option.name] = None if option.kind == TEXTS and not value else value
         if context is not None and context.get_parameter_source(parameter) is ParameterSource.ENVIRONMENT:
-            variables[option.name] = option.variable
+            variables[option.name] = variable_of(option.name)
     config, kubelet = (flags.pop(name) for name in _FILES)
     return read(flags, config, kubelet, variables, ask_kubelet=True)
 

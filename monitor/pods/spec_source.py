@@ -211,7 +211,8 @@ class SpecSource(PodSource):
             self._located[text, inside] = path
         if not cgroupfs.exists(path):
             problem = f"metadata.annotations[{key}]: no cgroup {path} yet, waiting for it"
-            raise _Waiting([self._nearest(path)], f"{problem}; create it, or correct the annotation")
+            there = next(above for above in path.parents if above == self.hierarchy.root or os.path.isdir(above))
+            raise _Waiting([there], f"{problem}; create it, or correct the annotation")
         return path
 
     def _containers(self, manifest: Manifest, cgroup: Path, scan: Scan) -> dict[str, Path]:
@@ -250,10 +251,6 @@ class SpecSource(PodSource):
                 uids = (uid for manifest in self._manifests() for uid in tree_uids(manifest.pod))
                 self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
         return self._kubepods
-
-    def _nearest(self, path: Path) -> Path:
-        """The directory above ``path`` that exists."""
-        return next(above for above in path.parents if above == self.hierarchy.root or os.path.isdir(above))
 
 
 #: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.

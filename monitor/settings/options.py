@@ -43,13 +43,9 @@ class Option:
     own_file: bool = True
     live: bool = False
 
-    @property
-    def variable(self) -> str:
-        """Its name in the environment."""
-        return variable_of(self.name)
-
 
 def variable_of(name: str) -> str:
+    """The name of an option in the environment."""
     return "OUTRACE_" + name.upper().replace("-", "_")
 
 
