@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from monitor.policy.pods import Pod, per_pod
+from monitor.policy.pods import Container, Pod, Quantities, per_pod
 from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
 
 _IN_BYTES = frozenset({"memory", "storage", "ephemeral-storage"})
@@ -41,23 +41,9 @@ def pod_request(pod: Pod, resource: str) -> Quantity:
 
 
 def containers_request(pod: Pod, resource: str) -> Quantity:
-    """What the containers need together, or the largest moment of initialisation if that is more.
-
-    Sidecars run beside everything after them; ordinary init containers run one at a time.
-    """
-    total = sidecars = most = _zero(resource)
-    for container in pod.containers:
-        if resource in container.requests:
-            total += container.requests[resource]
-    for container in pod.init_containers:
-        request = container.requests.get(resource)
-        moment = sidecars if request is None else sidecars + request
-        if container.sidecar:
-            total = total if request is None else total + request
-            sidecars = moment
-        if moment > most:
-            most = moment
-    return most if most > total else total
+    """What the containers need together, or the largest step of initialisation if that is more."""
+    asked, none = _together(pod, resource, lambda container: container.requests), _zero(resource)
+    return none if asked is None else max(none + asked, none)
 
 
 def with_gate_off(pod: Pod) -> Pod:
@@ -68,30 +54,32 @@ def with_gate_off(pod: Pod) -> Pod:
 
 
 def pod_limit(pod: Pod, resource: str) -> Quantity | None:
-    """The limit of the whole pod for ``resource``, overhead included; None if nothing in it names one.
-
-    The most a moment of the pod's life may use: the containers together, or a step of initialisation. One limit alone
-    keeps its spelling.
-    """
-    running: Quantity | None = None
-    for container in pod.containers:
-        running = _plus(running, container.limits.get(resource))
-    sidecars: Quantity | None = None
-    most: Quantity | None = None
-    for container in pod.init_containers:
-        own = container.limits.get(resource)
-        if container.sidecar:
-            running, sidecars = _plus(running, own), _plus(sidecars, own)
-            moment = sidecars
-        else:
-            moment = _plus(own, sidecars)
-        most = _larger(most, moment)
-    limit = _larger(running, most)
+    """The limit of the whole pod for ``resource``, overhead included; None if nothing in it names one."""
+    limit = _together(pod, resource, lambda container: container.limits)
     if pod.resources is not None and is_pod_level((resource,)) and resource in pod.resources.limits:
         limit = pod.resources.limits[resource]
     if limit is not None and not limit.is_zero and resource in pod.overhead:
         limit = limit + pod.overhead[resource]
     return limit
+
+
+def _together(pod: Pod, resource: str, of: Callable[[Container], Quantities]) -> Quantity | None:
+    """The most that a moment of the pod's life takes: the containers together, or a step of initialisation. Sidecars
+    run beside everything after them; ordinary init containers run one at a time. One amount alone keeps its spelling.
+    """
+    running: Quantity | None = None
+    sidecars: Quantity | None = None
+    most: Quantity | None = None
+    for container in pod.containers:
+        running = _plus(running, of(container).get(resource))
+    for container in pod.init_containers:
+        own = of(container).get(resource)
+        moment = _plus(own, sidecars)
+        if container.sidecar:
+            running, sidecars = _plus(running, own), _plus(sidecars, own)
+            moment = sidecars
+        most = _larger(most, moment)
+    return _larger(running, most)
 
 
 def _plus(a: Quantity | None, b: Quantity | None) -> Quantity | None:
