@@ -107,7 +107,6 @@ class Transport:
         self.config = config
         self.stop = stop
         self.address = str(config.server)
-        self.opened = 0  # connections, ever
         self._connect_s = connect_s
         self._lock = threading.Lock()
         self._idle: list[Stream] = []
@@ -219,7 +218,6 @@ class Transport:
             if isinstance(error, OSError | TimedOut):
                 raise failure(self.address, error) from error
             raise
-        self.opened += 1
         stream.identity = identity
         return stream
 
