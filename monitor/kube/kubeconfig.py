@@ -16,7 +16,6 @@ import base64
 import binascii
 import json
 import os
-import re
 import subprocess
 import threading
 import time
@@ -140,10 +139,8 @@ class ExecPlugin:
 def _expiry(value: object, where: str) -> float | None:
     if value is None:
         return None
-    # Python 3.11 reads "Z"; Go writes nanoseconds, of which Python takes six digits.
-    text = re.sub(r"(\.\d{6})\d+", r"\1", value) if isinstance(value, str) else ""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(value if isinstance(value, str) else "").timestamp()
     except ValueError:
         raise MonitorError(f"{where} has expirationTimestamp {shown(value)}") from None
 
