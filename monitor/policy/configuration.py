@@ -105,13 +105,12 @@ class Settings:
 
 def _overlaid(found: list[Effective], layout: DiskLayout) -> tuple[Effective, ...]:
     """`overlay_containerfs` with origins: what it put in place of, or after, the thresholds given."""
-    file_system = "imagefs" if layout.image_fs and not layout.container_fs else "nodefs"
     result = []
     for i, t in enumerate(overlay_containerfs([e.threshold for e in found], layout)):
         if i < len(found) and t is found[i].threshold:
             result.append(found[i])
         elif t.operator == LESS_THAN:
-            source = t.signal.replace("containerfs", file_system)
+            source = t.signal.replace("containerfs", layout.containers_on)
             # The last one, as in the overlay.
             original = [e for e in found if e.threshold.signal == source and e.threshold.hard == t.hard][-1]
             origin = f"overlay: copy of {source} ({original.origin})"

@@ -204,13 +204,12 @@ def _copies(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
 
 
 def _replaced(settings: Settings, rules: Era, layout: DiskLayout) -> Iterator[str]:
-    if not rules.containerfs or (layout.container_fs and not layout.image_fs):
+    if not rules.containerfs or not layout.containers_on:
         return
-    source = "imagefs" if layout.image_fs and not layout.container_fs else "nodefs"
     for key in (HARD, SOFT):
         for signal, (text, origin) in settings.maps[key].items():
             if signal in (sig.CONTAINERFS, sig.CONTAINERFS_INODES):
-                other = signal.replace("containerfs", source)
+                other = signal.replace("containerfs", layout.containers_on)
                 yield (
                     f"{origin}: {signal}: {text} is replaced by a copy of {other}, because containers are on that "
                     f"disk; set {other} instead"

@@ -29,6 +29,15 @@ class DiskLayout(NamedTuple):
     image_fs: bool = False
     container_fs: bool = False
 
+    @property
+    def containers_on(self) -> str:
+        """The file system whose thresholds are copied for the container file system; "" if none are, as the kubelet has
+        it where there is a container file system without an image file system.
+        """
+        if self.container_fs and not self.image_fs:
+            return ""
+        return "imagefs" if self.image_fs and not self.container_fs else "nodefs"
+
 
 SINGLE_DISK = DiskLayout()
 #: `overlay_containerfs` leaves thresholds alone for this one.
@@ -67,15 +76,11 @@ def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> 
     """The thresholds with those of the container file system, which are copies of those of the file system the
     containers are on, whatever the user wrote: in the place of the user's, or after all.
 
-    Where that one has none, a threshold without operator stands instead, which is never met. The kubelet leaves the
-    thresholds alone where there is a container file system without an image file system.
+    Where that one has none, a threshold without operator stands instead, which is never met.
     """
-    found = list(thresholds)
-    if layout.container_fs and not layout.image_fs:
-        return tuple(found)
-    sources = _IMAGEFS_SIGNALS if layout.image_fs and not layout.container_fs else _NODEFS_SIGNALS
-    appended = []
-    for source, target in zip(sources, _CONTAINERFS_SIGNALS, strict=True):
+    found, appended = list(thresholds), []
+    for target in _CONTAINERFS_SIGNALS if layout.containers_on else ():
+        source = target.replace("containerfs", layout.containers_on)
         for hard in (True, False):
             given = [t for t in found if t.hard == hard and t.operator and t.signal == source]
             places = [i for i, t in enumerate(found) if t.hard == hard and t.signal == target]
