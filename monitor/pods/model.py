@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 #: With inotify a rescan only finds what no event reported (a network file system, an overflowed queue). A scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
 RESCAN_S = 60.0
-#: The API server and the kubelet both fill in 30 s where a pod names no terminationGracePeriodSeconds.
-DEFAULT_GRACE_S = 30
 #: Each round of a scan can discover one more level of directories to watch; a kubepods tree has five.
 _ROUNDS = 8
 

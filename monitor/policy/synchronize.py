@@ -27,7 +27,7 @@ from monitor.policy.thresholds import LESS_THAN, Threshold
 
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
-#: terminationGracePeriodSeconds of a pod that names none.
+#: terminationGracePeriodSeconds of a pod that names none: the API server and the kubelet fill it in.
 DEFAULT_POD_GRACE_S = 30
 
 _ALLOCATABLE = frozenset(ALLOCATABLE_OF.values())

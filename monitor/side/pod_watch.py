@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 
 from monitor.errors import MonitorError
 from monitor.link.messages import PodSeen
-from monitor.pods.model import DEFAULT_GRACE_S, Change, FoundPod, PodSource
+from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.policy.releases import CURRENT, Era
+from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 
 #: The least pause between two lists where no event announces a change.
 _POLL_S = 1.0
@@ -118,7 +119,7 @@ def pod_message(found: FoundPod, era: Era = CURRENT) -> PodSeen:
         request_nanos=nanos,
         qos=era.qos_class(pod),
         critical=era.is_critical(pod),
-        grace_s=DEFAULT_GRACE_S if pod.grace_period_s is None else pod.grace_period_s,
+        grace_s=DEFAULT_POD_GRACE_S if pod.grace_period_s is None else pod.grace_period_s,
         cgroup=str(found.cgroup),
         containers={name: str(path) for name, path in found.containers.items()},
     )
