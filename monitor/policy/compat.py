@@ -9,6 +9,8 @@ from __future__ import annotations
 SANE = "sane"
 KUBELET = "kubelet-1.36"
 
+INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
+
 
 def int64(n: int) -> int:
     """``n`` as a signed 64-bit integer holds it: what Go's arithmetic and casts from uint64 give."""

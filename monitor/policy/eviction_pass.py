@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from monitor.policy.compat import INT64_MIN
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import CURRENT, Era
@@ -27,8 +28,6 @@ from monitor.policy.thresholds import Threshold
 
 #: The least grace a pod worker of the kubelet takes, in seconds.
 LEAST_GRACE_S = 1
-#: A value that nothing observed is below: what is available has 64 bits.
-_NEVER = -(2**63)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ class PassConfig(EvictionConfig):
         thresholds that the layout adds.
         """
         made, unseen = copy(self), self.overlaid()[len(self.thresholds) :]
-        rules = [rule._replace(fixed=_NEVER) if rule.threshold in unseen else rule for rule in self.rules]
+        # Nothing observed is below that: what is available has 64 bits.
+        rules = [rule._replace(fixed=INT64_MIN) if rule.threshold in unseen else rule for rule in self.rules]
         object.__setattr__(made, "rules", tuple(rules))
         return made
 

@@ -7,9 +7,9 @@ import re
 import struct
 from collections.abc import Callable
 
+from monitor.policy.compat import INT64_MAX
 from monitor.policy.errors import PolicyError
 
-_INT64_MAX = 2**63 - 1
 #: Nanoseconds per unit. The two micro signs are U+00B5 and U+03BC.
 _UNITS = {
     "ns": 1,
@@ -46,15 +46,15 @@ def parse_duration(text: str) -> int:
         if part is None or not (part[1] or part[2]):
             raise invalid
         # More than 19 digits is more than 2^63 whatever the unit, and int() refuses thousands of them.
-        whole = int(part[1] or "0") if len(part[1].lstrip("0")) < 20 else _INT64_MAX + 2
-        if whole > _INT64_MAX + 1:
+        whole = int(part[1] or "0") if len(part[1].lstrip("0")) < 20 else INT64_MAX + 2
+        if whole > INT64_MAX + 1:
             raise invalid
         unit = _unit(part[3], text)
         total += whole * unit + _fraction(part[2] or "", unit)
-        if total > _INT64_MAX + 1:
+        if total > INT64_MAX + 1:
             raise invalid
         rest = rest[part.end() :]
-    if total > _INT64_MAX and not negative:
+    if total > INT64_MAX and not negative:
         raise invalid
     return -total if negative else total
 
@@ -72,7 +72,7 @@ def _fraction(digits: str, unit: int) -> int:
     """``0.digits`` of ``unit``, in Go's floating point, truncated; digits beyond 63 bits are ignored as Go does."""
     value, scale = 0, 1.0
     for digit in digits:
-        if value > _INT64_MAX // 10 or value * 10 + int(digit) > _INT64_MAX + 1:
+        if value > INT64_MAX // 10 or value * 10 + int(digit) > INT64_MAX + 1:
             break
         value = value * 10 + int(digit)
         scale *= 10

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import total_ordering
 
-from monitor.policy.compat import int64
+from monitor.policy.compat import INT64_MAX, INT64_MIN, int64
 from monitor.policy.errors import PolicyError
 from monitor.policy.signals import IN_BYTES
 
@@ -33,8 +33,6 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _BINARY_SUFFIX = ("", *_BINARY)
 
 _NANO = 10**9
-_INT64_MAX = 2**63 - 1
-_INT64_MIN = -(2**63)
 # A 64-bit mantissa always holds 18 decimal digits; more and the kubelet changes to big decimals.
 _INT64_DIGITS = 18
 # The real parser allocates 10^exponent: `1e2147483647` asks it for tens of GB. No machine has 10^512 of anything.
@@ -143,7 +141,7 @@ class Quantity:
             return away if mantissa >= 0 else -away
         if shift >= 0:
             return int64(int64(mantissa) * _pow10(shift))
-        if mantissa < _INT64_MAX and -shift < 19:
+        if mantissa < INT64_MAX and -shift < 19:
             low = int64(mantissa)
             whole, rest = divmod(abs(low), _pow10(-shift))
             return (whole if low >= 0 else -whole) + (1 if rest else 0)
@@ -179,7 +177,7 @@ class Quantity:
             else:
                 power = 0
                 # The smallest 64-bit integer has no positive twin, so the kubelet cannot shorten it.
-                while power < 6 and whole % 1024 == 0 and (self.big or whole != _INT64_MIN):
+                while power < 6 and whole % 1024 == 0 and (self.big or whole != INT64_MIN):
                     whole //= 1024
                     power += 1
                 return f"{whole}{_BINARY_SUFFIX[power]}"
@@ -205,7 +203,7 @@ def _suffix(suffix: str) -> tuple[int, str]:
         return _DECIMAL[suffix], DECIMAL_SI
     if suffix in _BINARY:
         return _BINARY[suffix], BINARY_SI
-    exponent = int(suffix[1:]) if _EXPONENT.fullmatch(suffix) else _INT64_MAX + 1
+    exponent = int(suffix[1:]) if _EXPONENT.fullmatch(suffix) else INT64_MAX + 1
     if exponent != int64(exponent):
         raise PolicyError(_WRONG_SUFFIX)
     if abs(exponent) > MAX_EXPONENT:
@@ -235,8 +233,8 @@ def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_di
     if fmt == BINARY_SI:
         number <<= exponent
     nanos = number * _pow10(power) if power >= 0 else -(-number // _pow10(-power))
-    if fmt == BINARY_SI and nanos > _INT64_MAX * _NANO:
-        return Quantity(sign * _INT64_MAX * _NANO, fmt, 0, True)
+    if fmt == BINARY_SI and nanos > INT64_MAX * _NANO:
+        return Quantity(sign * INT64_MAX * _NANO, fmt, 0, True)
     if fmt == BINARY_SI and 0 < nanos < _NANO:
         fmt = DECIMAL_SI
     return Quantity(sign * nanos, fmt, -9, True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.policy import signals as sig
-from monitor.policy.compat import int64
+from monitor.policy.compat import INT64_MAX, int64
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import stable_uid
 
@@ -21,7 +21,6 @@ from monitor.policy.pods import stable_uid
 PODS_CONTAINER = "pods"
 
 _RFC3339 = re.compile(r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))")
-_INT64 = 2**63
 _EMPTY: Mapping[str, Any] = {}
 
 
@@ -85,7 +84,7 @@ class PodStats:
                 figures = item.get(kind)
                 # A pass spends most of its time here, so well-formed figures are added up without a call.
                 value = figures.get(key) if type(figures) is dict else None
-                if type(value) is int and 0 <= value < _INT64:
+                if type(value) is int and 0 <= value <= INT64_MAX:
                     total += value
                 else:
                     total += _count(_map(item, kind, self.path), key, self.path) or 0
@@ -199,7 +198,7 @@ def _count(parent: Mapping[str, Any], key: str, path: str) -> int | None:
         return None
     if type(value) is not int:
         raise PolicyError(f"{path}.{key}: must be a whole number, not {value!r}")
-    return value if -_INT64 <= value < _INT64 else int64(value)
+    return int64(value)
 
 
 def _stamp(parent: Mapping[str, Any], path: str) -> int:

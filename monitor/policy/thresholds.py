@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from monitor.policy.compat import INT64_MIN
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration, parse_percentage
 from monitor.policy.quantity import Quantity
@@ -28,7 +29,6 @@ DEFAULT_TRANSITION_PERIOD_NS = 300 * 10**9
 
 LESS_THAN = "LessThan"
 OFF = ("0%", "100%")  # values that switch a threshold off
-_INT64_MIN = -(2**63)
 T = TypeVar("T")
 
 
@@ -48,7 +48,7 @@ class ThresholdValue:
             return self.quantity.value
         product = float(capacity) * self.percentage
         # NaN and what does not fit 64 bits become the smallest integer on the kubelet's platform: never met.
-        return int(product) if -(2.0**63) <= product < 2.0**63 else _INT64_MIN
+        return int(product) if -(2.0**63) <= product < 2.0**63 else INT64_MIN
 
     def shown(self, capacity: int) -> Quantity:
         """The value as the kubelet prints it: a quantity keeps its spelling, a fraction becomes bytes."""

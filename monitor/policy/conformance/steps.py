@@ -11,7 +11,7 @@ from decimal import Decimal, localcontext
 from itertools import groupby
 from typing import Any
 
-from monitor.policy.compat import KUBELET, int64
+from monitor.policy.compat import INT64_MIN, KUBELET, int64
 from monitor.policy.configuration import THRESHOLDS
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, run_pass
@@ -32,7 +32,6 @@ SECOND = 10**9
 Case = Mapping[str, Any]
 Pair = tuple[Any, Any]
 _NOW = 10**9 * SECOND
-_INT64 = 2**63
 
 
 def parse_quantity(given: Case, answer: Any) -> Pair:
@@ -57,10 +56,10 @@ def quantity_math(given: Case, answer: Any) -> Pair:
 
 def _figures(q: Quantity, answer: Any) -> dict[str, Any]:
     """The 64-bit figures are binding only where the amount fits 64 bits (a thousand times for milli)."""
-    value, milli = str(q.int64()), str(q.int64(3))
-    if answer is not None and not -_INT64 <= q.value < _INT64:
+    value, milli, milli_value = str(q.int64()), str(q.int64(3)), -(-q.nanos // 10**6)
+    if answer is not None and q.value != int64(q.value):
         value = answer["value"]
-    if answer is not None and not -_INT64 <= -(-q.nanos // 10**6) < _INT64:
+    if answer is not None and milli_value != int64(milli_value):
         milli = answer["milliValue"]
     return {
         "string": q.kubelet_text(),
@@ -258,7 +257,7 @@ def grace_period(given: Case, answer: Any) -> Pair:
     found: list[Threshold] = []
     # One by one, so that thresholds which look alike keep their own times.
     for t, ago in zip(thresholds, agos, strict=True):
-        config, starved = PassConfig((t,), SECOND, layout=NO_OVERLAY), {t.signal: Observation(-(2**63), 0, 0)}
+        config, starved = PassConfig((t,), SECOND, layout=NO_OVERLAY), {t.signal: Observation(INT64_MIN, 0, 0)}
         found += run_pass(config, config.blank._replace(first=(_NOW - ago,)), starved, _NOW, lambda _: ()).outcome.met
     return by_text(map(comparable, found)), by_text(recorded(t) for t in answer["satisfied"] or ())
 
