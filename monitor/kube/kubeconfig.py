@@ -281,8 +281,8 @@ def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
     if (certificate is None) != (key is None):
         have, miss = ("client-certificate", "client-key")[:: 1 if key is None else -1]
         raise ConfigError(f"{user.where(miss)}: is missing beside {have}", "name both")
-    name = cluster.text("tls-server-name")
-    return TlsSettings(ca, (), insecure, certificate, key, name)
+    client = (certificate, key) if certificate is not None and key is not None else None
+    return TlsSettings(ca, (), insecure, client, cluster.text("tls-server-name"))
 
 
 def _credentials(cluster: _Entry, user: _Entry) -> Credentials:

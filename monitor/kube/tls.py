@@ -49,7 +49,7 @@ class Pem:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """How a server is verified, and our client certificate.
+    """How a server is verified, and our client certificate with its key.
 
     Exactly one of: ``ca`` (certificates of it sign the server's, and its name has to be ``server_name`` or the host),
     ``pinned`` (the server shows one of these very certificates, whatever name and dates are in it), ``insecure``.
@@ -59,12 +59,11 @@ class TlsSettings:
     ca: Pem | None = None
     pinned: tuple[Pem, ...] = ()
     insecure: bool = False
-    client_certificate: Pem | None = None
-    client_key: Pem | None = None
+    client: tuple[Pem, Pem] | None = None
     server_name: str = ""
 
     def files(self) -> Iterator[Path]:
-        for pem in (self.ca, *self.pinned, self.client_certificate, self.client_key):
+        for pem in (self.ca, *self.pinned, *(self.client or ())):
             if pem is not None and pem.path is not None:
                 yield pem.path
 
@@ -86,10 +85,8 @@ class TlsSettings:
             _load_ca(context, self.ca)
         else:
             context.load_default_certs()
-        if certificate is None and self.client_certificate is not None and self.client_key is not None:
-            certificate = (self.client_certificate, self.client_key)
-        if certificate is not None:
-            _load_certificate(context, *certificate)
+        if (client := certificate or self.client) is not None:
+            _load_certificate(context, *client)
         return context
 
     def check_pinned(self, shown: bytes, address: str) -> None:

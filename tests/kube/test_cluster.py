@@ -114,7 +114,7 @@ def test_the_current_context_and_one_by_name(good: Config, write: Write) -> None
     other = load((path,), "by-certificate")
     assert str(other.server) == "https://[::1]:6443"
     assert other.credentials.current().token == ""
-    assert other.tls.client_certificate is not None
+    assert other.tls.client is not None
     files = load((path,), "by-files")
     assert files.tls.insecure
     assert (files.server.port, len(list(files.tls.files()))) == (443, 2)

@@ -249,7 +249,7 @@ def test_a_missing_right_is_named(
 ) -> None:
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     made = client._read("POST", ACCOUNTS.path(namespace, "default", "token"), "create a token", body=request)
-    without = dataclasses.replace(target.tls, client_certificate=None, client_key=None)
+    without = dataclasses.replace(target.tls, client=None)
     other = connect(dataclasses.replace(target, tls=without, credentials=Fixed(made["status"]["token"])))
     with pytest.raises(errors.Forbidden) as caught:
         other.list(PODS, named, namespace=namespace)

@@ -292,8 +292,8 @@ def test_a_client_certificate_that_was_rotated_makes_a_new_connection(
             replaced(path, new.read_bytes())
 
     rotate("first")
-    pems = [Pem("test", path) for path in names]
-    tls = TlsSettings(Pem("ca", authority.certificate), client_certificate=pems[0], client_key=pems[1])
+    pems = Pem("test", names[0]), Pem("test", names[1])
+    tls = TlsSettings(Pem("ca", authority.certificate), client=pems)
     client = connect(ClusterConfig(parse_server(api.url, ""), tls))
     get(client)
     get(client)
