@@ -6,7 +6,7 @@ At the end: reading the parts of a case, and writing our values in the shape the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal, localcontext
 from itertools import groupby
 from typing import Any
@@ -106,26 +106,23 @@ def _refusal(given: Case, error: str, recorded_error: str | None) -> dict[str, A
 
 
 def _possible_errors(given: Case) -> set[str]:
-    hard, soft, grace, reclaim, _ = config_maps(given)
-    for position, entries in enumerate((hard, soft, grace, reclaim)):
+    def errors(alone: Callable[[str, Any], Sequence[Any]], entries: Any) -> set[str]:
         found = set()
         for signal, text in (entries or {}).items():
-            alone = [{signal: text} if at == position else {} for at in range(4)]
-            if position == 1:
-                alone[2] = {signal: "1s"}  # whether it has a grace comes later
             try:
-                parse_thresholds(alone[0], alone[1], alone[2], alone[3])
+                parse_thresholds(*alone(signal, text))
             except PolicyError as error:
                 found.add(str(error))
-        if found:
-            return found
-    found = set()
-    for signal, text in (soft or {}).items():
-        try:
-            parse_thresholds(None, {signal: text}, grace)
-        except PolicyError as error:
-            found.add(str(error))
-    return found
+        return found
+
+    hard, soft, grace, reclaim, _ = config_maps(given)
+    return (
+        errors(lambda signal, text: ({signal: text},), hard)
+        or errors(lambda signal, text: ({}, {signal: text}, {signal: "1s"}), soft)  # whether it has one comes later
+        or errors(lambda signal, text: ({}, {}, {signal: text}), grace)
+        or errors(lambda signal, text: ({}, {}, {}, {signal: text}), reclaim)
+        or errors(lambda signal, text: ({}, {signal: text}, grace), soft)
+    )
 
 
 def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
