@@ -55,7 +55,7 @@ class Situation:
 
     def order(self) -> list[Ranked]:
         pods = [found.pod for found in self.found.values()]
-        return rank_pods(self.signal, pods, self.summary.pods, self.rules.layout, ranker=self.rules.era.ranker)
+        return rank_pods(self.signal, pods, self.summary.pods, self.rules.layout, self.rules.era)
 
 
 def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemon | None = None) -> Situation:

@@ -35,7 +35,7 @@ def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT
             found["usage"] = _usage(one, signal, layout, era, compared=signal in MEMORY_SIGNALS)
     elif signal == PID:
         found = priority
-        if era.ranker is None:  # counts are compared since 1.19
+        if era.counts_processes:
             found["processes"] = "no stats: goes first" if c.usage is None else str(c.usage)
     else:
         found = {"usage": _usage(one, signal, layout, era, compared=True), **priority}
@@ -73,8 +73,7 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: boo
     if signal in MEMORY_SIGNALS:
         what = "working set"
     else:
-        # Before there were container file systems, the containers were always where the images are.
-        kinds = measured(signal, layout if era.containerfs else layout._replace(container_fs=False))
+        kinds = measured(signal, era.layout(layout))
         what = ", ".join(_PARTS[part] for part in kinds) or "nothing is counted for this disk"
     text = f"{_shown(signal, c.usage)} ({what})"
     if not compared:

@@ -75,12 +75,12 @@ def kubelet_pass(
 
     def clean(signal: str) -> bool:
         nonlocal actions
-        actions = config.era.reclaim_actions(signal, config.layout)
+        actions = config.era.reclaim_actions(signal, config.era.layout(config.layout))
         after = reclaim(actions) if actions else None
         return after is not None and _all_clear(config, after.observations)
 
     def rank(signal: str) -> Iterator[Candidate]:
-        for one in rank_pods(signal, pods, summary.pods, config.layout, config.era.ranker):
+        for one in rank_pods(signal, pods, summary.pods, config.layout, config.era):
             yield one.candidate
 
     over_limit = bool(evictions)

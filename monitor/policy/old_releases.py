@@ -12,7 +12,7 @@ from functools import partial
 
 from monitor.policy import signals as sig
 from monitor.policy.errors import PolicyError
-from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout, reclaim_actions
+from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
 from monitor.policy.oom_score import BEST_EFFORT_ADJ, BURSTABLE_MAX, container_of
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, qos_class
@@ -21,7 +21,7 @@ from monitor.policy.ranking import Candidate, Key, candidate
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import PodStats
 from monitor.policy.thresholds import DEFAULT_HARD
-from monitor.policy.victims import Ranked, rank_by_excess, rank_one, usage
+from monitor.policy.victims import Ranked, usage
 
 GUARANTEED_ADJ = -998
 #: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
@@ -37,19 +37,6 @@ def plain_request(pod: Pod, resource: str) -> Quantity:
 def class_by_containers(pod: Pod) -> str:
     """The QoS class, from containers alone: resources of whole pods came later."""
     return qos_class(replace(pod, resources=None))
-
-
-def one_disk_for_containers(layout: DiskLayout) -> DiskLayout:
-    """Before 1.29 the containers were always where the images are."""
-    return layout._replace(container_fs=False)
-
-
-def rank_1_17(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
-    """Memory and disk as today. For process ids priority alone: counts came with 1.19."""
-    if signal == sig.PID:
-        today = rank_one(pod, stats, signal, layout)
-        return today._replace(key=(today.key[0], 0, 0, 0, pod.namespace, pod.name, pod.uid))
-    return rank_by_excess(pod, stats, signal, one_disk_for_containers(layout), plain_request)
 
 
 def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, memory_capacity: int) -> int:
@@ -75,11 +62,10 @@ KUBELET_1_17 = replace(
     name="kubelet-1.17",
     signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES)),
     default_hard={signal: text for signal, text in DEFAULT_HARD.items() if signal != sig.IMAGEFS_INODES},
-    ranker=rank_1_17,
     oom_score_adj=partial(adj_by_class, is_critical),
-    reclaim_actions=lambda signal, layout: reclaim_actions(signal, one_disk_for_containers(layout)),
     hard_grace_s=0,
     containerfs=False,
+    counts_processes=False,  # that came with 1.19
     request=plain_request,
     qos_class=class_by_containers,
 )
@@ -105,7 +91,7 @@ def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) 
     consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
     """
     request = plain_request(pod, "memory") if signal in sig.MEMORY_SIGNALS else ZERO
-    used = usage(pod, stats, signal, one_disk_for_containers(layout))
+    used = usage(pod, stats, signal, layout)
     fixed = replace(candidate(pod, request, None), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
     key = key_1_8(fixed if sig.RESOURCE[signal] == "inodes" else replace(fixed, usage=used))
     return Ranked(key, pod, stats, used, fixed)

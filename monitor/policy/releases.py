@@ -22,7 +22,8 @@ from monitor.policy.signals import SIGNALS
 from monitor.policy.thresholds import DEFAULT_HARD, Threshold, parse_thresholds
 
 if TYPE_CHECKING:
-    from monitor.policy.victims import Ranker
+    from monitor.policy.stats import PodStats
+    from monitor.policy.victims import Ranked
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,12 @@ class Era:
     """What a release decides in its own way.
 
     `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s` is the grace passed on for a
-    hard eviction; `containerfs`: the release knows a container file system; `huge_pages_apart`: the capacity that
-    memory.available is of is without the machine's huge pages; `sidecar_storage`: a sidecar's own limit of local
-    storage is enforced (Kubernetes issue 138371). `request` and `qos_class` are what `memory_key` is fed: it ranks a
-    candidate for memory by its numbers and its class alone, so that no Pod is needed where every microsecond counts;
-    its order is that of `ranker` (None: today's, of `monitor.policy.victims`, which the hot process does not need).
+    hard eviction; `containerfs`: the release knows a container file system; `counts_processes`: pods are ranked for
+    process ids by their number; `huge_pages_apart`: the capacity that memory.available is of is without the machine's
+    huge pages; `sidecar_storage`: a sidecar's own limit of local storage is enforced (Kubernetes issue 138371).
+    `request` and `qos_class` are what `memory_key` is fed: it ranks a candidate for memory by its numbers and its class
+    alone, so that no Pod is needed where every microsecond counts; its order is that of
+    `monitor.policy.victims.rank_one`, or of `ranker`: (pod, stats, signal, layout) -> its place.
     """
 
     name: str
@@ -45,12 +47,17 @@ class Era:
     is_critical: Callable[[Pod], bool]
     hard_grace_s: int
     containerfs: bool
+    counts_processes: bool = True
     huge_pages_apart: bool = False
     sidecar_storage: bool = False
     request: Callable[[Pod, str], Quantity] = pod_request
     qos_class: Callable[[Pod], str] = qos_class
     memory_key: Callable[[Candidate], Key] = memory_key
-    ranker: Ranker | None = None
+    ranker: Callable[[Pod, PodStats | None, str, DiskLayout], Ranked] | None = None
+
+    def layout(self, disks: DiskLayout) -> DiskLayout:
+        """The disks to this release: before 1.29 the containers were always where the images are."""
+        return disks if self.containerfs else disks._replace(container_fs=False)
 
     def parse_thresholds(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
 from monitor.policy.pods import Pod, per_pod
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usage_key
-from monitor.policy.resources import pod_request
+from monitor.policy.releases import CURRENT, Era
 from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.stats import PodStats
 
@@ -42,46 +42,36 @@ class Ranked(NamedTuple):
 
 DECIDING = 4
 
-#: Ranks (pod, stats, signal, layout).
-Ranker = Callable[[Pod, PodStats | None, str, DiskLayout], Ranked]
-#: What a pod requests of a resource: (pod, resource).
-Request = Callable[[Pod, str], Quantity]
-
 
 def rank_pods(
     signal: str,
     pods: Iterable[Pod],
     stats: Mapping[str, PodStats],
     layout: DiskLayout = SINGLE_DISK,
-    ranker: Ranker | None = None,
+    era: Era = CURRENT,
 ) -> list[Ranked]:
     """All pods in the order in which they would be evicted for ``signal``; ``stats`` by uid."""
-    ranker = ranker or rank_one
-    return sorted([ranker(pod, stats.get(pod.uid), signal, layout) for pod in pods], key=itemgetter(0))
+    rank, layout = era.ranker or partial(rank_one, era), era.layout(layout)
+    return sorted([rank(pod, stats.get(pod.uid), signal, layout) for pod in pods], key=itemgetter(0))
 
 
-def rank_one(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
-    """One pod, as Kubernetes 1.36 ranks it."""
+def rank_one(era: Era, pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
+    """One pod, as Kubernetes ranks it since 1.9."""
     if signal == PID:
         used = None if stats is None else stats.processes()
-        order = (0, 0, 0) if used is None else (1, -used, 0)
+        order = (0, 0, 0) if used is None or not era.counts_processes else (1, -used, 0)
         fixed = fixed_candidate(pod, no_request, "pids")
         key = (rank_priority(fixed.priority), *order, pod.namespace, pod.name, pod.uid)
         return Ranked(key, pod, stats, used, fixed)
-    return rank_by_excess(pod, stats, signal, layout, pod_request)
-
-
-def rank_by_excess(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, request: Request) -> Ranked:
-    """One pod for memory or a disk."""
     used, resource = usage(pod, stats, signal, layout), RESOURCE[signal]
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
-    fixed = fixed_candidate(pod, request, resource if resource == "memory" else "ephemeral-storage")
-    allowed = request(pod, resource).nanos // 10**9 if resource == "inodes" else fixed.request
+    fixed = fixed_candidate(pod, era.request, resource if resource == "memory" else "ephemeral-storage")
+    allowed = era.request(pod, resource).nanos // 10**9 if resource == "inodes" else fixed.request
     return Ranked(usage_key(fixed, used, allowed), pod, stats, used, fixed)
 
 
 @per_pod
-def fixed_candidate(pod: Pod, request: Request, resource: str) -> Candidate:
+def fixed_candidate(pod: Pod, request: Callable[[Pod, str], Quantity], resource: str) -> Candidate:
     """The candidate for a resource, without its usage."""
     return candidate(pod, request(pod, resource), None)
 

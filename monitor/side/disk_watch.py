@@ -339,7 +339,7 @@ class DiskWatch:
 
     def _order(self, signal: str, candidates: Pods, stats: Mapping[str, PodStats]) -> list[str]:
         pods = [candidates[uid].pod for uid in stats]
-        ranked = rank_pods(signal, pods, stats, self._layout, ranker=self._era.ranker)
+        ranked = rank_pods(signal, pods, stats, self._layout, self._era)
         return [one.pod.uid for one in ranked[:MOST]]
 
     def _readable(self, what: str, read: Callable[[], T]) -> T | None:

@@ -224,6 +224,5 @@ class Forecaster:
             reading = self.view.memory(found.cgroup, counted)
             if reading is not None:
                 stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
-        ranker = era(self.view.config.policy).ranker
         pods = [found.pod for found in self.view.pods.values()]
-        return [one.candidate for one in rank_pods(MEMORY, pods, stats, ranker=ranker)]
+        return [one.candidate for one in rank_pods(MEMORY, pods, stats, era=era(self.view.config.policy))]

@@ -160,7 +160,7 @@ def test_an_unknown_priority_ranks_behind_every_known_one(priority: int, signal:
     pods = [pod("a-unknown", False, None), pod("known", True, priority)]
     for rules in (era("kubelet-1.36"), era("kubelet-1.17")):
         figures = {p.uid: PodStats({"memory": {"workingSetBytes": 7}}) for p in pods}
-        order = rank_pods(signal, pods, figures, SINGLE_DISK, rules.ranker)
+        order = rank_pods(signal, pods, figures, SINGLE_DISK, rules)
         assert [one.pod.name for one in order] == ["known", "a-unknown"]
     candidates = [candidate(one, pod_request(one, "memory"), 7) for one in pods]
     assert [c.name for c in sorted(candidates, key=memory_key)] == ["known", "a-unknown"]

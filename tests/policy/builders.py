@@ -92,7 +92,7 @@ def ranked(
     name: str = "kubelet-1.36",
 ) -> list[Ranked]:
     known = {one.uid: one for one in map(PodStats, figures)}
-    return rank_pods(signal, pods, known, layout, ranker=era(name).ranker)
+    return rank_pods(signal, pods, known, layout, era(name))
 
 
 @st.composite
