@@ -65,7 +65,6 @@ class EvictionConfig:
     signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
     conditions: tuple[str, ...] = field(init=False, repr=False, compare=False)
     rules: tuple[_Rule, ...] = field(init=False, repr=False, compare=False)
-    likeliest: bool = field(init=False, repr=False, compare=False)  # pick what the kubelet would most likely
     blank: State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +88,7 @@ class EvictionConfig:
             for t, identity in zip(live, identities, strict=True)
         )
         blank = State((None,) * len(rules), (), (None,) * len(signals), (None,) * len(conditions))
-        made = {"signals": signals, "conditions": conditions, "rules": rules, "blank": blank}
-        for name, value in {**made, "likeliest": self.compat == KUBELET}.items():
+        for name, value in (("signals", signals), ("conditions", conditions), ("rules", rules), ("blank", blank)):
             object.__setattr__(self, name, value)
 
     def overlaid(self) -> tuple[Threshold, ...]:
@@ -198,7 +196,7 @@ def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping
             seen = observations.get(rule.signal)
             if seen is not None and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True):
                 merged.append(i)
-        if len(merged) != before and not config.likeliest:
+        if len(merged) != before and config.compat == SANE:
             merged.sort()
     return merged
 
@@ -264,7 +262,7 @@ def _fresh(
         rule = config.rules[i]
         stamp, old = stamps[rule.slot], before[rule.slot]
         if stamp is not None and (old is None or stamp == 0 or stamp > old):
-            if not config.likeliest:
+            if config.compat == SANE:
                 return rule.threshold
             if found is None or rule.signal in MEMORY_SIGNALS:
                 found = rule.threshold

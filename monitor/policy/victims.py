@@ -57,13 +57,12 @@ def rank_pods(
 
 def rank_one(era: Era, pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
     """One pod, as Kubernetes ranks it since 1.9."""
+    used, resource = usage(pod, stats, signal, layout), RESOURCE[signal]
     if signal == PID:
-        used = None if stats is None else stats.processes()
         order = (0, 0, 0) if used is None or not era.counts_processes else (1, -used, 0)
-        fixed = fixed_candidate(pod, no_request, "pids")
+        fixed = fixed_candidate(pod, None, resource)
         key = (rank_priority(fixed.priority), *order, pod.namespace, pod.name, pod.uid)
         return Ranked(key, pod, stats, used, fixed)
-    used, resource = usage(pod, stats, signal, layout), RESOURCE[signal]
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
     fixed = fixed_candidate(pod, era.request, resource if resource == "memory" else "ephemeral-storage")
     allowed = era.request(pod, resource).nanos // 10**9 if resource == "inodes" else fixed.request
@@ -71,25 +70,21 @@ def rank_one(era: Era, pod: Pod, stats: PodStats | None, signal: str, layout: Di
 
 
 @per_pod
-def fixed_candidate(pod: Pod, request: Callable[[Pod, str], Quantity], resource: str) -> Candidate:
-    """The candidate for a resource, without its usage."""
-    return candidate(pod, request(pod, resource), None)
-
-
-def no_request(_pod: Pod, _resource: str) -> Quantity:
-    """For process ids: a pod requests none."""
-    return ZERO
+def fixed_candidate(pod: Pod, request: Callable[[Pod, str], Quantity] | None, resource: str) -> Candidate:
+    """The candidate for a resource, without its usage; ``request`` None: it is none that a pod requests."""
+    return candidate(pod, ZERO if request is None else request(pod, resource), None)
 
 
 def usage(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> int | None:
-    """What ``pod`` uses of memory or of a disk: bytes or inodes; None without stats."""
+    """What ``pod`` uses of memory, of process ids or of the file system behind ``signal``: bytes, processes or inodes;
+    None without stats.
+    """
     if stats is None:
         return None
-    return stats.memory() or 0 if signal in MEMORY_SIGNALS else disk_usage(pod, stats, signal, layout)
-
-
-def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> int:
-    """What ``pod`` uses of the file system behind ``signal``: bytes or inodes."""
+    if signal in MEMORY_SIGNALS:
+        return stats.memory() or 0
+    if signal == PID:
+        return stats.processes()
     files, volumes, key = _parts(signal, layout)
     total = stats.files(files, key) if files else 0
     names = _local_volumes(pod) if volumes else ()

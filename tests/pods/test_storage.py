@@ -17,7 +17,7 @@ from monitor.pods.storage import Measured, Roots, measure, process_count, proces
 from monitor.policy.kubelet_pass import storage_violation
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.stats import PodStats
-from monitor.policy.victims import disk_usage
+from monitor.policy.victims import usage
 from tests import live
 from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
@@ -112,8 +112,8 @@ def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
         assert stats.ephemeral_storage() == 2 * PAGE  # neither what is in memory nor a secret, which is too
     one = found_pod(volumes=declared)
     stats = measure(one, roots).stats
-    assert disk_usage(one.pod, stats, "nodefs.available", SINGLE_DISK) == 2 * PAGE
-    assert disk_usage(one.pod, stats, "nodefs.inodesFree", SINGLE_DISK) == 4
+    assert usage(one.pod, stats, "nodefs.available", SINGLE_DISK) == 2 * PAGE
+    assert usage(one.pod, stats, "nodefs.inodesFree", SINGLE_DISK) == 4
     assert storage_violation(one.pod, stats, SINGLE_DISK) == (
         'Usage of EmptyDir volume "memory" exceeds the limit "16Ki". '
     )
@@ -140,8 +140,8 @@ def test_directories_named_by_annotations(roots: Roots, disk: Path) -> None:
     assert by_container(found.stats, "rootfs", "usedBytes") == {"x": 3 * PAGE, "y": 0}
     assert found.stats.volumes_used() == {"v": 2 * PAGE, "h": PAGE}
     assert found.stats.ephemeral_storage() == 5 * PAGE  # what is shared with the node is not the pod's own
-    assert disk_usage(one.pod, found.stats, "nodefs.available", SINGLE_DISK) == 6 * PAGE
-    assert disk_usage(one.pod, found.stats, "imagefs.available", DiskLayout(image_fs=True)) == 3 * PAGE
+    assert usage(one.pod, found.stats, "nodefs.available", SINGLE_DISK) == 6 * PAGE
+    assert usage(one.pod, found.stats, "imagefs.available", DiskLayout(image_fs=True)) == 3 * PAGE
     # The pod's limit is that of its one limited container; it is looked at first.
     assert storage_violation(one.pod, found.stats, SINGLE_DISK) == (
         "Pod ephemeral local storage usage exceeds the total limit of containers 12287. "
