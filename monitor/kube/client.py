@@ -16,11 +16,10 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.decode import MAX_OBJECT, ItemDecoder, Object, parse_object
+from monitor.kube.decode import MAX_OBJECT, ItemDecoder, Object, WatchEvent, events, parse_object
 from monitor.kube.errors import InvalidResponse, ResourceExpired, TimedOut
 from monitor.kube.resources import PODS, Resource, with_query
 from monitor.kube.transport import Request, Transport
-from monitor.kube.watch import WatchEvent, events
 
 T = TypeVar("T")
 

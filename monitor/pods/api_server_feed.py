@@ -8,9 +8,9 @@ import threading
 from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import SILENCE_S, WATCH_S, ApiClient
+from monitor.kube.decode import BOOKMARK, DELETED
 from monitor.kube.errors import ApiError, Cancelled, ResourceExpired, ServerError, TooManyRequests, TransportError
 from monitor.kube.resources import PODS
-from monitor.kube.watch import BOOKMARK, DELETED
 from monitor.pods.feed import PodCache, PodFeed, known
 
 #: A watch that ends sooner, without an event, is followed by a pause, as in client-go.

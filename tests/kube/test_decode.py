@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.kube.decode import ItemDecoder
+from monitor.kube.decode import ItemDecoder, events
 from monitor.kube.errors import InvalidResponse, KubeError, ResponseTooLarge
-from monitor.kube.watch import events
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
