@@ -12,7 +12,7 @@ from typing import Any
 from monitor.policy.layout import DiskLayout, measured
 from monitor.policy.pods import Container, Pod, Resources
 from monitor.policy.qos import BEST_EFFORT, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
-from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.quantity import ZERO, shown
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.resources import containers_request, pod_level_resources_set
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
@@ -75,24 +75,20 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: boo
     else:
         kinds = measured(signal, era.layout(layout))
         what = ", ".join(_PARTS[part] for part in kinds) or "nothing is counted for this disk"
-    text = f"{_shown(signal, c.usage)} ({what})"
+    text = f"{shown(signal, c.usage)} ({what})"
     if not compared:
         return f"{text}: more goes first"
     # No pod requests inodes, so any use of them is above the request.
     request = c.request if RESOURCE[signal] in IN_BYTES else 0
     place = "above" if c.usage > request else "within"
-    return f"{text}, requested {_shown(signal, request)}: {place} its request"
+    return f"{text}, requested {shown(signal, request)}: {place} its request"
 
 
 def _excess(signal: str, usage: int, request: int) -> str:
     above = usage - request
     if RESOURCE[signal] == "inodes":
         return f"{usage} inodes less a request of {request} bytes: {above}"
-    return f"{_shown(signal, abs(above))} {'above' if above > 0 else 'below'} its request"
-
-
-def _shown(signal: str, n: int) -> str:
-    return str(Quantity.of(n, RESOURCE[signal]))
+    return f"{shown(signal, abs(above))} {'above' if above > 0 else 'below'} its request"
 
 
 def why_critical(pod: Pod, era: Era = CURRENT) -> str:

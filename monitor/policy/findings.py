@@ -22,7 +22,7 @@ from monitor.policy.configuration import (
     Source,
 )
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
-from monitor.policy.quantity import Quantity
+from monitor.policy.quantity import Quantity, shown
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.sizing import reserve
 from monitor.policy.thresholds import Threshold
@@ -117,7 +117,7 @@ def _by_definition(thresholds: Sequence[Effective], node: Node) -> Iterator[str]
         elif capacity is not None and t.quantity(capacity) >= capacity:
             yield (
                 f"{e.origin}: {t.signal}: {e.text} is always met, with a capacity of "
-                f"{_shown(t.signal, capacity)}: pods are evicted for ever; lower it"
+                f"{shown(t.signal, capacity)}: pods are evicted for ever; lower it"
             )
 
 
@@ -164,7 +164,7 @@ def _below_huge_pages(thresholds: Sequence[Effective], node: Node, rules: Era) -
         if t.signal in sig.OF_DOMAIN["node"] and capacity and 0 < t.quantity(capacity) <= node.huge_pages:
             yield (
                 f"{e.origin}: {t.signal}: {e.text} is never met: under {rules.name} huge pages count as available, "
-                f"here {_shown(t.signal, node.huge_pages)}, and memory runs out before less is; raise it above that, "
+                f"here {shown(t.signal, node.huge_pages)}, and memory runs out before less is; raise it above that, "
                 f"or give --policy {CURRENT.name} if no older kubelet runs here"
             )
 
@@ -196,7 +196,7 @@ def _copies(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
         t = e.threshold
         if e.copy and t.value.quantity is None:
             limit = node.capacity.get(sig.ALLOCATABLE_MEMORY)
-            known = "" if limit is None else f" ({_shown(t.signal, limit)})"
+            known = "" if limit is None else f" ({shown(t.signal, limit)})"
             yield (
                 f"{e.origin}: {t.signal}: {e.text} is of the limit of kubepods{known}, not of the node; "
                 "write a quantity if both are to be alike"
@@ -246,7 +246,3 @@ def _plain(settings: Settings) -> Iterator[str]:
             f"{grace.origin}: {grace.value} leaves the grace to the pod, but a kubelet kills it at once (Kubernetes "
             "issue 118172); give the seconds you want"
         )
-
-
-def _shown(signal: str, amount: int) -> str:
-    return str(Quantity.of(amount, sig.RESOURCE[signal]))

@@ -13,7 +13,7 @@ from functools import total_ordering
 
 from monitor.policy.compat import INT64_MAX, INT64_MIN, int64
 from monitor.policy.errors import PolicyError
-from monitor.policy.signals import IN_BYTES
+from monitor.policy.signals import IN_BYTES, RESOURCE
 
 DECIMAL_SI = "DecimalSI"
 BINARY_SI = "BinarySI"
@@ -191,6 +191,11 @@ class Quantity:
 
 
 ZERO = Quantity(0)
+
+
+def shown(signal: str, amount: int) -> str:
+    """So much of what a signal is about, as the kubelet shows it."""
+    return str(Quantity.of(amount, RESOURCE[signal]))
 
 
 def _pow10(exponent: int) -> int:

@@ -20,9 +20,9 @@ from monitor.policy.layout import NO_OVERLAY, DiskLayout, overlay_containerfs
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class
-from monitor.policy.quantity import Quantity
+from monitor.policy.quantity import Quantity, shown
 from monitor.policy.resources import pod_request, with_gate_off
-from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, RESOURCE, Observation
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, Observation
 from monitor.policy.sizing import reserve
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.thresholds import Threshold, ThresholdValue, parse_thresholds
@@ -216,9 +216,9 @@ def _observed(summary: Summary) -> dict[str, Any]:
     """The observations, shaped like recorded ones."""
     return {
         signal: {
-            "available": str(Quantity.of(seen.available, RESOURCE[signal])),
+            "available": shown(signal, seen.available),
             "availableValue": str(seen.available),
-            "capacity": str(Quantity.of(seen.capacity, RESOURCE[signal])),
+            "capacity": shown(signal, seen.capacity),
             "capacityValue": str(seen.capacity),
         }
         for signal, seen in summary.observations.items()
