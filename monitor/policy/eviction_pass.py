@@ -4,8 +4,6 @@ Only this module calls `synchronize`, which decides about thresholds. What diffe
 
 * `PassConfig.kill_at_once`: with the daemon a hard threshold for memory waits for no pod (docs/differences.md).
 * ``rank``: a kubelet ranks its pods within the pass; the daemon keeps them in order and gives that.
-* ``over_limit``: a kubelet evicts pods over a limit of local storage first, and then none for a threshold. In the
-  daemon the side process finds them, and they are evicted one by one between passes.
 * ``clean``: a kubelet cleans up the node within the pass and looks again; the daemon has that done and passes again.
 
 Pure: times are given, and what cleans up is a function the caller passes in.
@@ -80,19 +78,17 @@ def run_pass(
     rank: Rank,
     *,
     clean: Callable[[str], bool] | None = None,
-    over_limit: bool = False,
 ) -> PassResult:
     """One pass at ``now_ns`` (nanoseconds). ``rank(signal)`` gives the candidates, first victim first, at least as far
     as the first that is not critical; asked only when one is to be picked.
 
     ``clean(signal)`` cleans up the node before a pod is evicted; True: that is enough, or not done yet, and this pass
-    evicts no pod. ``over_limit``: this pass evicts pods for their own use of local storage, so none for a threshold.
-    Raises ValueError for the state of another configuration.
+    evicts no pod. Raises ValueError for the state of another configuration.
     """
 
     def candidates(signal: str) -> Iterable[Candidate]:
         # There is nothing to clean up for memory.
-        if over_limit or (clean is not None and signal not in MEMORY_SIGNALS and clean(signal)):
+        if clean is not None and signal not in MEMORY_SIGNALS and clean(signal):
             return ()
         return rank(signal)
 

@@ -70,7 +70,10 @@ def kubelet_pass(
     summary = read()
     if summary is None:
         return KubeletResult(state, summary_reads=1)
-    evictions = _local_storage(config, pods, summary.pods) if config.local_storage else []
+    over_limit = _local_storage(config, pods, summary.pods) if config.local_storage else ()
+    if over_limit:  # then no pod is evicted for a threshold
+        result = run_pass(config, state, summary.observations, now_ns, lambda _: ())
+        return KubeletResult(result.state, over_limit, summary_reads=1, outcome=result.outcome)
     actions: tuple[str, ...] = ()
 
     def clean(signal: str) -> bool:
@@ -83,17 +86,15 @@ def kubelet_pass(
         for one in rank_pods(signal, pods, summary.pods, config.layout, config.era):
             yield one.candidate
 
-    over_limit = bool(evictions)
-    result = run_pass(config, state, summary.observations, now_ns, rank, clean=clean, over_limit=over_limit)
+    result = run_pass(config, state, summary.observations, now_ns, rank, clean=clean)
     starved = result.outcome.starved
-    warning = None if starved is None or over_limit else NODE_MESSAGE % RESOURCE[starved.signal]
-    if result.outcome.victim is not None:
-        evictions.append(_evicted(config, result, pods, summary))
+    warning = None if starved is None else NODE_MESSAGE % RESOURCE[starved.signal]
+    evictions = () if result.outcome.victim is None else (_evicted(result, pods, summary),)
     reads = 2 if actions else 1
-    return KubeletResult(result.state, tuple(evictions), warning, actions, reads, result.outcome)
+    return KubeletResult(result.state, evictions, warning, actions, reads, result.outcome)
 
 
-def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> list[Eviction]:
+def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> tuple[Eviction, ...]:
     """All pods over a limit of their own; critical ones are spared."""
     found = []
     era = config.era
@@ -104,7 +105,7 @@ def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, 
         message = storage_violation(pod, own, config.layout, era.sidecar_storage)
         if message is not None:
             found.append(Eviction(pod, config.limit_grace_s, message, {}, False))
-    return found
+    return tuple(found)
 
 
 def _all_clear(config: PassConfig, observations: Mapping[str, Observation]) -> bool:
@@ -119,7 +120,7 @@ def _all_clear(config: PassConfig, observations: Mapping[str, Observation]) -> b
     return True
 
 
-def _evicted(config: PassConfig, result: PassResult, pods: Sequence[Pod], summary: Summary) -> Eviction:
+def _evicted(result: PassResult, pods: Sequence[Pod], summary: Summary) -> Eviction:
     victim, starved = result.outcome.victim, result.outcome.starved
     assert victim is not None
     assert starved is not None
