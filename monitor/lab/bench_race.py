@@ -27,7 +27,7 @@ from monitor.lab.checked import KINDS
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.race import HoldResult, HoldStage, Monitor, Poller, RaceResult, Sizes, populate, run_hold, run_race
+from monitor.lab.race import HoldResult, HoldStage, Poller, RaceResult, Sizes, populate, run_hold, run_race
 from monitor.settings.config import HOLD, fastest_fill
 from monitor.settings.options import HOOKS
 from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS
@@ -85,9 +85,9 @@ class Bench:
         with LabDaemon(self.node, *options, state_dir=state_dir or self.state_dir, keep_pins=True) as daemon:
             time.sleep(1.0)  # until the end of its start
             for hogs in hog_counts:
-                self.both_pages(trigger if hooks == AUTO else hooks, margin, hogs, Monitor(daemon))
+                self.both_pages(trigger if hooks == AUTO else hooks, margin, hogs, daemon)
 
-    def both_pages(self, name: str, margin: int, hogs: int, watcher: Monitor | Poller) -> None:
+    def both_pages(self, name: str, margin: int, hogs: int, watcher: LabDaemon | Poller) -> None:
         for thp in (False, True):
             results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
             self.add(f"{name} {_where(hogs, thp, margin)}", results)
@@ -120,7 +120,7 @@ def from_detached(rows: Bench) -> None:
                 results = []
                 for _ in range(rows.runs):
                     until(lambda: not daemon.metrics()["outrace_armed"], "the monitor to detach", 30, 0.1)
-                    results.append(run_race(node, pod, Monitor(daemon), hogs, thp=True))
+                    results.append(run_race(node, pod, daemon, hogs, thp=True))
                 rows.add(f"user from detached {_where(hogs, True, margin)}", results)
 
 
@@ -252,7 +252,7 @@ def race(
             from_detached(rows)
         for name, interval_us in () if no_baselines else POLLERS:
             for margin in margins:
-                rows.both_pages(name, margin, 1, Poller(node, margin, interval_us))
+                rows.both_pages(name, margin, 1, Poller(margin, interval_us))
     return rows.rows
 
 
@@ -294,9 +294,8 @@ def demo(
     with LabNode("demo", node_memory) as node:
         victim = populate(node)
         with nullcontext() if no_monitor else LabDaemon(node, *options) as daemon:
-            watcher = None if daemon is None else Monitor(daemon)
             for i in range(runs):
-                results.append(run_race(node, victim, watcher, hogs, thp))
+                results.append(run_race(node, victim, daemon, hogs, thp))
                 if sys.stderr.isatty():
                     click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
     wins = sum(r.winner == "eviction" for r in results)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
@@ -44,77 +44,44 @@ class RaceResult:
     trigger: str | None = None
 
 
-class Monitor:
-    """The daemon under test, through its log. `finish`: fields of RaceResult that it knows."""
+class Poller(NamedTuple):
+    """What kills when less than ``margin`` bytes are available, by polling in a process of its own."""
 
-    def __init__(self, daemon: LabDaemon) -> None:
-        self.daemon = daemon
-        self._since = 0
+    margin: int
+    interval_us: int
 
-    def begin(self, hogs: list[Hog]) -> None:
-        del hogs
-        self._since = len(self.daemon.log)
-
-    def finish(self, evicted: bool) -> dict[str, Any]:
-        if evicted:
-            if self.daemon.message("evicted", since=self._since) is None:
-                raise MonitorError(f"the hogs are gone but the monitor reports no eviction: {self.daemon.complaint()}")
-        else:
-            # The kernel won: the monitor's own record of that arrives through its log a moment later.
-            self.daemon.message(_OOM_KILL, 2.0, self._since)
-        records = self.daemon.log[self._since :]
-        out: dict[str, Any] = {
-            "oom_victims": [{key: r.get(key) for key in _OF_VICTIM} for r in records if r.get("msg") == _OOM_KILL]
-        }
-        decision = next((r for r in records if r.get("msg") == "evicting"), None)
-        if decision is not None:
-            out["evicted"] = decision["pod"]
-            out["trigger"] = decision["trigger"]
-            if decision.get("crossed_ns"):
-                out["detection_us"] = (decision["decided_ns"] - decision["crossed_ns"]) / 1000
-                out["kill_us"] = (decision["signalled_ns"] - decision["crossed_ns"]) / 1000
-        return out
-
-
-class Poller:
-    """A watcher that polls, in a process of its own."""
-
-    def __init__(self, node: LabNode, margin: int, interval_us: int) -> None:
-        self.node, self.margin, self.interval_us = node, margin, interval_us
-        self._child: Child | None = None
-
-    def begin(self, hogs: list[Hog]) -> None:
-        self._child = Child(
+    def start(self, node: LabNode, hogs: Sequence[Hog]) -> Child:
+        child = Child(
             "monitor.lab.workers:poller",
-            cgroup=self.node.cgroup,
+            cgroup=node.cgroup,
             margin=self.margin,
             interval_us=self.interval_us,
             phase_us=random.randrange(self.interval_us),  # where in its interval the race finds it
             kill=",".join(str(hog.pid) for hog in hogs),
         )
-        self._child.expect("ready")
-        self._child.send("go")
-
-    def finish(self, evicted: bool) -> dict[str, Any]:
-        del evicted
-        assert self._child is not None
-        self._child.close()
-        return {}
+        child.expect("ready")
+        child.send("go")
+        return child
 
 
 def run_race(
-    node: LabNode, pod: LabPod, watcher: Monitor | Poller | None, hogs: int = 1, thp: bool = False
+    node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hogs: int = 1, thp: bool = False
 ) -> RaceResult:
-    """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see what kills them. ``watcher``
-    None: the race is left to the kernel.
+    """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see what kills them. ``watcher``:
+    the daemon under test, or what polls instead; None: the race is left to the kernel.
 
     Raises MonitorError when the race does not end.
     """
     each = 2 * node.memory_bytes // MIB // hogs + 64
     running = [node.start_hog(pod, mib=each, pages="thp" if thp else "4k") for _ in range(hogs)]
-    try:
-        if watcher is not None:
-            watcher.begin(running)
+    since = 0
+    with ExitStack() as stack:
+        for hog in running:
+            stack.callback(node.end, hog)
+        if isinstance(watcher, Poller):
+            stack.callback(watcher.start(node, running).close)
+        elif watcher is not None:
+            since = len(watcher.log)
         node.reset_peak()
         before = node.oom_kills()
         for hog in running:
@@ -126,13 +93,32 @@ def run_race(
         )
         peak = node.peak()
         killed = node.oom_kills() - before
-    finally:
-        for hog in running:
-            node.end(hog)
-    known = {} if watcher is None else watcher.finish(evicted=not killed)
+    known = _told(watcher, since, evicted=not killed) if isinstance(watcher, LabDaemon) else {}
     if killed and not known.get("oom_victims"):
         known["oom_victims"] = [{"victim_pid": hog.pid} for hog in running if hog.process.returncode == -9][:killed]
     return RaceResult("oom" if killed else "eviction", headroom_bytes=max(0, node.memory_bytes - peak), **known)
+
+
+def _told(daemon: LabDaemon, since: int, evicted: bool) -> dict[str, Any]:
+    """Fields of RaceResult by the daemon's log from ``since`` on. Raises MonitorError."""
+    if evicted:
+        if daemon.message("evicted", since=since) is None:
+            raise MonitorError(f"the hogs are gone but the monitor reports no eviction: {daemon.complaint()}")
+    else:
+        # The kernel won: the monitor's own record of that arrives through its log a moment later.
+        daemon.message(_OOM_KILL, 2.0, since)
+    records = daemon.log[since:]
+    out: dict[str, Any] = {
+        "oom_victims": [{key: r.get(key) for key in _OF_VICTIM} for r in records if r.get("msg") == _OOM_KILL]
+    }
+    decision = next((r for r in records if r.get("msg") == "evicting"), None)
+    if decision is not None:
+        out["evicted"] = decision["pod"]
+        out["trigger"] = decision["trigger"]
+        if decision.get("crossed_ns"):
+            out["detection_us"] = (decision["decided_ns"] - decision["crossed_ns"]) / 1000
+            out["kill_us"] = (decision["signalled_ns"] - decision["crossed_ns"]) / 1000
+    return out
 
 
 def populate(node: LabNode) -> LabPod:
