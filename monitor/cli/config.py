@@ -153,11 +153,7 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
     capacity[signals.PID] = disks.pid_counts()[0]
     # Only what was named is measured, and what is on the same file system.
     named = {os.stat(path).st_dev for path in (run_config.nodefs, run_config.imagefs) if path is not None}
-    for path, space, inodes in (
-        (found.nodefs, signals.NODEFS, signals.NODEFS_INODES),
-        (found.imagefs, signals.IMAGEFS, signals.IMAGEFS_INODES),
-        (found.imagefs, signals.CONTAINERFS, signals.CONTAINERFS_INODES),
-    ):
+    for path, (space, inodes) in zip((found.nodefs, found.imagefs, found.imagefs), signals.OF_DISK, strict=True):
         measured = disks.file_system(path) if os.stat(path).st_dev in named else None
         if measured is not None:
             capacity[space] = measured.capacity

@@ -19,7 +19,7 @@ from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass
-from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OWN_SIGNALS, PID, SIGNALS, Observation
+from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OF_DISK, PID, SIGNALS, Observation
 from monitor.policy.stats import Summary
 from monitor.policy.synchronize import State
 from monitor.policy.victims import Ranked, rank_pods
@@ -70,25 +70,17 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
     measured = {pod["uid"] for pod in frame["pods"]}
     # One that ended since the poll has no figures, and would rank first for that.
     found = {uid: pod for uid, pod in source.pods.items() if uid in measured or cgroupfs.exists(pod.cgroup)}
-    raw = _summary(frame, found, found_disks, node.hierarchy)
+    observations = _observe(frame, found_disks)
     rules = config.pass_config()
-    own = {
-        s: Observation(frame["signals"][s]["available"], frame["signals"][s]["capacity"], 0)
-        for s in OWN_SIGNALS
-        if s in frame["signals"]
-    }
-    outcome = run_pass(rules, State(), Summary(raw).observations | own, 0, lambda _: ()).outcome
     if signal is None:
+        outcome = run_pass(rules, State(), observations, 0, lambda _: ()).outcome
         wanted = outcome.starved or next(iter(outcome.observed), None)
         signal = MEMORY if wanted is None else wanted.signal
-    problems = (
-        *source.problems,
-        *filter(None, (source.unlisted_text(),)),
-        *_unknown_pods(frame, found),
-        *_measure(config, raw, found, signal, Roots.of(found_disks)),
-    )
-    summary = Summary(raw)
-    summary.observations |= own  # which no kubelet's summary has
+    problems = [*source.problems, *filter(None, (source.unlisted_text(),)), *_unknown_pods(frame, found)]
+    stats = {pod["uid"]: _stats(pod, found[pod["uid"]], node.hierarchy) for pod in frame["pods"] if pod["uid"] in found}
+    problems += _measure(config, stats, found, signal, Roots.of(found_disks))
+    summary = Summary({"pods": list(stats.values())})
+    summary.observations |= observations
     pods = [one.pod for one in found.values()]
     # What cleaning up would free is not known before it is done: as if it were not enough.
     result = kubelet_pass(rules, State(), pods, lambda: summary, 0, lambda _: None)
@@ -105,26 +97,25 @@ def _unknown_pods(frame: Mapping[str, Any], found: Mapping[str, FoundPod]) -> li
     return [f"the daemon also knows {', '.join(unknown)}, left out here: give explain the --pods the daemon has"]
 
 
-def _summary(
-    frame: Mapping[str, Any], found: Mapping[str, FoundPod], found_disks: Disks, hierarchy: Hierarchy
-) -> dict[str, Any]:
-    """The figures of the frame and of the disks, in the shape of the Summary API."""
-    node: dict[str, Any] = {"memory": _memory(frame["node"])}
-    if frame["kubepods"] is not None:
-        node["systemContainers"] = [{"name": "pods", "memory": _memory(frame["kubepods"])}]
-    image_fs = _file_system(found_disks.imagefs)
-    node |= {"fs": _file_system(found_disks.nodefs), "runtime": {"imageFs": image_fs, "containerFs": image_fs}}
-    node["rlimit"] = dict(zip(("maxpid", "curproc"), disks.pid_counts(), strict=True))
-    pods = [
-        {
-            "podRef": {key: pod[key] for key in ("name", "namespace", "uid")},
-            "memory": {"workingSetBytes": pod["working_set"]},
-            "containers": list(_containers(hierarchy, found[pod["uid"]])),
-        }
-        for pod in frame["pods"]
-        if pod["uid"] in found
-    ]
-    return {"node": node, "pods": pods}
+def _observe(frame: Mapping[str, Any], found: Disks) -> dict[str, Observation]:
+    """What each signal reads: of memory by the frame, of disks and process ids now."""
+    seen = {signal: Observation(of["available"], of["capacity"], 0) for signal, of in frame["signals"].items()}
+    for path, (space, inodes) in zip((found.nodefs, found.imagefs, found.imagefs), OF_DISK, strict=True):
+        fs = disks.file_system(path)
+        seen[space] = Observation(fs.available, fs.capacity, 0)
+        if fs.inodes is not None and fs.inodes_free is not None:
+            seen[inodes] = Observation(fs.inodes_free, fs.inodes, 0)
+    most, running = disks.pid_counts()
+    return seen | {PID: Observation(most - running, most, 0)}
+
+
+def _stats(pod: Mapping[str, Any], found: FoundPod, hierarchy: Hierarchy) -> dict[str, Any]:
+    """The memory of a pod of the frame, in the shape of the Summary API."""
+    return {
+        "podRef": {key: pod[key] for key in ("name", "namespace", "uid")},
+        "memory": {"workingSetBytes": pod["working_set"]},
+        "containers": list(_containers(hierarchy, found)),
+    }
 
 
 def _containers(hierarchy: Hierarchy, pod: FoundPod) -> Iterator[dict[str, Any]]:
@@ -135,16 +126,15 @@ def _containers(hierarchy: Hierarchy, pod: FoundPod) -> Iterator[dict[str, Any]]
 
 
 def _measure(
-    config: RunConfig, raw: dict[str, Any], found: Mapping[str, FoundPod], signal: str, roots: Roots
+    config: RunConfig, stats: dict[str, Any], found: Mapping[str, FoundPod], signal: str, roots: Roots
 ) -> list[str]:
     """Add what ranking for ``signal`` and the pods' own limits of storage take beside memory; the problems met.
 
     Walks the pods' directories for a disk signal, and those of pods with such limits always.
     """
     problems: list[str] = []
-    entries = {entry["podRef"]["uid"]: entry for entry in raw["pods"]}
     for uid, pod in found.items():
-        if signal in MEMORY_SIGNALS and uid not in entries:
+        if signal in MEMORY_SIGNALS and uid not in stats:
             continue  # without memory figures it is one without stats, and ranks as such
         if signal in _DISK_SIGNALS or (config.local_storage and is_limited(pod.pod)):
             measured = measure(pod, roots)
@@ -154,8 +144,7 @@ def _measure(
             figures = process_stats(pod)
         else:
             continue
-        entries[uid] = _merged(figures._raw, entries.get(uid, {}))
-    raw["pods"] = list(entries.values())
+        stats[uid] = _merged(figures._raw, stats.get(uid, {}))
     return problems
 
 
@@ -165,15 +154,3 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     for entry in (*one.get("containers", ()), *other.get("containers", ())):
         containers.setdefault(entry["name"], {}).update(entry)
     return {**one, **other, "containers": list(containers.values())}
-
-
-def _memory(reading: Mapping[str, Any]) -> dict[str, Any]:
-    return {"availableBytes": reading["available"], "workingSetBytes": reading["working_set"]}
-
-
-def _file_system(path: Any) -> dict[str, Any]:
-    fs = disks.file_system(path)
-    figures: dict[str, Any] = {"availableBytes": fs.available, "capacityBytes": fs.capacity}
-    if fs.inodes is not None:
-        figures |= {"inodesFree": fs.inodes_free, "inodes": fs.inodes}
-    return figures

@@ -55,6 +55,8 @@ ALLOCATABLE_OF = dict(zip(*OF_DOMAIN.values(), strict=True))
 #: Memory signal -> the kubelet's for the same domain.
 KUBELETS = {signal: signals[0] for signals in OF_DOMAIN.values() for signal in signals}
 MEMORY_SIGNALS = frozenset(DOMAIN_OF)
+#: Space and inodes of the file systems of the node, of images, and of containers.
+OF_DISK = ((NODEFS, NODEFS_INODES), (IMAGEFS, IMAGEFS_INODES), (CONTAINERFS, CONTAINERFS_INODES))
 #: All of them, in the order outrace lists and prefers them.
 ALL_SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, *OWN_SIGNALS, *SIGNALS[2:])
 

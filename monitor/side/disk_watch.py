@@ -22,12 +22,11 @@ from monitor.kernel.sched import take_time
 from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, measure, process_stats
-from monitor.policy import signals
 from monitor.policy.kubelet_pass import is_limited, storage_violation
 from monitor.policy.layout import DELETE_IMAGES, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
-from monitor.policy.signals import MEMORY_SIGNALS, PID, SIGNALS, Observation
+from monitor.policy.signals import MEMORY_SIGNALS, OF_DISK, PID, SIGNALS, Observation
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.settings.config import RunConfig
@@ -287,11 +286,8 @@ class DiskWatch:
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:
         """Every signal that can be read, in the order of `SIGNALS`."""
-        for path, space, inodes in (
-            (self._disks.nodefs, signals.NODEFS, signals.NODEFS_INODES),
-            (self._disks.imagefs, signals.IMAGEFS, signals.IMAGEFS_INODES),
-            (self._disks.imagefs, signals.CONTAINERFS, signals.CONTAINERFS_INODES),
-        ):
+        nodefs, imagefs, _ = self._disks
+        for path, (space, inodes) in zip((nodefs, imagefs, imagefs), OF_DISK, strict=True):
             found = self._readable(space, partial(file_system, path))
             if found is None:
                 continue
