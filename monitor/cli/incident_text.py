@@ -1,7 +1,7 @@
 """An incident as text: verdict, pods and processes, time and place, timeline, what a kubelet would have done, advice.
 
 Only the layout is made here; summary and advice come with the incident. Names of processes are whatever a process
-called itself, so nothing unprintable gets through to the terminal.
+called itself: what shows a text (`_wrap`, `list_lines`, `monitor.cli.svg.element`) lets nothing unprintable through.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def describe(step: Json) -> str:
         except KeyError:
             pass  # of another version: by its fields, then
     fields = [key for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
-    rest = [f"{clean(key)} {_value(key, step[key])}" for key in fields]
-    return clean(step["what"]).replace("_", " ") + (": " + ", ".join(rest) if rest else "")
+    rest = [f"{key} {_value(key, step[key])}" for key in fields]
+    return str(step["what"]).replace("_", " ") + (": " + ", ".join(rest) if rest else "")
 
 
 def _value(key: str, value: object) -> str:
     is_size = key.endswith("bytes") or key in _SIZES
-    return format_bytes(value) if is_size and type(value) is int else clean(value)
+    return format_bytes(value) if is_size and type(value) is int else str(value)
 
 
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, spec: str) -> str:
-        return format_bytes(value) if spec == "bytes" else clean(format(value, spec))
+        return format_bytes(value) if spec == "bytes" else str(format(value, spec))
 
 
 #: A part of a text in brackets is left out where its first field is null or empty.
@@ -198,30 +198,30 @@ def list_lines(incidents: Sequence[Json], width: int | None) -> list[str]:
     rows = [
         (
             local_time(incident["start"]),
-            clean(incident["id"]),
-            clean(incident["verdict"]) + (" (observed)" if incident.get("observed") else ""),
+            incident["id"],
+            incident["verdict"] + (" (observed)" if incident.get("observed") else ""),
             _whom(incident),
             format_margin(incident),
-            clean(incident.get("summary", "")),
+            incident.get("summary", ""),
         )
         for incident in incidents
     ]
-    lines = table_lines(["time", "id", "verdict", "who", "margin", "summary"], rows)
+    lines = table_lines(["time", "id", "verdict", "who", "margin", "summary"], [list(map(clean, row)) for row in rows])
     return [line if width is None or len(line) <= width else line[: width - 3] + "..." for line in lines]
 
 
 def _whom(incident: Json) -> str:
     """The evicted pods and the OOM killer's victims, the first of each."""
-    evicted = [clean(pod["pod"]) for pod in incident.get("evicted", ())]
-    killed = [clean(victim.get("pod") or victim.get("comm")) for victim in incident.get("oom_victims", ())]
-    parts = [f"stalled {clean(incident['stall']['pod'])}"] if incident.get("stall") else []
+    evicted = [pod["pod"] for pod in incident.get("evicted", ())]
+    killed = [victim.get("pod") or victim.get("comm") for victim in incident.get("oom_victims", ())]
+    parts = [f"stalled {incident['stall']['pod']}"] if incident.get("stall") else []
     parts += [f"evicted {_first(evicted)}"] if evicted else []
     parts += [f"OOM {_first(list(dict.fromkeys(killed)))}"] if killed else []
     return "; ".join(parts) or "nobody"
 
 
 def _first(names: Sequence[str]) -> str:
-    return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
+    return f"{names[0]} +{len(names) - 1}" if len(names) > 1 else str(names[0])
 
 
 # one incident
@@ -229,9 +229,8 @@ def _first(names: Sequence[str]) -> str:
 
 def show_lines(incident: Json, width: int) -> Iterator[str]:
     """The whole incident, wrapped to ``width`` columns, with colours (which `click.echo` takes off in a pipe)."""
-    verdict = clean(incident["verdict"])
     colour = {"bad": "red", "good": "green"}.get(tone(incident), "yellow")
-    for line in _wrap(clean(incident.get("summary") or verdict.replace("_", " ")), width, ""):
+    for line in _wrap(incident.get("summary") or incident["verdict"].replace("_", " "), width, ""):
         yield click.style(line, fg=colour, bold=True)
     yield ""
     for name, sentence in facts(incident):
@@ -249,7 +248,7 @@ def show_lines(incident: Json, width: int) -> Iterator[str]:
     if incident.get("advice"):
         yield ""
         yield click.style("advice", bold=True)
-        yield from _wrap(clean(incident["advice"]), width, "  ", "  ")
+        yield from _wrap(incident["advice"], width, "  ", "  ")
 
 
 def tone(incident: Json) -> str:
@@ -266,7 +265,7 @@ def facts(incident: Json) -> list[tuple[str, str]]:
     """Pods and processes, time, verdict, and what is not known: each a name and a sentence."""
     found = [("who", _who(incident)), ("when", _when(incident)), ("what", _verdict(incident))]
     if incident.get("missing"):
-        found.append(("missing", clean(", ".join(incident["missing"]))))
+        found.append(("missing", ", ".join(incident["missing"])))
     return found
 
 
@@ -278,49 +277,47 @@ def kubelet_sentences(incident: Json) -> list[str]:
 
 def _who(incident: Json) -> str:
     would = "would be evicted" if incident.get("observed") else "evicted"
-    by = f" by the {clean(incident['by'])}" if incident.get("by") == "kubelet" else ""
+    by = f" by the {incident['by']}" if incident.get("by") == "kubelet" else ""
     parts = [
-        f"{clean(pod['pod'])} {would}{by} (rank {pod['rank']}, grace {pod['grace_s']:g} s)"
+        f"{pod['pod']} {would}{by} (rank {pod['rank']}, grace {pod['grace_s']:g} s)"
         for pod in incident.get("evicted", ())
     ]
     if stall := incident.get("stall"):
-        cause = f", because of {clean(stall['cause'])}" if stall.get("cause") else ""
-        parts.append(f"{clean(stall['pod'])} waited for memory for {format_ms(stall['ms'])}{cause}")
+        cause = f", because of {stall['cause']}" if stall.get("cause") else ""
+        parts.append(f"{stall['pod']} waited for memory for {format_ms(stall['ms'])}{cause}")
     victims = incident.get("oom_victims", ())
     for name in incident.get("reported_evicted", ()):
         if name in {victim.get("pod") for victim in victims}:
-            parts.append(f"{clean(name)} is Evicted by the kubelet as the API has it, and was OOM-killed")
+            parts.append(f"{name} is Evicted by the kubelet as the API has it, and was OOM-killed")
     for one in incident.get("holds", ())[:_NAMED]:
-        end = f", {clean(one['why'])}" if one.get("why") else ", and is"
-        parts.append(
-            f"{clean(one['pod'])} held ({clean(one['reason'])}, {clean(one['brake'])}{end}, {format_ms(one['ms'])})"
-        )
+        end = f", {one['why']}" if one.get("why") else ", and is"
+        parts.append(f"{one['pod']} held ({one['reason']}, {one['brake']}{end}, {format_ms(one['ms'])})")
     if incident.get("refused"):
-        parts.append(f"the API server was asked to evict {clean(', '.join(incident['refused']))}, and did not")
+        parts.append(f"the API server was asked to evict {', '.join(incident['refused'])}, and did not")
     for victim in victims[:_NAMED]:
         rank = "" if victim.get("policy_rank") is None else f", rank {victim['policy_rank']} of the policy"
-        of = f" of {clean(victim['pod'])}" if victim.get("pod") else " outside every pod"
+        of = f" of {victim['pod']}" if victim.get("pod") else " outside every pod"
         size = format_bytes(victim["rss_bytes"])
         parts.append(f"{process(victim)}{of} killed by the OOM killer ({size}{rank})")
     if len(victims) > _NAMED:
         parts.append(f"{len(victims) - _NAMED} more processes killed with it")
     invoker = incident.get("invoker")
     if invoker:
-        of = f" of {clean(invoker['pod'])}" if invoker.get("pod") else ""
+        of = f" of {invoker['pod']}" if invoker.get("pod") else ""
         parts.append(f"{process(invoker)}{of} asked for the memory")
     return "; ".join(parts) or "nobody was evicted or killed"
 
 
 def _when(incident: Json) -> str:
     lasted = (unix_time(incident["end"]) - unix_time(incident["start"])) * 1000
-    return f"{local_time(incident['start'], 'milliseconds')}, for {format_ms(lasted)}, in {clean(incident['domain'])}"
+    return f"{local_time(incident['start'], 'milliseconds')}, for {format_ms(lasted)}, in {incident['domain']}"
 
 
 def _verdict(incident: Json) -> str:
-    flags = f" ({', '.join(clean(flag) for flag in incident['flags'])})" if incident.get("flags") else ""
+    flags = f" ({', '.join(incident['flags'])})" if incident.get("flags") else ""
     margin = "" if format_margin(incident) == "-" else f", margin {format_margin(incident)}"
     observed = "; only observed: nobody was touched" if incident.get("observed") else ""
-    return f"{clean(incident['verdict'])}{flags}{margin}{observed}; incident {clean(incident['id'])}"
+    return f"{incident['verdict']}{flags}{margin}{observed}; incident {incident['id']}"
 
 
 def timeline(steps: Sequence[Json], width: int) -> Iterator[str]:
@@ -349,7 +346,7 @@ def timeline_rows(steps: Sequence[Json]) -> Iterator[Row]:
             yield Row("", "", f"... {format_ms(t_ms - before)} later")
         before = t_ms
         if folded:
-            yield Row(_clock(t_ms), "", f"... {folded} more: {clean(step['what'])}")
+            yield Row(_clock(t_ms), "", f"... {folded} more: {step['what']}")
         else:
             yield Row(_clock(t_ms), _available(step), describe(step))
 
@@ -379,7 +376,7 @@ def _counterfactual(what_if: Json, needless: bool = False) -> str:
     crossed.
     """
     polls = what_if["mode"] == "poll"  # else an earlier release stored it
-    how = "polling every 10 s" if polls else f"with {clean(what_if['mode'])} notification"
+    how = "polling every 10 s" if polls else f"with {what_if['mode']} notification"
     if needless:
         text = f"A kubelet {how} would have evicted here in {what_if['detected']:.0%} of cases; nothing was wrong"
     elif what_if["oom_ms"] is None:
@@ -396,9 +393,11 @@ def _counterfactual(what_if: Json, needless: bool = False) -> str:
 
 
 def _wrap(text: str, width: int, indent: str, first: str | None = None) -> list[str]:
-    """The text in lines of at most ``width`` columns; names are never broken."""
+    """The text in lines of at most ``width`` columns, with nothing in it that acts on a terminal; names are never
+    broken.
+    """
     return textwrap.wrap(
-        text,
+        clean(text),
         max(width, _MIN_WIDTH, len(indent) + 20),
         initial_indent=indent if first is None else first,
         subsequent_indent=indent,
