@@ -12,7 +12,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.cli import svg
-from monitor.cli.incident_text import facts, format_ms, kubelet_sentences, timeline_rows, tone
+from monitor.cli.incident_text import facts, format_ms, sections, timeline_rows, tone
 from monitor.cli.output import format_bytes
 from monitor.cli.svg import Markup, element
 from monitor.race.codec import RecordError
@@ -213,13 +213,9 @@ def _body(incident: Json, without_curves: str) -> Iterator[Markup]:
     if rows:
         yield element("h2", "Timeline")
         yield _table(("t", "available", "what happened"), rows)
-    for heading, sentences in (
-        ("With a kubelet alone", kubelet_sentences(incident)),
-        ("Advice", [incident["advice"]] if incident.get("advice") else []),
-    ):
-        if sentences:
-            yield element("h2", heading)
-            yield from (element("p", sentence) for sentence in sentences)
+    for heading, sentences in sections(incident):
+        yield element("h2", heading)
+        yield from (element("p", sentence) for sentence in sentences)
     yield element("footer", f"Incident {incident['id']}, shown by outrace {__version__}.")
 
 

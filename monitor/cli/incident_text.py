@@ -239,16 +239,11 @@ def show_lines(incident: Json, width: int) -> Iterator[str]:
         yield ""
         yield click.style("timeline", bold=True)
         yield from timeline(incident["steps"], width)
-    kubelet = kubelet_sentences(incident)
-    if kubelet:
+    for heading, sentences in sections(incident):
         yield ""
-        yield click.style("with a kubelet alone", bold=True)
-        for sentence in kubelet:
+        yield click.style(heading.lower(), bold=True)
+        for sentence in sentences:
             yield from _wrap(sentence, width, "  ", "  ")
-    if incident.get("advice"):
-        yield ""
-        yield click.style("advice", bold=True)
-        yield from _wrap(incident["advice"], width, "  ", "  ")
 
 
 def tone(incident: Json) -> str:
@@ -269,10 +264,13 @@ def facts(incident: Json) -> list[tuple[str, str]]:
     return found
 
 
-def kubelet_sentences(incident: Json) -> list[str]:
-    """What a kubelet alone would have done."""
-    needless = KUBELET_ONLY in incident.get("flags", ())
-    return [_counterfactual(each, needless) for each in incident.get("counterfactual") or ()]
+def sections(incident: Json) -> Iterator[tuple[str, list[str]]]:
+    """What follows the timeline: headings and their sentences."""
+    if alone := incident.get("counterfactual"):
+        needless = KUBELET_ONLY in incident.get("flags", ())
+        yield "With a kubelet alone", [_counterfactual(each, needless) for each in alone]
+    if incident.get("advice"):
+        yield "Advice", [incident["advice"]]
 
 
 def _who(incident: Json) -> str:
