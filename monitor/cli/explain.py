@@ -16,10 +16,10 @@ from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_text import lines
 from monitor.cli.options import as_settled, node_options, resolve_here
 from monitor.cli.output import emit, output_option
+from monitor.cli.top_frame import Node
 from monitor.errors import ConfigError, MonitorError
-from monitor.kernel import cgroup_procs, cgroupfs, meminfo
+from monitor.kernel import cgroup_procs
 from monitor.pods.model import FoundPod
-from monitor.pods.source import open_for
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
@@ -56,10 +56,8 @@ def explain(pod: str | None, signal: str | None, no_daemon: bool, output: str, *
     rules = config.pass_config().era
     if signal is not None and signal not in (*rules.signals, *OWN_SIGNALS):
         raise ConfigError(f"--signal: {rules.name} does not know {signal}", f"it knows {', '.join(rules.signals)}")
-    hierarchy = cgroupfs.detect()
-    node = None if config.node_cgroup is None else cgroupfs.resolve(hierarchy, config.node_cgroup)
-    with closing(open_for(config, hierarchy, meminfo.mem_total(), node)) as source:
-        seen = look(config, source, signal, found)
+    with closing(Node(config, found)) as node:
+        seen = look(node, signal)
     order = seen.order()
     answer = {
         "time": seen.frame["time"],

@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from monitor.cli.daemons import Daemon
 from monitor.cli.options import with_disks
 from monitor.cli.top_frame import Node
 from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
-from monitor.pods.model import FoundPod, PodSource
+from monitor.pods.model import FoundPod
 from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass
@@ -58,15 +57,14 @@ class Situation:
         return rank_pods(self.signal, pods, self.summary.pods, self.rules.layout, self.rules.era)
 
 
-def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemon | None = None) -> Situation:
-    """Measure the node and let the policy pass over it. ``daemon``: its figures and conditions are used.
+def look(node: Node, signal: str | None) -> Situation:
+    """Measure the node and let the policy pass over it.
 
     ``signal`` None is the one a pass would act on, else one that waits for its grace, else ``memory.available``.
     Raises MonitorError.
     """
-    config, found_disks = with_disks(config)
-    node = Node(config, daemon)
-    frame = node.frame(source)
+    config, found_disks = with_disks(node.config)
+    frame, source = node.frame(), node.source
     measured = {pod["uid"] for pod in frame["pods"]}
     # One that ended since the poll has no figures, and would rank first for that.
     found = {uid: pod for uid, pod in source.pods.items() if uid in measured or cgroupfs.exists(pod.cgroup)}
@@ -85,8 +83,8 @@ def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemo
     # What cleaning up would free is not known before it is done: as if it were not enough.
     result = kubelet_pass(rules, State(), pods, lambda: summary, 0, lambda _: None)
     held = None
-    if daemon is not None and frame["source"].startswith("daemon "):
-        held = tuple(sorted(daemon.info.conditions))
+    if node.daemon is not None and frame["source"].startswith("daemon "):
+        held = tuple(sorted(node.daemon.info.conditions))
     return Situation(config, rules, node, frame, found, summary, result, signal, held, problems)
 
 

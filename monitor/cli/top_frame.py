@@ -19,7 +19,7 @@ from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner, candidates, total_pages
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.cgroup_tree import of_pods
-from monitor.pods.model import FoundPod, PodSource
+from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.compat import quotient
 from monitor.policy.ranking import Candidate
@@ -40,11 +40,11 @@ Readings = dict[str, Reading]
 
 
 class Node:
-    """The node a frame is about: the machine, or the cgroup given as ``--node-cgroup``."""
+    """The node a frame is about: the machine, or the cgroup given as ``--node-cgroup``; and its pods, until `close`."""
 
     def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
         """``daemon``: its figures are shown; None: those of the cgroup files. ``is_live``: frames follow each other,
-        and the daemon's hot process is not asked for them.
+        and the daemon's hot process is not asked for them. Raises MonitorError.
         """
         self.config = config
         self.daemon = daemon
@@ -62,6 +62,10 @@ class Node:
         # What a kubelet has in place of outrace's own signals is shown beside them.
         self.compared = [t for t in kubelets(mine) if t not in mine]
         self.thresholds = [*self.compared, *mine]
+        self.source = open_for(config, self.hierarchy, meminfo.mem_total(), self.path)
+
+    def close(self) -> None:
+        self.source.close()
 
     def _look(self) -> None:
         """`whole`: bytes of the machine or the cgroup; `capacity`: what is available of, without huge pages."""
@@ -69,12 +73,13 @@ class Node:
         self.whole = own or self._memory.now()
         self.capacity = self.whole - (self._memory.huge_pages() if self.config.huge_pages_apart else 0)
 
-    def frame(self, source: PodSource) -> dict[str, Any]:
-        """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
+    def frame(self) -> dict[str, Any]:
+        """One frame; sizes in bytes. The source of the pods is polled, and gives their requests and priorities."""
+        source = self.source
         source.poll()
         self._look()  # plugged memory and a changed limit show in the next frame
         self.reported = None
-        domains, pods, origin = self._read(source.pods)
+        domains, pods, origin = self._read()
         reported: dict[str, Any] = self.reported or {}
         node = domains["node"]
         signals, stalls = _signals(domains), reported.get("stalls", {})
@@ -97,17 +102,17 @@ class Node:
             "problems": list(source.problems),
         }
 
-    def kubepods(self, found: Mapping[str, FoundPod]) -> Path | None:
+    def kubepods(self) -> Path | None:
         """The cgroup that holds all pods, if there is one."""
-        return of_pods(self.hierarchy, self.path, found.values(), self.config.cgroup_root)
+        return of_pods(self.hierarchy, self.path, self.source.pods.values(), self.config.cgroup_root)
 
-    def _read(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]], str]:
+    def _read(self) -> tuple[Readings, list[dict[str, Any]], str]:
         """The domains, the pods, and where the figures come from."""
         if self.daemon is None:
-            return *self._read_files(found), _FILES
+            return *self._read_files(), _FILES
         try:
             summary = json.loads(self.daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
-            domains, pods = from_summary(summary, found, self._era)
+            domains, pods = from_summary(summary, self.source.pods, self._era)
             self.capacity = domains["node"].capacity or self.capacity
             self.reported = {"status": {}, **summary.get("outrace", {})}
             return domains, pods, f"daemon {self.daemon}"
@@ -115,16 +120,16 @@ class Node:
             origin = f"{_FILES} (the daemon {self.daemon} gave no usable answer: {type(e).__name__} {e})"
         except OSError as e:
             origin = f"{_FILES} (the daemon {self.daemon} does not answer: {e})"
-        return *self._read_files(found), origin
+        return *self._read_files(), origin
 
-    def _read_files(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]]]:
+    def _read_files(self) -> tuple[Readings, list[dict[str, Any]]]:
         domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
-        kubepods = self.kubepods(found)
+        kubepods = self.kubepods()
         if kubepods is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.
             domains["kubepods"] = cgroupfs.read_cgroup(self.hierarchy, kubepods, self.whole - self.config.reserved)
         pods = []
-        for pod in found.values():
+        for pod in self.source.pods.values():
             try:
                 pods.append({**_identity(pod, self._era), **cgroupfs.read_cgroup(self.hierarchy, pod.cgroup).figures()})
             except cgroupfs.CgroupGone:
@@ -356,33 +361,28 @@ class Sample(NamedTuple):
 
 class Sampler:
     """Looks at the node of ``config``, or of ``daemon``. It follows a daemon that is started again, or has another
-    configuration. ``is_live`` as for `Node`. Raises MonitorError as `open_for` and `Node` do.
+    configuration. ``is_live`` as for `Node`. Raises MonitorError.
     """
 
     def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
-        self._is_live = is_live
-        self._open(config, daemon)
+        self.node = Node(config, daemon, is_live)
         self._trends = Trends()
         self._looks = ProcessLooks()
 
-    def _open(self, config: RunConfig, daemon: Daemon | None) -> None:
-        self.node = Node(config, daemon, self._is_live)
-        self._source = open_for(config, self.node.hierarchy, meminfo.mem_total(), self.node.path)
-
     def close(self) -> None:
-        self._source.close()
+        self.node.close()
 
     def sample(self) -> Sample:
         """One look. May take some seconds where a daemon hangs. Raises MonitorError."""
         self._follow()
-        node, source = self.node, self._source
-        frame = node.frame(source)
+        node = self.node
+        frame = node.frame()
         pods = {pod["uid"]: pod for pod in frame["pods"]}
         sizes = {uid: pod["working_set"] for uid, pod in pods.items()}
-        domains = {"node": node.path, "kubepods": node.kubepods(source.pods)}
+        domains = {"node": node.path, "kubepods": node.kubepods()}
         sizes |= {name: frame[name]["working_set"] for name in domains if frame[name]}
         self._trends.note(time.monotonic(), sizes)
-        looked = self._looks.look(node.hierarchy, node.path, pod_owners(source.pods))
+        looked = self._looks.look(node.hierarchy, node.path, pod_owners(node.source.pods))
         nothing = {"anon": None, "shmem": None, "kernel": None}
         for name, path in domains.items():
             if frame[name] is not None:
@@ -398,19 +398,18 @@ class Sampler:
 
     def _follow(self) -> None:
         """Take the daemon's configuration of now. One that does not answer keeps the last one: the frame says so."""
-        before = self.node.daemon
-        if before is None:
+        node = self.node
+        if node.daemon is None:
             return
         try:
-            now = described(before.socket)
+            now = described(node.daemon.socket)
         except (OSError, ValueError, TypeError):
             return
-        if now.config == before.config:
-            self.node.daemon = now  # of another process, perhaps
+        if now.config == node.daemon.config:
+            node.daemon = now  # of another process, perhaps
             return
-        old = self._source
-        self._open(now.config, now)  # raises: then the old one stays
-        old.close()
+        self.node = Node(now.config, now, node.is_live)  # raises: then the old one stays
+        node.close()
 
     def _daemon(self) -> dict[str, Any] | None:
         """The daemon that answered, and how it works; None without a daemon."""

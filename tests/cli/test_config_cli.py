@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,8 @@ def test_huge_pages_are_in_the_capacity_before_1_37_alone(monkeypatch: pytest.Mo
         assert (rows["memory.available"], rows["allocatableMemory.available"]) == (capacity, total)
         warnings = [w for w in data["warnings"] if f"under {policy} huge pages count as available, here 256Mi" in w]
         assert len(warnings) == warned
-        node = top_frame.Node(RunConfig(policy=policy))
-        assert (node.capacity, node.whole) == (capacity, total)
+        with closing(top_frame.Node(RunConfig(policy=policy, pods="cgroups"))) as node:
+            assert (node.capacity, node.whole) == (capacity, total)
 
 
 def test_commands_that_clean_up(tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ class _Daemon:
 def _frame(node: Path, folder: Path, tmp_path: Path, daemon: _Daemon) -> dict[str, Any]:
     where = {"node_cgroup": str(node), "pods": f"manifests:{folder}", "state_dir": str(tmp_path / "state")}
     config = RunConfig(**where)  # type: ignore[arg-type]
-    with closing(open_for(config, cgroupfs.detect(), meminfo.mem_total())) as source:
-        return top_frame.Node(config, daemon).frame(source)  # type: ignore[arg-type]
+    with closing(top_frame.Node(config, daemon)) as made:  # type: ignore[arg-type]
+        return made.frame()
 
 
 def _summary(node: Path, folder: Path) -> dict[str, Any]:
