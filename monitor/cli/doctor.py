@@ -16,9 +16,8 @@ from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo, rungs
 from monitor.kernel.charging import Offer
 from monitor.kernel.pins import TRACEPOINT
-from monitor.settings.config import RunConfig, fastest_fill
+from monitor.settings.config import STATE_DIR, fastest_fill
 
-_STATE_DIR = Path(RunConfig().state_dir)
 #: What programs need that are pinned already: nothing is compiled or loaded for them.
 _EVEN_PINNED = ("CAP_BPF", "CAP_PERFMON", "libbpf")
 
@@ -68,7 +67,7 @@ def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
     "--state-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help=f"State directory of the daemon. [the daemon's, or {_STATE_DIR}]",
+    help=f"State directory of the daemon. [the daemon's, or {STATE_DIR}]",
 )
 @no_daemon_option
 @output_option
@@ -86,7 +85,7 @@ def doctor(state_dir: Path | None, no_daemon: bool, output: str) -> int:
     except MonitorError as error:
         click.echo(f"outrace: {error}", err=True)  # not root, which the checks report with its consequences
     if state_dir is None:
-        state_dir = Path(daemon.config.state_dir) if daemon is not None else _STATE_DIR
+        state_dir = Path(daemon.config.state_dir if daemon is not None else STATE_DIR)
     checks = examine()
     plan = hook_plan(checks, state_dir)
     fields = ("name", "ok", "detail", "remedy")

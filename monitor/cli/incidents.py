@@ -19,11 +19,11 @@ from monitor.cli.output import Finite, emit, output_option, seconds_of
 from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
+from monitor.settings.config import STATE_DIR
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_files
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_STATE_DIR = "/var/lib/outrace"
 #: Columns where stdout is no terminal.
 _WIDTH = 120
 
@@ -51,14 +51,14 @@ def moment_option(name: str, text: str) -> Callable[[F], F]:
 
 def state_dir_option(command: F) -> F:
     """Give a command the options that name a state directory, for `_state_dir`."""
-    text = f"State directory of the daemon. [the daemon's, or {_STATE_DIR}]"
+    text = f"State directory of the daemon. [the daemon's, or {STATE_DIR}]"
     return click.option("--state-dir", metavar="DIR", help=text)(no_daemon_option(command))
 
 
 def _state_dir(given: str | None, no_daemon: bool) -> str:
     """The running daemon's, else the default one: incidents are often read when the daemon does not run."""
-    found = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {_STATE_DIR}")
-    return found.config.state_dir if found is not None else given or _STATE_DIR
+    found = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {STATE_DIR}")
+    return found.config.state_dir if found is not None else given or STATE_DIR
 
 
 def complain(reader: IncidentReader) -> None:

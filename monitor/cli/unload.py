@@ -14,8 +14,8 @@ from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, instances, mounts, pins
 from monitor.kernel.instances import Instance
 from monitor.owner import ChangeableError, check_alone
+from monitor.settings.config import STATE_DIR
 
-_STATE_DIR = "/var/lib/outrace"
 #: What systemd calls the end of a service that a signal ended (systemd.exec(5)): systemd starts it again at
 #: once, and the holds continue. A service that systemd will not start again ended by itself
 #: (`RestartPreventExitStatus=`).
@@ -27,7 +27,7 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
     "--state-dir",
     type=click.Path(path_type=Path),
     help="Remove the pins and taints of this state directory only. Default: all pins, with taints of theirs and of "
-    f"{_STATE_DIR}. Changes of ended daemons in the kernel are always undone.",
+    f"{STATE_DIR}. Changes of ended daemons in the kernel are always undone.",
 )
 @click.option(
     "--holds", is_flag=True, help="Only undo what a killed daemon changed in the kernel (systemd: ExecStopPost=)."
@@ -86,7 +86,7 @@ def known_state_dirs(only: Path | None = None) -> list[Path]:
     if only is not None:
         return [only]
     owners = [one.owner for one in instances.survey()]
-    return list(dict.fromkeys([Path(_STATE_DIR), *(Path(one.state_dir) for one in owners if one is not None)]))
+    return list(dict.fromkeys([Path(STATE_DIR), *(Path(one.state_dir) for one in owners if one is not None)]))
 
 
 def stopped(state_dirs: list[Path]) -> list[Path]:

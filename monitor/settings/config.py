@@ -36,6 +36,7 @@ SIDE = "OUTRACE_SIDE"
 CURRENT_POLICY = "kubelet-1.37"
 #: Bytes that a pod moves before it is ranked again: small against any threshold, few records at full speed.
 STEP = 1 << 20
+STATE_DIR = "/var/lib/outrace"
 #: What is done about a pod at a crossing: logged, braked, killed.
 OBSERVE, HOLD, ENFORCE = MODES = ("observe", "hold", "enforce")
 
@@ -77,7 +78,7 @@ class RunConfig:
     listen_host: str = "127.0.0.1"
     listen_port: int = 9469
     expose_metrics: bool = False  # /metrics and /stats/summary for other hosts too
-    state_dir: str = "/var/lib/outrace"
+    state_dir: str = STATE_DIR
     run_dir: str = "/run/outrace"  # of the socket on which commands ask the daemon; filled in at start
     log_format: str = "logfmt"
     record: str = ""  # file that every input is recorded in, for `outrace replay`

@@ -14,7 +14,7 @@ from monitor.kernel.rungs import AUTO, NAMES, POLL
 from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.policy.releases import ERAS
 from monitor.settings import values
-from monitor.settings.config import MODES
+from monitor.settings.config import MODES, STATE_DIR
 
 #: How an option is written on the command line: with a text, with a number, with a text and several times,
 #: ``--x/--no-x``, and as the kubelet's own switches: ``--x``, ``--x=true``, ``--x=false``.
@@ -334,7 +334,7 @@ OPTIONS: tuple[Option, ...] = (
         values.path,
         "DIR",
         "Keep incidents, statuses of evicted pods and the lock here.",
-        default="/var/lib/outrace",
+        default=STATE_DIR,
     ),
     _choice("log-format", ("logfmt", "json"), "Format of log lines."),
 )

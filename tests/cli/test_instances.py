@@ -118,7 +118,7 @@ def test_a_state_directory_of_another_user_is_not_believed(
     root: Path, monkeypatch: pytest.MonkeyPatch, given: bool
 ) -> None:
     """Root removed it from /tmp, and its pins stayed: another user has the name now."""
-    monkeypatch.setattr("monitor.cli.unload._STATE_DIR", "/nonexistent")
+    monkeypatch.setattr("monitor.cli.unload.STATE_DIR", "/nonexistent")
     with others.shared() as shared:
         state = shared / "state"
         instance = new_instance(state)
