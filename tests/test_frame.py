@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor import __version__
-from monitor.cli import checks, main, output
+from monitor.cli import doctor, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.settings.options import OPTIONS
 from tests.commands import ROOT, run, without
@@ -204,7 +204,7 @@ def test_the_doctor_fails_without_privileges_and_names_the_remedy() -> None:
     assert done.returncode == 3
     assert answer["hook_plan"]["rung"] is None
     failed = {check["name"]: check["remedy"] for check in answer["checks"] if not check["ok"]}
-    assert {"root", *checks.CAPABILITIES, "sched_fifo"} <= set(failed)
+    assert {"root", *doctor.CAPABILITIES, "sched_fifo"} <= set(failed)
     assert failed["root"] == "run with sudo"
     assert "CAP_BPF" in failed["CAP_BPF"]
 
@@ -213,7 +213,7 @@ def test_pypis_bcc_is_not_taken_for_the_real_one(tmp_path: Path) -> None:
     impostor = tmp_path / "bcc"
     impostor.mkdir()
     (impostor / "__init__.py").write_text('__version__ = "0.1.10"\n')
-    script = "from monitor.cli import checks; print(checks.bcc_version(), *checks._bcc())"
+    script = "from monitor.cli import doctor; print(doctor.bcc_version(), *doctor._bcc())"
     done = run(sys.executable, "-c", script, env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
     assert done.stdout.startswith("None Check(name='bcc', ok=False"), done.stderr
     assert "pip uninstall bcc" in done.stdout

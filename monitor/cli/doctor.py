@@ -1,22 +1,288 @@
-"""`outrace doctor`: its checks (`monitor.cli.checks`), and the rung of the hook ladder that follows from them."""
+"""`outrace doctor`: what this kernel and these privileges allow, each "no" with its remedy, and the rung of the hook
+ladder that follows from that.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import platform
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from monitor.cli.checks import Check, examine
+from monitor.actions import brake_limit
+from monitor.actions.daemons import is_dead
+from monitor.actions.ledger import HOT, noted
 from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
 from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
-from monitor.kernel import bounds, cgroupfs, meminfo, rungs
+from monitor.kernel import bounds, cgroupfs, charging, instances, limits, meminfo, mounts, rungs, sched
+from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
+from monitor.kernel.offsets import defines
 from monitor.kernel.pins import TRACEPOINT
 from monitor.settings.config import STATE_DIR, fastest_fill
+
+#: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
+CAPABILITIES = {
+    "CAP_BPF": (39, "load BPF programs"),
+    "CAP_PERFMON": (38, "attach them to tracepoints and read kernel memory"),
+    "CAP_SYS_RESOURCE": (24, "lower oom_score_adj of itself and of pods (modes hold and enforce)"),
+    "CAP_SYS_NICE": (23, "run under SCHED_FIFO: detection in time on busy CPUs"),
+    "CAP_IPC_LOCK": (14, "lock its memory: no waiting for its own pages under pressure"),
+    "CAP_KILL": (5, "evict pods of other users (modes hold and enforce)"),
+    "CAP_SYS_PTRACE": (19, "know the program of a process: a pod's sandbox, sshd, the kubelet"),
+    "CAP_NET_ADMIN": (
+        12,
+        "hear of new processes without BPF before Linux 6.6; have a large buffer between its processes",
+    ),
+}
+_CAP_SYS_ADMIN = 21
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. Without a ``required`` one the monitor cannot run, without a ``bpf`` one its BPF rungs cannot."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    required: bool = False
+    bpf: bool = False
+
+
+def bcc_version() -> str | None:
+    """Version of the distribution's BCC bindings, None if they are not importable; does not import them (60 MB)."""
+    folder = _bcc_folder()
+    if folder is None or not _is_real_bcc(folder):
+        return None
+    try:
+        found = re.search(r"""__version__\s*=\s*['"]([^'"]+)""", (folder / "version.py").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else "of unknown version"
+
+
+def _bcc_folder() -> Path | None:
+    spec = importlib.util.find_spec("bcc")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _is_real_bcc(folder: Path) -> bool:
+    # The package `bcc` on PyPI is about body-centred cubic lattices; the BPF one has its bindings in libbcc.py.
+    return (folder / "libbcc.py").exists()
+
+
+def _tried(name: str, attempt: Callable[[], str], **kind: bool) -> Check:
+    """A check that is made by trying: ``attempt`` returns the detail, or raises MonitorError with the remedy."""
+    try:
+        return Check(name, True, attempt())
+    except MonitorError as error:
+        return Check(name, False, error.message, error.remedy, **kind)
+
+
+def _root() -> Iterator[Check]:
+    uid = os.geteuid()
+    yield Check("root", uid == 0, f"uid {uid}", "" if uid == 0 else "run with sudo", required=True)
+
+
+def _capabilities() -> Iterator[Check]:
+    for name, (bit, purpose) in CAPABILITIES.items():
+        # Before Linux 5.8 CAP_SYS_ADMIN was what CAP_BPF and CAP_PERFMON are now, and it still implies them.
+        bpf = name in ("CAP_BPF", "CAP_PERFMON")
+        ok = sched.has(bit) or (bpf and sched.has(_CAP_SYS_ADMIN))
+        remedy = "" if ok else f"add {name} (systemd: CapabilityBoundingSet=, containers: capabilities.add)"
+        yield Check(name, ok, purpose if ok else f"missing: needed to {purpose}", remedy, bpf=bpf)
+
+
+def _btf() -> Iterator[Check]:
+    yield Check("kernel", True, f"{platform.release()} {platform.machine()}")
+    try:
+        btf = Btf()
+    except BtfError as error:
+        yield Check("btf", False, error.message, error.remedy, bpf=True)
+        return
+    yield Check("btf", True, str(VMLINUX))
+    try:
+        arguments = btf.tracepoint_args("mark_victim")
+        # Until 6.9 (6.1.176, Ubuntu 5.15.0-203) only a pid.
+        known = arguments[:1] in (["struct task_struct *"], ["int"])
+        remedy = "" if known else "this kernel changed the tracepoint's arguments: please report it with this line"
+        yield Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, bpf=True)
+    except BtfError as error:
+        yield Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", bpf=True)
+
+    def offsets() -> str:  # with either cgroup version the same has to be there
+        return f"{len(defines(btf, 1, 2))} offsets and numbers that the programs are compiled with"
+
+    yield _tried("struct-offsets", offsets, bpf=True)
+
+
+def _mounts() -> Iterator[Check]:
+    for name, mount in (("bpffs", mounts.BPFFS), ("tracefs", mounts.TRACEFS)):
+        mounted = mounts.is_mounted(mount)
+        # Not required: `outrace run` mounts them itself.
+        detail = f"{mount.path}" if mounted else f"not mounted at {mount.path} (`outrace run` will try)"
+        yield Check(name, mounted, detail, "" if mounted else mount.command)
+
+
+def _pins() -> Iterator[Check]:
+    """Pins of state dirs that are gone stay attached until a daemon that starts, or the operator, removes them."""
+    kept, strays = [], []
+    for one in instances.survey():
+        whose = "an unknown state dir" if one.owner is None else f"state dir {one.owner.state_dir}"
+        what = f"{one.pins} pins in {one.path} of {whose}"
+        if one.is_stray and one.owner is not None:
+            strays.append((f"{what}, which is gone", shlex.quote(one.owner.state_dir)))
+        else:
+            kept.append(f"{what}, {'in use' if one.in_use else 'for the next start (`outrace unload` removes them)'}")
+    yield Check("pins", True, "; ".join(kept) or "none")
+    if strays:
+        remedy = "; ".join(f"outrace unload --state-dir {state_dir}" for _, state_dir in strays)
+        yield Check("stray-pins", False, "; ".join(text for text, _ in strays), remedy)
+
+
+def _holds() -> Iterator[Check]:
+    """What daemons that are dead changed stays until the next start or `outrace unload` undoes it."""
+    try:
+        root = cgroupfs.detect().root
+    except MonitorError:
+        return  # no pod is to be seen from here
+    problems = list[str]()
+    found = list(noted(root, problems.append))
+    held = sum(one.role == HOT for one in found)
+    left = [f"{one.path} was changed by a daemon that is dead ({one.owner})" for one in found if is_dead(one.owner)]
+    if left or problems:
+        yield Check("holds", False, "; ".join([*left, *problems]), "outrace unload --holds")
+    else:
+        yield Check("holds", True, f"{held} pods are held" if held else "none")
+
+
+def _bcc() -> Iterator[Check]:
+    apt = "apt-get install python3-bpfcc (and a venv made by /usr/bin/python3 with --system-site-packages)"
+    folder = _bcc_folder()
+    if folder is None:
+        yield Check("bcc", False, "the Python module bcc is not importable", apt, bpf=True)
+    elif not _is_real_bcc(folder):
+        detail = f"{folder} is PyPI's bcc, a package about lattices that has nothing to do with BPF"
+        yield Check("bcc", False, detail, f"pip uninstall bcc; {apt}", bpf=True)
+    else:
+        yield Check("bcc", True, f"{bcc_version()} in {folder}")
+
+
+def _libbpf() -> Iterator[Check]:
+    import ctypes
+
+    for name in ("libbpf.so.1", "libbpf.so.0"):
+        try:
+            version = ctypes.CDLL(name).libbpf_version_string
+        except OSError:
+            continue
+        version.restype = ctypes.c_char_p
+        yield Check("libbpf", True, f"{version().decode()} ({name})")
+        return
+    yield Check("libbpf", False, "not installed", "apt-get install libbpf1 (or libbpf0)", bpf=True)
+
+
+def _cgroups() -> Iterator[Check]:
+    def attempt() -> str:
+        hierarchy = cgroupfs.detect()
+        return f"v{hierarchy.version} at {hierarchy.root}"
+
+    yield _tried("memory-cgroups", attempt, required=True)
+
+
+def _panic_on_oom() -> Iterator[Check]:
+    """Whether a pod that is held on cgroup v2 can have a cap."""
+    try:
+        version = cgroupfs.detect().version
+    except MonitorError:
+        return
+    value = limits.number(None, brake_limit.PANIC_ON_OOM)
+    what = f"vm.panic_on_oom {'cannot be read' if value is None else f'is {value}'}"
+    if brake_limit.panics_at_cap(version):
+        detail = f"{what}: a held pod gets no cap, because an OOM kill at it could panic the machine"
+        yield Check("panic-on-oom", False, detail, "sysctl vm.panic_on_oom=0")
+    else:
+        yield Check("panic-on-oom", True, what)
+
+
+def _kernel_log() -> Iterator[Check]:
+    from monitor.kernel.kmsg import Kmsg
+
+    def attempt() -> str:
+        Kmsg().close()
+        return "/dev/kmsg: reports OOM kills where BPF does not"
+
+    yield _tried("kernel-log", attempt)
+
+
+def _process_connector() -> Iterator[Check]:
+    """How new processes of pods are learnt of without BPF."""
+    from monitor.actions.procfeed import ConnectorFeed
+
+    def attempt() -> str:
+        ConnectorFeed(lambda pid: None, lambda: None).close()
+        return "cn_proc: reports new processes where BPF does not"
+
+    yield _tried("process-connector", attempt)
+
+
+def _lockdown() -> Iterator[Check]:
+    try:
+        mode = charging.lockdown()
+    except OSError as error:
+        yield Check("lockdown", True, f"unknown: {error.filename}: {error.strerror}")
+        return
+    remedy = charging.NOT_CONFIDENTIAL if mode is not None and charging.CONFIDENTIAL in mode else ""
+    detail = "not built in, or securityfs is not mounted" if mode is None else mode
+    yield Check("lockdown", not remedy, detail, remedy, bpf=mode is not None)
+
+
+def _scheduler() -> Iterator[Check]:
+    """Tried for real, in a child: SCHED_FIFO can be refused with every capability (CONFIG_RT_GROUP_SCHED)."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    number = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if number == 0:
+        yield Check("sched_fifo", True, "SCHED_FIFO with RESET_ON_FORK allowed")
+    else:
+        remedy = "add CAP_SYS_NICE; in a cpu cgroup with CONFIG_RT_GROUP_SCHED also give it cpu.rt_runtime_us"
+        yield Check("sched_fifo", False, f"SCHED_FIFO refused: {os.strerror(number)}", remedy)
+
+
+def _swap() -> Iterator[Check]:
+    import psutil
+
+    total = psutil.swap_memory().total // 1024
+    uncounted = "memory.available does not count what could be swapped out (neither does the kubelet's)"
+    yield Check("swap", True, f"{total} KiB: {uncounted}" if total else "none")
+
+
+CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
+    _root, _capabilities, _btf, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups, _panic_on_oom, _kernel_log,
+    _process_connector, _lockdown, _scheduler, _swap,
+)  # fmt: skip
+
+
+def examine() -> list[Check]:
+    return [check for group in CHECKS for check in group()]
+
+
+# what follows from them
+
 
 #: What programs need that are pinned already: nothing is compiled or loaded for them.
 _EVEN_PINNED = ("CAP_BPF", "CAP_PERFMON", "libbpf")

@@ -148,7 +148,7 @@ class LazyGroup(Group):
 
 def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from monitor.cli.checks import bcc_version
+        from monitor.cli.doctor import bcc_version
 
         bcc = bcc_version()
         click.echo(f"outrace {__version__} (bcc {bcc or 'not installed'}, kernel {platform.release()})")

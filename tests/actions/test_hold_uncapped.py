@@ -8,7 +8,7 @@ import pytest
 
 from monitor.actions.brake_file import Braked
 from monitor.actions.brake_limit import ROOM, panics_at_cap
-from monitor.cli import checks
+from monitor.cli import doctor
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from tests.actions.plain import MIB, PlainPod, panic_on_oom
@@ -98,10 +98,10 @@ def test_one_that_the_helper_slows_runs_on_through_its_grace(sysctl: Path, pod: 
 def test_the_doctor_has_it(sysctl: Path, monkeypatch: pytest.MonkeyPatch, version: int, value: str, ok: bool) -> None:
     sysctl.write_text(value)
     monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(version, Path("/x")))
-    (check,) = checks._panic_on_oom()
+    (check,) = doctor._panic_on_oom()
     assert (check.name, check.ok, check.required, check.bpf) == ("panic-on-oom", ok, False, False)
     assert check.detail.startswith(f"vm.panic_on_oom is {value}")
     assert check.remedy == ("" if ok else "sysctl vm.panic_on_oom=0")
     sysctl.unlink()
-    (check,) = checks._panic_on_oom()
+    (check,) = doctor._panic_on_oom()
     assert (check.detail.startswith("vm.panic_on_oom cannot be read"), check.ok) == (True, version == 1)

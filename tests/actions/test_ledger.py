@@ -18,7 +18,7 @@ from monitor.actions.daemons import is_dead, this_daemon
 from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted
 from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.actions.undo import undo, undo_left
-from monitor.cli import checks
+from monitor.cli import doctor
 from monitor.cli.main import main
 from monitor.cli.run import lock
 from monitor.kernel import cgroupfs
@@ -255,12 +255,12 @@ def test_doctor_names_what_a_dead_daemon_left_and_unload_releases_it(
 ) -> None:
     before = held.files()
     killed_daemon(held)
-    (found,) = [check for check in checks._holds() if not check.ok]
+    (found,) = [check for check in doctor._holds() if not check.ok]
     assert f"{held.pod} was changed by a daemon that is dead (pid " in found.detail
     assert main(["unload", "--holds", "--state-dir", str(tmp_path / "another")]) == 0
     assert f"{held.pod}/{LIMIT_FILE} (hold): restored" in capsys.readouterr().err
     assert held.files() == before
-    assert [check.ok for check in checks._holds()] == [True]
+    assert [check.ok for check in doctor._holds()] == [True]
 
 
 def test_who_may_run_is_not_dead() -> None:

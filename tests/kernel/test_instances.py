@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli import checks
+from monitor.cli import doctor
 from monitor.errors import MonitorError
 from monitor.kernel import instances, loader, mounts, pins
 from monitor.lab.node import MIB, LabNode
@@ -115,8 +115,8 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     (instance / "stamp" / "pin").symlink_to("nowhere")
     (tmp_path / "it's gone").rmdir()
 
-    def found() -> checks.Check:
-        [check] = [check for check in checks.examine() if check.name == "stray-pins"]
+    def found() -> doctor.Check:
+        [check] = [check for check in doctor.examine() if check.name == "stray-pins"]
         return check
 
     both = found()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monitor.cli import checks, doctor, hooks
+from monitor.cli import doctor, hooks
 from monitor.errors import CannotError
 from monitor.kernel import charging, loader, mounts, offsets, pins, rungs
 from monitor.kernel.btf import Btf
@@ -34,7 +34,7 @@ def refuse(state: Path, *hooks: str) -> None:
         charging.remember_refused(state, loader.stamps()[hook], f"the verifier refused {hook}")
 
 
-def planned(state: Path, *found: checks.Check) -> dict[str, SimpleNamespace]:
+def planned(state: Path, *found: doctor.Check) -> dict[str, SimpleNamespace]:
     """What `outrace doctor` shows."""
     return {rung["name"]: SimpleNamespace(**rung) for rung in doctor.hook_plan(list(found), state)["rungs"]}
 
@@ -96,7 +96,7 @@ def test_what_was_pinned_before_a_lockdown_is_used(
     """A kprobe is not: the kernel refuses to attach it then."""
     kernel.setattr(charging, "obstacle", lambda: LOCKDOWN)
     kernel.setattr(loader, "pinned", lambda state: {hook: state} if state == tmp_path else {})
-    locked = checks.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
+    locked = doctor.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
     plan = doctor.hook_plan([locked], tmp_path)["rung"]
     assert plan == taken(tmp_path, kernel)
     assert plan == rung or (rung is None and plan == rungs.POLL)
@@ -105,12 +105,12 @@ def test_what_was_pinned_before_a_lockdown_is_used(
             assert (found.ok, found.detail, found.remedy) == (False, *LOCKDOWN)
     assert doctor.hook_plan([locked], tmp_path / "another")["rung"] == rungs.POLL
     # Nothing that is pinned helps a user that may not use it.
-    bare = checks.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
+    bare = doctor.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
     assert doctor.hook_plan([locked, bare], tmp_path)["rung"] == rungs.POLL
 
 
 def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = checks.Check("bcc", False, "not installed", "apt-get install it", bpf=True)
+    missing = doctor.Check("bcc", False, "not installed", "apt-get install it", bpf=True)
     assert doctor.hook_plan([missing], tmp_path)["rung"] == rungs.POLL
     assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install it"
     kernel.setattr(loader, "pinned", lambda _: {"fentry": tmp_path})
@@ -161,7 +161,7 @@ def test_the_array_of_ancestors_is_of_pointers_or_before_6_1_of_ids(
 @pytest.mark.kernel
 def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(offsets._OFFSETS, "OFF_CGROUP_KN", ("cgroup", "no_such_member"))
-    (found,) = [check for check in checks._btf() if check.name == "struct-offsets"]
+    (found,) = [check for check in doctor._btf() if check.name == "struct-offsets"]
     assert not found.ok
     assert "struct cgroup has no member no_such_member" in found.detail
     assert "5.8 or newer" in found.remedy
