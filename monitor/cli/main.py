@@ -188,11 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
-    except click.NoSuchOption as error:
-        from monitor.settings.options import GONE_OPTIONS
-
-        instead = GONE_OPTIONS.get(error.option_name.removeprefix("--").removeprefix("no-"))
-        return _refused(f"{error.option_name} is gone: {instead}" if instead else _usage(error), error.exit_code)
     except click.ClickException as error:
         return _refused(_usage(error), error.exit_code)
     except MonitorError as error:
@@ -212,8 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _usage(error: click.ClickException) -> str:
     """What is wrong with the command line, and where it says what may be written."""
     context = getattr(error, "ctx", None)
-    if isinstance(error, click.NoSuchOption) and context is not None:
-        if instead := GONE.get(path := f"{context.command_path} {error.option_name}"):
+    if isinstance(error, click.NoSuchOption):
+        from monitor.settings.options import GONE_OPTIONS
+
+        if instead := GONE_OPTIONS.get(error.option_name.removeprefix("--").removeprefix("no-")):
+            return f"{error.option_name} is gone: {instead}"
+        if context is not None and (instead := GONE.get(path := f"{context.command_path} {error.option_name}")):
             return f"`{path}` is gone: use {instead}"
     path = f"`{context.command_path} --help`" if context is not None else "--help"
     remedy = f"; see {path}" if isinstance(error, click.UsageError) else ""
