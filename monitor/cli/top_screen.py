@@ -21,6 +21,9 @@ _NOTICES = 3
 _PAGE = 10
 #: At least so much of a name is shown before columns are left out.
 _NAME = 22
+_COLUMNS = ("", "#", "POD", "OVER", "USED", "REQUEST", "PRIORITY", "QOS", "ADJ", "GROWTH", "STALL")
+#: To the left; the others to the right.
+_ALIGNED = dict.fromkeys(("", "POD", "QOS"), "<")
 #: Left out in this order where the screen is narrow.
 _SPARE = ("REQUEST", "QOS", "USED", "PRIORITY", "ADJ", "GROWTH", "STALL")
 #: The column is there from this share of a second on.
@@ -209,33 +212,27 @@ def table(frame: Json, shown: Sequence[Row], width: int) -> list[list[Span]]:
     """The header and a line for each of these pods. Before the name stand `P` (the policy evicts it next), `K` (the
     kernel kills it next) and `H` (it is held).
     """
-    header = ("", "#", "POD", "OVER", "USED", "REQUEST", "PRIORITY", "QOS", "ADJ", "GROWTH", "STALL")
-    cells = [_cells(frame, row) for row in shown]
-    widths = [max(len(header[i]), *(len(each[i]) for each in cells), 0) for i in range(len(header))]
-    widths[0] = 3
-    name = header.index("POD")
-    kept = list(range(len(header)))
-    if not any((pod.get("stall_ratio") or 0) >= _STALLS for pod in frame["pods"]):
-        kept.remove(header.index("STALL"))
+    cells = [dict(zip(_COLUMNS, _cells(frame, row), strict=True)) for row in shown]
+    widths = {name: max(len(name), *(len(each[name]) for each in cells), 0) for name in _COLUMNS} | {"": 3}
+    stalls = any((pod.get("stall_ratio") or 0) >= _STALLS for pod in frame["pods"])
+    kept = [name for name in _COLUMNS if name != "STALL" or stalls]
 
     def room() -> int:
-        return width - sum(widths[i] for i in kept if i != name) - (len(kept) - 1)
+        return width - sum(widths[name] for name in kept if name != "POD") - (len(kept) - 1)
 
-    for spare in map(header.index, _SPARE):
-        if room() >= min(widths[name], _NAME):
+    for spare in _SPARE:
+        if room() >= min(widths["POD"], _NAME):
             break
         if spare in kept:
             kept.remove(spare)
-    widths[name] = max(1, min(widths[name], room()))
+    widths["POD"] = max(1, min(widths["POD"], room()))
 
-    def laid(each: Sequence[str]) -> str:
-        texts = [shorten(each[i], widths[i]) for i in kept]
-        left = {0, name, header.index("QOS")}
-        padded = (t.ljust(widths[i]) if i in left else t.rjust(widths[i]) for i, t in zip(kept, texts, strict=True))
-        return " ".join(padded).rstrip()
+    def laid(each: Mapping[str, str]) -> str:
+        texts = {name: shorten(each[name], widths[name]) for name in kept}
+        return " ".join(f"{text:{_ALIGNED.get(name, '>')}{widths[name]}}" for name, text in texts.items()).rstrip()
 
-    lines = [line(Span(laid(header), "dim"))]
-    lines += [line(Span(laid(each), "bad" if "K" in each[0] else "")) for each in cells]
+    lines = [line(Span(laid({name: name for name in _COLUMNS}), "dim"))]
+    lines += [line(Span(laid(each), "bad" if "K" in each[""] else "")) for each in cells]
     return lines if frame["pods"] else [*lines, line("no pods")]
 
 
