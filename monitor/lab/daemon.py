@@ -203,7 +203,7 @@ class LabDaemon:
         return status
 
     def __exit__(self, *_: object) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:
             self.stop()
         if not self._keep_pins:
             loader.unload(loader.instance_directory(self.state_dir))

@@ -304,9 +304,7 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
                 except MonitorError as error:
                     stage.failed = f"the situation did not come about: {error}"
                 stage.leave()
-            # What was going on is judged and stored at the end at the latest.
-            if daemon.process is not None and daemon.process.poll() is None:
-                daemon.stop()
+            daemon.stop()  # what was going on is judged and stored at the end at the latest
             stored = list(IncidentReader(daemon.state_dir / "incidents.db").all())
     incidents: list[list[Incident]] = [[] for _ in stages]
     for incident in stored:
