@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -37,29 +37,25 @@ class LabPod:
     manifest: Path
 
 
-@dataclass
 class LabNode:
     """Context manager: a cgroup `outrace-NAME-PID` limited to ``memory_bytes``, pods in it, and their manifests.
 
     ``with_freezer``: the pods have cgroups of the same names in cgroup v1's freezer, as those of a runtime have.
     """
 
-    name: str
-    memory_bytes: int
-    hierarchy: cgroupfs.Hierarchy = field(default_factory=cgroupfs.detect)
-    with_freezer: bool = False
-    pods: dict[str, LabPod] = field(default_factory=dict, init=False)
-    children: list[Child] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        stem = f"outrace-{self.name}-{os.getpid()}"
+    def __init__(self, name: str, memory_bytes: int, *, with_freezer: bool = False) -> None:
+        self.memory_bytes = memory_bytes
+        self.hierarchy = cgroupfs.detect()
+        self.pods: dict[str, LabPod] = {}
+        self.children: list[Child] = []
+        stem = f"outrace-{name}-{os.getpid()}"
         self.cgroup = self.hierarchy.root / stem
         taken = 1
         while self.cgroup.exists():
             taken += 1
             self.cgroup = self.hierarchy.root / f"{stem}-{taken}"
         self.manifests = Path(tempfile.gettempdir())  # until __enter__
-        freezer = cgroupfs.freezer() if self.with_freezer and self.hierarchy.version == 1 else None
+        freezer = cgroupfs.freezer() if with_freezer and self.hierarchy.version == 1 else None
         #: The node's cgroup in v1's freezer.
         self.freezer = None if freezer is None else freezer / self.cgroup.name
         self._janitor: Janitor | None = None
