@@ -14,7 +14,7 @@ from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.kubelet_files import of_command_line, of_files, of_process
 from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
-from monitor.cli.output import emit, format_bytes, output_option, table_lines, yaml_lines
+from monitor.cli.output import emit, format_amount, output_option, table_lines, yaml_lines
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
@@ -207,8 +207,7 @@ def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
-    in_bytes = signals.RESOURCE[row["signal"]] in signals.IN_BYTES
-    amounts = (format_bytes(row[c]) if in_bytes else row[c] for c in ("quantity", "capacity"))
+    amounts = (format_amount(row[c], row["signal"]) for c in ("quantity", "capacity"))
     grace = f"{row['grace_s']}s" if row["grace_s"] else None
     return (row["signal"], row["kind"], row["value"], *amounts, grace, row["min_reclaim"], row["origin"])
 

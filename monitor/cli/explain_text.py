@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from monitor.cli.output import format_bytes, table_lines
+from monitor.cli.output import format_amount, format_bytes, table_lines
 from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 
 Data = Mapping[str, Any]
@@ -45,10 +45,9 @@ def _node(node: Data) -> Iterator[str]:
 
 
 def _threshold(t: Data) -> list[object]:
-    shown = format_bytes if t["in_bytes"] else lambda n: "-" if n is None else str(n)
     kind = t["kind"] if not t["grace_s"] else f"{t['kind']} for {t['grace_s']:g}s"
     met = "yes" if t["met"] else "not observed" if t["available"] is None else "no"
-    figures = (t["quantity"], shown(t["available"]), shown(t["distance"]))
+    figures = (t["quantity"], *(format_amount(t[of], t["signal"]) for of in ("available", "distance")))
     return [t["signal"], kind, t["value"], *figures, t["min_reclaim"], met, "<--" if t["first"] else ""]
 
 

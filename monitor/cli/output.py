@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from monitor.policy.gosyntax import parse_duration
+from monitor.policy.signals import IN_BYTES, RESOURCE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,6 +83,12 @@ def format_bytes(count: int | None) -> str:
         if round(value, 1) < 1024 or unit == "Ei":
             break
     return f"{sign}{value:.1f}{unit}"
+
+
+def format_amount(count: int | None, signal: str | None) -> str:
+    """What a signal (none: a limit) reads: bytes as `format_bytes` has them, or how many inodes or processes."""
+    in_bytes = bool(signal and RESOURCE[signal] in IN_BYTES)
+    return format_bytes(count) if in_bytes or count is None else str(count)
 
 
 _DAYS = re.compile(r"([0-9]{1,5})d(.*)")

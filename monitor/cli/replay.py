@@ -10,9 +10,8 @@ from typing import IO, TYPE_CHECKING, cast
 import click
 
 from monitor import documents, owner
-from monitor.cli.output import emit, format_bytes, output_option, table_lines
+from monitor.cli.output import emit, format_amount, output_option, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
-from monitor.policy.signals import IN_BYTES, RESOURCE
 from monitor.race.incident import timestamp
 from monitor.side.recording import Reader
 
@@ -75,8 +74,8 @@ def _lines(found: Replayed) -> Iterator[str]:
             one["id"],
             one["signal"] or "a limit of its own",
             one["kind"],
-            _amount(one.get("available"), one["signal"]),
-            _amount(one.get("quantity"), one["signal"]),
+            format_amount(one.get("available"), one["signal"]),
+            format_amount(one.get("quantity"), one["signal"]),
             one["name"],
             "would evict" if one["observed"] else f"evict ({one['trigger']})",
         )
@@ -92,9 +91,3 @@ def _lines(found: Replayed) -> Iterator[str]:
         f"{found.passes} passes, {len(found.decisions)} decisions, {found.events} events, "
         f"{len(found.incidents)} incidents{skipped}"
     )
-
-
-def _amount(number: int | None, signal: str | None) -> str:
-    if number is None:
-        return "-"
-    return format_bytes(number) if signal and RESOURCE[signal] in IN_BYTES else str(number)
