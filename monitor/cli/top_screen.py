@@ -104,9 +104,9 @@ def once(sample: Sample, width: int) -> Iterator[str]:
             yield f"{name.replace('_', '.', 1)} {value}"
 
 
-def problem(text: Any, width: int, height: int) -> list[list[Span]]:
+def problem(text: str, width: int, height: int) -> list[list[Span]]:
     """Before the first look is over."""
-    made = [line(Span("outrace top", "title")), line(plain(text)), line(""), line(Span("q quit", "dim"))]
+    made = [line(Span("outrace top", "title")), line(text), line(""), line(Span("q quit", "dim"))]
     return [clip(one, width) for one in made[:height]]
 
 
@@ -114,10 +114,10 @@ def _title(sample: Sample, width: int) -> Line:
     frame = sample.frame
     daemon = frame.get("daemon")
     if daemon is None:
-        source = f"{plain(sample.asked)} does not answer" if sample.asked else "no daemon"
+        source = f"{sample.asked} does not answer" if sample.asked else "no daemon"
     else:
         facts = (daemon["name"], daemon["mode"], daemon["rung"], "armed" if daemon["armed"] else "")
-        source = " ".join(plain(fact) for fact in facts if fact)
+        source = " ".join(str(fact) for fact in facts if fact)
     left = line(Span("outrace top", "title"), "  ", Span(source, "" if daemon else "warn"))
     clock = frame["time"][11:]
     room = width - width_of(left) - len(clock)
@@ -148,7 +148,7 @@ def _notices(sample: Sample, most: int | None = _NOTICES) -> Iterator[_Block]:
     texts += [] if most is None else frame["problems"]
     texts += [frame["unlisted"]] if frame["unlisted"] else []
     for text in texts[:most]:
-        yield _Block(3, [line(Span(plain(text), "warn"))])
+        yield _Block(3, [line(Span(text, "warn"))])
     if most is not None and len(texts) > most:
         yield _Block(7, [line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))])
 
@@ -187,12 +187,12 @@ def _losses(daemon: Json) -> Line:
     if daemon["lost"] is None:
         records = Span("losses unknown")
     elif lost:
-        records = Span("lost records: " + ", ".join(f"{plain(where)} {count}" for where, count in lost.items()), "bad")
+        records = Span("lost records: " + ", ".join(f"{where} {count}" for where, count in lost.items()), "bad")
     else:
         records = Span("no record lost")
     bound = daemon["bound_bytes"]
     unseen = f"; {format_bytes(bound)} may move unseen" if bound else ""
-    trigger = f"; trigger {plain(daemon['trigger'])}" if daemon["trigger"] else ""
+    trigger = f"; trigger {daemon['trigger']}" if daemon["trigger"] else ""
     return line(records, unseen, trigger)
 
 
@@ -394,7 +394,7 @@ def _when(mark: Mark, forecasts: Sequence[Json]) -> str:
         if abs(one["level_bytes"] - mark.at) > _SAME:
             continue
         if one["seconds"] is None:
-            return f", no forecast: {plain(one['no'])}"
+            return f", no forecast: {one['no']}"
         soonest, seconds, latest = (span(one[key] * 1e9) for key in ("soonest_s", "seconds", "latest_s"))
         return f", {seconds} ({one['interval_holds']:.0%}: {soonest}-{latest})"
     return ""
