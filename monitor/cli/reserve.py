@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -125,10 +126,7 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
                 f"{entry[1]}: {signal} is outrace's own: a kubelet does not start with it", f"write {MEMORY}<QUANTITY"
             )
     enforce = resolved.config.enforce_node_allocatable
-    sizings = [
-        _size(node, resource, unit, capacity, _kubelet_terms(resolved, resource, capacity), "pods" in enforce)
-        for resource, unit, capacity in _capacities(node)
-    ]
+    sizings = _sizings(node, partial(_kubelet_terms, resolved), "pods" in enforce)
     notes = [
         f"{origin}: naming one hard threshold switches {signal} off; name that too, or set mergeDefaultEvictionSettings"
         for signal, origin in resolved.settings.switched_off.items()
@@ -165,30 +163,28 @@ def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
         raise PolicyError(
             f"max-pods: is missing, and {model} keeps memory back by it; give the node's maxPods, such as 110"
         )
-    if model == CCE_V1:
-        memory = cce.memory_v1(node.amounts[MEMORY_RESOURCE], max_pods)
-    else:
-        memory = cce.memory_v2(node.amounts[MEMORY_RESOURCE], max_pods, options["runtime"])
-    terms: dict[str, Callable[[int], tuple[Term, ...]]] = {CPU: cce.cpu, DISK: cce.data_disk}
-    sizings = [
-        _size(node, resource, unit, capacity, memory if resource == MEMORY_RESOURCE else terms[resource](capacity))
-        for resource, unit, capacity in _capacities(node)
-    ]
+    v2 = partial(cce.memory_v2, max_pods=max_pods, runtime=options["runtime"])
+    memory = partial(cce.memory_v1, max_pods=max_pods) if model == CCE_V1 else v2
+    terms: dict[str, Callable[[int], Sequence[Term]]] = {MEMORY_RESOURCE: memory, CPU: cce.cpu, DISK: cce.data_disk}
+    sizings = _sizings(node, lambda resource, capacity: terms[resource](capacity))
     # Whether its kubelet knows them apart is not known here: on the safe side they count as available.
     return sizings, kubelet_configuration(reservations(sizings), DEFAULT_HARD, ["pods"], max_pods), [], False
 
 
-def _size(node: _Node, resource: str, unit: str, capacity: int, terms: Sequence[Term], enforced: bool = True) -> Sizing:
-    if resource == MEMORY_RESOURCE and node.amounts[HUGE]:
-        terms = (*terms, huge_pages(node.amounts[HUGE], node.origins[HUGE]))
-    try:
-        return size(resource, unit, capacity, terms, enforced)
-    except PolicyError as error:
-        raise ConfigError(f"{node.origins[resource]}: {error}", "keep back less, or take a larger node") from None
-
-
-def _capacities(node: _Node) -> list[tuple[str, str, int]]:
-    return [(name, unit, node.amounts[name]) for name, _, unit in _RESOURCES if name in node.amounts]
+def _sizings(node: _Node, terms: Callable[[str, int], Sequence[Term]], enforced: bool = True) -> list[Sizing]:
+    """``terms``: what is kept back of a resource, by its capacity."""
+    sizings = []
+    for resource, _, unit in _RESOURCES:
+        if (capacity := node.amounts.get(resource)) is None:
+            continue
+        kept = terms(resource, capacity)
+        if resource == MEMORY_RESOURCE and node.amounts[HUGE]:
+            kept = (*kept, huge_pages(node.amounts[HUGE], node.origins[HUGE]))
+        try:
+            sizings.append(size(resource, unit, capacity, kept, enforced))
+        except PolicyError as error:
+            raise ConfigError(f"{node.origins[resource]}: {error}", "keep back less, or take a larger node") from None
+    return sizings
 
 
 def _node(model: str, options: Mapping[str, Any]) -> _Node:
