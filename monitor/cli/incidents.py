@@ -50,15 +50,9 @@ def moment_option(name: str, text: str) -> Callable[[F], F]:
 
 
 def state_dir_option(command: F) -> F:
-    """Give a command the options that name a state directory, for `_state_dir`."""
+    """Give a command the options that name a state directory, for `reading`."""
     text = f"State directory of the daemon. [the daemon's, or {STATE_DIR}]"
     return click.option("--state-dir", metavar="DIR", help=text)(no_daemon_option(command))
-
-
-def _state_dir(given: str | None, no_daemon: bool) -> str:
-    """The running daemon's, else the default one: incidents are often read when the daemon does not run."""
-    found = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {STATE_DIR}")
-    return found.config.state_dir if found is not None else given or STATE_DIR
 
 
 def complain(reader: IncidentReader) -> None:
@@ -70,10 +64,14 @@ def complain(reader: IncidentReader) -> None:
 
 
 @contextmanager
-def reading(state_dir: str) -> Iterator[None]:
-    """Files that cannot be read or written, in one line."""
+def reading(given: str | None, no_daemon: bool) -> Iterator[tuple[IncidentReader, str]]:
+    """The incidents of the running daemon's state directory, else of the default one: they are often read when the
+    daemon does not run. Files that cannot be read, in one line.
+    """
+    daemon = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {STATE_DIR}")
+    state_dir = daemon.config.state_dir if daemon is not None else given or STATE_DIR
     try:
-        yield
+        yield IncidentReader(Path(state_dir) / FILE_NAME), state_dir
     except BrokenPipeError:
         raise  # `head` has seen enough
     except PermissionError as error:
@@ -103,17 +101,15 @@ def incidents() -> None:
 @output_option
 def list_(state_dir: str | None, no_daemon: bool, output: str, **filters: Any) -> None:
     """List incidents, newest first."""
-    state_dir = _state_dir(state_dir, no_daemon)
-    reader = IncidentReader(Path(state_dir) / FILE_NAME)
-    with reading(state_dir):
+    with reading(state_dir, no_daemon) as (reader, directory):
         found = reader.list(**filters)
     for each in found:
         each.pop("memory", None)  # as long as all else together, and of use to `show` only
     if output == "table" and not found and not reader.unreadable:
-        missing = "" if Path(state_dir).is_dir() else " (there is no such directory)"
+        missing = "" if Path(directory).is_dir() else " (there is no such directory)"
         given = any(value is not None for value in filters.values())
         such, yet = (" such", "") if given else ("", f" yet{missing}")
-        click.echo(f"no{such} incidents stored in {state_dir}{yet}", err=True)
+        click.echo(f"no{such} incidents stored in {directory}{yet}", err=True)
     else:
         from monitor.cli.incident_text import list_lines
 
@@ -129,11 +125,10 @@ def list_(state_dir: str | None, no_daemon: bool, output: str, **filters: Any) -
 @output_option
 def show(incident: str, state_dir: str | None, no_daemon: bool, output: str, html: bool) -> None:
     """Show one incident: the verdict, the timeline, the advice. The first characters of its id are enough."""
-    state_dir = _state_dir(state_dir, no_daemon)
-    if html and output == "json":
-        raise ConfigError("--html and -o json exclude each other", "leave out one of them")
-    with reading(state_dir):
-        found = IncidentReader(Path(state_dir) / FILE_NAME).get(incident)
+    with reading(state_dir, no_daemon) as (reader, _):
+        if html and output == "json":
+            raise ConfigError("--html and -o json exclude each other", "leave out one of them")
+        found = reader.get(incident)
     if html:
         from monitor.cli.incident_page import page
 
@@ -162,9 +157,7 @@ def advise(state_dir: str | None, no_daemon: bool, output: str, since: float | N
     from monitor.race.threshold_advice import Evidence, reservation
     from monitor.race.threshold_advice import advise as advised
 
-    state_dir = _state_dir(state_dir, no_daemon)
-    reader = IncidentReader(Path(state_dir) / FILE_NAME)
-    with reading(state_dir):
+    with reading(state_dir, no_daemon) as (reader, directory):
         found = reader.list(since=since)[::-1]
     evidence: list[Evidence] = []
     for one in (one for one in found if one.get("burst") is not None):
@@ -183,6 +176,6 @@ def advise(state_dir: str | None, no_daemon: bool, output: str, since: float | N
         }
         emit(output, advice, lambda: advice_lines(answers, reserved))
     else:
-        where = f"the {len(found)} incidents stored in {state_dir}"
+        where = f"the {len(found)} incidents stored in {directory}"
         click.echo(f"no race for memory among {where}: nothing to work it out from", err=True)
     complain(reader)
