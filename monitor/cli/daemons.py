@@ -13,22 +13,20 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from monitor.cli.output import emit, output_option
+from monitor.cli.output import F, emit, output_option
 from monitor.errors import MonitorError
 from monitor.link import daemon_socket
 from monitor.link.daemon_socket import INFO_PATH, MAX_ANSWER, DaemonInfo, opened, run_dir
 from monitor.owner import check_peer
 from monitor.settings.config import RunConfig
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: How long to wait for an answer. It takes a millisecond; a side that is being started again takes 0.3 s, and longer
 #: where it gets no CPU.

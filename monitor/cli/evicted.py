@@ -7,19 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from monitor.cli.main import LazyGroup
-from monitor.cli.output import Finite, emit, output_option, seconds_of, table_lines
+from monitor.cli.output import F, Finite, emit, output_option, seconds_of, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
 from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, Choice, Criteria, Found, Progress, Sweep, after, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.policy.errors import PolicyError
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:

@@ -9,20 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.main import Group
-from monitor.cli.output import Finite, emit, output_option, seconds_of
+from monitor.cli.output import F, Finite, emit, output_option, seconds_of
 from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
 from monitor.settings.config import STATE_DIR
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_files
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Columns where stdout is no terminal.
 _WIDTH = 120

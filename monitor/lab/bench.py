@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from monitor.cli.output import Finite, emit, format_bytes, output_option, table_lines
+from monitor.cli.output import F, Finite, emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_OK, MonitorError
 from monitor.kernel import loader
 from monitor.lab.node import MIB, LabNode, Qos, require_root
@@ -23,7 +23,6 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
 from monitor.settings.config import ENFORCE, HOLD
 
-F = TypeVar("F", bound=Callable[..., Any])
 Row = dict[str, Any]
 #: Columns of a bench whose rows are all made by `summary`.
 STATISTICS = "name unit n p50 p99 max"
