@@ -369,7 +369,7 @@ def _fold(steps: Sequence[Json]) -> Iterator[tuple[Json, int]]:
             yield from ((step, 0) for step in row[-_ENDS:])
 
 
-def _counterfactual(what_if: Json, needless: bool = False) -> str:
+def _counterfactual(what_if: Json, needless: bool) -> str:
     """One sentence: would a kubelet have decided in time, and when. ``needless``: only its own formula was
     crossed.
     """

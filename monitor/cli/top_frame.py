@@ -23,7 +23,7 @@ from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.compat import quotient
 from monitor.policy.ranking import Candidate
-from monitor.policy.releases import CURRENT, Era, era
+from monitor.policy.releases import Era, era
 from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, used
 from monitor.policy.thresholds import Threshold, kubelets
 from monitor.race.badness import likely_victim
@@ -149,7 +149,7 @@ def _signals(domains: Readings) -> dict[str, dict[str, int]]:
 
 
 def from_summary(
-    summary: Mapping[str, Any], found: Mapping[str, FoundPod], rules: Era = CURRENT
+    summary: Mapping[str, Any], found: Mapping[str, FoundPod], rules: Era
 ) -> tuple[Readings, list[dict[str, Any]]]:
     """The domains and pods of a Summary; a pod not in ``found`` has no request. KeyError and the like if it is none."""
     domains = {"node": _reading(summary["node"]["memory"])}
@@ -364,7 +364,7 @@ class Sampler:
     configuration. ``is_live`` as for `Node`. Raises MonitorError.
     """
 
-    def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
+    def __init__(self, config: RunConfig, daemon: Daemon | None, is_live: bool) -> None:
         self.node = Node(config, daemon, is_live)
         self._trends = Trends()
         self._looks = ProcessLooks()

@@ -90,9 +90,9 @@ class Listed(click.ParamType[tuple[Any, ...]]):
 
 
 def number(flag: str, default: float, text: str, least: float = 1, most: float | None = None) -> Callable[[F], F]:
-    """An option that takes a number; ``flag`` may name the parameter too."""
+    """An option that takes a number."""
     kind = Finite(least, most) if isinstance(default, float) else click.IntRange(int(least), most)
-    return click.option(*flag.split(), default=default, show_default=True, type=kind, help=text)
+    return click.option(flag, default=default, show_default=True, type=kind, help=text)
 
 
 trigger_option = click.option(

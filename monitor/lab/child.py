@@ -77,9 +77,9 @@ class Child:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line.decode()
 
-    def expect(self, word: str, timeout: float = PATIENCE_S) -> str:
+    def expect(self, word: str) -> str:
         """As `answer`, which must begin with ``word``; returns what follows. MonitorError if it does not."""
-        line = self.answer(timeout)
+        line = self.answer()
         first, _, rest = line.partition(" ")
         if first == word:
             return rest

@@ -74,7 +74,7 @@ class LabDaemon:
         self.start()
         return self
 
-    def start(self, ready_timeout: float = PATIENCE_S) -> None:
+    def start(self) -> None:
         """Start and wait until /readyz answers 200. Raises MonitorError with its last line when it does not start."""
         node = self.node
         command = [
@@ -96,24 +96,24 @@ class LabDaemon:
         )
         node.also_remove(self.process.pid)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
-        first = self.wait_for(lambda r: r.get("msg") == "starting" and _LATE not in r, ready_timeout, since)
+        first = self.wait_for(lambda r: r.get("msg") == "starting" and _LATE not in r, PATIENCE_S, since)
         if first is None:
             # Its own word on whether this machine can at all (exit code 3) is passed on.
             try:
-                cannot = self.process.wait(ready_timeout) == EXIT_CANNOT
+                cannot = self.process.wait(PATIENCE_S) == EXIT_CANNOT
             except subprocess.TimeoutExpired:
-                raise MonitorError(f"the monitor did not start within {2 * ready_timeout:g} s") from None
+                raise MonitorError(f"the monitor did not start within {2 * PATIENCE_S:g} s") from None
             why = self.complaint().removeprefix("outrace: error: ")
             raise (CannotError if cannot else MonitorError)(f"the monitor did not start: {why}")
         self.address = f"http://{first['listen']}"
-        deadline = time.monotonic() + ready_timeout
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise MonitorError(f"the monitor ended with status {self.process.returncode}: {self.complaint()}")
             if self.get("/readyz")[0] == 200:
                 return
             time.sleep(0.01)
-        raise MonitorError(f"the monitor is not ready after {ready_timeout:g} s: {self.get('/readyz')[1]}")
+        raise MonitorError(f"the monitor is not ready after {PATIENCE_S:g} s: {self.get('/readyz')[1]}")
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         """The log of a process into ours, to its end."""

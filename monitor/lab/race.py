@@ -64,9 +64,7 @@ class Poller(NamedTuple):
         return child
 
 
-def run_race(
-    node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hogs: int = 1, thp: bool = False
-) -> RaceResult:
+def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hogs: int, thp: bool) -> RaceResult:
     """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see what kills them. ``watcher``:
     the daemon under test, or what polls instead; None: the race is left to the kernel.
 

@@ -30,10 +30,11 @@ def test_who_takes_its_port_does_not_keep_it_from_watching(node: LabNode) -> Non
             assert daemon.get("/healthz")[0] == 200
 
 
-def test_one_that_neither_starts_nor_ends_is_an_error(node: LabNode) -> None:
+def test_one_that_neither_starts_nor_ends_is_an_error(node: LabNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.lab.daemon.PATIENCE_S", 0.1)
     daemon = LabDaemon(node, state_dir=live.state_dir(), keep_pins=True, wrapper=("sh", "-c", "exec sleep 1000"))
     with pytest.raises(MonitorError, match=r"did not start within 0\.2 s"):
-        daemon.start(0.1)
+        daemon.start()
     daemon.process.kill()
     assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
 
