@@ -138,12 +138,12 @@ def _verdict(seen: Situation, outcome: Outcome | None) -> str:
 def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) -> list[dict[str, Any]]:
     in_force = resolved.settings.thresholds(seen.rules.era, seen.rules.layout)
     as_written = {e.threshold: e.text for e in in_force if not (e.copy or e.overlay)}
-    rows: list[tuple[float, dict[str, Any]]] = []
+    rows: list[dict[str, Any]] = []
     acting = None if outcome is None else outcome.starved or next(iter(outcome.observed), None)
     for t in seen.config.thresholds():
         o = seen.summary.observations.get(t.signal)
         quantity = None if o is None else t.quantity(o.capacity)
-        row: dict[str, Any] = {
+        row = {
             "signal": t.signal,
             "kind": "hard" if t.hard else "soft",
             "value": as_written.get(t, str(t.value)),
@@ -157,11 +157,10 @@ def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) ->
             "in_bytes": RESOURCE[t.signal] in IN_BYTES,
             "first": t == acting,
         }
-        rows.append((row["distance"] / o.capacity if o is not None and o.capacity else float("inf"), row))
-    if acting is None and rows:
-        share, nearest = min(rows, key=lambda one: one[0])
-        nearest["first"] = share != float("inf")
-    return [row for _, row in rows]
+        rows.append(row)
+    if acting is None and (observed := [row for row in rows if row["capacity"]]):
+        min(observed, key=lambda row: row["distance"] / row["capacity"])["first"] = True
+    return rows
 
 
 def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:
