@@ -66,10 +66,10 @@ class _Block(NamedTuple):
 def screen(sample: Sample, view: View, width: int, height: int) -> list[list[Span]]:
     """At most ``height`` lines of at most ``width`` columns."""
     frame = sample.frame
-    above = [_Block(0, [_title(sample, width)]), *_memory(frame, width), *_notices(sample)]
     keys = "q quit  up down page up page down"
-    below = [*_below(sample, width), _Block(0, [line(Span(keys if len(keys) < width else "q quit", "dim"))])]
-    blocks = [*above, *below]
+    last = _Block(0, [line(Span(keys if len(keys) < width else "q quit", "dim"))])
+    blocks = [_Block(0, [_title(sample, width)]), *_memory(frame, width), *_notices(sample)]
+    blocks += [pods := _Block(0, ()), *_below(sample, width), last]
     found = rows(frame)
     wanted = 1 + min(len(found) or 1, _PODS)
     while sum(len(block.lines) for block in blocks) + wanted > height:
@@ -81,12 +81,8 @@ def screen(sample: Sample, view: View, width: int, height: int) -> list[list[Spa
     count = max(1, height - used - 1)
     view.offset = max(0, min(view.offset, len(found) - count))
     window = table(frame, found[view.offset : view.offset + count], width)
-    whole = [
-        *(one for block in above if block in blocks for one in block.lines),
-        *window,
-        *[line("")] * (height - used - len(window)),
-        *(one for block in below if block in blocks for one in block.lines),
-    ]
+    blocks[blocks.index(pods)] = _Block(0, [*window, *[line("")] * (height - used - len(window))])
+    whole = [one for block in blocks for one in block.lines]
     return [clip(one, width) for one in (whole if len(whole) <= height else [*whole[: height - 1], whole[-1]])]
 
 
