@@ -39,7 +39,7 @@ class Races:
         self._view = view
         self._log = log
         self._node = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
-        self.alerts = self._sender(config)
+        self.alerts = AlertSender(config.alertmanagers, config.webhooks, log, self._node, runbooks=config.runbook_url)
         self.judge = Judge(config, log, self._on_incident)
         self._kmsg: Kmsg | None = None
         try:
@@ -69,18 +69,10 @@ class Races:
         """Uids of the pods that may be evicted, by the figures of this moment."""
         return [one.uid for one in self.forecaster.order(self._view.is_counted()) if not one.critical]
 
-    def _sender(self, config: RunConfig) -> AlertSender | None:
-        if not config.alertmanagers and not config.webhooks:
-            return None
-        return AlertSender(config.alertmanagers, config.webhooks, self._log, self._node, runbooks=config.runbook_url)
-
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
         self.judge.take_config(config)
-        if self.alerts is not None:
-            self.alerts.take_receivers(config.alertmanagers, config.webhooks)
-        else:
-            self.alerts = self._sender(config)
+        self.alerts.take_receivers(config.alertmanagers, config.webhooks)
 
     def start(self) -> None:
         self.forecaster.start()
@@ -152,27 +144,22 @@ class Races:
         if self.recorder is not None:
             self.recorder.close(timeout_s)
         self.judge.close(incidents_s)
-        if self.alerts is not None:
-            self.alerts.close(timeout_s)
+        self.alerts.close(timeout_s)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Crossing):
             self.forecaster.crossed(event)
 
     def _on_incident(self, incident: dict[str, Any]) -> None:
-        if self.alerts is not None:
-            for alert in alerts_for(incident, self._node):
-                self.alerts.fire(alert)
+        for alert in alerts_for(incident, self._node):
+            self.alerts.fire(alert)
 
     def status_not_taken(self, of: Reported, outcome: str, text: str) -> None:
         """The API server, or the kubelet, did not take the status of an evicted pod. From any thread."""
-        if self.alerts is not None:
-            about = self._node, of.namespace, of.pod, outcome, text, of.killed, time.time()
-            self.alerts.fire(alert_for_status(*about))
+        about = self._node, of.namespace, of.pod, outcome, text, of.killed, time.time()
+        self.alerts.fire(alert_for_status(*about))
 
     def _update_alerts(self) -> None:
-        if self.alerts is None:
-            return
         view = self._view
         reason = view.not_ready()
         if not reason:

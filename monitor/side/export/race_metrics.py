@@ -39,7 +39,7 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     lost = store.lost + judge.dropped
     yield counter("incidents_lost", "Incidents that are not stored: refused, or dropped before.", lost)
 
-    counters = races.alerts.counters if races.alerts is not None else {}
+    counters = races.alerts.counters
     for name, text in _ALERTS.items():
         yield counter(f"alerts_{name}", text, {to: counts[name] for to, counts in counters.items()}, "receiver")
     waiting = {to: counts["waiting"] for to, counts in counters.items()}
