@@ -19,6 +19,16 @@ def event(name: str = "E", at: float = 100.0, hold: float = 50.0) -> Alert:
     return Alert(name, {"node": "n"}, {}, at, at + hold)
 
 
+def active(outbox: Outbox) -> list[Alert]:
+    """What is firing, with its end where that is known."""
+    return [replace(one.alert, ends_at=one.ends_at) for one in outbox._active.values()]
+
+
+def end(outbox: Outbox, over: Alert, when: float) -> None:
+    """This alert is over at ``when``; the others last."""
+    outbox.end_others({alert.fingerprint for alert in active(outbox)} - {over.fingerprint}, when)
+
+
 def delivered(outbox: Outbox, now: float) -> list[tuple[str, str]]:
     """Everything the receiver takes now: (status, name)."""
     found = []
@@ -34,10 +44,10 @@ def test_fires_once_and_resolves_once(every: bool) -> None:
     outbox = Outbox(every)
     assert outbox.fire(lasting())
     assert not outbox.fire(lasting(at=103.0, available="7"))
-    assert outbox.active()[0].annotations == {"available": "7"}
-    assert outbox.active()[0].starts_at == 100
+    assert active(outbox)[0].annotations == {"available": "7"}
+    assert active(outbox)[0].starts_at == 100
     assert delivered(outbox, 104) == [(FIRING, "P")]
-    outbox.end(lasting().fingerprint, 110)
+    end(outbox, lasting(), 110)
     assert (delivered(outbox, 109), delivered(outbox, 110)) == ([], [(RESOLVED, "P")])
     assert delivered(outbox, 999) == []
     assert not outbox.firing
@@ -53,7 +63,7 @@ def test_an_event_that_goes_on_is_extended(every: bool) -> None:
         assert not outbox.fire(event(at=100, hold=330 + more))
         assert delivered(outbox, 100 + more) == []
     assert not outbox.fire(event(at=100, hold=400))  # what was known earlier and comes late
-    assert outbox.active()[0].ends_at == 100 + 330 + 990
+    assert active(outbox)[0].ends_at == 100 + 330 + 990
     assert (delivered(outbox, 1419), delivered(outbox, 1422)) == ([], [(RESOLVED, "E")])
 
 
@@ -62,10 +72,10 @@ def test_an_end_is_taken_back_while_it_is_to_come(every: bool) -> None:
     outbox = Outbox(every)
     outbox.fire(lasting())
     delivered(outbox, 100)
-    outbox.end(lasting().fingerprint, 110)
+    end(outbox, lasting(), 110)
     outbox.fire(lasting(at=105))
-    assert (delivered(outbox, 109), outbox.active()[0].ends_at) == ([], None)
-    outbox.end(lasting().fingerprint, 110)
+    assert (delivered(outbox, 109), active(outbox)[0].ends_at) == ([], None)
+    end(outbox, lasting(), 110)
     outbox.fire(lasting(at=120))
     # A webhook hears of both changes; to Alertmanager only the last one matters.
     assert delivered(outbox, 120) == ([(RESOLVED, "P"), (FIRING, "P")] if every else [(FIRING, "P")])
@@ -74,7 +84,7 @@ def test_an_end_is_taken_back_while_it_is_to_come(every: bool) -> None:
 def test_a_clock_set_back_makes_no_end_before_the_start() -> None:
     outbox = Outbox(every=True)
     outbox.fire(lasting(at=100))
-    outbox.end(lasting().fingerprint, 50)
+    end(outbox, lasting(), 50)
     outbox.tick(100)
     assert [change.alert.ends_at for change in outbox._pending.values()] == [None, 100]
 
@@ -96,7 +106,7 @@ def test_alertmanager_hears_late_events_for_the_whole_hold_time() -> None:
     outbox = Outbox(every=False)
     outbox.fire(event(at=100, hold=50))
     outbox.fire(lasting(at=100))
-    outbox.end(lasting().fingerprint, 120)
+    end(outbox, lasting(), 120)
     assert (delivered(outbox, 1000), delivered(outbox, 1049)) == ([(FIRING, "E"), (FIRING, "P")], [])
     assert delivered(outbox, 1050) == [(RESOLVED, "E")]
     assert delivered(outbox, 1000 + HOLD_S) == [(RESOLVED, "P")]
@@ -118,7 +128,7 @@ def test_the_oldest_resolved_is_dropped_first(every: bool, monkeypatch: pytest.M
         outbox.fire(lasting(name))
         delivered(outbox, 100)
     for name in "AB":
-        outbox.end(lasting(name).fingerprint, 110)
+        end(outbox, lasting(name), 110)
     outbox.tick(110)
     outbox.fire(lasting("C"))
     outbox.fire(lasting("D"))
@@ -139,7 +149,7 @@ def test_what_is_firing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(25):
         outbox.fire(lasting(f"A{n}"))
         delivered(outbox, 100)
-    assert [alert.name for alert in outbox.active()] == [f"A{n}" for n in range(15, 25)]
+    assert [alert.name for alert in active(outbox)] == [f"A{n}" for n in range(15, 25)]
     assert outbox.dropped == 15
 
 
@@ -152,7 +162,7 @@ def test_pods_do_not_push_out_what_is_said_of_the_node(every: bool, monkeypatch:
     outbox.fire(lasting("node"))
     for n in range(25):
         outbox.fire(replace(lasting("pod"), labels={"pod": f"u{n}"}))
-    assert [alert.name for alert in outbox.active()].count("node") == 1
+    assert [alert.name for alert in active(outbox)].count("node") == 1
     assert (FIRING, "node") in delivered(outbox, 100)
 
 
@@ -179,7 +189,7 @@ def played(outbox: Outbox, steps: list[tuple[str, str, int]], now: float = 1000.
         elif what == "event":
             outbox.fire(event(name, now, number))
         elif what == "end":
-            outbox.end(lasting(name).fingerprint, now + number)
+            end(outbox, lasting(name), now + number)
         elif what == "tick":
             now += number
             outbox.tick(now)
@@ -196,10 +206,10 @@ def test_a_receiver_that_comes_back_knows_what_is_firing(every: bool, steps: lis
     outbox = Outbox(every)
     now = played(outbox, [step for step in steps if step[0] not in ("ack", "refuse")])
     heard = {name: status for status, name in delivered(outbox, now)}
-    firing = {alert.name for alert in outbox.active()}
+    firing = {alert.name for alert in active(outbox)}
     assert {name for name, status in heard.items() if status == FIRING} == firing
     delivered(outbox, now + 2 * HOLD_S + 1000)
-    assert {alert.name for alert in outbox.active()} == {a.name for a in outbox.active() if a.ends_at is None}
+    assert {alert.name for alert in active(outbox)} == {a.name for a in active(outbox) if a.ends_at is None}
 
 
 @given(_STEPS)

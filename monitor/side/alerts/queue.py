@@ -11,7 +11,7 @@ raised while it was down is kept firing for a while after it got through (`Outbo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -76,16 +76,12 @@ class Outbox:
     def firing(self) -> bool:
         return bool(self._active)
 
-    def active(self) -> list[Alert]:
-        """The alerts that are firing, delivered or not; ``ends_at`` where it is known."""
-        return [replace(entry.alert, ends_at=entry.ends_at) for entry in self._active.values()]
-
     # what happens
 
     def fire(self, alert: Alert) -> bool:
         """Raise an alert; False if it need not be delivered again.
 
-        An alert that is firing already and lasts only gets the new annotations, and an end announced by `end` is
+        An alert that is firing already and lasts only gets the new annotations, and an end announced by `end_others` is
         cancelled. An alert with an end of its own lasts longer where its end is now later, and fires again when it
         starts at another moment: another kill.
         """
@@ -117,14 +113,13 @@ class Outbox:
             self.dropped += 1
         return True
 
-    def end(self, key: str, when: float) -> None:
-        """The alert with this fingerprint is over at ``when``, also in the future. Nothing if it is not firing."""
-        entry = self._active.get(key)
-        if entry is None or entry.hold_s is not None:
-            return
-        when = max(when, entry.alert.starts_at)  # a clock that was set back; Alertmanager refuses the opposite
-        if entry.ends_at is None or when < entry.ends_at:
-            entry.ends_at = when
+    def end_others(self, keys: Collection[str], when: float) -> bool:
+        """What lasts, and has none of these fingerprints, is over at ``when``, also in the future. Whether any is."""
+        found = [one for key, one in self._active.items() if key not in keys and one.hold_s is None]
+        for entry in found:
+            end = max(when, entry.alert.starts_at)  # a clock that was set back; Alertmanager refuses the opposite
+            entry.ends_at = end if entry.ends_at is None else min(end, entry.ends_at)
+        return bool(found)
 
     def due(self, key: str) -> float | None:
         """When the alert is to be reported as resolved; None: not known yet."""

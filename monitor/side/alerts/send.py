@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -195,14 +195,10 @@ class Receiver(threading.Thread):
                 self._retry_at = min(self._retry_at, self._tried + _EAGER_S)
             self._changed.notify()
 
-    def end(self, key: str, when: float) -> None:
+    def end_others(self, keys: Collection[str], when: float) -> None:
         with self._changed:
-            self._outbox.end(key, when)
-            self._changed.notify()
-
-    def active(self) -> list[Alert]:
-        with self._changed:
-            return self._outbox.active()
+            if self._outbox.end_others(keys, when):  # each second: else its thread would wake for nothing
+                self._changed.notify()
 
     def counts(self) -> dict[str, int]:
         """``sent`` and ``dropped`` changes, ``failed`` posts, changes ``waiting``."""
@@ -384,9 +380,7 @@ class AlertSender:
         for alert in current:
             self.fire(alert)
         for receiver in self._receivers.values():
-            for known in receiver.active():
-                if known.fingerprint not in keep:
-                    receiver.end(known.fingerprint, when + settle_s)
+            receiver.end_others(keep, when + settle_s)
 
     def close(self, timeout_s: float) -> bool:
         """One more try for what waits; the rest is lost. False if a thread took longer than that."""
