@@ -133,11 +133,11 @@ def _pod(view: View, found: FoundPod, now: str, counted: bool) -> dict[str, Any]
         "startTime": started,
         "containers": [],
     }
-    reading = view.memory(found.cgroup, counted=counted)
+    reading = view.used(found.cgroup, counted, limited=True)
     if reading is not None:
         result["memory"] = _memory(reading, now)
     for name, path in found.containers.items():
-        reading = view.memory(path, counted=counted)
+        reading = view.used(path, counted, limited=True)
         if reading is not None:
             result["containers"].append({"name": name, "startTime": started, "memory": _memory(reading, now)})
     return result

@@ -221,7 +221,7 @@ class Forecaster:
         """The policy's order by the figures of this moment; not ``counted``: by the cgroups' files."""
         stats = {}
         for uid, found in self.view.pods.items():
-            reading = self.view.memory(found.cgroup, counted)
+            reading = self.view.used(found.cgroup, counted)
             if reading is not None:
                 stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
         pods = [found.pod for found in self.view.pods.values()]
