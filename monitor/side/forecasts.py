@@ -25,11 +25,12 @@ from monitor.race.forecast import LEVEL, SEEN_NS, DomainForecast, Forecast, doma
 from monitor.side.judge import Histogram
 from monitor.side.view import View, pod_owners
 
-#: An alert waits until the late end of the forecast's interval has been within a minute for so long: what breathes (a
-#: build, a service at its start) is not.
-_GROWS_NS, _SOON_NS = 10_000_000_000, 60_000_000_000
-#: As long as in the alerting rules: pods change their rank in both orders while they work.
-_DISAGREES_NS = 60_000_000_000
+_SOON_NS = 60_000_000_000
+_VICTIMS = "victims"
+#: An alert waits until the late end of a domain's interval has been within `_SOON_NS` for so long: what breathes (a
+#: build, a service at its start) is not. And until kernel and policy would have taken different pods for as long as in
+#: the alerting rules: pods change their rank in both orders while they work.
+_LASTS_NS = {"node": 10_000_000_000, "kubepods": 10_000_000_000, _VICTIMS: 60_000_000_000}
 #: A last sample older than this is of a cgroup that does not change.
 _STILL_NS = 1_500_000_000
 #: Pods whose limit is remembered.
@@ -53,8 +54,7 @@ class Forecaster:
         self._made: dict[tuple[str, str, int], Forecast] = {}  # domain, signal, level -> what its crossing is held to
         self._victims_ns = 0
         self._limits: dict[str, tuple[int, int | None]] = {}  # uid -> when it was looked up, the pod's own limit
-        self._grows_ns: dict[str, int] = {}  # domain -> since when an OOM kill has been near
-        self._disagrees_ns: int | None = None  # since when kernel and policy would take different pods
+        self._since_ns: dict[str, int] = {}  # domain whose OOM kill is near, or `_VICTIMS` -> since when; a whole value
         self._samples_came = threading.Event()
 
     def start(self) -> None:
@@ -111,30 +111,18 @@ class Forecaster:
 
     def alarms(self, now_ns: int) -> tuple[dict[str, Forecast], Mapping[str, Any] | None]:
         """What is worth an alert, because it has held for a while: forecasts of an OOM kill by domain; the mismatch."""
-        soon: dict[str, Forecast] = {}
         if not self.view.stats.get("armed"):
-            return soon, None
-        for name, since in list(self._grows_ns.items()):
-            found = self.forecasts.get(name)
-            made = None if found is None else found.oom
-            if made is not None and made.in_ns is not None and now_ns - since >= _GROWS_NS:
-                soon[name] = made
-        since_ns = self._disagrees_ns
-        lasting = since_ns is not None and now_ns - since_ns >= _DISAGREES_NS
-        return soon, self.mismatch if lasting else None
+            return {}, None
+        lasting = [what for what, ns in self._since_ns.items() if now_ns - ns >= _LASTS_NS[what]]
+        ahead = {name: self.forecasts[name].oom for name in lasting if name in self.forecasts}
+        soon = {name: made for name, made in ahead.items() if made is not None and made.in_ns is not None}
+        return soon, self.mismatch if _VICTIMS in lasting else None
 
     def _note_alarms(self, now_ns: int) -> None:
-        for name in ("node", "kubepods"):
-            forecast = self.forecasts.get(name)
-            latest = forecast.oom.latest_ns if forecast is not None and forecast.oom is not None else None
-            if latest is not None and latest < _SOON_NS:
-                self._grows_ns.setdefault(name, now_ns)
-            else:
-                self._grows_ns.pop(name, None)
-        if self.mismatch is None:
-            self._disagrees_ns = None
-        elif self._disagrees_ns is None:
-            self._disagrees_ns = now_ns
+        ends = {name: one.oom.latest_ns for name, one in self.forecasts.items() if one.oom is not None}
+        found = [name for name in ("node", "kubepods") if (ns := ends.get(name)) is not None and ns < _SOON_NS]
+        found += [] if self.mismatch is None else [_VICTIMS]
+        self._since_ns = {what: self._since_ns.get(what, now_ns) for what in found}
 
     def _run(self) -> None:
         logged = ""
