@@ -20,14 +20,13 @@ from monitor.actions.oom_values import Mark
 from monitor.actions.oomadj import REMEDY, OomScores
 from monitor.actions.qos_notes import ScoreNotes
 from monitor.errors import MonitorError
-from monitor.kernel.cgroupfs import GONE, Hierarchy
+from monitor.kernel.cgroupfs import GONE
 from monitor.kernel.procfs import Process
 from monitor.link import messages
 from monitor.link.messages import Braked, Decision, Evicted, State
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
-from monitor.side.export.log import Log
 from monitor.side.view import View, label
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ _LOG_S = 10.0
 
 
 class VictimMarks:
-    """``find(uid)`` is a pod as it is known now. `take`, `appeared` and `restored` are the loop's, and never wait.
+    """`take`, `appeared` and `restored` are the loop's, and never wait.
 
     Under --mode hold and --mode enforce. A pod that is being evicted keeps its mark until it is gone. While evictions
     are suspended, because they would not help, no pod is marked. The values are set back as soon as another pod is
@@ -55,21 +54,11 @@ class VictimMarks:
     A thread of its own does it: of a pod with thousands of processes it takes a part of a second.
     """
 
-    def __init__(
-        self,
-        journal: MarkJournal,
-        hierarchy: Hierarchy,
-        find: Callable[[str], FoundPod | None],
-        log: Log,
-        wake: Callable[[], object] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
         self.marks = self.failures = 0
-        self._journal = journal
-        self._hierarchy = hierarchy
-        self._find = find
-        self._log = log
-        self._wake_side = wake
+        self._view = view
+        self._journal = MarkJournal(Path(view.config.state_dir))
+        self._log = view.log
         self._clock = clock
         self._wanted: dict[str, FoundPod] = {}  # replaced as a whole by the loop, read by the thread
         self._leaving: deque[str] = deque(maxlen=_MOST_LEAVING)
@@ -102,7 +91,7 @@ class VictimMarks:
                 self._leaving.remove(message.pod)
         else:
             first = [] if isinstance(message, Braked) else _first(message)
-            found = {uid: self._find(uid) for uid in (*self._leaving, *first)}
+            found = {uid: self._view.pods.get(uid) for uid in (*self._leaving, *first)}
             wanted = {uid: pod for uid, pod in found.items() if pod is not None and _may(pod)}
             if wanted.keys() != self._wanted.keys():
                 self._asked |= wanted.keys()
@@ -211,7 +200,7 @@ class VictimMarks:
             if what.restored:
                 self._log.info("oom_score_adj is that of the pod again", uid=uid, **asdict(what))
         self._restored.append(uid)
-        self._wake_side()
+        self._view.wake_side()
 
     def _try(self, uid: str, step: Callable[[], object]) -> None:
         try:
@@ -231,7 +220,7 @@ class VictimMarks:
     def _is_ours(self, cgroup: Path) -> bool:
         """The pods' source leaves out the pod of outrace; checked again, because a mark would have it killed."""
         with Process(os.getpid()) as process:
-            own = process.memory_cgroup(self._hierarchy)
+            own = process.memory_cgroup(self._view.hierarchy)
         return own is None or own.is_relative_to(cgroup)
 
 
@@ -351,8 +340,7 @@ class ProcessWatch:
         about = view.hierarchy, view.capacity, self._notes, view.log_budget, era(config.policy)
         self.marks: VictimMarks | None = None
         if config.enforce:
-            journal = MarkJournal(Path(config.state_dir))
-            self.marks = VictimMarks(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log, view.wake_side)
+            self.marks = VictimMarks(view)
             self.scores = OomScores(*about, self.marks.appeared)
             self.marks.start()
         else:

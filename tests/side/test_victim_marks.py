@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.oom_marks import MarkJournal
 from monitor.actions.oomadj import OomScores
 from monitor.actions.qos_notes import ScoreNotes
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Braked, Evicted
 from monitor.pods.model import FoundPod
+from monitor.settings.config import RunConfig
 from monitor.side.process_watch import LOOK_S, SOON_S, VictimMarks
 from tests import live
 from tests.daemon.harness import DECISION, STATE
 from tests.log_lines import LogLines
 from tests.policy.builders import container, pod
 from tests.puppet import Puppet
+from tests.side.views import view
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 NAMES = ("a", "b", "critical")
@@ -41,7 +42,8 @@ class Bench:
             self.pods[name] = found(name, cgroup)
             self.processes[name] = stack.enter_context(Puppet(cgroup))
             self.write(name, 100 * (number + 1))
-        self.marks = VictimMarks(MarkJournal(state_dir), cgroupfs.detect(), self.pods.get, self.log, clock=self.clock)
+        known = view(RunConfig(state_dir=str(state_dir)), cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
+        self.marks = VictimMarks(known, self.clock)
 
     def clock(self) -> float:
         self.now += self.pass_s
