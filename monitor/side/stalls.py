@@ -92,8 +92,7 @@ class Stalls:
         self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque(maxlen=stall.GROWTH_NS // GROWTH_PACE_NS + 2)
         self._grown_due_ns = 0
         self._problem = ""  # logged last
-        budget = LogBudget(view.log)  # of this thread: a pod can cause any number of lines
-        self._line, self._lines_due_ns, self._flush = budget, budget.due_ns, budget.flush
+        self._log_budget = LogBudget(view.log)  # of this thread: a pod can cause any number of lines
         #: Growth of each pod and outside of them, and the eviction order; when they were read.
         self._figures: tuple[int, Mapping[str, int], int, Sequence[str]] = (-PACE_NS, {}, 0, ())
 
@@ -117,7 +116,7 @@ class Stalls:
             text = f"{type(error).__name__}: {error}"
             if text != self._problem:
                 self._problem = text
-                self._line("error", "stalls cannot be looked for; trying again", problem=text)
+                self._log_budget("error", "stalls cannot be looked for; trying again", problem=text)
             return None
 
     def turn(self, now_ns: int) -> int:
@@ -132,9 +131,7 @@ class Stalls:
         for subject in self._subjects.values():
             if now_ns >= subject.due_ns:
                 self._guarded(self._look, subject, now_ns)
-        due_ns = self._lines_due_ns()
-        if due_ns is not None and now_ns >= due_ns:
-            self._flush()
+        self._log_budget.flush()
         self.shown = {
             key: Shown(share, *_about(subject))
             for key, subject in self._subjects.items()
@@ -219,12 +216,12 @@ class Stalls:
         fields = {"pod": one.name, "share": round(now.most, 2), "cause": self._name(cause.uid), "why": cause.why}
         fields |= {"lacks": one.lacks, "grew": cause.grew}
         if before is None or before.why != cause.why:
-            self._line("info", "a pod waits for memory that it had", **fields)
+            self._log_budget("info", "a pod waits for memory that it had", **fields)
         if not now.counts or (one.reported is not None and one.reported.why == cause.why):
             return
         if one.reported is None:
             self.counted += 1
-            self._line("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
+            self._log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
         one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
         self._view.others_evicted(one.reported)
 
@@ -256,7 +253,7 @@ class Stalls:
         ended, reported = one.stall, one.reported
         one.stall, one.cause, one.reported = None, None, None
         if ended is not None and reported is not None:
-            self._line("info", "a pod does not stall any more", pod=one.name, why=why)
+            self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
             self._view.others_evicted(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
 
     # figures of the cause

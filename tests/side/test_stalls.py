@@ -29,14 +29,14 @@ class Node:
         self.waits = {"reader": [0, 0, 0, 0], "hog": [0, 0, 0, 0], "": [0, 0, 0, 0]}
         self.sizes = {"reader": (10, 80), "hog": (1, 0), "": (20, 90)}  # MiB that reclaim cannot take, and files
         self.limits = {"reader": "max", "hog": "max"}
-        self.view = view(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB)
+        self.log = LogLines()
+        self.view = view(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB, log=self.log)
         self.view.pods = {name: self._pod(name) for name in ("reader", "hog")}
         self.view.synced = True
         self.write()
         self.stalls = Stalls(
             self.view, tuple(map(parse_rule, rules or ("pod>50%,grace=10s",))), lambda: ["hog", "reader"], self._waited
         )
-        self.stalls._line = self.log = LogLines()
 
     def _waited(self) -> pressure.Waited:
         memory, io, _, _ = map(sum, zip(*self.waits.values(), strict=True))
