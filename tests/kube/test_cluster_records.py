@@ -116,7 +116,7 @@ def test_records_outlive_the_daemon(tmp_path: Path, api: FakeApiServer) -> None:
     (tmp_path / "cluster" / "broken.json").write_text('{"id": ')
     assert PendingRecords(tmp_path).load(problems.append) == [made]
     assert len(problems) == 1
-    pending.remove(made)
+    pending.remove(made.id)
     assert PendingRecords(tmp_path).load(problems.append) == []
 
 

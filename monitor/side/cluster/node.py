@@ -248,8 +248,7 @@ class NodeReport:
             return
 
     def _failed(self, error: MonitorError) -> None:
-        refused = isinstance(error, ApiError) and 400 <= error.code < 500
-        if not self.own_taints and refused and not isinstance(error, Conflict | TooManyRequests):
+        if not self.own_taints and is_refused(error):
             self._known, self._look_due = set(), inf  # a right that this mode is not given: nothing to wait for
             if self._left:
                 self._log.warning(
@@ -266,6 +265,11 @@ class NodeReport:
 def reason(condition: str, holds: bool) -> str:
     """As the kubelet calls it: InsufficientMemory, NoDiskPressure."""
     return _WORDS[condition][holds][0]
+
+
+def is_refused(error: Exception) -> bool:
+    """Whether the API server will refuse it the next time too, such as for want of a right."""
+    return isinstance(error, ApiError) and 400 <= error.code < 500 and not isinstance(error, Conflict | TooManyRequests)
 
 
 def _unix(text: object, default: float) -> float:

@@ -9,9 +9,10 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from monitor import documents
 from monitor.actions.status import EvictedPod, event, event_object, node_event_object, status_patch
@@ -20,10 +21,9 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.durable import replace_file
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
-from monitor.kube.errors import ApiError, Conflict, TooManyRequests
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
-from monitor.side.cluster.node import NodeReport
+from monitor.side.cluster.node import NodeReport, is_refused
 from monitor.side.export.log import Log
 
 #: Evictions kept that the API server does not know of: the oldest are dropped. (`STATE/events` has as many.)
@@ -95,54 +95,6 @@ def _accepted(made: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, "metadata": metadata}
 
 
-class PendingRecords:
-    """``STATE/cluster/*.json``. Its methods may block and raise OSError."""
-
-    def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
-        self.path = state_dir / "cluster"
-        self._keep = keep
-
-    def write(self, record: Record) -> None:
-        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        replace_file(self._file(record), json.dumps(asdict(record)).encode())
-        for path in self._oldest_first()[: -self._keep]:
-            path.unlink(missing_ok=True)
-
-    def remove(self, record: Record) -> None:
-        self._file(record).unlink(missing_ok=True)
-
-    def load(self, on_problem: Callable[[str], object]) -> list[Record]:
-        """Records of the earlier daemon, oldest first. A file that cannot be read stays where it is."""
-        found = []
-        try:
-            paths = self._oldest_first()
-        except FileNotFoundError:
-            return []
-        for path in paths:
-            try:
-                made = documents.from_json(documents.decoded(documents.read_bytes(path)))
-                found.append(Record(**{**made, "events": tuple(made["events"])}))
-            except (OSError, UnreadableError, documents.NotAFileError, TypeError, KeyError) as error:
-                on_problem(f"{path}: {type(error).__name__}: {error}; remove it")
-        return found
-
-    def _file(self, record: Record) -> Path:
-        return self.path / f"{record.id}.json"
-
-    def _oldest_first(self) -> list[Path]:
-        with os.scandir(self.path) as entries:
-            ours = [one for one in entries if one.name.endswith(".json") and not one.name.startswith(".")]
-            found = sorted((one.stat(follow_symlinks=False).st_mtime_ns, one.name) for one in ours)
-        return [self.path / name for _, name in found]
-
-
-#: One request of a removal, and the connection for it: an operator waits for `outrace unload`.
-_REQUEST_S = 3.0
-_CAP_S = 60.0
-_LEFT = "an earlier daemon left taints on its node, and they cannot be removed from here"
-_TRYING = "an earlier daemon left taints on its node; trying to remove them"
-
-
 @dataclass(frozen=True, slots=True)
 class TaintRecord:
     """``kubeconfig``: of the API server that has the node; "" is the service account of the pod. ``given``: by
@@ -155,38 +107,89 @@ class TaintRecord:
     given: bool = False
 
     @property
+    def id(self) -> str:
+        return self.node
+
+    @property
     def by_hand(self) -> str:
         return f"kubectl taint node {self.node} {' '.join(f'{key}-' for key in self.keys)}"
 
 
-class TaintRecords:
-    """``STATE/taints/NODE.json``. Its methods may block, and all but `load` raise OSError."""
+R = TypeVar("R", Record, TaintRecord)
 
-    def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / "taints"
 
-    def write(self, record: TaintRecord) -> None:
-        """Durable: the taint outlives a crash of the machine."""
+class JsonFiles(Generic[R]):
+    """A file for each record, ``ID.json``, of which the newest ``keep`` stay. Its methods may block, and all but `load`
+    raise OSError.
+    """
+
+    def __init__(self, path: Path, made: Callable[[dict[str, Any]], R], remedy: str, keep: int = KEEP) -> None:
+        self.path = path
+        self._made: Callable[[dict[str, Any]], R] = made
+        self._remedy, self._keep = remedy, keep
+
+    def write(self, record: R) -> None:
+        """Durable: a taint outlives a crash of the machine."""
         self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        replace_file(self._file(record.node), json.dumps(asdict(record)).encode())
+        replace_file(self.path / f"{record.id}.json", json.dumps(asdict(record)).encode())
+        for path in self._oldest_first()[: -self._keep]:
+            path.unlink(missing_ok=True)
 
-    def remove(self, node: str) -> None:
-        self._file(node).unlink(missing_ok=True)
+    def remove(self, record_id: str) -> None:
+        (self.path / f"{record_id}.json").unlink(missing_ok=True)
 
-    def load(self, on_problem: Callable[[str], object]) -> list[TaintRecord]:
-        """What is written down. A file that cannot be read is left where it is."""
-        found = []
-        for path in sorted(self.path.glob("[!.]*.json")):
+    def load(self, on_problem: Callable[[str], object]) -> list[R]:
+        """Records of the earlier daemon, oldest first. A file that cannot be read stays where it is."""
+        paths, found = list[Path](), list[R]()
+        try:
+            paths = self._oldest_first()
+        except (FileNotFoundError, PermissionError):
+            pass  # none was written, or not for this user
+        except OSError as error:
+            on_problem(f"{self.path}: {error.strerror}")
+        for path in paths:
             try:
-                made = documents.from_json(documents.decoded(documents.read_bytes(path)))
-                keys, given = tuple(map(str, made["keys"])), made.get("given") is True
-                found.append(TaintRecord(str(made["node"]), keys, str(made["kubeconfig"]), given))
-            except (OSError, UnreadableError, documents.NotAFileError, TypeError, KeyError) as error:
-                on_problem(f"{path}: {type(error).__name__}: {error}; look at the node's taints, and remove it")
+                found.append(self._made(documents.from_json(documents.decoded(documents.read_bytes(path)))))
+            except (OSError, UnreadableError, TypeError, KeyError) as error:
+                on_problem(f"{path}: {type(error).__name__}: {error}; {self._remedy}")
         return found
 
-    def _file(self, node: str) -> Path:
-        return self.path / f"{node}.json"
+    def _oldest_first(self) -> list[Path]:
+        found = []
+        with os.scandir(self.path) as entries:
+            for one in entries:
+                if one.name.endswith(".json") and not one.name.startswith("."):
+                    with suppress(FileNotFoundError):  # removed meanwhile
+                        found.append((one.stat(follow_symlinks=False).st_mtime_ns, one.name))
+        return [self.path / name for _, name in sorted(found)]
+
+
+class PendingRecords(JsonFiles[Record]):
+    """``STATE/cluster``."""
+
+    def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
+        def made(of: dict[str, Any]) -> Record:
+            return Record(**{**of, "events": tuple(of["events"])})
+
+        super().__init__(state_dir / "cluster", made, "remove it", keep)
+
+
+class TaintRecords(JsonFiles[TaintRecord]):
+    """``STATE/taints``, by node."""
+
+    def __init__(self, state_dir: Path) -> None:
+        def made(of: dict[str, Any]) -> TaintRecord:
+            keys, given = tuple(map(str, of["keys"])), of.get("given") is True
+            return TaintRecord(str(of["node"]), keys, str(of["kubeconfig"]), given)
+
+        super().__init__(state_dir / "taints", made, "look at the node's taints, and remove it")
+
+
+#: One request of a removal, and the connection for it: an operator waits for `outrace unload`.
+_REQUEST_S = 3.0
+_CAP_S = 60.0
+_LEFT = "an earlier daemon left taints on its node, and they cannot be removed from here"
+_TRYING = "an earlier daemon left taints on its node; trying to remove them"
 
 
 def remove_left(record: TaintRecord, records: TaintRecords, log: Log) -> None:
@@ -223,7 +226,8 @@ def _remove_all(left: list[TaintRecord], records: TaintRecords, log: Log) -> Non
         try:
             remove_left(record, records, log)
         except (MonitorError, OSError) as error:
-            wait_s = None if _is_final(error) else back_off.next_s()
+            is_final = is_refused(error) or isinstance(error, ConfigError)  # no credentials
+            wait_s = None if is_final else back_off.next_s()
             if not logged:
                 log.warning(
                     _LEFT if wait_s is None else _TRYING,
@@ -237,10 +241,3 @@ def _remove_all(left: list[TaintRecord], records: TaintRecords, log: Log) -> Non
             del left[0]
         else:
             pause.wait(wait_s)
-
-
-def _is_final(error: MonitorError | OSError) -> bool:
-    """Whether it will be the same the next time: no credentials, or not the right."""
-    if isinstance(error, ApiError):
-        return 400 <= error.code < 500 and not isinstance(error, Conflict | TooManyRequests)
-    return isinstance(error, ConfigError)

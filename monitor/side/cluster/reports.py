@@ -199,7 +199,7 @@ class Reports:
         """These are still to be sent; without any, and without a status to be written, the record is over."""
         report.record = replace(report.record, events=events)
         if not report.has_status and not events and self._reports.pop(report.record.id, None) is not None:
-            self._files.submit(partial(self._pending.remove, report.record))
+            self._files.submit(partial(self._pending.remove, report.record.id))
 
     # statuses
 
