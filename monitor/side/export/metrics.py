@@ -147,8 +147,7 @@ class Metrics(Collector):
         yield from self._daemon()
         for name, text in _DOMAIN.items():
             values = {domain: getattr(reading, name) for domain, reading in domains.items()}
-            present = {domain: value for domain, value in values.items() if value is not None}
-            yield gauge(f"memory_{name}_bytes", text, present, "domain")
+            yield gauge(f"memory_{name}_bytes", text, values, "domain")
         yield from pod_metrics(self.view)
         yield from hold_metrics(self.view)
         yield from self._signals(domains)
@@ -201,17 +200,13 @@ class Metrics(Collector):
         thresholds = {(t.signal, "hard" if t.hard else "soft"): t for t in view.thresholds if t.signal in seen}
         for unit in ("bytes", "count"):
             mine = {s: figures for s, figures in seen.items() if (RESOURCE[s] in IN_BYTES) == (unit == "bytes")}
-            available = {s: free for s, (free, total) in mine.items() if free is not None and total is not None}
-            capacity = {s: total for s, (free, total) in mine.items() if free is not None and total is not None}
-            quantities = {
-                key: t.quantity(total)
-                for key, t in thresholds.items()
-                if t.operator and (total := mine.get(t.signal, (None, None))[1]) is not None
-            }
+            available = {s: free for s, (free, _) in mine.items()}
+            capacity = {s: total for s, (_, total) in mine.items()}
+            compared = {key: t for key, t in thresholds.items() if t.operator and t.signal in mine}
+            quantities = {key: t.quantity(capacity[t.signal]) for key, t in compared.items()}
             yield gauge(f"signal_available_{unit}", "Amount available by the signal.", available, "signal")
             yield gauge(f"signal_capacity_{unit}", "Capacity behind the signal.", capacity, "signal")
-            text = "Threshold of the signal."
-            yield gauge(f"threshold_{unit}", text, quantities, "signal", "kind")
+            yield gauge(f"threshold_{unit}", "Threshold of the signal.", quantities, "signal", "kind")
         met = {(entry["signal"], entry["kind"]) for entry in view.met}
         crossed = {key: key in met for key in thresholds}
         yield gauge("threshold_met", "1 while less than the threshold is available.", crossed, "signal", "kind")
@@ -298,17 +293,16 @@ def process_usage(pid: int) -> tuple[int, float] | None:
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def memory_signals(view: View, domains: Mapping[str, Reading]) -> dict[str, tuple[int | None, int | None]]:
+def memory_signals(view: View, domains: Mapping[str, Reading]) -> dict[str, tuple[int, int]]:
     """Signal -> available and capacity (bytes): the kubelet's, and those of outrace's own that have thresholds."""
     wanted = {threshold.signal for threshold in view.thresholds}
-    seen: dict[str, tuple[int | None, int | None]] = {}
+    seen: dict[str, tuple[int, int]] = {}
     for name, reading in domains.items():
         kubelets, *others = OF_DOMAIN[name]
-        seen[kubelets] = reading.available, reading.capacity
-        for signal in wanted.intersection(others):
-            if reading.capacity is not None:
-                taken = used(signal, reading.usage, reading.inactive_file, reading.active_file)
-                seen[signal] = reading.capacity - taken, reading.capacity
+        assert reading.capacity is not None  # of a domain it is known
+        for signal in (kubelets, *wanted.intersection(others)):
+            taken = used(signal, reading.usage, reading.inactive_file, reading.active_file)
+            seen[signal] = reading.capacity - taken, reading.capacity
     return seen
 
 
