@@ -111,7 +111,6 @@ class Holds:
         self.ended: Counter[str] = Counter()  # by why
         self.seconds = 0.0  # of holds that are over
         self.grown_bytes = 0  # by held pods, of holds that are over
-        self.left_out = 0  # messages about holds that were not reported one by one
         self._ration = HoldRation()
         #: When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out.
         self.due_ns = self._ration.due_ns
@@ -135,7 +134,6 @@ class Holds:
         self.now = {**self.now, message.pod: message._replace(since_ns=since_ns)}
         left_out = self._ration.take(message)
         if left_out is None:
-            self.left_out += 1
             return ""
         fields = _logged(message, left_out, held_ns=message.ts_ns, threshold=message.quantity)
         self._log.warning("pod held" if new else "the hold of a pod changed", **fields)
@@ -156,7 +154,6 @@ class Holds:
         self.grown_bytes += max(0, message.grew)
         left_out = self._ration.take(message)
         if left_out is None:
-            self.left_out += 1
             return ""
         self._log.warning("hold ended", **_logged(message, left_out, ended_ns=message.ts_ns))
         grew = f"it grew {max(0, message.grew) >> 20}Mi"

@@ -8,6 +8,7 @@ from pathlib import Path
 from monitor.actions.ledger import SIDE, Ledger
 from monitor.actions.soft_brake import SoftBrake
 from monitor.errors import MonitorError
+from monitor.kernel.sched import hurry
 from monitor.link.rare_messages import HoldEnded, Soften, Softened
 from monitor.side.view import View, label
 from monitor.side.worker import Worker
@@ -19,25 +20,22 @@ class SoftBrakes:
     def __init__(self, view: View) -> None:
         self._view = view
         self._ledger = Ledger(Path(view.config.state_dir), SIDE)
-        self._worker: Worker | None = None  # a thread that most daemons never need
+        self._worker = Worker("soft brakes")
+        self._worker.submit(hurry)  # a pod is frozen until it has its turn
         self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
 
     def soften(self, message: Soften) -> None:
         """Throttle a pod with memory.high; answer `Softened`."""
-        if self._worker is None:
-            self._worker = Worker("soft brakes")
         self._worker.submit(lambda: self._soften(message))
 
     def ended(self, message: HoldEnded) -> None:
         """A pod is not held any more."""
-        if self._worker is not None:
-            self._worker.submit(lambda: self._harden(message.pod))
+        self._worker.submit(lambda: self._harden(message.pod))
 
     def close(self, timeout_s: float) -> None:
         """Release the soft brakes in force; the next start releases those for which the time is too short."""
-        if self._worker is not None:
-            self._worker.submit(self._harden_all)
-            self._worker.close(timeout_s)
+        self._worker.submit(self._harden_all)
+        self._worker.close(timeout_s)
 
     def _harden_all(self) -> None:
         for uid in list(self._brakes):

@@ -162,7 +162,6 @@ def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
     assert [text for _, text, _ in side.log.lines] == ["pod held", "hold ended"]
     assert [text.partition(" (")[0] for text in side.events] == ["Held", "Not held any more after 2.0 s"]
     assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
-    assert side.holds.left_out == 2 * CYCLES - 2
     assert side.holds.now == {}, "the held pods are known all the time"
 
 
