@@ -62,7 +62,7 @@ def refused(path: Path, expected: str) -> None:
     store = store_at(path)
     with pytest.raises(MonitorError, match=expected):
         store.add(EVICTION_WON)
-    assert store.failing
+    assert store.problem
     assert damaged_files(path) == []
     store.record(EVICTION_WON)  # does not end the worker
     assert store.lost == 1

@@ -82,7 +82,7 @@ def test_damaged_bytes_anywhere(whole: Whole, kind: str, place: int, seed: int) 
                 assert {**each, "steps": known[each["id"]]["steps"]} == known[each["id"]]
         store = store_at(path)
         store.add(OWN_LIMIT)
-        assert not store.failing
+        assert not store.problem
         found = {each["id"]: each for each in store.all()}
         assert found.pop(OWN_LIMIT["id"]) == OWN_LIMIT
         assert found == {key: known[key] for key in found}, "an incident was changed"

@@ -35,7 +35,7 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     yield from _stalls(races)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
-    yield gauge("incident_store_failing", "1 while incidents cannot be stored.", store.failing)
+    yield gauge("incident_store_failing", "1 while incidents cannot be stored.", bool(store.problem))
     lost = store.lost + judge.dropped
     yield counter("incidents_lost", "Incidents that are not stored: refused, or dropped before.", lost)
 

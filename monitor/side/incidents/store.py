@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 MAX_AGE_S = 30 * 86400.0
 MAX_BYTES = 64 << 20
 KEEP = 10_000
-#: Below this, a single incident and its transaction would be a large part of the store.
-MIN_BYTES = 1 << 20
 #: How long a lock of another process is waited for, in seconds.
 WAIT_S = 2.0
 #: Damaged files that are kept; each is at most as large as the store.
@@ -66,9 +64,8 @@ def steady_clock(wall: Callable[[], float] = time.time, boot: Callable[[], float
 class IncidentStore(IncidentReader):
     """Writes incidents to ``path``, from one thread. Every method may block and raise OSError.
 
-    For metrics, readable from any thread without waiting: ``failing`` (the last write did not succeed) and ``problem``
-    (why, in one line, else ""); ``stored`` incidents (None before the file was looked at); ``lost`` incidents, refused
-    for good.
+    For metrics, readable from any thread without waiting: ``problem`` (why the last write failed, in one line; "" if it
+    did not); ``stored`` incidents (None before the file was looked at); ``lost`` incidents, refused for good.
     """
 
     def __init__(
@@ -83,13 +80,10 @@ class IncidentStore(IncidentReader):
         clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(path, wait_s=wait_s)
-        if max_bytes < MIN_BYTES:
-            raise ValueError(f"max_bytes: at least {MIN_BYTES}")
         self.max_age_s, self.keep = max_age_s, keep
         # A quarter is for SQLite's journal, and the file grows by one incident before others go.
         self._largest = max_bytes // 16
         self._file_bytes = max_bytes - max_bytes // 4 - self._largest
-        self.failing = False
         self.problem = ""
         self.stored: int | None = None
         self.lost = 0
@@ -125,12 +119,12 @@ class IncidentStore(IncidentReader):
                 self._rename_damaged(error)
                 self._write(row)
         except Damaged as error:
-            self.failing, self.problem = True, f"the new incident store is damaged as well: {error}"
+            self.problem = f"the new incident store is damaged as well: {error}"
             raise OSError(errno.EIO, self.problem, str(self.path)) from error
         except (OSError, MonitorError) as error:
-            self.failing, self.problem = True, str(error)
+            self.problem = str(error)
             raise
-        self.failing, self.problem = False, ""
+        self.problem = ""
 
     def _write(self, row: dict[str, Any]) -> None:
         with contextlib.suppress(FileExistsError):
