@@ -50,11 +50,8 @@ class PodWatch:
 
     def take(self) -> Iterator[Change | MonitorError]:
         """What was found since the last call, and lists that failed. Raises errors other than MonitorError."""
-        while True:
-            try:
-                found = self._found.get_nowait()
-            except queue.Empty:
-                return
+        while self._found.qsize():
+            found = self._found.get()
             if isinstance(found, Exception) and not isinstance(found, MonitorError):
                 raise found
             yield found

@@ -61,24 +61,16 @@ class Recorder:
     could not be sent, and then `turn` calls it again.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        head: Mapping[str, Any],
-        log: Log,
-        ask: Callable[[], bool],
-        file_bytes: int = FILE_BYTES,
-        files: int = FILES,
-    ) -> None:
+    def __init__(self, path: Path, head: Mapping[str, Any], log: Log, ask: Callable[[], bool]) -> None:
         self._path = path
         self._log = log
         self._ask = ask
         self._numbers = itertools.count()
-        self._writer = Writer(path, head, self._renew, file_bytes, files)
+        self._writer = Writer(path, head, self._renew)
         self._worker = Worker("recording", _QUEUE)
         self._error: OSError | None = None  # the last one, while nothing can be written
         self._unwritten_ns: int | None = None  # since when something waits to be written
-        log.info("recording", path=str(path), file_bytes=file_bytes, files=files)
+        log.info("recording", path=str(path), file_bytes=FILE_BYTES, files=FILES)
         self._passes_wanted = True  # a snapshot of the hot process
         self.state_wanted = False  # one of the reducer; it begins empty, like that of a replay
 

@@ -186,11 +186,11 @@ class Stalls:
             one.loads.popleft()
         if len(one.loads) > 1 and stall.waited(one.loads[-2], now) > one.rule.share / 2:
             one.due_ns = now_ns + NEAR_NS
-        before, one.stall = one.stall, stall.advance(one.rule, one.stall, one.loads)
-        if one.stall is not None:
-            self._follow(one, one.stall, now_ns)
-        elif before is not None:
-            one.stall = before
+        goes_on = stall.advance(one.rule, one.stall, one.loads)
+        if goes_on is not None:
+            one.stall = goes_on
+            self._follow(one, goes_on, now_ns)
+        elif one.stall is not None:
             freed = one.reported is not None and self._kept(one.reported.cause or "") * 2 < one.cause_kept
             self._over(one, now_ns, stall.FREED if freed else stall.CALM)
 

@@ -113,7 +113,8 @@ def test_files_of_different_runs_are_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_in_the_middle_is_a_gap(tmp_path: Path) -> None:
     events = [End(i) for i in range(30)]
-    recorder = Recorder(tmp_path / "rec", header(CONFIG, 1, 0), Log(), lambda: True, file_bytes=0)
+    recorder = Recorder(tmp_path / "rec", header(CONFIG, 1, 0), Log(), lambda: True)
+    recorder._writer._file_bytes = 0
     for event in events:
         recorder.event(event)
         recorder._worker.submit(recorder._writer.flush)
