@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from monitor.policy.stall import KUBEPODS, MACHINE
 from monitor.race.events import NODE
-from monitor.race.forecast import LEVEL, STILL, Forecast
+from monitor.race.forecast import LEVEL, STILL
 from monitor.side.export.families import counter, gauge, histogram
 
 if TYPE_CHECKING:
@@ -76,13 +76,20 @@ def _ahead(races: Races) -> Iterator[Metric]:
         ("threshold", "forecast_threshold", "the nearest threshold that is not crossed yet is crossed"),
         ("oom", "forecast_oom", "the limit of the domain is hit"),
     ):
-        outlook = forecaster.outlook(what)
         labels = ("domain", "signal") if what == "threshold" else ("domain",)
-        keys = {domain: (domain, made.signal)[: len(labels)] for domain, made in outlook.items()}
+        outlook = {(domain, made.signal)[: len(labels)]: made for domain, made in forecaster.outlook(what).items()}
+        middles = {key: made.in_ns / 1e9 for key, made in outlook.items() if made.in_ns is not None}
+        middles |= {key: inf for key, made in outlook.items() if made.no == STILL}
         text = f"Time until {until} at the present growth; +Inf without growth, absent without a forecast."
-        yield gauge(f"{name}_seconds", text, _middles(outlook, keys), *labels)
+        yield gauge(f"{name}_seconds", text, middles, *labels)
+        ends = {
+            (*key, end): ns / 1e9
+            for key, made in outlook.items()
+            for end, ns in (("soonest", made.soonest_ns), ("latest", made.latest_ns))
+            if ns is not None
+        }
         text = f"Ends of the {LEVEL:.0%} interval of the time until {until}. Absent without a forecast."
-        yield gauge(f"{name}_interval_seconds", text, _ends(outlook, keys), *labels, "end")
+        yield gauge(f"{name}_interval_seconds", text, ends, *labels, "end")
     pods = forecaster.view.pods
     near = {
         (pods[uid].pod.namespace, pods[uid].pod.name): seconds
@@ -95,17 +102,3 @@ def _ahead(races: Races) -> Iterator[Metric]:
     yield histogram("forecast_error_seconds", text, {"": forecaster.error_s.shown()})
     text = f"Crossings, by the first forecast in the 30 s before: inside its {LEVEL:.0%} interval, sooner, later, none."
     yield counter("forecasts_judged", text, forecaster.judged, "outcome")
-
-
-def _middles(outlook: Mapping[str, Forecast], keys: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], float]:
-    found = {keys[domain]: made.in_ns / 1e9 for domain, made in outlook.items() if made.in_ns is not None}
-    return found | {keys[domain]: inf for domain, made in outlook.items() if made.no == STILL}
-
-
-def _ends(outlook: Mapping[str, Forecast], keys: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], float]:
-    found = {}
-    for domain, made in outlook.items():
-        for end, ns in (("soonest", made.soonest_ns), ("latest", made.latest_ns)):
-            if ns is not None:
-                found[(*keys[domain], end)] = ns / 1e9
-    return found
