@@ -382,11 +382,9 @@ class IncidentReader:
     def _rows(self, query: str, values: Values = ()) -> Rows:
         """All that SQLite answers; nothing if there is no store yet."""
         with contextlib.suppress(FileNotFoundError):
-            try:
+            with contextlib.suppress(Damaged):
                 return self._read(query, values)
-            except Damaged:
-                pass  # perhaps it was renamed, or copied, while the monitor wrote to it
-            try:
+            try:  # again: perhaps it was renamed, or copied, while the monitor wrote to it
                 return self._read(query, values)
             except Damaged as error:
                 raise MonitorError(f"{self.path} is damaged: {error}", REMEDY) from error
