@@ -12,6 +12,7 @@ from __future__ import annotations
 import calendar
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -61,6 +62,7 @@ LOOK_S = 300.0
 TRIES = 4
 
 
+@dataclass(eq=False)
 class NodeReport:
     """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none;
     None where pods are never held. `write_conditions` and `write_taints` write what is due, `end` removes our taints.
@@ -70,81 +72,71 @@ class NodeReport:
     ``on_change(condition, holds, when)`` is called at each change.
     """
 
-    def __init__(
-        self,
-        client: ApiClient,
-        node: str,
-        holding: Callable[[], Collection[str] | None],
-        log: Log,
-        on_change: Callable[[str, bool, float], object] = lambda *_: None,
-        held: Callable[[], str] | None = None,
-        own_taints: bool = False,
-        note: Callable[[Collection[str]], object] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        jitter: float = 1.0,
-    ) -> None:
-        self.own_taints = own_taints
-        self._client = client
-        self._node = node
-        self._holding = holding
-        self._log = log
-        self._on_change = on_change
-        self._held = held
-        self._note = note
-        self._clock = clock
-        self._wall = wall
+    client: ApiClient
+    node: str
+    holding: Callable[[], Collection[str] | None]
+    log: Log
+    on_change: Callable[[str, bool, float], object] = lambda *_: None
+    held: Callable[[], str] | None = None
+    own_taints: bool = False
+    note: Callable[[Collection[str]], object] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    jitter: float = 1.0
 
+    def __post_init__(self) -> None:
         self._held_text = ""
         self._held_due = 0.0
-        self._conditions = Retry(log, BackOff(cap_s=60.0, jitter=jitter, clock=clock), clock)
+        self._conditions = self._retry(self.log)
         self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
         self._written: dict[str, bool] = {}
         self._heartbeat_due = 0.0
 
         # Without own taints a failure is not logged: only what an earlier daemon left would be removed.
-        log_taints = log if own_taints else lambda *_, **__: None
-        self._taints = Retry(log_taints, BackOff(cap_s=60.0, jitter=jitter, clock=clock), clock)
+        self._taints = self._retry(self.log if self.own_taints else lambda *_, **__: None)
         self._noted: set[str] | None = None  # None: not known
         self._known: set[str] | None = None  # our taints that the node has; None: not known
         self._left: list[str] = []  # found, and not wanted
         self._look_due = 0.0
 
+    def _retry(self, log: Callable[..., object]) -> Retry:
+        return Retry(log, BackOff(cap_s=60.0, jitter=self.jitter, clock=self.clock), self.clock)
+
     def write_conditions(self) -> None:
-        holding = self._holding()
+        holding = self.holding()
         if holding is None:
             return
-        now = self._clock()
+        now = self.clock()
         state = {name: name in holding for name in _WORDS}
-        before, text = self._held_text, "" if self._held is None else self._held()
+        before, text = self._held_text, "" if self.held is None else self.held()
         if text != before and now >= self._held_due:
             self._held_text, self._held_due = text, now + HELD_S
-        if self._held is not None or POD_HELD in self._since:
+        if self.held is not None or POD_HELD in self._since:
             state[POD_HELD] = bool(self._held_text)
         if not self._since:
             self._resume(state)
         for name, holds in state.items():
             if self._since.get(name, (None, 0.0))[0] != holds:
                 if name in self._since and name in _WORDS:  # a pod that is held has events of its own
-                    self._on_change(name, holds, self._wall())
-                self._since[name] = (holds, self._wall())
+                    self.on_change(name, holds, self.wall())
+                self._since[name] = (holds, self.wall())
         is_written = state == self._written and before == self._held_text
         if now < self._heartbeat_due and (self._conditions.problem or is_written):
             return
         try:
-            self._client.patch(NODES, self._node, {"status": {"conditions": self._objects()}}, subresource="status")
+            self.client.patch(NODES, self.node, {"status": {"conditions": self._objects()}}, subresource="status")
         except MonitorError as error:
-            self._conditions.failed(error, "node conditions not written; trying again", node=self._node)
+            self._conditions.failed(error, "node conditions not written; trying again", node=self.node)
             self._heartbeat_due = self._conditions.due
             return
         self._written, self._heartbeat_due = state, now + HEARTBEAT_S
-        self._conditions.works("node conditions are written again", node=self._node)
+        self._conditions.works("node conditions are written again", node=self.node)
 
     def _resume(self, state: dict[str, bool]) -> None:
         """A condition that is as the earlier daemon left it keeps its lastTransitionTime."""
-        now = self._wall()
+        now = self.wall()
         try:
-            found = self._client.get(NODES, self._node)["status"].get("conditions", [])
+            found = self.client.get(NODES, self.node)["status"].get("conditions", [])
         except (MonitorError, LookupError, AttributeError):
             return  # it begins now
         for one in found:
@@ -160,7 +152,7 @@ class NodeReport:
                 "type": f"{PREFIX}{name}",
                 "status": str(holds),
                 **self._words(name, holds),
-                "lastHeartbeatTime": timestamp(self._wall()),
+                "lastHeartbeatTime": timestamp(self.wall()),
                 "lastTransitionTime": timestamp(since),
             }
             for name, (holds, since) in self._since.items()
@@ -175,21 +167,21 @@ class NodeReport:
         return {"reason": "OutraceHoldsNoPod", "message": "outrace holds no pod"}
 
     def write_taints(self) -> None:
-        holding = self._holding() if self.own_taints else ()
+        holding = self.holding() if self.own_taints else ()
         if holding is None:
             return
         wanted = {key for condition, key in KEYS.items() if condition in holding}
-        now = self._clock()
+        now = self.clock()
         if now < self._look_due and (self._taints.problem or wanted == self._known):
             return
         self._known = None  # a patch whose answer was lost may have been done
         try:
-            self._write(self._client, wanted)
+            self._write(self.client, wanted)
         except MonitorError as error:
             self._failed(error)
             return
         self._known, self._look_due = wanted, now + LOOK_S if wanted else inf
-        self._taints.works("taints of the node are written again", node=self._node)
+        self._taints.works("taints of the node are written again", node=self.node)
 
     def end(self, client: ApiClient) -> None:
         """Remove our taints as the daemon ends; ``client`` still works then."""
@@ -198,8 +190,8 @@ class NodeReport:
         try:
             self.remove_taints(client)
         except (MonitorError, Cancelled) as error:
-            self._log.warning(
-                "taints of the node may be left; the next start removes them", node=self._node, problem=str(error)
+            self.log.warning(
+                "taints of the node may be left; the next start removes them", node=self.node, problem=str(error)
             )
         else:
             self._known = set()
@@ -222,15 +214,15 @@ class NodeReport:
         if keys == self._noted:
             return
         try:
-            self._note(keys)
+            self.note(keys)
         except OSError as error:
-            self._log.warning("taints of the node are not recorded", node=self._node, problem=str(error))
+            self.log.warning("taints of the node are not recorded", node=self.node, problem=str(error))
         else:
             self._noted = keys
 
     def _write_node(self, client: ApiClient, wanted: Collection[str]) -> None:
         for tries_left in reversed(range(TRIES)):
-            version, taints = _read(client.get(NODES, self._node), self._node)
+            version, taints = _read(client.get(NODES, self.node), self.node)
             ours = {one["key"] for one in taints if _is_ours(one)}
             added, self._left = sorted(set(wanted) - ours), sorted(ours - set(wanted))
             if not added and not self._left:
@@ -239,26 +231,26 @@ class NodeReport:
             made += [{"key": key, "effect": EFFECT} for key in added]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": made or None}}
             try:
-                client.patch(NODES, self._node, body, kind=PatchType.MERGE)
+                client.patch(NODES, self.node, body, kind=PatchType.MERGE)
             except Conflict:
                 if not tries_left:
                     raise
                 continue
-            self._log.info("taints of the node written", node=self._node, added=added, removed=self._left)
+            self.log.info("taints of the node written", node=self.node, added=added, removed=self._left)
             return
 
     def _failed(self, error: MonitorError) -> None:
         if not self.own_taints and is_refused(error):
             self._known, self._look_due = set(), inf  # a right that this mode is not given: nothing to wait for
             if self._left:
-                self._log.warning(
+                self.log.warning(
                     "a taint that a daemon before has left cannot be removed; use kubectl taint node NODE KEY-",
-                    node=self._node,
+                    node=self.node,
                     keys=self._left,
                     problem=str(error),
                 )
             return
-        self._taints.failed(error, "taints of the node not written; trying again", node=self._node)
+        self._taints.failed(error, "taints of the node not written; trying again", node=self.node)
         self._look_due = self._taints.due
 
 

@@ -83,40 +83,34 @@ class Report:
     problem: str = ""
 
 
+@dataclass(eq=False)
 class Reports:
     """`write_statuses` and `send_events` are called from a thread each, so that what may wait does not hold up a
     status: again when ``status_due`` or ``event_due`` is set. ``files`` writes what is not over to ``STATE/cluster``,
     one job after the other. ``on_status_not_taken(record, fate, text)`` is called from a thread, with one of `FATES`.
     """
 
-    def __init__(
-        self,
-        client: ApiClient,
-        events_client: ApiClient,
-        state_dir: Path,
-        files: Worker,
-        log: Log,
-        on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
-        clock: Callable[[], float] = time.monotonic,
-        jitter: float = 1.0,
-    ) -> None:
+    client: ApiClient
+    events_client: ApiClient
+    state_dir: Path
+    files: Worker
+    log: Log
+    on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None
+    clock: Callable[[], float] = time.monotonic
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
         # For the metrics:
         self.fates = dict.fromkeys(FATES, 0)
         self.seconds, self.sent = Histogram(ACCEPTED_S), Histogram(ACCEPTED_S)  # `sent`: until it was on its way
         self.erased = 0  # times a kubelet had written another phase over a status
         self.events_sent = self.events_dropped = 0
         self.status_due, self.event_due = threading.Event(), threading.Event()
-        self._client = client
-        self._events_client = events_client
-        self._pending = PendingRecords(state_dir)
-        self._files = files
-        self._log = log
-        self._on_status_not_taken = on_status_not_taken
-        self._clock = clock
+        self._pending = PendingRecords(self.state_dir)
         self._lock = threading.RLock()
         self._reports: dict[str, Report] = {}  # by the id of the record, oldest first
-        self._retry = Retry(log, BackOff(first_s=0.5, jitter=jitter, clock=clock), clock)
-        self._rights_back_off = BackOff(first_s=0.5, jitter=jitter, clock=clock)
+        back_off = partial(BackOff, first_s=0.5, jitter=self.jitter, clock=self.clock)
+        self._retry, self._rights_back_off = Retry(self.log, back_off(), self.clock), back_off()
         self._held: set[str] = set()  # namespaces that get no event until `_held_until`
         self._held_until = 0.0
         self._denied: set[str] = set()  # those without the right, the last time
@@ -125,7 +119,7 @@ class Reports:
     def load(self) -> None:
         """What the previous daemon left; a status only where that still has a meaning."""
         for record in self._pending.load(
-            lambda problem: self._log.warning("a stored eviction cannot be read", problem=problem)
+            lambda problem: self.log.warning("a stored eviction cannot be read", problem=problem)
         ):
             age_s = max(0.0, time.time() - record.killed)
             if record.in_grace and age_s < _LONGEST_GRACE_S:
@@ -141,7 +135,7 @@ class Reports:
         Events wait for a status: the API server has the same CPUs as what dies.
         """
         settled = age_s is None
-        made = Report(record, self._clock() - (age_s or 0.0), record.in_grace or not settled, settled)
+        made = Report(record, self.clock() - (age_s or 0.0), record.in_grace or not settled, settled)
         with self._lock:
             if record.in_grace:
                 self._make_room(record.uid)
@@ -152,7 +146,7 @@ class Reports:
                 self._leave(one, ())
         (self.event_due if settled else self.status_due).set()
         if not stored:  # after the rest: a status cannot wait for a disk
-            self._files.submit(partial(self._write, record))
+            self.files.submit(partial(self._write, record))
 
     def _make_room(self, uid: str) -> None:
         """For a pod in its grace: an earlier eviction of it gets no status any more, nor the oldest of too many."""
@@ -167,10 +161,10 @@ class Reports:
             found = next((one for one in self._with_status(in_grace=True) if one.record.uid == uid), None)
             if found is None:
                 return
-            found.killed = self._clock() - age_s
+            found.killed = self.clock() - age_s
             found.record = record = replace(found.record, killed=time.time() - age_s, in_grace=False)
         self.status_due.set()
-        self._files.submit(partial(self._write, record))
+        self.files.submit(partial(self._write, record))
 
     def _write(self, record: Record) -> None:
         with self._lock:
@@ -199,7 +193,7 @@ class Reports:
         """These are still to be sent; without any, and without a status to be written, the record is over."""
         report.record = replace(report.record, events=events)
         if not report.has_status and not events and self._reports.pop(report.record.id, None) is not None:
-            self._files.submit(partial(self._pending.remove, report.record.id))
+            self.files.submit(partial(self._pending.remove, report.record.id))
 
     # statuses
 
@@ -210,13 +204,13 @@ class Reports:
                 self._finish(found[0], UNCONFIRMED if found[0].accepted else AWAY)
                 continue
             first = min(found, key=lambda one: one.due)
-            if (wait_s := first.due - self._clock()) > 0:
+            if (wait_s := first.due - self.clock()) > 0:
                 return wait_s
             self._step(first)
         return None
 
     def _step(self, report: Report) -> None:
-        if self._clock() - report.killed > WINDOW_S:
+        if self.clock() - report.killed > WINDOW_S:
             self._finish(report, UNCONFIRMED if report.accepted else AWAY)
             return
         record = report.record
@@ -239,24 +233,24 @@ class Reports:
 
         def sent() -> None:
             if report.sent_s is None:
-                report.sent_s = self._clock() - report.killed
+                report.sent_s = self.clock() - report.killed
                 self.sent.observe(report.sent_s)
 
         about = PODS, record.pod, record.patch, record.namespace
-        pod = self._client.patch(*about, subresource="status", timeout_s=TIMEOUT_S, on_sent=sent)
+        pod = self.client.patch(*about, subresource="status", timeout_s=TIMEOUT_S, on_sent=sent)
         if not report.accepted:
             report.accepted = True
-            took_s = self._clock() - report.killed
+            took_s = self.clock() - report.killed
             self.seconds.observe(took_s)
             times = {"seconds": round(took_s, 4), "sent_seconds": round(report.sent_s or 0.0, 4)}
-            self._log.info("status of an evicted pod written", pod=record.title, uid=record.uid, **times)
+            self.log.info("status of an evicted pod written", pod=record.title, uid=record.uid, **times)
             self._settle(report)
         return pod
 
     def _looked(self, report: Report) -> Mapping[str, Any] | None:
         """The pod as it is, its status written again where it is wrong; None if it is another one."""
         record = report.record
-        pod = self._client.get(PODS, record.pod, record.namespace)
+        pod = self.client.get(PODS, record.pod, record.namespace)
         if _uid(pod) != record.uid:
             return None
         if _is_evicted(pod):
@@ -267,7 +261,7 @@ class Reports:
 
     def _judge(self, report: Report, pod: Mapping[str, Any]) -> None:
         """What the kubelet has made of it so far."""
-        now = self._clock()
+        now = self.clock()
         version = str(pod["metadata"].get("resourceVersion", ""))
         if version != report.version or not _have_ended(pod):
             report.version, report.still_since = version, now
@@ -280,7 +274,7 @@ class Reports:
         """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
         record = report.record
         try:
-            same = is_there(self._client, record.namespace, record.pod, record.uid)
+            same = is_there(self.client, record.namespace, record.pod, record.uid)
         except MonitorError as other:
             self._on_error(report, other)
             return
@@ -297,14 +291,14 @@ class Reports:
             return
         if not report.problem:
             problem = str(error)
-            self._log.warning(
+            self.log.warning(
                 "status of an evicted pod not written; trying again", pod=report.record.title, problem=problem
             )
         report.problem = str(error)
-        if not report.accepted and self._clock() - report.killed >= LATE_S:
+        if not report.accepted and self.clock() - report.killed >= LATE_S:
             self._settle(report)
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
-        report.due = self._clock() + max(RETRY_S, asked_s or 0.0)
+        report.due = self.clock() + max(RETRY_S, asked_s or 0.0)
 
     def _finish(self, report: Report, fate: str) -> None:
         record = report.record
@@ -313,9 +307,9 @@ class Reports:
         fields: dict[str, Any] = {"pod": record.title, "uid": record.uid, "written_again": report.erased}
         if report.problem and fate in (AWAY, REFUSED):
             fields["problem"] = report.problem
-        self._log(level, text, **fields)
+        self.log(level, text, **fields)
         if level != "info":
-            self._on_status_not_taken(record, fate, text)
+            self.on_status_not_taken(record, fate, text)
         with self._lock:
             report.has_status = False
             events = report.record.events
@@ -327,7 +321,7 @@ class Reports:
     def send_events(self) -> float | None:
         """Send what waits; seconds until the next try, None while nothing waits."""
         while waiting := self._with_events():
-            now = self._clock()
+            now = self.clock()
             if (wait_s := self._retry.due - now) > 0:
                 return wait_s
             if self._held and now >= self._held_until:
@@ -345,7 +339,7 @@ class Reports:
     def _send(self, report: Report, event: Mapping[str, Any]) -> None:
         namespace = _namespace(event)
         try:
-            self._events_client.create(EVENTS, event, namespace)
+            self.events_client.create(EVENTS, event, namespace)
             self.events_sent += 1
             self._refusing.discard(namespace)
         except AlreadyExists:
@@ -363,7 +357,7 @@ class Reports:
         if namespace in self._denied:
             self._denied.discard(namespace)
             self._rights_back_off.reset()
-            self._log.info("events are sent again", namespace=namespace, waiting=self.waiting)
+            self.log.info("events are sent again", namespace=namespace, waiting=self.waiting)
         name = event["metadata"]["name"]
         with self._lock:
             self._leave(report, tuple([one for one in report.record.events if one["metadata"]["name"] != name]))
@@ -376,15 +370,15 @@ class Reports:
         if len(self._refusing) >= KEEP:
             self._refusing.clear()
         self._refusing.add(namespace)
-        self._log.error("an event is refused; it stays in the state directory", pod=record.title, problem=str(error))
+        self.log.error("an event is refused; it stays in the state directory", pod=record.title, problem=str(error))
 
     def _hold(self, namespace: str, error: Forbidden) -> None:
         """A right is missing, which an operator may give: the events of this namespace wait; others are sent."""
         if not self._held:
-            self._held_until = self._clock() + self._rights_back_off.next_s(error.retry_after_s)
+            self._held_until = self.clock() + self._rights_back_off.next_s(error.retry_after_s)
         self._held.add(namespace)
         if not self._denied:
-            self._log.warning("events wait for a right", namespace=namespace, waiting=self.waiting, problem=str(error))
+            self.log.warning("events wait for a right", namespace=namespace, waiting=self.waiting, problem=str(error))
         if len(self._denied) < KEEP:
             self._denied.add(namespace)
 

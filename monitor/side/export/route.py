@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 #: Requests that wait for the routes of one `Shared`.
@@ -62,6 +63,7 @@ class Budget:
             return max(0.0, self._earned_at - now)
 
 
+@dataclass(eq=False)
 class Shared:
     """Answers of ``routes`` (by path), made by one thread at a time; those that wait for the same answer get one.
 
@@ -69,24 +71,15 @@ class Shared:
     that came before it was begun.
     """
 
-    def __init__(
-        self,
-        routes: Mapping[str, Route],
-        on_error: Callable[[str], None],
-        share: float = 1.0,
-        fresh_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """``clock`` and ``cpu`` (of the calling thread) are in seconds."""
-        self._routes = routes
-        self._on_error = on_error
-        self._share = share
-        self._fresh_s = fresh_s
-        self._clock = clock
-        self._cpu = cpu
-        self._sleep = sleep
+    routes: Mapping[str, Route]
+    on_error: Callable[[str], None]
+    share: float = 1.0
+    fresh_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic  # seconds, as the next
+    cpu: Callable[[], float] = time.thread_time
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
         self._due = -math.inf
         self._room = threading.Semaphore(MAX_WAITING)
         self._one = threading.Lock()
@@ -96,13 +89,13 @@ class Shared:
     @property
     def is_kept(self) -> bool:
         """Whether its answers are kept, and making them is paid for here."""
-        return self._fresh_s > 0
+        return self.fresh_s > 0
 
     def ask(self, path: str, accept: str) -> Response | None:
         """From any thread; None if too many wait already."""
         # There are two formats: a client must not cause a rendering for each spelling of Accept.
         key = (path, OPENMETRICS if "application/openmetrics-text" in accept else "")
-        since = self._clock() - self._fresh_s
+        since = self.clock() - self.fresh_s
         if (kept := self._kept(key, since)) is not None:
             return kept
         if not self._room.acquire(blocking=False):
@@ -118,23 +111,23 @@ class Shared:
         return response if made_at >= since else None
 
     def _make(self, path: str, accept: str) -> Response:
-        if (wait_s := self._due - self._clock()) > 0:
-            self._sleep(wait_s)
-        began, before = self._clock(), self._cpu()
+        if (wait_s := self._due - self.clock()) > 0:
+            self.sleep(wait_s)
+        began, before = self.clock(), self.cpu()
         try:
-            response = self._routes[path](accept)
+            response = self.routes[path](accept)
         except Exception as error:  # noqa: BLE001 - one bad answer must not end the thread in silence
             self._report(f"{path}: {type(error).__name__}: {error}")
             response = text(500, "internal error; see the log")
         # The first one imports what renders: 0.1 s of CPU once, for which no client has to wait 10 s.
         if (path, accept) in self._made:
-            self._due = self._clock() + (self._cpu() - before) * (1 / self._share - 1)
+            self._due = self.clock() + (self.cpu() - before) * (1 / self.share - 1)
         self._made[path, accept] = began, response
         return response
 
     def _report(self, problem: str) -> None:
-        now = self._clock()
+        now = self.clock()
         logged, when = self._logged
         if problem != logged or now - when > _REPEAT_S:
             self._logged = (problem, now)
-            self._on_error(problem)
+            self.on_error(problem)
