@@ -186,6 +186,7 @@ class Connection:
         return peer == own or peer == "::1" or peer.startswith("127.")
 
 
+@dataclass(eq=False)
 class Server:
     """Serves on ``listener``, which it owns; ``on_error(message)`` is called when something failed that should not.
 
@@ -194,28 +195,20 @@ class Server:
     connections that were closed because all others waited; `cut` those closed for being slow, or to make room.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        routes: Mapping[str, Shared],
-        on_error: Callable[[str], None],
-        exposed: bool = True,
-        max_connections: int = MAX_CONNECTIONS,
-        share: float = CLIENT_SHARE,
-        cpu: Callable[[], float] = time.thread_time,
-    ) -> None:
-        listener.setblocking(False)
-        self._listener = listener
-        self._routes = routes
-        self._on_error = on_error
-        self._exposed = exposed
-        self._max_connections = max_connections
-        self._budget = Budget(share)
-        self._cpu = cpu
-        self.refused = 0
-        self.cut = 0
+    listener: socket.socket
+    routes: Mapping[str, Shared]
+    on_error: Callable[[str], None]
+    exposed: bool = True
+    max_connections: int = MAX_CONNECTIONS
+    share: float = CLIENT_SHARE
+    cpu: Callable[[], float] = time.thread_time
+
+    def __post_init__(self) -> None:
+        self.listener.setblocking(False)
+        self.refused = self.cut = 0
+        self._budget = Budget(self.share)
         self._coming = select.poll()
-        self._coming.register(listener, select.POLLIN)
+        self._coming.register(self.listener, select.POLLIN)
         self._accepting, self._turn = threading.Lock(), threading.Lock()
         self._resting = threading.Semaphore(MAX_WAITING)
         self._accepted = 0  # connections, of a batch
@@ -230,12 +223,12 @@ class Server:
 
     def close(self) -> None:
         self._ending = True
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up that accepts
+        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up that accepts
         with self._changed:
             for connection in self._open:
                 self._cut(connection)
         with self._accepting:
-            self._listener.close()
+            self.listener.close()
 
     @property
     def connections(self) -> int:
@@ -248,12 +241,12 @@ class Server:
         counted_s = 0.0  # CPU time of this thread that was paid for; the rest is paid before it accepts or reads
         while True:
             with self._accepting:
-                used_s = self._cpu()
+                used_s = self.cpu()
                 debt_s = self._budget.spend(used_s - counted_s)
                 self._accepted = (self._accepted + 1) % BATCH
                 if debt_s > 0 and not (self._accepted and self._coming.poll(0)):
                     time.sleep(debt_s)  # clients wait in the kernel, which is cheap
-                    used_s = self._cpu()  # to wake up costs an emulated CPU more than a second of 1 % earns
+                    used_s = self.cpu()  # to wake up costs an emulated CPU more than a second of 1 % earns
                 if (sock := self._next()) is None:
                     return
                 connection = Connection(sock, used_s)
@@ -284,15 +277,15 @@ class Server:
         while not self._ending:
             self._coming.poll()  # accept(2) reports a want of descriptors even while no client connects
             try:
-                sock, _address = self._listener.accept()
+                sock, _address = self.listener.accept()
             except (BlockingIOError, ConnectionError):
                 continue
             except OSError as error:  # no descriptors, no memory
                 if not self._ending and not self._make_room():
-                    self._on_error(f"accept: {error.strerror}")
+                    self.on_error(f"accept: {error.strerror}")
                     time.sleep(DEAF_S)
                 continue
-            if len(self._open) < self._max_connections or self._make_room():
+            if len(self._open) < self.max_connections or self._make_room():
                 return sock
             self.refused += 1
             sock.close()
@@ -324,7 +317,7 @@ class Server:
         except OSError:
             pass  # the client closed the connection, as it may
         except Exception as error:  # noqa: BLE001 - a thread must not end in silence
-            self._on_error(f"{type(error).__name__}: {error}")
+            self.on_error(f"{type(error).__name__}: {error}")
 
     def _answer_all(self, connection: Connection) -> None:
         """The requests of a connection, one after the other. Raises OSError."""
@@ -350,19 +343,19 @@ class Server:
             connection.drain()
 
     def _answer(self, connection: Connection, request: Request) -> Response:
-        shared = self._routes.get(request.path)
+        shared = self.routes.get(request.path)
         if shared is None:
-            return text(404, f"not here; try {' '.join(self._routes)}")
-        if shared.is_kept and not (self._exposed or connection.is_own):
+            return text(404, f"not here; try {' '.join(self.routes)}")
+        if shared.is_kept and not (self.exposed or connection.is_own):
             return text(HTTPStatus.FORBIDDEN, _NOT_FOR_OTHERS)
         connection.is_waiting = True
         if shared.is_kept and not (self._paid(connection) or self._rest()):
             response = None
         else:
-            before = self._cpu()
+            before = self.cpu()
             response = shared.ask(request.path, request.accept)
             if shared.is_kept:
-                connection.counted_s += self._cpu() - before  # renderings are paid for there
+                connection.counted_s += self.cpu() - before  # renderings are paid for there
         connection.is_waiting = False
         if response is None:
             self.refused += 1
@@ -371,7 +364,7 @@ class Server:
 
     def _paid(self, connection: Connection) -> bool:
         """Pay for what it has used; whether that is earned."""
-        used_s = self._cpu()
+        used_s = self.cpu()
         debt_s = self._budget.spend(used_s - connection.counted_s)
         connection.counted_s = used_s
         return debt_s <= 0
