@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from monitor.policy.pods import Pod
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, OF_DISK, PID, SIGNALS, Observation
 from monitor.policy.stats import PodStats
+from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
@@ -140,6 +142,7 @@ Pods = Mapping[str, FoundPod]
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class DiskWatch:
     """Watches ``disks`` and the process ids, and measures ``pods()`` (by uid) when that matters.
 
@@ -147,27 +150,21 @@ class DiskWatch:
     wakes, without a threshold for disks or process ids and without a pod that has a limit of local storage.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        disks: Disks,
-        pods: Callable[[], Pods],
-        deliver: Callable[[], None],
-        log: Log | None = None,
-        roots: Roots | None = None,
-    ) -> None:
+    config: RunConfig
+    disks: Disks
+    pods: Callable[[], Pods]
+    deliver: Callable[[], None]
+    log: Log
+    roots: Roots | None = None
+
+    def __post_init__(self) -> None:
         self.observations: Mapping[str, Observation] = {}  #: the latest of every signal that can be read, for metrics
-        self._config = config
-        self._disks = disks
-        self._pods = pods
-        self._deliver = deliver
-        self._log = log or Log(config.log_format)
-        self._roots = roots or Roots.of(disks)
-        self._era = era(config.policy)
-        self._layout = DiskLayout(disks.layout_image_fs)
-        self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
+        self._roots = self.roots or Roots.of(self.disks)
+        self._era = era(self.config.policy)
+        self._layout = DiskLayout(self.disks.layout_image_fs)
+        self._thresholds = _of_disks(self.config)
         self._started = False
-        self.cleanup = Cleanup(config, disks[:2], self._clean, self._log)
+        self.cleanup = Cleanup(self.config, self.disks[:2], self._clean, self.log)
 
         self._closing = threading.Event()
         self._sampler = WatchedThread("disks", self._turn, self._closing, self._failed)
@@ -192,14 +189,14 @@ class DiskWatch:
 
     def start(self) -> None:
         """Begin to look, unless there is nothing that could matter. The threads end with the process."""
-        if not self._started and (self._thresholds or self._config.local_storage):
+        if not self._started and (self._thresholds or self.config.local_storage):
             self._started = True
             self._sampler.start()
             self._walker.start()
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds are in force."""
-        self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
+        self._thresholds = _of_disks(config)
         self.start()
         self._sampler.wake()
 
@@ -261,7 +258,7 @@ class DiskWatch:
         with self._lock:
             self._failure = error
         self._closing.set()
-        self._deliver()
+        self.deliver()
 
     # the node, every second
 
@@ -273,7 +270,7 @@ class DiskWatch:
         observations = dict(self._observe()) if self._thresholds else {}
         self.observations = observations
         met = self._met(observations)
-        pods = self._pods()
+        pods = self.pods()
         urgent = any(signal != PID for signal in met)
         if urgent != self._urgent or pods is not self._seen:
             self._urgent, self._seen = urgent, pods
@@ -286,7 +283,7 @@ class DiskWatch:
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:
         """Every signal that can be read, in the order of `SIGNALS`."""
-        nodefs, imagefs, _ = self._disks
+        nodefs, imagefs, _ = self.disks
         for path, (space, inodes) in zip((nodefs, imagefs, imagefs), OF_DISK, strict=True):
             found = self._readable(space, partial(file_system, path))
             if found is None:
@@ -348,9 +345,9 @@ class DiskWatch:
         if problem != self._failing.get(what, ""):
             self._failing[what] = problem
             if problem:
-                self._log.error(problem, signal=what)
+                self.log.error(problem, signal=what)
             else:
-                self._log.info("disk or process figures can be read again", signal=what)
+                self.log.info("disk or process figures can be read again", signal=what)
         return found
 
     def _publish(
@@ -369,13 +366,13 @@ class DiskWatch:
         )
         with self._lock:
             self._message = newer if self._message is None else _merged(self._message, newer)
-        self._deliver()
+        self.deliver()
 
     # the pods, one after the other
 
     def _measure_next(self) -> float | None:
         """Measure the pod that is due; returns how long to wait for the next, None: until `wake`."""
-        pods = self._pods()
+        pods = self.pods()
         if any(uid not in pods for uid in self._measured):
             self._measured = {uid: known for uid, known in self._measured.items() if uid in pods}
         measured = self._measured
@@ -397,7 +394,7 @@ class DiskWatch:
         self._measured = {**self._measured, uid: found}
         for problem in found.problems:
             if before is None or problem not in before.problems:
-                self._log.warning(problem)
+                self.log.warning(problem)
         self._judge(pods[uid].pod, found.stats)
         if before is None:
             if self._urgent and all(uid in self._measured for uid in due):
@@ -406,10 +403,10 @@ class DiskWatch:
         return found.took_s  # walking again what is known already takes half of a CPU at most
 
     def _wanted(self, pod: Pod) -> bool:
-        return (self._urgent or (self._config.local_storage and is_limited(pod))) and not self._era.is_critical(pod)
+        return (self._urgent or (self.config.local_storage and is_limited(pod))) and not self._era.is_critical(pod)
 
     def _judge(self, pod: Pod, stats: PodStats) -> None:
-        if not self._config.local_storage:
+        if not self.config.local_storage:
             return
         message = storage_violation(pod, stats, self._layout, sidecars=self._era.sidecar_storage)
         if message is not None:
@@ -421,6 +418,11 @@ class DiskWatch:
         """Called by a walk every few hundred files: also shows that it does not hang."""
         self._walker.begin_turn()
         return self._closing.is_set()
+
+
+def _of_disks(config: RunConfig) -> list[Threshold]:
+    """The thresholds of disks and process ids."""
+    return [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
 
 
 def _merged(older: DiskFigures, newer: DiskFigures) -> DiskFigures:

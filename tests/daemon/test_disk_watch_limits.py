@@ -91,7 +91,7 @@ def test_without_thresholds_and_limits_no_thread_wakes(bench: Bench) -> None:
     assert watch._turn() is None  # until it is woken
     assert watch._measure_next() is None
     assert watch.observations == {}
-    watch._config = replace(watch._config, local_storage=False)
+    watch.config = replace(watch.config, local_storage=False)
     watch.start()
     assert not {thread.name for thread in threading.enumerate()} & {"disks", "storage"}
     watch.close()

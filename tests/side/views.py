@@ -9,6 +9,7 @@ from monitor.kernel.disks import find_disks
 from monitor.link.counters import SharedStats
 from monitor.settings.config import RunConfig
 from monitor.side.disk_watch import DiskWatch
+from monitor.side.export.log import Log
 from monitor.side.view import View
 
 
@@ -19,6 +20,6 @@ def view(config: RunConfig, hierarchy: Hierarchy, capacity: int, **more: Any) ->
     source = SimpleNamespace(unlisted=(), feed=None)
     watches = {
         "watch": SimpleNamespace(source=source, stalled_s=lambda: 0.0),
-        "disks": DiskWatch(config, find_disks(), dict, lambda: None),
+        "disks": DiskWatch(config, find_disks(), dict, lambda: None, Log()),
     }
     return View(config=config, hierarchy=hierarchy, capacity=capacity, **{**pids, **parts, **watches, **more})
