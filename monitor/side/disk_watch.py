@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 # A thread that works in turns and can be seen to hang in one.
-class WatchedThread:
+class WatchedThread(threading.Thread):
     """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`.
 
     An exception of a turn ends the thread, and ``on_failure`` gets it.
@@ -52,16 +52,15 @@ class WatchedThread:
         closing: threading.Event,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        super().__init__(name=name, daemon=True)
         self._turn = turn
         self._closing = closing
         self._on_failure = on_failure
         self._wake = threading.Event()
         self._began: float | None = None  # the turn under way, monotonic seconds
-        self.start = self._thread.start
         self.wake = self._wake.set
 
-    def _run(self) -> None:
+    def run(self) -> None:
         take_time()
         try:
             while not self._closing.is_set():
@@ -82,10 +81,6 @@ class WatchedThread:
         """For how long the turn under way has lasted; 0 between two."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
 
 
 # Node-level clean-up in the daemon: the hot process requests it, commands do it, the helper counts it.
@@ -246,7 +241,8 @@ class DiskWatch:
             thread.wake()
         self.cleanup.close(timeout_s)
         for thread in (self._sampler, self._walker):
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _clean(self, actions: tuple[str, ...]) -> None:
         with self._lock:
