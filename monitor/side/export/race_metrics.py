@@ -90,12 +90,8 @@ def _ahead(races: Races) -> Iterator[Metric]:
         }
         text = f"Ends of the {LEVEL:.0%} interval of the time until {until}. Absent without a forecast."
         yield gauge(f"{name}_interval_seconds", text, ends, *labels, "end")
-    pods = forecaster.view.pods
-    near = {
-        (pods[uid].pod.namespace, pods[uid].pod.name): seconds
-        for uid, seconds in forecaster.pods().items()
-        if uid in pods
-    }
+    seconds, pods = forecaster.pods(), forecaster.view.named_pods()
+    near = {names: seconds[found.pod.uid] for names, found in pods.items() if found.pod.uid in seconds}
     text = "Time until a pod hits its own limit; absent without a forecast."
     yield gauge("pod_forecast_oom_seconds", text, near, "namespace", "pod")
     text = "Error of the first forecast in the 30 s before a crossing."
