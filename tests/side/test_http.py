@@ -136,7 +136,7 @@ def test_requests_over_the_limit_of_a_route_are_refused_at_once_and_others_serve
     for connection in waiting:
         connection.request("GET", "/wait")
     assert running.entered.acquire(timeout=TIMEOUT_S)
-    live.until(lambda: running.server._routes["/wait"]._room._value == 0, "all to wait")
+    live.until(lambda: running.server.routes["/wait"]._room._value == 0, "all to wait")
     late = running.connect()
     late.request("GET", "/wait")
     response = late.getresponse()
