@@ -60,6 +60,7 @@ image: setup ## Build the container image (BASE=mmdebstrap where no registry of 
 
 pictures: setup ## Draw the pictures of the documents; screenshots where chromium is installed
 	@$(BIN)/python scripts/picture.py
+	@$(BIN)/python -m scripts.drawings
 	@$(BIN)/python scripts/screenshots.py
 
 deb: setup ## Build a Debian package in dist/ (Debian 12 and later, Ubuntu 24.04 and later)

@@ -155,7 +155,7 @@ def draw(record: Mapping[str, Any]) -> str:
     """The SVG of a record. It needs nothing else: no font, style or script from elsewhere."""
     top_mib = 1.35 * max(mib for each in ("observe", "enforce") for _, mib in record[each]["available_mib"])
     y = svg.Scale(0, top_mib, HEIGHT - BOTTOM, TOP)
-    body = panel(LEFT, "Nobody acts in time (outrace only observes)", record["observe"], top_mib)
+    body = panel(LEFT, "outrace run: it only observes", record["observe"], top_mib)
     body += panel(LEFT + PANEL + GAP, "outrace run --enforce", record["enforce"], top_mib)
     for mib in svg.ticks(0, top_mib, 8):
         body.append(svg.text(LEFT - 8, y(mib) + 4, f"{mib:g}", svg.GREY, 12, "end"))

@@ -1,8 +1,9 @@
-"""The picture of README.md: drawn from the kept record of two races on a real kernel, and from nothing else."""
+"""The pictures of the documents are what the scripts draw, README's from the kept record of two races."""
 
 import json
 import re
 import runpy
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,6 +12,7 @@ import pytest
 from tests.commands import ROOT
 
 PICTURE = runpy.run_path(str(ROOT / "scripts" / "picture.py"))
+DRAWN = runpy.run_path(str(ROOT / "scripts" / "drawings.py"))["DRAWN"]
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +22,11 @@ def record() -> Any:
 
 def test_it_is_what_the_record_gives(record: Any) -> None:
     assert PICTURE["PICTURE"].read_text() == PICTURE["draw"](record), "run .venv/bin/python scripts/picture.py"
+
+
+@pytest.mark.parametrize("path", DRAWN)
+def test_the_drawings_are_what_is_drawn(path: Path) -> None:
+    assert path.read_text() == DRAWN[path](), "run .venv/bin/python -m scripts.drawings"
 
 
 def test_the_record_is_of_a_race_lost_and_of_the_same_race_won(record: Any) -> None:

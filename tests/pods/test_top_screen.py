@@ -1,6 +1,5 @@
 """The live view of `outrace top` as lines: what stands where, and that it fits every screen, whatever the names are."""
 
-import re
 from typing import Any
 
 from hypothesis import given, settings
@@ -9,9 +8,7 @@ from hypothesis import strategies as st
 from monitor.cli.output import clip, line, plain, shorten, text_of, width_of
 from monitor.cli.top_frame import Sample
 from monitor.cli.top_screen import View, bar_lines, growth_text, legend, marks, once, problem, screen
-from tests.commands import ROOT
 from tests.pods import top_frames as frames
-from tests.pods.top_example import shown
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]\ud800"
@@ -200,9 +197,3 @@ def test_what_a_kubelet_would_do_by_its_own_formula() -> None:
     assert said in list(once(Sample(made), 80))
     ours |= {"met": True}
     assert said not in list(once(Sample(made), 80))
-
-
-def test_the_screens_of_the_documentation_are_what_is_shown() -> None:
-    """`python -m tests.pods.top_example` prints them."""
-    screens = re.findall(r"```text\n(.*?)```", (ROOT / "docs/top.md").read_text(), re.S)
-    assert [one.rstrip("\n") for one in screens] == [shown()]

@@ -1,10 +1,8 @@
-"""The frame of docs/top.md: a node of 16 GiB whose batch job grows towards its thresholds. Run, it is printed."""
+"""The frame of docs/top.md: a node of 16 GiB whose batch job grows towards its thresholds."""
 
 from typing import Any
 
-from monitor.cli.output import text_of
 from monitor.cli.top_frame import Sample
-from monitor.cli.top_screen import View, screen
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod, threshold, victim
 
 
@@ -47,11 +45,3 @@ def example() -> Sample:
     made["kernel_victim"] = victim("python3", job["uid"], pid=20417, rss=5200 * MI, oom_score_adj=969)
     made["kernel_victim"]["pod"] = "batch/reindex-x7k2p"
     return Sample(made, "node-7")
-
-
-def shown(width: int = 80, height: int = 22) -> str:
-    return "\n".join(text_of(one).rstrip() for one in screen(example(), View(), width, height))
-
-
-if __name__ == "__main__":
-    print(shown(), shown(120, 30), sep="\n\n")
