@@ -117,7 +117,7 @@ class Incident(Record):
     `burst`: how fast memory was taken, for `outrace incidents advise`; None where it was not about a threshold.
     `reported_evicted`: pods that the API server has as Evicted by the kubelet, whatever became of them here.
     `refused`: pods that the API server was asked to evict and did not (`--evict-by api`).
-    `holds`: pods that were braked instead of killed. `memory`: its curves and thresholds, None where none was recorded.
+    `holds`: pods that were held instead of killed. `memory`: its curves and thresholds, None where none was recorded.
     `stall`: the pod that waited for memory, of the verdict `stalled`.
     """
 
