@@ -58,10 +58,10 @@ test-vagrant: setup ## Run the kernel tests in a Vagrant machine, made here and 
 image: setup ## Build the container image (BASE=mmdebstrap where no registry of images is reached)
 	@scripts/image.sh
 
-pictures: setup ## Draw the pictures and the JSON Schema of the documents; screenshots where chromium is installed
+pictures: setup ## Make pictures, schema and table of the documents; screenshots where chromium is installed
 	@$(BIN)/python scripts/picture.py
 	@$(BIN)/python -m scripts.drawings
-	@$(BIN)/python scripts/schema.py
+	@$(BIN)/python scripts/reference.py
 	@$(BIN)/python scripts/screenshots.py
 
 deb: setup ## Build a Debian package in dist/ (Debian 12 and later, Ubuntu 24.04 and later)

@@ -242,12 +242,6 @@ def test_the_default_shown_is_the_default(option: Option) -> None:
     assert option.parse(yaml.safe_load(option.default)) == default
 
 
-def test_every_option_is_in_the_document_of_the_configuration() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text()
-    names = [option.kubelet_key if option.kind == KEY else option.name for option in SETTINGS]
-    assert [name for name in names if f"`{name}`" not in text] == []
-
-
 @pytest.mark.parametrize("option", sorted(OWN_KEYS))
 @pytest.mark.parametrize("value", ["/tmp/a\0b", ["a\0b"], {"memory.available": "1\0"}])
 def test_a_nul_character_is_named_before_anything_is_done(tmp_path: Path, option: str, value: Any) -> None:

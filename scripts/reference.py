@@ -1,6 +1,7 @@
-"""The JSON Schema of an incident (`outrace incidents show ID -o json`, a webhook's body), from the types of its fields.
+"""What the documents have from the code: the JSON Schema of an incident, from the types of its fields, and the table of
+options.
 
-    .venv/bin/python scripts/schema.py             writes docs/incident.schema.json
+    .venv/bin/python scripts/reference.py          writes docs/incident.schema.json and the table in configuration.md
 """
 
 import inspect
@@ -11,8 +12,11 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from monitor.race.incident import FLAGS, VERDICTS, Incident
+from monitor.settings.options import KEY, OPTIONS, OWN_KEY, Option
 
-WRITTEN = Path(__file__).resolve().parents[1] / "docs/incident.schema.json"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SCHEMA, CONFIGURATION = DOCS / "incident.schema.json", DOCS / "configuration.md"
+BEGIN, END = "<!-- made by scripts/reference.py -->\n", "<!-- end -->\n"
 SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 #: Keys with a closed list of words.
 WORDS = {"verdict": {"enum": VERDICTS}, "flags": {"type": "array", "items": {"enum": FLAGS}}}
@@ -53,5 +57,26 @@ def of_type(hint: Any) -> dict[str, Any]:
     raise TypeError(f"no schema for {hint}")
 
 
+def table() -> str:
+    """The options in the order of the help."""
+    head = "| option, key of the file | KubeletConfiguration | default | reload |\n|---|---|---|---|\n"
+    return head + "".join(map(row, OPTIONS))
+
+
+def row(option: Option) -> str:
+    name = "the kubelet's file alone" if option.kind == KEY else f"`{option.name}`"
+    only = {OWN_KEY: " (the file alone)"}.get(option.kind, "" if option.own_file or option.kind == KEY else " (no key)")
+    key = f"`{option.kubelet_key}`" if option.kubelet_key else ""
+    default = option.default.replace("|", "\\|")
+    return f"| {name}{only} | {key} | {default} | {'yes' if option.live else ''} |\n"
+
+
+def with_table(page: str) -> str:
+    """The page with the table of today. Raises ValueError where the marks are missing."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
 if __name__ == "__main__":
-    WRITTEN.write_text(json.dumps(schema(), indent=1) + "\n")
+    SCHEMA.write_text(json.dumps(schema(), indent=1) + "\n")
+    CONFIGURATION.write_text(with_table(CONFIGURATION.read_text()))
