@@ -24,6 +24,7 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
+from monitor.link.rare_messages import StallCause
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, gate
@@ -371,15 +372,28 @@ class Decider:
             uid, text = violation
             entry = self._registry.by_uid.get(uid)
             if entry is not None and not entry.evicted:
-                acted = self._actor.act(entry, decisions.for_limit(self.config, text), {})
-                self.changed |= acted.decision is not None
-                if self.holds is not None:
-                    self.holds.acted(entry.uid, acted)
-                if self._recorder is not None:
-                    self._recorder.over_limit(entry.uid, entry.title, text, acted)
+                self._evict_for(entry, text)
                 if self._enforce:
                     return True
         return False
+
+    def _evict_for(self, entry: PodEntry, text: str) -> None:
+        """Evict a pod for what it does itself: no threshold is met, and nothing is pending."""
+        acted = self._actor.act(entry, decisions.for_limit(self.config, text), {})
+        self.changed |= acted.decision is not None
+        if self.holds is not None:
+            self.holds.acted(entry.uid, acted)
+        if self._recorder is not None:
+            self._recorder.over_limit(entry.uid, entry.title, text, acted)
+
+    def take_stall_cause(self, message: StallCause) -> None:
+        """Evict the pod that makes another one stall. Not while memory is about to come back: that may end the stall,
+        and if it does not, the helper asks again.
+        """
+        entry = self._registry.by_uid.get(message.pod)
+        busy = self._evictor.current is not None or self._pending.active or self._trigger.is_pulled or self.pressed
+        if entry is not None and self.may_act and not (busy or entry.critical or entry.evicted):
+            self._evict_for(entry, message.message)
 
     def follow(self, now_ns: int, side: int) -> bool:
         """Continue the eviction (`Evictor.follow`); when it is over, run a pass at once. Whether it is over."""

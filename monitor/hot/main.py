@@ -234,6 +234,7 @@ def _other_messages(
         messages.Reclaimed: lambda message: pending.reclaimed(message.id),
         messages.Lives: lambda message: pending.answered(message.id, message.lives),
         rare_messages.Reconfigure: configuration.take,
+        rare_messages.StallCause: decider.take_stall_cause,
     }
     if decider.holds is not None:
         made[rare_messages.KubeletEviction] = decider.holds.take_eviction

@@ -21,6 +21,7 @@ from monitor.link.rare_messages import (
     Record,
     Reread,
     Rows,
+    StallCause,
     ToHolds,
 )
 
@@ -52,8 +53,8 @@ class Decision(NamedTuple):
     """A pod is evicted, or would be (``observed``). Sent after its signal."""
 
     id: int  # counts the decisions of this hot process from 1
-    signal: str | None  # null for a pod over a limit of its own
-    kind: str  # `hard`, `soft` or `limit`
+    signal: str | None  # null for a pod over a limit of its own, or that makes another one stall
+    kind: str  # `hard`, `soft` or `limit` (no signal)
     grace_s: int  # seconds, as the kubelet has it
     pod: str  # uid
     name: str  # namespace/name
@@ -296,7 +297,7 @@ HotMessage = (
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
-    | ToHolds | Reconfigure | Apply
+    | ToHolds | Reconfigure | Apply | StallCause
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.

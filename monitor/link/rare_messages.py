@@ -164,6 +164,16 @@ class KubeletEviction(NamedTuple):
     for_memory: bool  # by the kubelet, because the node is short of memory
 
 
+# side -> hot, of stalls
+
+
+class StallCause(NamedTuple):
+    """Evict the pod that makes another one wait for memory (a rule of ``stall`` with ``evict``)."""
+
+    pod: str  # uid
+    message: str  # of its decision
+
+
 #: What is sent of holds, and to them.
 FromHolds = Held | HoldEnded | Soften
 ToHolds = KubeletEviction | Softened

@@ -32,7 +32,7 @@ _FEW_REFAULTS = 10
 #: Pods shrink by less all the time: bytes.
 _LEAST_LOST = 1 << 20
 _DEFAULT_GRACE_NS = 10_000_000_000
-_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>.+))?")
+_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<evict>,evict)?")
 
 
 class Load(NamedTuple):
@@ -48,15 +48,18 @@ class Load(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it."""
+    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it. ``evict``: then
+    the pod that grew is evicted.
+    """
 
     scope: str
     share: float
     grace_ns: int = _DEFAULT_GRACE_NS
+    evict: bool = False
 
 
 def parse_rule(text: str) -> Rule:
-    """``pod>50%,grace=10s``. Raises PolicyError."""
+    """``pod>50%,grace=10s``, perhaps with ``,evict``. Raises PolicyError."""
     found = _RULE.fullmatch(text.replace(" ", ""))
     if found is None or found["scope"] not in SCOPES:
         raise PolicyError(f"{text!r} is not a rule like 'pod>50%,grace=10s' (pod, kubepods or machine)")
@@ -66,7 +69,7 @@ def parse_rule(text: str) -> Rule:
     grace_ns = _DEFAULT_GRACE_NS if found["grace"] is None else parse_duration(found["grace"])
     if not WINDOW_NS <= grace_ns <= 3600 * WINDOW_NS:
         raise PolicyError(f"{text!r}: the grace is 1s to 1h")
-    return Rule(found["scope"], share, grace_ns)
+    return Rule(found["scope"], share, grace_ns, found["evict"] is not None)
 
 
 def share(before: Load, now: Load) -> float:
@@ -149,8 +152,8 @@ def advance(rule: Rule, stall: Stall | None, loads: Sequence[Load]) -> Stall | N
     return stall._replace(since_ns=now.ts_ns, waited_ns=0.0)
 
 
-#: Why a stall is over: its cause has freed half of its memory, the stalled pod is gone, or neither.
-FREED, GONE, CALM = "freed", "gone", "calm"
+#: Why a stall is over: its cause has freed half of its memory, or was evicted; the stalled pod is gone; or neither.
+FREED, EVICTED, GONE, CALM = "freed", "evicted", "gone", "calm"
 #: Why a pod is the cause: it reached its own limit or its memory.high; it grew; what grew is in no pod; no growth
 #: explains a third.
 OWN_LIMIT, THROTTLED, GREW, OUTSIDE, UNKNOWN = "own_limit", "throttled", "grew", "outside", "unknown"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monitor.policy.stall import FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, THROTTLED
+from monitor.policy.stall import EVICTED, FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, THROTTLED
 from monitor.race.codec import Record
 from monitor.race.facts import Facts
 from monitor.race.units import quantity, size, span
@@ -62,6 +62,8 @@ def _because(found: StalledPod) -> str:
 def _ended_by(found: StalledPod) -> str:
     if found.over == FREED:
         return f"it ended when {found.cause} had freed memory"
+    if found.over == EVICTED:
+        return f"it ended when outrace had evicted {found.cause}"
     return {"": "nothing has ended it yet", GONE: "it ended with the pod"}.get(found.over, "it ended by itself")
 
 

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
+from monitor.link.rare_messages import StallCause
 from monitor.policy import stall
 from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall
 from monitor.race.events import NODE, Stalled
+from monitor.race.units import size
 from monitor.side.export.log import LogBudget
 from monitor.side.view import View, label
 
@@ -34,6 +36,8 @@ GROWTH_PACE_NS = 5_000_000_000
 #: While the whole machine waited no longer than this, no pod did: microseconds. (The kernel weighs CPUs by their work,
 #: so a pod on one of 64 may have waited for 64 times as long: for 6 % of a second.)
 _CALM_US = 1000
+#: Between two evictions: the first one changes what stalls. As long as a kubelet waits for an evicted pod to end.
+EVICT_PACE_NS = 30_000_000_000
 #: A pod is at its limit if less than this, or a 64th of the limit, is left.
 _NEAR_LIMIT = 1 << 20
 
@@ -64,6 +68,7 @@ class _Subject:
     lacks: int = 0  # bytes, when the cause was found
     reported: Stalled | None = None
     cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
+    asked: bool = False  # hot was asked to evict the cause
     due_ns: int = 0
     whole_us: int | None = None  # for which the machine had waited when its files were read last
 
@@ -88,9 +93,11 @@ class Stalls:
         self._machine = machine
         self._whole_us: int | None = None
         self._v2 = pressure.unified(view.hierarchy)
+        self._countable = self._v2 is not None or MACHINE in self._rules
         self._subjects: dict[str, _Subject] = {}
         self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque(maxlen=stall.GROWTH_NS // GROWTH_PACE_NS + 2)
         self._grown_due_ns = 0
+        self._asked_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause
         self._problem = ""  # logged last
         self._log_budget = LogBudget(view.log)  # of this thread: a pod can cause any number of lines
         #: Growth of each pod and outside of them, and the eviction order; when they were read.
@@ -122,8 +129,8 @@ class Stalls:
     def turn(self, now_ns: int) -> int:
         """Sample what is due; when the next sample is."""
         self._match(now_ns)
-        known = any(subject.loads for subject in self._subjects.values())
-        if known and now_ns >= self._grown_due_ns and self._view.synced:  # what a late list of pods adds is no growth
+        # What a late list of pods adds is no growth. Begun before a pod waits: by then the cause has grown.
+        if self._countable and now_ns >= self._grown_due_ns and self._view.synced:
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
             self._grown.append((now_ns, self._sizes()))
         whole = self._machine()
@@ -192,7 +199,8 @@ class Stalls:
             self._follow(one, goes_on, now_ns)
         elif one.stall is not None:
             freed = one.reported is not None and self._kept(one.reported.cause or "") * 2 < one.cause_kept
-            self._over(one, now_ns, stall.FREED if freed else stall.CALM)
+            ended = stall.EVICTED if one.asked and self._view.config.enforce else stall.FREED
+            self._over(one, now_ns, ended if freed else stall.CALM)
 
     def _waited(self, one: _Subject) -> pressure.Waited | None:
         """From its files, or as they were read last if nothing has waited since."""
@@ -217,6 +225,8 @@ class Stalls:
         fields |= {"lacks": one.lacks, "grew": cause.grew}
         if before is None or before.why != cause.why:
             self._log_budget("info", "a pod waits for memory that it had", **fields)
+        if now.counts:
+            self._evict(one, now, now_ns)
         if not now.counts or (one.reported is not None and one.reported.why == cause.why):
             return
         if one.reported is None:
@@ -224,6 +234,17 @@ class Stalls:
             self._log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
         one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
         self._view.others_evicted(one.reported)
+
+    def _evict(self, one: _Subject, now: Stall, now_ns: int) -> None:
+        """Ask hot to evict the pod that grew, if the rule says so; no other before that can have helped."""
+        cause = one.cause
+        if cause is None or cause.why != stall.GREW or cause.uid == one.uid or not one.rule.evict:
+            return
+        if now_ns - self._asked_ns >= EVICT_PACE_NS:
+            self._asked_ns, one.asked = now_ns, True
+            waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
+            text = f"{waits}; {self._name(cause.uid)} grew by {size(cause.grew)}."
+            self._view.send(StallCause(cause.uid, text))
 
     def _find_cause(self, one: _Subject, now_ns: int) -> None:
         lacks = self._lacks(one)
@@ -251,7 +272,7 @@ class Stalls:
     def _over(self, one: _Subject, now_ns: int, why: str) -> None:
         """A stall is over, or its pod is gone."""
         ended, reported = one.stall, one.reported
-        one.stall, one.cause, one.reported = None, None, None
+        one.stall, one.cause, one.reported, one.asked = None, None, None, False
         if ended is not None and reported is not None:
             self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
             self._view.others_evicted(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))

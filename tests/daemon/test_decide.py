@@ -15,6 +15,7 @@ from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, PassTimer
 from monitor.link.messages import DiskFigures, Reclaim
+from monitor.link.rare_messages import StallCause
 from monitor.policy.decisions import QUIET_NS, REPEAT_NS
 from monitor.settings.config import RunConfig
 from tests.replay.world import PODS, SECOND, World, clocked
@@ -89,6 +90,20 @@ def test_pods_over_their_own_limits_go_first_and_one_by_one(make: Make) -> None:
     world.end(0, False)
     assert world.decider.evict_over_limit()
     assert [(one.kind, one.pod, one.message) for one in world.sent[1:]] == [("limit", PODS[1], "too much in 1")]
+
+
+@pytest.mark.parametrize("why", ["", "critical", "pressed", "busy"])
+def test_the_cause_of_a_stall_is_evicted_while_no_memory_is_about_to_come_back(make: Make, why: str) -> None:
+    soft = {"eviction_soft": {"memory.available": "200Mi"}, "eviction_soft_grace_period": {"memory.available": "1m"}}
+    world = make(enforce=True, **soft)
+    world.registry.by_uid[PODS[1]].critical = why == "critical"
+    if why == "busy":
+        world.press(49)
+    world.press(151 if why == "pressed" else 300)
+    before = len(world.sent)
+    world.decider.take_stall_cause(StallCause(PODS[1], "b waits"))
+    found = [(one.kind, one.pod, one.message, one.given_s) for one in world.sent[before:]]
+    assert found == ([] if why else [("limit", PODS[1], "b waits", 1)])
 
 
 # ---- disks and process ids

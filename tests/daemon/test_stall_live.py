@@ -109,3 +109,21 @@ def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
         assert "lab/hog grew by " in incident["summary"]
         assert incident["summary"].endswith("it ended when lab/hog had freed memory.")
         assert live.metric(daemon, "stalls_total") >= 1
+
+
+def test_under_enforce_the_pod_that_grew_is_evicted_and_the_reader_runs_again(
+    stage: Stage, file: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(f"stall: pod>{15 if live.emulated() else 40}%,grace=3s,evict\n")
+    with LabDaemon(
+        stage.node, "--enforce", "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi"
+    ) as daemon:
+        stage.reader.do(f"exec({READ.format(file)!r})")
+        live.until(lambda: RATIO in daemon.metrics(), "figures")
+        stage.hog.tell("[anon(1) or time.sleep(0.02) for _ in range(90)]")
+        assert live.message(daemon, "evicting")["pod"] == "lab/hog"
+        assert live.message(daemon, "evicted")["pod"] == "lab/hog"
+        domain = f"/{stage.node.pods['reader'].cgroup.relative_to(stage.node.hierarchy.root)}"
+        incident = live.message(daemon, "incident", verdict="stalled", final=True, domain=domain)
+        assert incident["summary"].endswith("it ended when outrace had evicted lab/hog.")

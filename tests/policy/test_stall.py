@@ -39,11 +39,13 @@ pages = st.integers(0, 10**6) | st.none()
         ("pod>50%", RULE),
         (" machine > 40% , grace = 1m30s", Rule("machine", 0.4, 90 * S)),
         ("kubepods>0.5%,grace=1s", Rule("kubepods", 0.005, S)),
+        ("pod>50%,grace=5s,evict", Rule(POD, 0.5, 5 * S, evict=True)),
+        ("pod>50%,evict", RULE._replace(evict=True)),
     ],
 )
 def test_a_rule_is_read_as_it_is_written(text: str, rule: Rule) -> None:
     found = parse_rule(text)
-    assert (found.scope, found.grace_ns) == (rule.scope, rule.grace_ns)
+    assert found._replace(share=rule.share) == rule
     assert found.share == pytest.approx(rule.share)
 
 
@@ -60,6 +62,7 @@ def test_a_rule_is_read_as_it_is_written(text: str, rule: Rule) -> None:
         ("pod>50%,grace=0s", "the grace is 1s to 1h"),
         ("pod>50%,grace=2h", "the grace is 1s to 1h"),
         ("pod>50%,grace=", "is not a rule"),
+        ("pod>50%,kill", "is not a rule"),
     ],
 )
 def test_what_is_no_rule_is_named(text: str, problem: str) -> None:

@@ -126,6 +126,42 @@ def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
     assert (found.cause, found.why) == ("reader", "own_limit")
 
 
+@pytest.mark.parametrize(
+    ("enforce", "grew", "limit", "asked", "over"),
+    [
+        pytest.param(True, "hog", "max", 2, "evicted", id="enforce"),
+        pytest.param(False, "hog", "max", 2, "freed", id="observe"),
+        pytest.param(True, "reader", "max", 0, "calm", id="grew-itself"),
+        pytest.param(True, "hog", str(91 * MIB), 0, "calm", id="own-limit"),
+        pytest.param(True, "", "max", 0, "calm", id="no-cause"),
+    ],
+)
+def test_hot_is_asked_to_evict_the_pod_that_grew_and_no_other(
+    tmp_path: Path, enforce: bool, grew: str, limit: str, asked: int, over: str
+) -> None:
+    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
+    sent: list[Any] = []
+    node.view.send, node.view.config = sent.append, replace(node.view.config, enforce=enforce)
+    node.second()
+    if grew:
+        node.sizes[grew] = (101, node.sizes[grew][1])
+    node.limits["reader"] = limit
+    for _ in range(9):
+        node.second(reader=0.9)
+    assert sent == [], "not before the grace is over"
+    for _ in range(34):
+        node.second(reader=0.9)
+    assert [one.pod for one in sent] == [grew] * asked, "again after 30 s, not earlier"
+    node.sizes["hog"] = (1, 0)
+    for _ in range(7):
+        node.second()
+    assert [found.over for found in node.events()][-1] == over
+    if asked:
+        assert (
+            sent[0].message == "ns/reader waits for memory that it had, up to 90% of the time; ns/hog grew by 100 MiB."
+        )
+
+
 def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
     node.second()
     for _ in range(14):
