@@ -31,6 +31,7 @@ BENCHES = {
     "footprint": ("monitor.lab.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
     "scenarios": ("monitor.lab.scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
+    "stall": ("monitor.lab.bench_stall:stall", "A pod that waits for memory: is its cause evicted, and no other?"),
     "kills": ("monitor.lab.bench_kills:kills", "Races in which the monitor itself is killed: is anything lost?"),
 }
 COMMANDS = {

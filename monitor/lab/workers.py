@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import mmap
 import os
+import random
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
-from monitor.lab.worker import MIB, Options, join, stdin_is_ready, write_line
+from monitor.lab.worker import MIB, Options, join, read_order, stdin_is_ready, write_line
 
 
 def faults(options: Options) -> None:
@@ -60,6 +61,36 @@ def neighbour(options: Options) -> None:
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
+
+
+def files(options: Options) -> None:
+    """Works on a file of `mib` MiB at `path`, by `kind`: `map` touches its pages at random, `stream` reads it from the
+    beginning to the end, `write` writes it, again and again. Answers each line with `counted N`: pages since the last.
+    """
+    kind, size, path = options["kind"], int(options["mib"]) * MIB, options["path"]
+    join(options["cgroup"])
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if kind != "write":
+        for at in range(0, size, MIB):
+            os.pwrite(fd, bytes(MIB), at)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ) if kind == "map" else None
+    chance, count, at = random.Random(1), 0, 0
+    write_line("ready")
+    while True:
+        if stdin_is_ready():
+            if not read_order():
+                return
+            write_line("counted", count)
+            count = 0
+        if mapped is not None:
+            for _ in range(64):
+                mapped[chance.randrange(size >> 12) << 12]
+            count += 64
+        else:
+            done = len(os.pread(fd, MIB, at)) if kind == "stream" else os.pwrite(fd, bytes(MIB), at)
+            at, count = (at + MIB) % size, count + (done >> 12)
 
 
 def poller(options: Options) -> None:
