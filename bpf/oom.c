@@ -249,8 +249,8 @@ static __always_inline void note_reclaim(struct oom_event *e) {
     u64 before = *last;
     *last = e->ts_ns;
     if ((s64)(e->ts_ns - before) < (s64)RECLAIM_QUIET_NS) return;  // signed: another CPU may have been here a moment later
-  } else {
-    reclaimed_at.update(&id, &e->ts_ns);
+  } else if (reclaimed_at.insert(&id, &e->ts_ns)) {
+    return;  // another CPU has put it there since, and reports it
   }
   struct domain *d = domain_at(pod_of(bpf_get_current_task()));  // by pod: it may have any number of cgroups
   if (d && !afford(&d->reclaim_due, &d->reclaim_over, e->ts_ns, RECLAIM_NS, RECLAIM_BURST)) return;
