@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from monitor.cli.main import COMMANDS, cli
-from monitor.settings.options import OPTIONS, TEXTS
+from monitor.settings.options import NUMBER, OPTIONS, TEXTS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -118,7 +118,7 @@ def check_values(command: click.Command, values: dict[str, object], ctx: click.C
         own = OF_RUN.get((param.name or "").replace("_", "-"))
         if texts and own and isinstance(param, click.Option) and param.metavar == own.metavar:
             try:
-                own.parse(texts if own.kind == TEXTS else texts[0])
+                own.parse(texts if own.kind == TEXTS else int(texts[0]) if own.kind == NUMBER else texts[0])
             except ValueError as error:
                 raise NotACommandError(f"{param.opts[0]}: {error}") from error
 
