@@ -2,8 +2,8 @@
 
 One race lost in 500 decides nothing, and one that was won little. The losses of a family are held against those of a
 recorded baseline by a sequential test (Wald's): the run ends as soon as they are shown to be more (p < 0.01), or shown
-not to be, or at --rounds. A broken promise needs no statistics: a wrong victim, damaged data or something left behind
-fails at once.
+not to be, or at --rounds. A broken promise needs no statistics: damaged data, a problem that `bench kills` finds, or
+something left behind fails at once.
 
 Families are the benches below, and those of tests/races.toml, whose tests pytest runs once each in a round. pytest does
 not tell a wrong victim from one that came late: the benches do.

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 class Decider:
-    """State of the policy and the eviction under way. Every pass is recorded where there is a recorder. It makes what
-    acts, what suspends evictions, and what holds pods.
+    """State of the policy and the eviction under way. Every pass is recorded where there is a recorder. It
+    constructs the `Actor`, the `Suspension` and the `HoldControl`.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """How much memory there is at this moment, and whether the kernel has to be asked page by page.
 
 Owns the table of domains, the sweeps and the arming. Everything is read from memory shared with BPF, from a kept
-descriptor, or by running a BPF program. Files are opened once a second, for the limits, and never at a crossing.
+descriptor, or by running a BPF program. Files are opened once a second, for the limits; at a crossing at most
+/proc/meminfo.
 """
 
 from __future__ import annotations

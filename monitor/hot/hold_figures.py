@@ -24,8 +24,8 @@ _REPORTS_NS = 60_000_000_000
 
 class KubeletAnswers:
     """How a kubelet answers a hold: it evicts the held pod, one that the policy would evict before it, or another one.
-    ``other``: a pod of the last kind, evicted for memory; ``last``: the last such, for the report of the hold.
-    ``answered``: the kubelet evicted one of the first two kinds.
+    ``other``: another one, evicted for memory; ``last``: the last of those, for the report of the hold.
+    ``answered``: the kubelet evicted the held pod or one before it.
     """
 
     def __init__(self) -> None:

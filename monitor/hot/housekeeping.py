@@ -1,4 +1,4 @@
-"""What is done although nothing happens: looks at headroom, once a second whatever may have changed unseen."""
+"""Work without an event: looks at headroom; once a second a check of all that changes without a report."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ REPEAT_NS = 10_000_000_000
 #: Failures remembered as reported.
 _MOST = 256
 #: After a turn in which a step failed the next one begins no sooner than this, doubled with each such turn in a row up
-#: to the second: a descriptor that stays ready because reading it fails must not take a whole CPU at real-time
+#: to `_MOST_REST_NS`: a descriptor that stays ready because reading it fails must not take a whole CPU at real-time
 #: priority. (A failure for one pod is noted where it happens and delays no other.)
 _REST_NS, _MOST_REST_NS = 100_000, 5_000_000
 

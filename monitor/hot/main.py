@@ -1,8 +1,8 @@
 """The hot process: ring record -> policy -> kill, in one thread over one raw epoll.
 
 Nothing here may wait for a disk, a socket or another process. What blocks is in the helper process
-(monitor/side/main.py), which gets its reports afterwards. asyncio and `selectors` cannot be used: both misread EPOLLPRI
-descriptors.
+(monitor/side/main.py), to which this process reports afterwards. asyncio and `selectors` cannot be used: both misread
+EPOLLPRI descriptors.
 
 This file only wires: each object is made with what it uses. The table of timers is in the order of work (what may kill
 first, what only reports last); monitor/hot/loop.py defines a turn.

@@ -2,7 +2,7 @@
 
 A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: when the
 headroom could be used up at the fastest growth (`kernel/bounds.py`). A crossing is dated right after the last look that
-found it below, so every time reported of it is an upper bound.
+found it below, so every delay computed from it is an upper bound.
 """
 
 from __future__ import annotations

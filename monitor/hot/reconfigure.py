@@ -2,8 +2,8 @@
 
 At SIGHUP the hot process only asks the helper, because reading files may take for ever. It applies the helper's answer
 between two passes: the thresholds of the policy, those in the kernel and the configuration of the next helper change in
-one turn of the loop, and the pass after that is the first with all of them. What cannot change while running is the
-same in it (`monitor.settings.reload` refuses any other), so no other part has to know.
+one turn of the loop, and the pass after that is the first with all of them. Options that cannot change
+while running are equal in both (`monitor.settings.reload` refuses others), so no other part has to know.
 """
 
 from __future__ import annotations

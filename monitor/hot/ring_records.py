@@ -2,7 +2,8 @@
 
 The hot process runs ahead of all ordinary processes (SCHED_FIFO), and the processes that it watches fill its rings. So
 it reads a few records of each ring in a turn, crossings before and in between. Over time it spends no more than its
-share: then it does not read the rings for a while. Budgets in the programs bound what waits (bpf/memcg.h: afford()).
+share: then it leaves all rings but that of crossings unread for a while. Budgets in the programs bound what waits
+(bpf/memcg.h: afford()).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Starting the helper process and starting it again when it dies.
 
-The hot process is its parent and never waits for it.
+The hot process is its parent. Its loop never waits for it; its end does, for 20 s at most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures that suspend evictions: what grows and where, what is left, what the last evictions gained.
+"""Figures by which evictions are suspended: what grows and where, what is left, what the last evictions gained.
 
 At a crossing a few sums that are kept anyway are enough; only where they leave a doubt, every pod is sampled (0.2 ms
 for 110).

@@ -1,6 +1,6 @@
 """Sweeps of the hot process: what waits for one, and how much of a turn of the loop it gets.
 
-A sweep visits everything that counts: 17,000 memory cgroups take 45 ms. So it gets `FIRST_TURN_NS` in the turn of its
+A sweep visits every counted memory cgroup: 17,000 take 45 ms. So it gets `FIRST_TURN_NS` in the turn of its
 request, which is all that the usual node needs, and `TURN_NS` of the turns that follow.
 """
 

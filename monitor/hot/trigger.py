@@ -12,7 +12,8 @@ from monitor.hot.registry import PodEntry, Registry
 
 #: Processes come and go; what was prepared is looked at again after this long.
 _REFRESH_NS = 1_000_000_000
-#: One that was empty and yet is the first has processes that came since. (Not more often: each look takes a lock.)
+#: A victim that was empty and is still the first has new processes: it is looked at again after this. (Not more often:
+#: each look takes a lock.)
 _EMPTY_NS = 100_000_000
 _ARMED, _POD, _FIRED = 0, 1, 3  # words of struct victim
 

@@ -1,8 +1,8 @@
-"""The HTTP endpoints of the daemon: /metrics, /healthz, /readyz, /stats/summary; and the socket in the run directory
-on which commands ask this daemon about itself. No request reaches the hot process.
+"""The HTTP endpoints of the daemon: /metrics, /healthz, /readyz, /stats/summary; and the socket in the run directory on
+which commands ask this daemon about itself. Requests make the hot process sweep at most.
 
-A module of its own: the helper imports it only after it has sent the hot process the pods, 17 ms of a warm start.
-/stats/summary is the part of the kubelet's Summary API that is about memory, with exact numbers: same names, same
+A module of its own: the helper imports it only after it has sent the hot process the pods, because the import takes 17
+ms. /stats/summary is the part of the kubelet's Summary API that is about memory, with exact numbers: same names, same
 shape, bytes, RFC 3339 times, so that what reads a kubelet's answer can read this one.
 """
 

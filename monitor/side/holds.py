@@ -1,6 +1,4 @@
-"""Which pods are held: in the log and the metrics, and for what shows, reports and judges it. And which pods others
-evict, for the hot process.
-"""
+"""Which pods are held, for the log, metrics, events and incidents; which pods others evict, for the hot process."""
 
 from __future__ import annotations
 

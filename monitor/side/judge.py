@@ -1,6 +1,6 @@
 """From an episode to an incident: the verdict, what a kubelet would have done, the store, the alerts, the log.
 
-In a thread of its own: judging takes milliseconds, the store may wait for a disk, and the main loop for neither.
+In threads of their own: judging takes milliseconds, the store may wait for a disk, and the main loop for neither.
 """
 
 from __future__ import annotations

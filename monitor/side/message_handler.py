@@ -1,4 +1,4 @@
-"""Acts on messages of the hot process: log lines, the status of evicted pods, process_mrelease.
+"""Acts on every message of the hot process: log lines, the status of evicted pods, process_mrelease, ...
 
 Never slower than a queue: files are written and processes reaped by workers.
 """

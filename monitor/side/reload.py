@@ -2,7 +2,7 @@
 
 All or nothing. What is read is checked whole; then the hot process takes it between two passes and says so by
 `config_number`; only then the helper uses it. Anything that fails before that leaves the old one in force in both.
-Where pods change with it (the table of services) the hot process keeps both until the last of them is there.
+Where pods change with it (the table of services) the hot process keeps the old one until all of them have arrived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A thread throttles held pods that are to answer SIGTERM, in place of a freeze: its writes may take seconds."""
+"""A thread throttles held pods that are to answer SIGTERM, in place of a freeze: the writes may take seconds."""
 
 from __future__ import annotations
 

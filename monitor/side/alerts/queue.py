@@ -3,8 +3,8 @@
 No clock and no files here: times are Unix seconds given by the caller.
 
 Two kinds of receiver. A webhook wants every change, in order. Alertmanager wants to know how things stand: only the
-last change of an alert counts, and what is firing is sent again and again, because Alertmanager forgets what it does
-not get for its ``resolve_timeout``. It notifies of no alert that was over when it got it, so an alert
+last change of an alert counts, and firing alerts are repeated, because Alertmanager forgets an alert that it does not
+get for its ``resolve_timeout``. It notifies of no alert that was over when it got it, so an alert
 raised while it was down is kept firing for a while after it got through (`Outbox.due`).
 """
 

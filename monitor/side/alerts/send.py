@@ -1,8 +1,8 @@
 """Alerts that arrive: to Alertmanagers (API v2) and webhooks, each from a thread and a queue of its own.
 
 Raising an alert only puts it into memory: a receiver that hangs or is dead delays neither the caller nor the others.
-What waits when this process ends is lost after one more try: the rules of Prometheus find it in the scraped metrics.
-An alert is sent at once, and again until the receiver acknowledges it: after 0.1 s, doubling to 30 s.
+What waits when this process ends is lost after one more try: the rules of Prometheus make the same alert of the scraped
+metrics. An alert is sent at once, and again until the receiver acknowledges it: after 0.1 s, doubling to 30 s.
 
 A post is bounded in time and in bytes, follows no redirect and uses no proxy. http.client is imported with the first
 post; ssl is set up (2 MB) only for https.

@@ -1,1 +1,3 @@
-"""What is written to the API server: the status of evicted pods, events, conditions of the node."""
+"""What is written to the API server: the status of evicted pods, events, conditions and taints of the node,
+pods/eviction.
+"""

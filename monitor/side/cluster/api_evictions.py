@@ -2,7 +2,7 @@
 
 The hot process decides as in observe mode. One pod at a time, as in the kubelet: while one ends, the helper requests
 no other. After a refusal of one pod, by a budget or by admission, it requests the policy's next candidate. After no
-answer it requests the same pod again (the request may have got through). Neither leads to a kill.
+answer it requests the same pod again, three times (the request may have got through). Neither leads to a kill.
 """
 
 from __future__ import annotations

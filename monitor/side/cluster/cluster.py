@@ -1,7 +1,7 @@
 """Reports to the API server what happens on its node: the status of evicted pods, events, node conditions and taints.
 
-Two threads, so that events and conditions do not delay a status. The connection is kept open: a patch then takes one
-round trip. What was not sent yet is in ``STATE/cluster``.
+Two threads (with `--evict-by api` three), so that events and conditions do not delay a status. The connection is kept
+open: a patch then takes one round trip. What was not sent yet is in ``STATE/cluster``.
 """
 
 from __future__ import annotations

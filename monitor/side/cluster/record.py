@@ -1,6 +1,6 @@
 """What the state directory keeps for the API server: each eviction that it does not know yet, and the taints that
-this instance set. A killed daemon leaves its taints: `outrace unload` and the next start remove them, wherever
-that start has its pods from.
+this instance set. A killed daemon leaves its taints: `outrace unload` and the next start remove them, whatever its
+`--pods`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Prometheus metrics, read at the moment of the scrape: counters from the shared page, memory from the BPF table.
 
-Every label has a closed set of values that exist from the start at 0, so a rate can be computed from the first event
-on; a pod's series exist exactly as long as the pod. Base units everywhere: bytes and seconds.
+Every label but a pod's name has a closed set of values that exist from the start at 0, so a rate can be computed from
+the first event on; a pod's series exist exactly as long as the pod. Base units everywhere: bytes and seconds.
 """
 
 from __future__ import annotations
