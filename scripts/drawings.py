@@ -26,7 +26,7 @@ HOT = (
     ("main.py", "wires all; what is due when"),
     ("ring_records.py", "records of the kernel"),
     ("decide.py", "a pass, the decision"),
-    ("registry.py", "pods in eviction order"),
+    ("trigger.py", "the next victim, ready"),
     ("suspension.py", "evictions that would not help"),
     ("pending_release.py", "memory that is still coming"),
     ("evictor.py", "until the pod is gone"),

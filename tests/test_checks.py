@@ -23,7 +23,7 @@ command_lines, documents, lanes, layering, seeds, way = (
     [
         ("hot", "from monitor.side.view import View"),
         ("hot", "from monitor import side"),
-        ("side", "def f():\n    from monitor.hot import gauge"),
+        ("side", "def f():\n    from monitor.hot import loop"),
         ("kernel", "import monitor.pods.model"),
         ("cli", "from monitor.lab.node import LabNode"),
         ("policy", "import importlib\nimportlib.import_module('monitor.kernel.wire')"),

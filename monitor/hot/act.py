@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor, SentKill
-from monitor.hot.gauge import Gauge
 from monitor.hot.pending_release import PendingRelease
-from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.suspension import UNASKED, Asked, Suspension
-from monitor.hot.suspension_figures import SuspensionFigures
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
@@ -26,6 +23,9 @@ from monitor.policy.decisions import NO_VICTIM, Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
 from monitor.policy.pending_release import Coming
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
+from monitor.sources.suspension_figures import SuspensionFigures
 from monitor.sources.watch import Watch
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from monitor.hot.decide import Decider
-from monitor.hot.gauge import Gauge
+from monitor.sources.gauge import Gauge
 
 #: How near a threshold is near: 50 ms for one process that takes 4K pages as fast as it can.
 NEAR_BYTES = 64 << 20

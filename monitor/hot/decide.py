@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 from monitor.hot.act import Actor, OnePass
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor
-from monitor.hot.gauge import Gauge
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.outbox import Outbox
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.pending_release import PendingRelease
-from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.suspension import UNASKED, Suspension
-from monitor.hot.suspension_figures import SuspensionFigures
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
@@ -37,6 +34,9 @@ from monitor.policy.suspension import Answer
 from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
+from monitor.sources.suspension_figures import SuspensionFigures
 from monitor.sources.watch import Compared, Watch
 
 if TYPE_CHECKING:

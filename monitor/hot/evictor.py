@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from monitor.actions.evict import Eviction
 from monitor.actions.victim import Victim
-from monitor.hot.gauge import Gauge
 from monitor.hot.loop import Listener
 from monitor.hot.pending_release import PendingRelease
-from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Evicted, Killed, LogLine, Reap, Send
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
 
 #: The kubelet waits this long for a killed pod to end before its next eviction.
 EVICTION_TIMEOUT_NS = 30_000_000_000

@@ -15,14 +15,11 @@ from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import KILL, START
 from monitor.hot.act import Acted
 from monitor.hot.evictor import Evictor
-from monitor.hot.gauge import Gauge
 from monitor.hot.hold_brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.outbox import Outbox
-from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.suspension_figures import SuspensionFigures
 from monitor.link.counters import SharedStats
 from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
@@ -30,6 +27,9 @@ from monitor.policy.eviction_pass import is_of_memory, is_urgent
 from monitor.policy.hold import FREE, Look, Pod, State, may_run
 from monitor.policy.synchronize import Outcome
 from monitor.settings.config import RunConfig
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
+from monitor.sources.suspension_figures import SuspensionFigures
 from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from monitor.actions.ledger import Ledger
 from monitor.actions.pod_brake import PodBrake
 from monitor.actions.thaw_reasons import KILL
 from monitor.hot.hold_report import Hold
-from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
@@ -19,6 +18,7 @@ from monitor.kernel.troubles import TROUBLES
 from monitor.link.messages import Send
 from monitor.link.rare_messages import Soften
 from monitor.policy.hold import Pod
+from monitor.sources.registry import PodEntry
 
 #: Open brakes kept at most, besides those in force: of the first of the order, and of the pods that moved last. 6
 #: descriptors each.

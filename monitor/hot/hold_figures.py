@@ -6,14 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from monitor.hot.gauge import Gauge
 from monitor.hot.hold_brakes import UNTIL_NEXT_LOOK, HoldBrakes
 from monitor.hot.hold_report import Hold
-from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.suspension_figures import SuspensionFigures
 from monitor.policy import hold
 from monitor.policy.hold import Domain, Look, Rules, State
 from monitor.policy.suspension import who_grew, who_grows_on
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
+from monitor.sources.suspension_figures import SuspensionFigures
 from monitor.sources.watch import Watch
 
 #: Growth under a hold is measured over the last so long, and over no less than that.

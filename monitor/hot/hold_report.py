@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monitor.hot.registry import PodEntry
 from monitor.link.rare_messages import Held, HoldEnded
 from monitor.policy import hold
 from monitor.policy.hold import Pod, Rules, State
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
+from monitor.sources.registry import PodEntry
 from monitor.sources.watch import Watch
 
 #: Most reports of one hold in so long: its brake may change at every sample, 200 times a second, and the channel to the

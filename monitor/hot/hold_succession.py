@@ -14,9 +14,9 @@ from pathlib import Path
 from monitor.actions.ledger import HOT, attribute_of, is_noted
 from monitor.actions.undo import Undone, logged, problem_logged, undoing
 from monitor.errors import MonitorError
-from monitor.hot.registry import PodEntry
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.sources.registry import PodEntry
 
 _REST = 4  # the pause after a part is so many times its cost
 

@@ -7,11 +7,11 @@ import time
 
 from monitor.hot.decide import Decider
 from monitor.hot.evictor import Evictor
-from monitor.hot.gauge import SWEEP_NS, Gauge
 from monitor.hot.records import Records
-from monitor.hot.registry import Registry
 from monitor.hot.supervise import Side
 from monitor.hot.sweeps import Sweeps
+from monitor.sources.gauge import SWEEP_NS, Gauge
+from monitor.sources.registry import Registry
 
 HOUSEKEEPING_NS = 1_000_000_000
 

@@ -26,14 +26,12 @@ from monitor.errors import EXIT_FAILURE, EXIT_HOOK, MonitorError, remedy_of
 from monitor.hot.busy_poll import BusyPoll
 from monitor.hot.decide import Decider
 from monitor.hot.evictor import EvictionNote, Evictor
-from monitor.hot.gauge import Gauge, NodeGone
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard, Loop, Timer, Timers
 from monitor.hot.outbox import Outbox
 from monitor.hot.pending_release import PendingRelease
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
-from monitor.hot.registry import Registry
 from monitor.hot.report import Report
 from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
@@ -48,6 +46,8 @@ from monitor.link.upgrade import is_replaced
 from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import era
 from monitor.settings.config import CONFIG_FD, STATS_FD, STEP, RunConfig
+from monitor.sources.gauge import Gauge, NodeGone
+from monitor.sources.registry import Registry
 from monitor.sources.source import MemorySource, open_memory_source
 
 if TYPE_CHECKING:

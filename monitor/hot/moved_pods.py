@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from monitor.hot.evictor import Evictor
-from monitor.hot.gauge import Gauge
-from monitor.hot.registry import Registry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.messages import LogLine, Send
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import Registry
 
 #: A pod that freed memory is counted again after this long: no event follows what is uncharged last.
 REREAD_NS = 5_000_000

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 from monitor.hot.act import Acted, OnePass
-from monitor.hot.registry import row
 from monitor.link.messages import HotMessage
 from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy.decisions import EVICT, HELD, Decisions
@@ -21,6 +20,7 @@ from monitor.policy.hold import State as HoldState
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
 from monitor.policy.suspension import Figures, Growth
 from monitor.policy.synchronize import Outcome, State
+from monitor.sources.registry import row
 
 #: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.
 _CHUNK = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from monitor.hot.gauge import Gauge
 from monitor.policy.signals import Observation
+from monitor.sources.gauge import Gauge
 
 #: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
 TICK_NS = 25_000_000

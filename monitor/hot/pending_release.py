@@ -12,14 +12,14 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from monitor.hot.gauge import Gauge
-from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Evicted, GiveBack, Left, Send
 from monitor.policy.pending_release import JUMP_NS, Coming
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
 from monitor.sources.watch import Watch
 
 #: An ended pod that holds less than this, and what each CPU keeps of its charges (64 pages), has released all: the

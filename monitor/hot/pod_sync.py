@@ -10,12 +10,10 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
-from monitor.hot.gauge import Gauge
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard
 from monitor.hot.reconfigure import Configuration
 from monitor.hot.records import Records
-from monitor.hot.registry import Registry
 from monitor.hot.supervise import Side
 from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
@@ -23,6 +21,8 @@ from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel, messages
 from monitor.link.counters import SharedStats
 from monitor.link.rare_messages import Apply
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import Registry
 
 #: A pod that could not be watched, for want of a descriptor for example, is tried again so often.
 RETRY_NS = 1_000_000_000

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
-from monitor.hot.gauge import Gauge
 from monitor.hot.loop import Listener
 from monitor.hot.records import Records
-from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
 
 #: Kills are counted so often where the log cannot be read.
 COUNT_NS = 1_000_000_000

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from monitor.hot.decide import Decider
-from monitor.hot.gauge import Gauge
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.records import Records
-from monitor.hot.registry import Registry
 from monitor.hot.supervise import Side
 from monitor.hot.trigger import Trigger
 from monitor.kernel.troubles import TROUBLES
@@ -26,6 +24,8 @@ from monitor.link.messages import Clear, PodSeen, Send
 from monitor.link.rare_messages import Reconfigure, Reread
 from monitor.policy.eviction_pass import reconfigured
 from monitor.settings.config import RunConfig
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import Registry
 from monitor.sources.watch import change_thresholds
 
 

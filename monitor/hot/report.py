@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from monitor.hot.decide import Decider
-from monitor.hot.gauge import Gauge
 from monitor.hot.loop import Guard
 from monitor.hot.outbox import Outbox
 from monitor.hot.records import Records
-from monitor.hot.registry import Registry
 from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
 from monitor.kernel.sched import Protection
@@ -15,6 +13,8 @@ from monitor.kernel.troubles import TROUBLES
 from monitor.link import messages
 from monitor.link.counters import SharedStats
 from monitor.settings.config import RunConfig
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import Registry
 from monitor.sources.watch import Watch
 
 #: From one `state` message to the next at least.

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from monitor.hot.decide import Decider
 from monitor.hot.loop import Listener
 from monitor.hot.records import Records
-from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
+from monitor.sources.registry import Registry
 
 if TYPE_CHECKING:
     from monitor.sources.source import Table

@@ -12,13 +12,13 @@ from itertools import islice
 
 from monitor.actions.evict import Eviction
 from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, KILLED, Evictor, Noted
-from monitor.hot.gauge import Gauge
 from monitor.hot.pending_release import MOST_BOUND_NS, PendingRelease
-from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
 from monitor.link.messages import LogLine, Send
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
 
 #: Cgroups and processes of the pod that are looked at, up to 30 us each: the first decision waits.
 _MOST = 1000

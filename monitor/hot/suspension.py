@@ -1,7 +1,7 @@
 """Suspends evictions in the hot process where they would not help.
 
-`monitor.policy.suspension` decides, by the figures of `monitor.hot.suspension_figures`. This file calls it, and reports
-when evictions are suspended and when they are resumed.
+`monitor.policy.suspension` decides, by the figures of `monitor.sources.suspension_figures`. This file calls it, and
+reports when evictions are suspended and when they are resumed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monitor.hot.gauge import Gauge
-from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.suspension_figures import Measured, SuspensionFigures
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
@@ -21,6 +18,9 @@ from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
+from monitor.sources.suspension_figures import Measured, SuspensionFigures
 from monitor.sources.watch import Watch
 
 #: Suspended evictions are reported at most so often; the counter and the state have every time.

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.hot.gauge import FIRST_TURN_NS, TURN_NS, Gauge
-from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MAX_LEVEL, MAX_NESTED
 from monitor.link.counters import SharedStats
+from monitor.sources.gauge import FIRST_TURN_NS, TURN_NS, Gauge
+from monitor.sources.registry import PodEntry, Registry
 
 _REMEDY = "name a cgroup further up, or run with --hooks poll, which reads files"
 

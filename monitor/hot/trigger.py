@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from monitor.actions.victim import Victim
-from monitor.hot.registry import PodEntry, Registry
+from monitor.sources.registry import PodEntry, Registry
 
 #: Processes come and go; what was prepared is looked at again after this long.
 _REFRESH_NS = 1_000_000_000

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pods": {"kernel", "kube", "policy"},
     "link": {"kernel", "race"},
     "settings": {"kernel", "kube", "pods", "policy"},
-    "sources": {"kernel", "link", "policy", "settings"},
+    "sources": {"kernel", "link", "pods", "policy", "settings"},
     "actions": {"kernel", "pods", "policy"},
     "hot": {"actions", "kernel", "link", "pods", "policy", "settings", "sources"},
     "side": {"actions", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
@@ -68,7 +68,7 @@ def called(node: ast.Call) -> str:
 
 
 def part_of(module: str) -> str:
-    """`monitor.hot.gauge` is in `hot`; the package itself, with its version, is ""."""
+    """`monitor.sources.gauge` is in `sources`; the package itself, with its version, is ""."""
     part = ([*module.split("."), ""])[1]
     return "" if part == "__version__" else part
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from monitor.hot.gauge import Gauge
 from monitor.hot.polled_records import PolledRecords
 from monitor.policy.thresholds import Threshold
+from monitor.sources.gauge import Gauge
 
 
 def polled(**parts: Any) -> PolledRecords:

@@ -17,11 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from monitor.hot.registry import Registry
 from monitor.kernel import cgroupfs
 from monitor.link.messages import PodSeen
 from monitor.policy.ranking import memory_key
 from monitor.sources.polled_table import PolledTable
+from monitor.sources.registry import Registry
 from tests import live
 
 pytestmark = pytest.mark.kernel

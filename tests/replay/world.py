@@ -19,12 +19,10 @@ from monitor.hot import (
     hold_report,
     moved_pods,
     pass_timer,
-    suspension_figures,
 )
 from monitor.hot.decide import Decider
 from monitor.hot.hold import HoldControl
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
-from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
 from monitor.link import codec
 from monitor.link.counters import SharedStats
@@ -37,6 +35,8 @@ from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
 from monitor.side.recorder import header
 from monitor.side.recording import Reader, Writer
+from monitor.sources import suspension_figures
+from monitor.sources.registry import Registry
 from tests.replay.stand_ins import StandInBrake, Table
 
 MIB, SECOND = 1 << 20, 10**9

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from monitor.hot.gauge import Gauge
-from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel.domains import Reading
 from monitor.policy.suspension import (
     DYING_NS,
@@ -27,6 +25,8 @@ from monitor.policy.suspension import (
     lasts_ns,
     was_in_vain,
 )
+from monitor.sources.gauge import Gauge
+from monitor.sources.registry import PodEntry, Registry
 from monitor.sources.watch import Watch
 
 #: Between two samples of growth: as long as it takes to differ from noise, and 50 us more for each pod, so that samples
