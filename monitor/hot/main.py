@@ -65,7 +65,7 @@ class Hot:
         self.loop = loop = Loop(guard, stats)
         self.service = service = Service()
         self.side = side = Side(config_fd, stats.fd, config.listen_fd)
-        self.outbox = outbox = Outbox(side, stats)
+        self.outbox = outbox = Outbox(lambda: side.sock, stats)
         send, log = outbox.send, outbox.log
         source = open_memory_source(config)
         pass_config = config.pass_config(kill_at_once=True)

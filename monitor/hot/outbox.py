@@ -6,12 +6,12 @@ samples from the old socket. The kernel's record of an OOM kill has been read by
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from monitor.hot.supervise import Side
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import HotMessage, LogLine, RaceMessage
@@ -65,10 +65,10 @@ class UnstoredMessages:
 
 
 class Outbox:
-    """Sends through the channel of the helper that there is."""
+    """Sends through the channel of the helper that there is; ``sock`` gives it."""
 
-    def __init__(self, side: Side, stats: SharedStats) -> None:
-        self._side = side
+    def __init__(self, sock: Callable[[], socket.socket | None], stats: SharedStats) -> None:
+        self._sock = sock
         self._stats = stats
         self._unstored = UnstoredMessages()
         self._lost = False  # a helper ended since `resend` was done
@@ -76,14 +76,14 @@ class Outbox:
 
     def offer(self, message: HotMessage) -> bool:
         """Send without waiting; False if the channel cannot take it."""
-        sock = self._side.sock
+        sock = self._sock()
         return sock is not None and channel.send(sock, message)
 
     def send(self, message: HotMessage) -> None:
         """Send without waiting; what the channel cannot take is dropped and counted."""
         if self.offer(message):
             self._unstored.note(message)
-        elif isinstance(message, RaceMessage) and self._side.sock is None:
+        elif isinstance(message, RaceMessage) and self._sock() is None:
             self._unstored.note(message)  # for the next helper
         else:
             self._stats.dropped(message)
@@ -98,6 +98,6 @@ class Outbox:
 
     def resend(self) -> None:
         """Do what `side_lost` asked for, as soon as there is a channel."""
-        if self._lost and self._side.sock is not None:
+        if self._lost and self._sock() is not None:
             self._lost = False
             self._stats.add("channel_dropped", self._unstored.resend(self.offer))
