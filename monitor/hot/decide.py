@@ -13,7 +13,6 @@ from monitor.hot.act import Actor, OnePass
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor
 from monitor.hot.moved_pods import MovedPods
-from monitor.hot.outbox import Outbox
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.pending_release import PendingRelease
 from monitor.hot.suspension import UNASKED, Suspension
@@ -21,6 +20,7 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
+from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import StallCause
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE

@@ -19,8 +19,8 @@ from monitor.hot.hold_brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
 from monitor.hot.hold_succession import LeftHolds
-from monitor.hot.outbox import Outbox
 from monitor.link.counters import SharedStats
+from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent

@@ -28,7 +28,6 @@ from monitor.hot.decide import Decider
 from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard, Loop, Timer, Timers
-from monitor.hot.outbox import Outbox
 from monitor.hot.pending_release import PendingRelease
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
@@ -42,6 +41,7 @@ from monitor.kernel.pins import HOOKS
 from monitor.kernel.sched import CAP_KILL, has, protect
 from monitor.link import messages, rare_messages
 from monitor.link.counters import SharedStats
+from monitor.link.outbox import Outbox
 from monitor.link.upgrade import is_replaced
 from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import era

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from monitor.hot.decide import Decider
 from monitor.hot.loop import Guard
-from monitor.hot.outbox import Outbox
 from monitor.hot.records import Records
 from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
@@ -12,6 +11,7 @@ from monitor.kernel.sched import Protection
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import messages
 from monitor.link.counters import SharedStats
+from monitor.link.outbox import Outbox
 from monitor.settings.config import RunConfig
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import Registry

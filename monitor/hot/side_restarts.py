@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from monitor.actions.victim import SPARED
 from monitor.hot.loop import Loop
-from monitor.hot.outbox import Outbox
 from monitor.hot.supervise import Side
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import HeartbeatWatch
+from monitor.link.outbox import Outbox
 
 
 class SideRestarts:

@@ -16,13 +16,13 @@ import pytest
 
 from monitor.hot import succession
 from monitor.hot.evictor import ASKED, GONE, KILLED, EvictionNote, Noted
-from monitor.hot.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
 from monitor.kernel import cgroup_procs, cgroupfs, procfs
 from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link.messages import Clear, HotMessage, Killed, LogLine
+from monitor.link.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
 from tests.daemon.hot_node import hard, hot_node, losing_node
