@@ -85,7 +85,8 @@ class Decider:
         if config.holds:
             from monitor.hot.hold import HoldControl  # 1.3 MB, of no use in other modes
 
-            self.holds = HoldControl(config, gauge, registry, evictor, figures, recorder, stats, outbox)
+            record = None if recorder is None else recorder.held
+            self.holds = HoldControl(config, gauge, registry, figures, evictor.grace_ends_ns, record, stats, outbox)
         self._waiting = False  # a pod was chosen and not evicted yet, because a release is pending
         self.state = State()
         self.outcome: Outcome | None = None
@@ -264,7 +265,7 @@ class Decider:
             about = decisions.for_threshold(result, one.observations, one.asked.answer.reason)
             one.acted = self._actor.for_threshold(entry, about, one)
             if holds is not None:
-                holds.acted(entry.uid, one.acted)
+                holds.acted(entry.uid, one.acted and one.acted.decision)
         elif one.answer == BUSY and hurries(outcome) and (holds is None or holds.hurries):
             one.hurried = True
             self._evictor.hurry()
@@ -382,7 +383,7 @@ class Decider:
         acted = self._actor.act(entry, decisions.for_limit(self.config, text), {})
         self.changed |= acted.decision is not None
         if self.holds is not None:
-            self.holds.acted(entry.uid, acted)
+            self.holds.acted(entry.uid, acted.decision)
         if self._recorder is not None:
             self._recorder.over_limit(entry.uid, entry.title, text, acted)
 

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from monitor.actions.brake_limit import ROOM, panics_at_cap
 from monitor.actions.ledger import Ledger
 from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.act import Acted
-from monitor.hot.evictor import Evictor
 from monitor.hot.hold_brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
 from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
 from monitor.hot.hold_report import Hold
@@ -32,9 +30,6 @@ from monitor.sources.registry import PodEntry, Registry
 from monitor.sources.suspension_figures import SuspensionFigures
 from monitor.sources.watch import Watch
 
-if TYPE_CHECKING:
-    from monitor.hot.pass_record import PassRecorder
-
 #: (Until so long after the last change of a brake, time between samples.) A sample costs 60 us with 110 pods.
 PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
 _REST = 4  # the pause after a sample is at least so many times its cost
@@ -43,16 +38,18 @@ _END_NS = 2_000_000_000
 
 
 class HoldControl:
-    """Exists where `RunConfig.holds`. ``state`` is the policy's."""
+    """Exists where `RunConfig.holds`. ``state`` is the policy's. ``grace_ends_ns``: `Evictor.grace_ends_ns`;
+    ``record``: `PassRecorder.held`, where everything is recorded.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         gauge: Gauge,
         registry: Registry,
-        evictor: Evictor,
         figures: SuspensionFigures,
-        recorder: PassRecorder | None,
+        grace_ends_ns: Callable[[str], int],
+        record: Callable[[hold.Rules, State, Look, State, hold.Steps], object] | None,
         stats: SharedStats,
         outbox: Outbox,
     ) -> None:
@@ -62,8 +59,8 @@ class HoldControl:
         self.state: State = FREE
         self._gauge = gauge
         self._registry = registry
-        self._evictor = evictor
-        self._recorder = recorder
+        self._grace_ends_ns = grace_ends_ns
+        self._record = record
         self._stats = stats
         self._send, self._log = outbox.send, outbox.log
         state_dir, hierarchy = Path(config.state_dir), gauge.hierarchy
@@ -140,9 +137,9 @@ class HoldControl:
         """Whether pods are held, and the policy does not decide yet."""
         return hold.is_in_the_way(self.state)
 
-    def acted(self, uid: str, acted: Acted | None) -> None:
+    def acted(self, uid: str, decision: Mapping[str, Any] | None) -> None:
         """Note what was done about a pod: after SIGKILL its hold ends, after SIGTERM it may run to handle it."""
-        held, decision = self._holds.get(uid), None if acted is None else acted.decision
+        held = self._holds.get(uid)
         if held is None or decision is None or decision["observed"]:
             return
         grace_s = decision["given_s"]
@@ -184,7 +181,7 @@ class HoldControl:
             held = self._holds.get(uid)
             if held is None:
                 self._brakes.drop(uid)
-            elif self._evictor.grace_ends_ns(uid):  # frozen it could not use what is left of its grace
+            elif self._grace_ends_ns(uid):  # frozen it could not use what is left of its grace
                 self._soften(held, self._grace_left_ns(held))
         return [entry for entry in adopted if entry.uid in self._holds]
 
@@ -319,8 +316,8 @@ class HoldControl:
         self.state, steps = hold.advance(self.rules, before, look)
         if self.state == before and steps == hold.Steps():
             return
-        if self._recorder is not None:
-            self._recorder.held(self.rules, before, look, self.state, steps)
+        if self._record is not None:
+            self._record(self.rules, before, look, self.state, steps)
         for pod in steps.hold:
             self._hold(pod, look, crossed_ns)
         for pod in steps.recap:
@@ -368,7 +365,7 @@ class HoldControl:
 
     def _grace_left_ns(self, held: Hold) -> int:
         """For how long it may run: for its whole grace if another program evicts it, because that end is not known."""
-        ends_ns = self._evictor.grace_ends_ns(held.entry.uid)
+        ends_ns = self._grace_ends_ns(held.entry.uid)
         return max(0, ends_ns - time.monotonic_ns()) if ends_ns else held.grace_ns
 
     def _run_below(self, held: Hold, brake: str) -> None:

@@ -146,7 +146,7 @@ def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -
     world.told.clear()
     for uid in list(holds.state.uids):
         holds.dropped(uid)
-    world.evictor.grace_ends_ns = {HOG: world.now_ns + 3 * SECOND}.get
+    world.graces[HOG] = world.now_ns + 3 * SECOND
     holds._brakes.of(entry).since_ns = world.now_ns - 7 * SECOND
     assert holds.go_on([entry]) == [entry]
     [soften] = reported(world, Soften)
@@ -252,7 +252,7 @@ def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool
     if soft:
         world.tell(Softened(1, HOG, 200 * MIB))
     world.told.clear()
-    world.evictor.grace_ends_ns = {HOG: world.now_ns + 3 * SECOND}.get
+    world.graces[HOG] = world.now_ns + 3 * SECOND
     world.holds.report_all()
     assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 3 * SECOND)]
     assert world.brakes[HOG].high_is_left

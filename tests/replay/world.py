@@ -93,11 +93,11 @@ class World:
         self.hierarchy = hierarchy
         self.fired: Any = None
         self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None, read=lambda: None)
-        self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, note=self.note)
+        self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, note=self.note, holds=lambda _: False)
         self.hurried: list[int] = []
         self.evictor.hurry = lambda: self.hurried.append(self.now_ns)
-        self.evictor.holds = lambda uid: False
-        self.evictor.grace_ends_ns = lambda uid: 0
+        self.graces: dict[str, int] = {}  # uid -> when it gets SIGKILL
+        self.evictor.grace_ends_ns = lambda uid: self.graces.get(uid, 0)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger: Any = types.SimpleNamespace(
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, stand_down=lambda: None
