@@ -16,8 +16,8 @@ DATA = Path(__file__).resolve().parent / "mutation"
 POLICY_TESTS = ("tests/policy", "tests/cli/test_conformance.py")
 #: Files below monitor/, by what they are about.
 SUBJECTS: Mapping[str, tuple[str, ...]] = {
-    "hold": ("policy/hold*.py", "hot/hold*.py"),
-    "changes": ("actions/changes.py", "actions/*journal*.py", "actions/*ledger*.py"),
+    "hold": ("policy/hold*.py", "hold/*.py"),
+    "changes": ("actions/changes.py", "actions/*journal*.py", "actions/*ledger*.py", "hold/*ledger*.py"),
     "evict": ("actions/evict.py", "hot/evictor.py"),
     "verdict": ("race/verdict.py", "race/flags.py", "race/margins.py"),
     "claims": ("pods/claims.py",),

@@ -1,1 +1,1 @@
-"""What outrace does to pods and the node: evict, hold, set oom_score_adj, reclaim; and the undoing."""
+"""What outrace does to pods and the node: evict, set oom_score_adj, reclaim; and the undoing."""

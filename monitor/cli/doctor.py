@@ -16,12 +16,12 @@ from typing import Any
 
 import click
 
-from monitor.actions import brake_limit
 from monitor.actions.daemons import is_dead
 from monitor.actions.ledger import HOT, noted
 from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
 from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
+from monitor.hold import brake_limit
 from monitor.kernel import bounds, cgroupfs, charging, instances, limits, meminfo, mounts, rungs, sched
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer

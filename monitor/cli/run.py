@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from monitor.actions.brake_limit import panics_at_cap
 from monitor.actions.undo import undo_left
 from monitor.cli.hooks import joined, take
 from monitor.cli.listen import address_of, bind_or_other, in_turn
 from monitor.cli.options import configuration_options, resolve, with_default_threshold, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
+from monitor.hold.brake_limit import panics_at_cap
 from monitor.hot.supervise import Side
 from monitor.kernel.mounts import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
@@ -128,7 +128,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     )
     _announce(config, choice, loaded, strays)
     warn_of_code((sys.executable, __file__), log)
-    if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
+    if not config.holds:  # else the hot process takes them over (`monitor.hold.succession`)
         undo_left([Path(config.state_dir)], log)
     _become(config)
 

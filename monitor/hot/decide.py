@@ -40,7 +40,7 @@ from monitor.sources.suspension_figures import SuspensionFigures
 from monitor.sources.watch import Compared, Watch
 
 if TYPE_CHECKING:
-    from monitor.hot.hold import HoldControl
+    from monitor.hold.control import HoldControl
     from monitor.hot.pass_record import PassRecorder
 
 
@@ -83,7 +83,7 @@ class Decider:
         )
         self.holds: HoldControl | None = None
         if config.holds:
-            from monitor.hot.hold import HoldControl  # 1.3 MB, of no use in other modes
+            from monitor.hold.control import HoldControl  # 1.3 MB, of no use in other modes
 
             record = None if recorder is None else recorder.held
             self.holds = HoldControl(config, gauge, registry, figures, evictor.grace_ends_ns, record, stats, outbox)

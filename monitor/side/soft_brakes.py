@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from monitor.actions.ledger import SIDE, Ledger
-from monitor.actions.soft_brake import SoftBrake
 from monitor.errors import MonitorError
+from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel.sched import hurry
 from monitor.link.rare_messages import HoldEnded, Soften, Softened
 from monitor.side.view import View, label

@@ -23,12 +23,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {"kernel", "kube", "pods", "policy"},
     "sources": {"kernel", "link", "pods", "policy", "settings"},
     "actions": {"kernel", "pods", "policy"},
-    "hot": {"actions", "kernel", "link", "pods", "policy", "settings", "sources"},
-    "side": {"actions", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
+    "hold": {"actions", "kernel", "link", "policy", "settings", "sources"},
+    "hot": {"actions", "hold", "kernel", "link", "pods", "policy", "settings", "sources"},
+    "side": {"actions", "hold", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
     "replay": {"hot", "link", "policy", "race", "settings", "side"},
     "cli": {
-        *("actions", "evicted", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay", "settings"),
-        *("side", "sources"),
+        *("actions", "evicted", "hold", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay"),
+        *("settings", "side", "sources"),
     },
     "lab": {"actions", "cli", "hot", "kernel", "link", "pods", "policy", "race", "settings", "side", "sources"},
 }

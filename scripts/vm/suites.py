@@ -70,7 +70,7 @@ SUITES = (
 QUICK = Suite(
     "programs, cgroup files",
     "",
-    "-m '(kernel or live) and not races and not once and not expendable' tests/kernel tests/actions",
+    "-m '(kernel or live) and not races and not once and not expendable' tests/kernel tests/actions tests/hold",
     best_hook=True,
 )
 

@@ -20,19 +20,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from monitor.actions.brake_file import BrakeFile
-from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES
 from monitor.actions.daemons import this_daemon
 from monitor.actions.ledger import SIDE, SOFT, Ledger
 from monitor.actions.oom_marks import MarkJournal
-from monitor.actions.pod_brake import FREEZE, LIMIT
 from monitor.actions.qos_notes import ScoreNotes, Wanted
-from monitor.actions.soft_brake import SoftBrake
+from monitor.hold.brake_file import BrakeFile
+from monitor.hold.brake_ledger import BrakeLedger
+from monitor.hold.brake_limit import COMPANIONS, LIMIT_FILES
+from monitor.hold.pod_brake import FREEZE, LIMIT
+from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
-from tests.actions.braked import AUTO, PartialBrake
+from tests.hold.braked import AUTO, PartialBrake
 
 MIB = 1 << 20
 

@@ -1,3 +1,3 @@
 """What the tests of holds share."""
 
-from tests.actions.braked import held as held
+from tests.hold.braked import held as held

@@ -16,15 +16,15 @@ import pytest
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN
 from monitor.actions.daemons import is_dead, this_daemon
 from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted
-from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.actions.undo import undo, undo_left
 from monitor.cli import doctor
 from monitor.cli.main import main
 from monitor.cli.run import lock
+from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import AUTO, COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, undo_on
 from tests.commands import run, without
+from tests.hold.braked import AUTO, COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, undo_on
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -147,7 +147,7 @@ def test_without_cap_sys_admin_the_problem_names_it(held: Stand) -> None:
     """The kernel lets only CAP_SYS_ADMIN write such an attribute, so that no container forges one."""
     script = (
         "import sys; from pathlib import Path; from monitor.actions.ledger import Ledger\n"
-        "from monitor.actions.pod_brake import PodBrake; from monitor.kernel import cgroupfs\n"
+        "from monitor.hold.pod_brake import PodBrake; from monitor.kernel import cgroupfs\n"
         "journal = Ledger(Path(sys.argv[1]))\n"
         "print(PodBrake('uid', Path(sys.argv[2]), cgroupfs.detect(), journal).problem)"
     )
@@ -216,7 +216,8 @@ def test_nothing_is_gone_on_with_by_one_that_brakes_otherwise(held: Stand) -> No
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from monitor.actions import ledger, pod_brake
+from monitor.actions import ledger
+from monitor.hold import pod_brake
 from monitor.kernel import cgroupfs
 brake = pod_brake.PodBrake("uid", Path(sys.argv[2]), cgroupfs.detect(), ledger.Ledger(Path(sys.argv[1])))
 assert brake.apply(64 << 20) is not None, brake.problem

@@ -17,7 +17,7 @@ from monitor.cli.main import main
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.actions import changers
-from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
+from tests.hold.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 

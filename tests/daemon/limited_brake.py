@@ -4,9 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from monitor.actions.brake_file import Braked, BrakeFile
-from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
+from monitor.hold.brake_file import Braked, BrakeFile
+from monitor.hold.brake_ledger import BrakeLedger
+from monitor.hold.brake_limit import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
 

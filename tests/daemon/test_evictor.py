@@ -17,7 +17,7 @@ from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
 from monitor.link.messages import NAMES, LogLine, Reap
 from tests import live
-from tests.actions.test_brake_growth import realtime
+from tests.hold.test_brake_growth import realtime
 
 pytestmark = pytest.mark.kernel
 NUMBER = 7

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from monitor.actions import thaw_reasons
 from monitor.actions.ledger import Ledger
-from monitor.actions.thaw_reasons import KILL, START, ThawReasons
-from monitor.hot import hold_brakes
-from monitor.hot.hold_brakes import HoldBrakes
+from monitor.hold import brakes as hold_brakes
+from monitor.hold import thaw_reasons
+from monitor.hold.brakes import HoldBrakes
+from monitor.hold.thaw_reasons import KILL, START, ThawReasons
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import MIB, V2, Stand, stand
+from tests.hold.braked import MIB, V2, Stand, stand
 
 pytestmark = pytest.mark.kernel
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monitor.hot.hold_figures import LEAST_NS, HoldFigures
+from monitor.hold.figures import LEAST_NS, HoldFigures
 from monitor.policy.hold import FREE, Domain, Pod, Rules, State
 
 MIB = 1 << 20

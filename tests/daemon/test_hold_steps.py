@@ -1,11 +1,11 @@
 """Holds beside a kubelet, and the helper's answers: the hot process without a kernel, with a clock that can be moved.
 
-The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py, and real holds in test_hold_live.py.
+The brake is a stand-in here; the real one is in tests/hold/test_pod_brake.py, and real holds in test_hold_live.py.
 """
 
 import pytest
 
-from monitor.hot.hold_figures import KubeletAnswers
+from monitor.hold.figures import KubeletAnswers
 from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction, Soften, Softened
 from monitor.policy.hold import BEYOND, FIGURES_NS
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.brake_file import Braked
-from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.hold_report import REPORTS
+from monitor.hold.brake_file import Braked
+from monitor.hold.report import REPORTS
+from monitor.hold.thaw_reasons import KILL, START
 from monitor.link.messages import PodSeen
 from monitor.link.rare_messages import Held, KubeletEviction
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported

@@ -1,6 +1,6 @@
 """Holds on cgroup v2 where the kernel would panic at a cap (vm.panic_on_oom=2): the hot process without a kernel.
 
-The brake is a stand-in here; the files of a real one are in tests/actions/test_hold_uncapped.py.
+The brake is a stand-in here; the files of a real one are in tests/hold/test_hold_uncapped.py.
 """
 
 from pathlib import Path
@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.brake_file import Braked
-from monitor.actions.brake_limit import panics_at_cap
 from monitor.cli.run import _announce
+from monitor.hold.brake_file import Braked
+from monitor.hold.brake_limit import panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction, Soften, Softened
 from monitor.pods.spec import Choice
 from monitor.policy.hold import FIGURES_NS
 from monitor.settings.config import RunConfig
-from tests.actions.plain import panic_on_oom
 from tests.daemon.hold_world import ABOVE, HOG, grown, look_later, reported
 from tests.daemon.hold_world import world as world
+from tests.hold.plain import panic_on_oom
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import MIB, SECOND, World
 

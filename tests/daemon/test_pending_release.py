@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.thaw_reasons import CGROUPS
+from monitor.hold.thaw_reasons import CGROUPS
 from monitor.hot.pending_release import (
     CONFIRM_NS,
     DOUBTS_NS,

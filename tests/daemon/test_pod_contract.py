@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.brake_limit import ROOM
+from monitor.hold.brake_limit import ROOM
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 from tests import live
-from tests.actions.braked import COMPANION, LIMIT_FILE, V2, stand
 from tests.daemon.limited_brake import LimitedBrake, ledger
+from tests.hold.braked import COMPANION, LIMIT_FILE, V2, stand
 from tests.replay.stand_ins import Table
 from tests.replay.world import MIB
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from monitor.actions.brake_file import Braked
+from monitor.hold.brake_file import Braked
 
 
 class Table:
@@ -34,7 +34,7 @@ class Table:
 
 
 class StandInBrake:
-    """In the place of a pod's brake, which needs a cgroup (tests/actions/test_pod_brake.py has the real one)."""
+    """In the place of a pod's brake, which needs a cgroup (tests/hold/test_pod_brake.py has the real one)."""
 
     problem, is_held, kind = "", False, "limit"
     is_clear = True

@@ -10,18 +10,10 @@ from typing import Any
 
 import pytest
 
-from monitor.hot import (
-    act,
-    decide,
-    hold,
-    hold_brakes,
-    hold_figures,
-    hold_report,
-    moved_pods,
-    pass_timer,
-)
+from monitor.hold import brakes, control, figures, report
+from monitor.hold.control import HoldControl
+from monitor.hot import act, decide, moved_pods, pass_timer
 from monitor.hot.decide import Decider
-from monitor.hot.hold import HoldControl
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.kernel.domains import Reading
 from monitor.link import codec
@@ -241,20 +233,11 @@ def clocked(world: World) -> Iterator[None]:
     """Meanwhile the daemon's modules have the world's clock."""
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0, thread_time_ns=lambda: 0)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (
-            decide,
-            act,
-            suspension_figures,
-            moved_pods,
-            pass_timer,
-            hold,
-            hold_brakes,
-            hold_figures,
-            hold_report,
-        ):
+        held = brakes, control, figures, report
+        for module in (act, decide, moved_pods, pass_timer, suspension_figures, *held):
             patch.setattr(module, "time", clock)
-        patch.setattr(hold_brakes, "PodBrake", world.brake)
-        patch.setattr(hold_brakes, "cgroup_procs", types.SimpleNamespace(empty=lambda *_: False))
+        patch.setattr(brakes, "PodBrake", world.brake)
+        patch.setattr(brakes, "cgroup_procs", types.SimpleNamespace(empty=lambda *_: False))
         yield
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from monitor.actions.ledger import Ledger
-from monitor.actions.pod_brake import PodBrake
-from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot import hold_brakes
-from monitor.hot.hold_brakes import HoldBrakes
+from monitor.hold import brakes as hold_brakes
+from monitor.hold.brakes import HoldBrakes
+from monitor.hold.pod_brake import PodBrake
+from monitor.hold.thaw_reasons import KILL, START
 from monitor.kernel import cgroupfs
 from tests import live
 from tests.runtimes import containerd, images

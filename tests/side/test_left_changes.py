@@ -19,9 +19,9 @@ from monitor.settings.config import RunConfig
 from monitor.side import left_changes
 from monitor.side.left_changes import LeftChanges
 from tests import live
-from tests.actions.braked import HIERARCHY, Stand
-from tests.actions.braked import held as held
 from tests.filesystems import Mounts
+from tests.hold.braked import HIERARCHY, Stand
+from tests.hold.braked import held as held
 from tests.kube.clock import WaitedClock
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 _HOT = """
 import os, subprocess, sys
 from pathlib import Path
-from monitor.actions import ledger, pod_brake
+from monitor.actions import ledger
+from monitor.hold import pod_brake
 from monitor.kernel import cgroupfs
 state, pod, side = sys.argv[1:]
 journal = ledger.Ledger(Path(state))

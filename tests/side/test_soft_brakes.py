@@ -1,6 +1,6 @@
 """Soft brakes of the helper process, on files that stand for a pod's: cgroup v1 has no memory.high.
 
-On real cgroups: tests/actions/test_soft_brake.py.
+On real cgroups: tests/hold/test_soft_brake.py.
 """
 
 from types import SimpleNamespace
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.brake_file import BrakeFile
+from monitor.hold.brake_file import BrakeFile
 from monitor.link.rare_messages import Soften
 from monitor.side import soft_brakes
 from monitor.side.soft_brakes import SoftBrakes
-from tests.actions.plain import MIB, PlainPod
-from tests.actions.plain import pod as pod
+from tests.hold.plain import MIB, PlainPod
+from tests.hold.plain import pod as pod
 
 #: Of 64 MiB that cannot be reclaimed.
 HIGH = int(64 * MIB * 0.65) // 4096 * 4096

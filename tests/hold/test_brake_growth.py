@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.pod_brake import PodBrake
+from monitor.hold.pod_brake import PodBrake
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from tests import live
-from tests.actions.braked import AUTO, HIERARCHY, MIB, Stand, stand
+from tests.hold.braked import AUTO, HIERARCHY, MIB, Stand, stand
 
 pytestmark = pytest.mark.kernel
 

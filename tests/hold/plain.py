@@ -1,6 +1,6 @@
 """A pod of cgroup v2 made of plain files, for tests without a kernel: which writes happen when, and what is recorded.
 
-Not real: nothing is limited, frozen or reclaimed. On real cgroups: tests/actions/test_soft_brake.py.
+Not real: nothing is limited, frozen or reclaimed. On real cgroups: tests/hold/test_soft_brake.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions import brake_file, brake_limit, changes
-from monitor.actions.brake_file import BrakeFile
+from monitor.actions import changes
 from monitor.actions.ledger import Ledger, attributes_of
-from monitor.actions.pod_brake import PodBrake
 from monitor.actions.undo import undo
+from monitor.hold import brake_file, brake_limit
+from monitor.hold.brake_file import BrakeFile
+from monitor.hold.pod_brake import PodBrake
 from monitor.kernel.cgroupfs import Hierarchy
 
 MIB = 1 << 20

@@ -10,12 +10,12 @@ import pytest
 
 from monitor.actions.changes import RESTORED, opened
 from monitor.actions.ledger import SIDE, Ledger
-from monitor.actions.pod_brake import LIMIT
-from monitor.actions.soft_brake import HIGH, TASKS, SoftBrake
 from monitor.errors import MonitorError
+from monitor.hold.pod_brake import LIMIT
+from monitor.hold.soft_brake import HIGH, TASKS, SoftBrake
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import AUTO, COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
+from tests.hold.braked import AUTO, COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
 
 pytestmark = [
     pytest.mark.kernel,

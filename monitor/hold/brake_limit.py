@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from monitor.actions.brake_file import BrakeFile, Planned
-from monitor.actions.brake_ledger import BrakeLedger
+from monitor.hold.brake_file import BrakeFile, Planned
+from monitor.hold.brake_ledger import BrakeLedger
 from monitor.kernel import cgroupfs, limits
 from monitor.kernel.wire import PAGE
 

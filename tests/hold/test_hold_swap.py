@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.pod_brake import LIMIT
+from monitor.hold.pod_brake import LIMIT
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import HIERARCHY, MIB, V2, Stand, stand
 from tests.filesystems import swap
+from tests.hold.braked import HIERARCHY, MIB, V2, Stand, stand
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 

@@ -14,21 +14,22 @@ from typing import Any
 
 import pytest
 
-from monitor.actions import changes, ledger, thaw_reasons
-from monitor.actions.brake_file import BrakeFile
+from monitor.actions import changes, ledger
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import HELD
-from monitor.actions.pod_brake import FREEZE, LIMIT
-from monitor.actions.thaw_reasons import CGROUPS, ThawReasons
 from monitor.cli.run import lock
-from monitor.hot.hold_brakes import HoldBrakes
-from monitor.hot.hold_succession import LeftHolds
+from monitor.hold import thaw_reasons
+from monitor.hold.brake_file import BrakeFile
+from monitor.hold.brakes import HoldBrakes
+from monitor.hold.pod_brake import FREEZE, LIMIT
+from monitor.hold.succession import LeftHolds
+from monitor.hold.thaw_reasons import CGROUPS, ThawReasons
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
-from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
 from tests.actions.test_ledger import killed_daemon
 from tests.commands import run
 from tests.filesystems import nested
+from tests.hold.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, undo_on
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 v1 = pytest.mark.skipif(V2, reason="only cgroup v1 has memory.oom_control, and a freezer that SIGKILL waits for")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.brake_file import Braked
-from monitor.actions.brake_limit import ROOM, panics_at_cap
 from monitor.cli import doctor
+from monitor.hold.brake_file import Braked
+from monitor.hold.brake_limit import ROOM, panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from tests.actions.plain import MIB, PlainPod, panic_on_oom
-from tests.actions.plain import pod as pod
+from tests.hold.plain import MIB, PlainPod, panic_on_oom
+from tests.hold.plain import pod as pod
 
 CAP = 96 * MIB
 #: Of a pod that is held: memory.max, memory.oom.group, memory.high, cgroup.freeze.

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from monitor.actions import brake_file
-from monitor.actions.brake_file import BrakeFile
-from monitor.actions.pod_brake import ROOM, PodBrake
-from tests.actions.plain import MIB, PlainPod
-from tests.actions.plain import pod as pod
+from monitor.hold import brake_file
+from monitor.hold.brake_file import BrakeFile
+from monitor.hold.pod_brake import ROOM, PodBrake
+from tests.hold.plain import MIB, PlainPod
+from tests.hold.plain import pod as pod
 
 OWN, SET = "max", str(64 * MIB + ROOM)
 #: The same of a pod that has 80 MiB by then.

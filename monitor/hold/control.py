@@ -1,6 +1,6 @@
 """Holds growing pods at a crossing, and releases them when memory is clear (mode hold, `--hard-grace`).
 
-`monitor.policy.hold` decides, by figures of `monitor.hot.hold_figures`; this file acts, reports and samples again.
+`monitor.policy.hold` decides, by figures of `monitor.hold.figures`; this file acts, reports and samples again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from monitor.actions.brake_limit import ROOM, panics_at_cap
 from monitor.actions.ledger import Ledger
-from monitor.actions.thaw_reasons import KILL, START
-from monitor.hot.hold_brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
-from monitor.hot.hold_figures import HoldFigures, KubeletAnswers
-from monitor.hot.hold_report import Hold
-from monitor.hot.hold_succession import LeftHolds
+from monitor.hold.brake_limit import ROOM, panics_at_cap
+from monitor.hold.brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
+from monitor.hold.figures import HoldFigures, KubeletAnswers
+from monitor.hold.report import Hold
+from monitor.hold.succession import LeftHolds
+from monitor.hold.thaw_reasons import KILL, START
 from monitor.link.counters import SharedStats
 from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import KubeletEviction, Softened

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from monitor.hot.hold_brakes import UNTIL_NEXT_LOOK, HoldBrakes
-from monitor.hot.hold_report import Hold
+from monitor.hold.brakes import UNTIL_NEXT_LOOK, HoldBrakes
+from monitor.hold.report import Hold
 from monitor.policy import hold
 from monitor.policy.hold import Domain, Look, Rules, State
 from monitor.policy.suspension import who_grew, who_grows_on

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions import thaw_reasons
 from monitor.actions.changes import RESTORED
-from monitor.actions.pod_brake import FREEZE, LIMIT, PodBrake
+from monitor.hold import thaw_reasons
+from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import AUTO, LIMIT_FILE, MIB, V2, Stand, stand
+from tests.hold.braked import AUTO, LIMIT_FILE, MIB, V2, Stand, stand
 
 pytestmark = pytest.mark.kernel
 

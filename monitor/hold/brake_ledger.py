@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from monitor.actions.brake_file import BrakeFile
 from monitor.actions.changes import Change, enable_below, way_back
 from monitor.actions.ledger import HELD, OVER, Ledger
+from monitor.hold.brake_file import BrakeFile
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.troubles import TROUBLES
 

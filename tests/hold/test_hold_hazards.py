@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED
-from monitor.actions.pod_brake import FREEZE
+from monitor.hold.pod_brake import FREEZE
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.actions.braked import AUTO, FREEZE_FILE, LIMIT_FILE, MIB, V2, Stand
 from tests.commands import run
+from tests.hold.braked import AUTO, FREEZE_FILE, LIMIT_FILE, MIB, V2, Stand
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -89,7 +89,7 @@ def test_the_monitors_own_cgroup_is_never_held(held: Stand) -> None:
     """Nor one that something runs in that started it."""
     script = (
         "import os, sys; from pathlib import Path; from monitor.actions.ledger import Ledger\n"
-        "from monitor.actions.pod_brake import PodBrake; from monitor.kernel import cgroupfs\n"
+        "from monitor.hold.pod_brake import PodBrake; from monitor.kernel import cgroupfs\n"
         "pod = Path(sys.argv[2]); Path(pod / 'inner/cgroup.procs').write_text('0')\n"
         "brake = PodBrake('uid', pod, cgroupfs.detect(), Ledger(Path(sys.argv[1])))\n"
         "print(brake.problem, brake.kind, brake.apply(1 << 30), brake.is_held, sep='|')"

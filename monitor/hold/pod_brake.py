@@ -26,13 +26,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.actions.brake_file import Braked, BrakeFile, Planned, counts_below, joined, slow_at
-from monitor.actions.brake_ledger import BrakeLedger
-from monitor.actions.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, plan_limit, write_limit
 from monitor.actions.changes import any_disabled
 from monitor.actions.ledger import Ledger
-from monitor.actions.thaw_reasons import ThawReasons
 from monitor.actions.victim import has_spared
+from monitor.hold.brake_file import Braked, BrakeFile, Planned, counts_below, joined, slow_at
+from monitor.hold.brake_ledger import BrakeLedger
+from monitor.hold.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, plan_limit, write_limit
+from monitor.hold.thaw_reasons import ThawReasons
 from monitor.kernel import cgroupfs
 from monitor.kernel.troubles import TROUBLES
 
@@ -55,7 +55,7 @@ class PodBrake:
         self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
         self._hierarchy, self._journal = hierarchy, journal
         #: Whether a held pod runs at this moment; when it was checked, and when the open files were (CLOCK_MONOTONIC).
-        #: Set by `monitor.hot.hold_brakes`.
+        #: Set by `monitor.hold.brakes`.
         self.runs, self.looked_ns, self.opened_ns = False, 0, 0
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)

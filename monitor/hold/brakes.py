@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from monitor.actions.brake_limit import panics_at_cap
 from monitor.actions.ledger import Ledger
-from monitor.actions.pod_brake import PodBrake
-from monitor.actions.thaw_reasons import KILL
-from monitor.hot.hold_report import Hold
+from monitor.hold.brake_limit import panics_at_cap
+from monitor.hold.pod_brake import PodBrake
+from monitor.hold.report import Hold
+from monitor.hold.thaw_reasons import KILL
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy

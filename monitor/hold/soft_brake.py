@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from monitor.actions.brake_file import BrakeFile, Planned
-from monitor.actions.brake_ledger import BrakeLedger
 from monitor.actions.ledger import SOFT, Ledger
 from monitor.errors import MonitorError
+from monitor.hold.brake_file import BrakeFile, Planned
+from monitor.hold.brake_ledger import BrakeLedger
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 

@@ -1,0 +1,3 @@
+"""What the tests of holds share."""
+
+from tests.hold.braked import held as held
