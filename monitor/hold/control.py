@@ -35,6 +35,8 @@ PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
 _REST = 4  # the pause after a sample is at least so many times its cost
 #: For so long this process continues unfinished releases at its end.
 _END_NS = 2_000_000_000
+_Due = Callable[[], int | None]
+_Timer = tuple[str, _Due, Callable[[int], object]]
 
 
 class HoldControl:
@@ -72,11 +74,30 @@ class HoldControl:
         self._evicted: set[str] = set()  # uids of pods that another program evicts
         self._answers = KubeletAnswers()
         self._gone: list[str] = []  # held pods that have no process left
-        #: Of unfinished releases: when to continue, and to do so.
-        self.released_due_ns, self.go_on_released = self._brakes.due_ns, self._brakes.go_on
-        self.left = LeftHolds(state_dir, config.hold_limit_ns, hierarchy, self._log, self._brakes.have_changed)
+        self._left = LeftHolds(state_dir, config.hold_limit_ns, hierarchy, self._log, self._brakes.have_changed)
+
+    def timers(self, rank_due_ns: _Due, run_pass: Callable[[], object]) -> tuple[_Timer, ...]:
+        """(Name, when due, handler.) ``run_pass`` follows where held pods do not delay the victim any more."""
+
+        def due_ns() -> int | None:
+            due = self.due_ns()
+            return 0 if due is not None and rank_due_ns() is not None else due
+
+        def follow(now_ns: int) -> None:
+            if self.follow(now_ns):
+                run_pass()
+
+        return (
+            ("hold", due_ns, follow),
+            ("released", self._brakes.due_ns, self._brakes.go_on),
+            ("left-holds", self._left.due_ns, self._left.release),
+        )
 
     # before a crossing
+
+    def begin(self) -> None:
+        """All pods are known and counted: continue or release what an earlier daemon holds."""
+        self._left.take_over(self._registry, self.go_on)
 
     def moved(self, indexes: Iterable[int]) -> None:
         """Pods moved by a re-rank step: a growing one may have to be held next."""
@@ -94,16 +115,14 @@ class HoldControl:
 
     # at a crossing, and in the pass after it
 
-    def crossed(self, crossed_ns: int, watch: Watch) -> None:
-        """A ceiling of ``watch`` was crossed: hold the growing pods."""
-        if not watch.hard_line or not self._gauge.known(watch):
-            return
-        if self._holds:
+    def crossed(self, crossed_ns: int, watch: Watch) -> bool:
+        """A ceiling of ``watch`` was crossed: hold the growing pods. True: no pod is killed before the pass."""
+        figures, is_known = self._figures, watch.hard_line and self._gauge.known(watch)
+        if is_known and self._holds:
             self.follow(time.monotonic_ns(), crossed_ns)
-            return
-        figures, domains = self._figures, self._figures.domains()
-        if any(map(figures.is_short, domains.values())):
+        elif is_known and any(map(figures.is_short, (domains := figures.domains()).values())):
             self._advance(figures.look(domains, self.state, figures.who_grew(watch)), crossed_ns)
+        return True
 
     def look_uncrossed(self, now_ns: int) -> None:
         """Pods moved while none is held. Where memory was short before, no crossing will start a hold."""
@@ -260,7 +279,7 @@ class HoldControl:
             self._remove(uid, "stopped")
         until_ns = time.monotonic_ns() + _END_NS
         self._brakes.finish(until_ns)
-        self.left.finish(until_ns)
+        self._left.finish(until_ns)
 
     def _look_after(self, uid: str, now_ns: int) -> None:
         """Check a held pod, and stop it or let it run where needed."""

@@ -44,6 +44,21 @@ if TYPE_CHECKING:
     from monitor.hot.pass_record import PassRecorder
 
 
+class NoHolds:
+    """In the place of `HoldControl` in modes that hold no pods."""
+
+    is_in_the_way, hurries = False, True
+
+    def _nothing(self, *_: object, **__: object) -> bool:
+        return False
+
+    begin = moved = prepare = crossed = look_uncrossed = keeps = acted = went = dropped = _nothing
+    report_all = helper_lost = release_all = take_eviction = take_softened = _nothing
+
+    def timers(self, *_: object) -> tuple[()]:
+        return ()
+
+
 class Decider:
     """State of the policy and the eviction under way. Every pass is recorded where there is a recorder. It
     constructs the `Actor`, the `Suspension` and the `HoldControl`.
@@ -81,7 +96,7 @@ class Decider:
         self._actor = Actor(
             gauge, registry, trigger, evictor, pending, disks, figures, suspension, stats, send, enforces=config.kills
         )
-        self.holds: HoldControl | None = None
+        self.holds: HoldControl | NoHolds = NoHolds()
         if config.holds:
             from monitor.hold.control import HoldControl  # 1.3 MB, of no use in other modes
 
@@ -121,8 +136,7 @@ class Decider:
 
             parts = self._gauge, self._registry, self._trigger, self._evictor, self._pending
             succeed(*parts, self._send, pulled_ns, pressed=self.pressed)
-        if self.holds is not None:  # before the first pass, which would kill a pod that is not known to be held
-            self.holds.left.take_over(self._registry, self.holds.go_on)
+        self.holds.begin()  # before the first pass, which would kill a pod that is not known to be held
         self.may_act = True
         self.figures.begin(time.monotonic_ns())
         self.run_pass()
@@ -134,8 +148,7 @@ class Decider:
 
     def rank_moved(self) -> None:
         """Give the pods that reported a step their new places."""
-        if self.holds is not None:
-            self.holds.moved(self.pods.moved)
+        self.holds.moved(self.pods.moved)
         self.pods.rank()
 
     def reread(self) -> None:
@@ -147,9 +160,10 @@ class Decider:
         """Prepare the next victim, where something may be killed at all; note what grew."""
         self.stirred = False
         self.figures.note(time.monotonic_ns())
-        if self.holds is not None and self.may_act and self._gauge.arming.armed:
-            self.holds.prepare()
-        if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
+        if not (self.may_act and self._gauge.arming.armed):
+            return
+        self.holds.prepare()
+        if self._enforce and self._evictor.current is None:
             self.pods.take_back(at_leisure=True)
             # Where a crossing must first decide whether the first may be evicted, the kernel must not signal it there.
             self._trigger.prepare(may_arm=not (self._pending.active or self._suspension.forbids_arming()))
@@ -176,8 +190,7 @@ class Decider:
         if was_waiting and not self._pending.active and not crossed_ns:
             self.prepare()
         if self._recorder is not None:
-            holding = self.holds is not None and self.holds.is_in_the_way
-            self._recorder.passed(one, result.outcome, may_act=self.may_act, holding=holding)
+            self._recorder.passed(one, result.outcome, may_act=self.may_act, holding=self.holds.is_in_the_way)
 
     def _look(self, crossed_ns: int, watch: Watch | None, reading: Reading | None) -> OnePass:
         """The numbers of this moment. At a crossing a victim that is certain gets SIGKILL before them."""
@@ -188,9 +201,7 @@ class Decider:
         coming = self._pending.look(time.monotonic_ns())
         sent, asked = None, UNASKED
         if crossed_ns and watch is not None and reading is None and self.may_act:
-            if self.holds is not None:
-                self.holds.crossed(crossed_ns, watch)
-            elif self._enforce:
+            if not self.holds.crossed(crossed_ns, watch) and self._enforce:
                 sent, asked = self._actor.kill_early(watch, pods.moved, coming)
         if sent is None and self._registry.grown:
             pods.take_back(at_leisure=self._enforce and reading is None)  # else a pod was signalled
@@ -244,7 +255,7 @@ class Decider:
 
     def _carry_out(self, result: PassResult, one: OnePass) -> None:
         """Evict the victim of the pass, if the gate lets it through."""
-        outcome, sent, holds = result.outcome, one.sent, self.holds
+        outcome, sent = result.outcome, one.sent
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
             one.answer = EVICT
             self._evictor.begin(sent.entry, 0, sent)
@@ -258,15 +269,14 @@ class Decider:
             waits=one.waits,
             forced=one.forced,
             suspends=lambda victim: self._suspends(by_uid[victim.uid], outcome, one),
-            holds=lambda victim: holds is not None and holds.keeps(by_uid[victim.uid], outcome, one.crossed_ns),
+            holds=lambda victim: self.holds.keeps(by_uid[victim.uid], outcome, one.crossed_ns),
         )
         if outcome.victim is not None and one.answer == EVICT:
             entry = by_uid[outcome.victim.uid]
             about = decisions.for_threshold(result, one.observations, one.asked.answer.reason)
             one.acted = self._actor.for_threshold(entry, about, one)
-            if holds is not None:
-                holds.acted(entry.uid, one.acted and one.acted.decision)
-        elif one.answer == BUSY and hurries(outcome) and (holds is None or holds.hurries):
+            self.holds.acted(entry.uid, one.acted and one.acted.decision)
+        elif one.answer == BUSY and hurries(outcome) and self.holds.hurries:
             one.hurried = True
             self._evictor.hurry()
 
@@ -315,8 +325,7 @@ class Decider:
 
     def dropped(self, entry: PodEntry) -> None:
         """A pod is about to be forgotten. If it has no process left, its memory is a pending release."""
-        if self.holds is not None:
-            self.holds.dropped(entry.uid)
+        self.holds.dropped(entry.uid)
         if not self._evictor.holds(entry.uid) and self._pending.dropped(entry, time.monotonic_ns()):
             self._trigger.stand_down()
 
@@ -347,8 +356,7 @@ class Decider:
     def helper_lost(self) -> None:
         """The helper is gone: what it sent counts no more."""
         self._disks.forget()
-        if self.holds is not None:
-            self.holds.helper_lost()
+        self.holds.helper_lost()
         self.run_pass()
 
     def restart_recording(self) -> None:
@@ -382,8 +390,7 @@ class Decider:
         """Evict a pod for what it does itself: no threshold is met, and nothing is pending."""
         acted = self._actor.act(entry, decisions.for_limit(self.config, text), {})
         self.changed |= acted.decision is not None
-        if self.holds is not None:
-            self.holds.acted(entry.uid, acted.decision)
+        self.holds.acted(entry.uid, acted.decision)
         if self._recorder is not None:
             self._recorder.over_limit(entry.uid, entry.title, text, acted)
 
@@ -399,10 +406,9 @@ class Decider:
     def follow(self, now_ns: int, side: int) -> bool:
         """Continue the eviction (`Evictor.follow`); when it is over, run a pass at once. Whether it is over."""
         current = self._evictor.current
-        if not self._evictor.follow(now_ns, side):
+        if current is None or not self._evictor.follow(now_ns, side):
             return False
-        if self.holds is not None and current is not None:
-            self.holds.went(current.victim.uid, killed=current.killed_ns is not None)
+        self.holds.went(current.victim.uid, killed=current.killed_ns is not None)
         self.run_pass()
         self.evict_over_limit()
         self.prepare()

@@ -117,7 +117,7 @@ class Hot:
                 decider.prepare()
                 return
             guarded(decider.rank_moved)
-            if decider.holds is not None and decider.may_act:
+            if decider.may_act:
                 guarded(decider.holds.look_uncrossed, now_ns)
             guarded(decider.prepare)
             pending.hasten()
@@ -137,7 +137,7 @@ class Hot:
             (
                 Timer("watchdog", self.service.due_ns, self.service.alive),
                 Timer("rings", records.due_ns, records.go_on),
-                *_of_holds(decider, guarded),
+                *(Timer(*row) for row in decider.holds.timers(rank_due_ns, lambda: guarded(decider.run_pass))),
                 Timer("rank", rank_due_ns, rank),
                 Timer("sample", decider.figures.due_ns, decider.figures.note),
                 Timer("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
@@ -203,8 +203,7 @@ class Hot:
         The OOM programs stay attached: their records wait for the next start.
         """
         self.service.stopping()
-        if self.decider.holds is not None:
-            self.decider.holds.release_all()
+        self.decider.holds.release_all()
         self.pending.flush()
         self.trigger.disarm()
         self.gauge.arming.detach()
@@ -226,7 +225,7 @@ def _other_messages(
     decider: Decider, evictor: Evictor, pending: PendingRelease, configuration: Configuration, outbox: Outbox
 ) -> dict[type, Callable[[Any], object]]:
     """What handles the messages of the helper that are not of pods."""
-    made: dict[type, Callable[[Any], object]] = {
+    return {
         rare_messages.Record: lambda _: decider.restart_recording(),
         messages.DiskFigures: decider.take_disk_figures,
         messages.Stored: lambda message: outbox.stored(message.total),
@@ -234,33 +233,10 @@ def _other_messages(
         messages.Reclaimed: lambda message: pending.reclaimed(message.id),
         messages.Lives: lambda message: pending.answered(message.id, message.lives),
         rare_messages.Reconfigure: configuration.take,
+        rare_messages.KubeletEviction: decider.holds.take_eviction,
+        rare_messages.Softened: decider.holds.take_softened,
         rare_messages.StallCause: decider.take_stall_cause,
     }
-    if decider.holds is not None:
-        made[rare_messages.KubeletEviction] = decider.holds.take_eviction
-        made[rare_messages.Softened] = decider.holds.take_softened
-    return made
-
-
-def _of_holds(decider: Decider, guarded: Guard) -> tuple[Timer, ...]:
-    """The timers of holds, in modes that hold: before pods are ranked, to see those that moved."""
-    holds = decider.holds
-    if holds is None:
-        return ()
-
-    def due_ns() -> int | None:
-        due = holds.due_ns()
-        return 0 if due is not None and (decider.pods.moved or decider.stirred) else due
-
-    def follow(now_ns: int) -> None:
-        if holds.follow(now_ns):
-            guarded(decider.run_pass)  # held pods do not delay its victim any more
-
-    return (
-        Timer("hold", due_ns, follow),
-        Timer("released", holds.released_due_ns, holds.go_on_released),
-        Timer("left-holds", holds.left.due_ns, holds.left.release),
-    )
 
 
 def _records(

@@ -125,10 +125,9 @@ class PodSync:
         for uid in self._registry.by_uid.keys() - self._sent:
             self._drop(uid)
             self._look_between()
-        if not self._knows_pods:
-            self._knows_pods = True
-        elif self._decider.holds is not None:
+        if self._knows_pods:
             self._decider.holds.report_all()
+        self._knows_pods = True
         self._is_stale = True
 
     def _refresh(self, _: messages.Refresh) -> None:

@@ -166,7 +166,7 @@ class Node:
             decider.run_pass()
         if self._is_due(decider.pods.reread_ns):
             decider.reread()
-        if decider.holds is not None:
+        if world.config.holds:
             decider.holds.look_uncrossed(world.now_ns)
             world.look()
         current = world.evictor.current

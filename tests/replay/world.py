@@ -147,8 +147,7 @@ class World:
         self.registry.refresh()
 
     def drop(self, pod: int) -> None:
-        if self.decider.holds is not None:
-            self.decider.holds.dropped(PODS[pod])
+        self.decider.holds.dropped(PODS[pod])
         self.registry.drop(PODS[pod])
 
     def run(self, available: int, crossed: bool) -> None:
@@ -178,22 +177,20 @@ class World:
 
     def look(self) -> None:
         """It is time to look at the pods that are held."""
-        holds = self.decider.holds
-        if holds is not None and holds.due_ns() is not None and holds.follow(self.now_ns):
+        if self.config.holds and self.holds.due_ns() is not None and self.holds.follow(self.now_ns):
             self.decider.run_pass()
 
     def tell(self, message: ToHolds) -> None:
         """The helper has seen something of the kubelet."""
-        holds = self.decider.holds
-        if isinstance(message, KubeletEviction) and holds is not None:
-            holds.take_eviction(message)
-        elif isinstance(message, Softened) and holds is not None:
-            holds.take_softened(message)
+        if isinstance(message, KubeletEviction):
+            self.decider.holds.take_eviction(message)
+        elif isinstance(message, Softened):
+            self.decider.holds.take_softened(message)
 
     def end(self, pod: int, fires: bool) -> None:
         """The eviction under way is over; the kernel's trigger may have taken a pod for the next."""
         current, self.evictor.current = self.evictor.current, None
-        if current is not None and self.decider.holds is not None:
+        if current is not None:
             self.decider.holds.went(current.uid, killed=fires)
         if current is not None and current.uid in self.registry.by_uid:
             self.registry.set_evicted(self.registry.by_uid[current.uid], True)
