@@ -17,7 +17,6 @@ from monitor.hold.figures import HoldFigures, KubeletAnswers
 from monitor.hold.report import Hold
 from monitor.hold.succession import LeftHolds
 from monitor.hold.thaw_reasons import KILL, START
-from monitor.link.counters import SharedStats
 from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
@@ -52,7 +51,6 @@ class HoldControl:
         figures: SuspensionFigures,
         grace_ends_ns: Callable[[str], int],
         record: Callable[[hold.Rules, State, Look, State, hold.Steps], object] | None,
-        stats: SharedStats,
         outbox: Outbox,
     ) -> None:
         #: The victim gets SIGTERM at once, and SIGKILL when its grace is over (`--hard-grace`).
@@ -63,8 +61,7 @@ class HoldControl:
         self._registry = registry
         self._grace_ends_ns = grace_ends_ns
         self._record = record
-        self._stats = stats
-        self._send, self._log = outbox.send, outbox.log
+        self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         state_dir, hierarchy = Path(config.state_dir), gauge.hierarchy
         self._brakes = HoldBrakes(hierarchy, Ledger(state_dir), self._send)
         self._figures = HoldFigures(gauge, registry, self.rules, figures, self._brakes, self._log)

@@ -16,8 +16,8 @@ from monitor.hot.pending_release import PendingRelease
 from monitor.hot.suspension import UNASKED, Asked, Suspension
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, Send
+from monitor.link.messages import Decision
+from monitor.link.outbox import Outbox
 from monitor.policy import pending_release
 from monitor.policy.decisions import NO_VICTIM, Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
@@ -81,8 +81,7 @@ class Actor:
         disks: DiskSignals,
         figures: SuspensionFigures,
         suspension: Suspension,
-        stats: SharedStats,
-        send: Send,
+        outbox: Outbox,
         *,
         enforces: bool,
     ) -> None:
@@ -96,8 +95,7 @@ class Actor:
         self._pending = pending
         self._figures = figures
         self._suspension = suspension
-        self._stats = stats
-        self.send = send
+        self._stats, self.send = outbox.stats, outbox.send
 
     def kill_early(
         self, watch: Watch, moved: Mapping[int, int], coming: Mapping[str, Coming]

@@ -18,7 +18,6 @@ from monitor.hot.pending_release import PendingRelease
 from monitor.hot.suspension import UNASKED, Suspension
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.counters import SharedStats
 from monitor.link.messages import Clear, DiskFigures
 from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import StallCause
@@ -74,7 +73,6 @@ class Decider:
         evictor: Evictor,
         pending: PendingRelease,
         recorder: PassRecorder | None,
-        stats: SharedStats,
         outbox: Outbox,
     ) -> None:
         self.config = pass_config
@@ -84,24 +82,22 @@ class Decider:
         self._evictor = evictor
         self._pending = pending
         self._recorder = recorder
-        self._stats = stats
-        send = outbox.send
-        self._send, self._log = send, outbox.log
+        self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._enforce, sane = config.kills, config.compat == SANE
-        self._disks = disks = DiskSignals(config, era(config.policy), send)
-        self.pods = MovedPods(gauge, registry, evictor, send)
+        self._disks = disks = DiskSignals(config, era(config.policy), outbox.send)
+        self.pods = MovedPods(gauge, registry, evictor, outbox.send)
         # Holds need figures, whatever the policy's release.
         self.figures = figures = SuspensionFigures(gauge, registry, active=sane or config.holds)
-        self._suspension = suspension = Suspension(gauge, registry, trigger, figures, stats, send, active=sane)
+        self._suspension = suspension = Suspension(gauge, registry, trigger, figures, outbox, active=sane)
         self._actor = Actor(
-            gauge, registry, trigger, evictor, pending, disks, figures, suspension, stats, send, enforces=config.kills
+            gauge, registry, trigger, evictor, pending, disks, figures, suspension, outbox, enforces=config.kills
         )
         self.holds: HoldControl | NoHolds = NoHolds()
         if config.holds:
             from monitor.hold.control import HoldControl  # 1.3 MB, of no use in other modes
 
             record = None if recorder is None else recorder.held
-            self.holds = HoldControl(config, gauge, registry, figures, evictor.grace_ends_ns, record, stats, outbox)
+            self.holds = HoldControl(config, gauge, registry, figures, evictor.grace_ends_ns, record, outbox)
         self._waiting = False  # a pod was chosen and not evicted yet, because a release is pending
         self.state = State()
         self.outcome: Outcome | None = None

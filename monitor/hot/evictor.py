@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monitor.actions.evict import Eviction
 from monitor.actions.victim import Victim
@@ -14,8 +14,8 @@ from monitor.hot.pending_release import PendingRelease
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Evicted, Killed, LogLine, Reap, Send
+from monitor.link.messages import Evicted, Killed, Reap
+from monitor.link.outbox import Outbox
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
 
@@ -45,9 +45,8 @@ class Evictor:
         registry: Registry,
         trigger: Trigger,
         pending: PendingRelease,
-        stats: SharedStats,
+        outbox: Outbox,
         epoll: Listener,
-        send: Send,
         note: EvictionNote,
         *,
         asks_exits: bool = False,
@@ -59,9 +58,8 @@ class Evictor:
         self._registry = registry
         self._trigger = trigger
         self._pending = pending
-        self._stats = stats
+        self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._epoll = epoll
-        self._send = send
         self.current: Eviction | None = None
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
@@ -233,9 +231,6 @@ class Evictor:
         eviction.victim.close()
         self._stats.add("eviction_failures")
         self._log("error", why, pod=eviction.name, pids=pids)
-
-    def _log(self, level: str, msg: str, **fields: Any) -> None:
-        self._send(LogLine(level, msg, fields))
 
 
 #: States, in order: its processes got SIGTERM, they got SIGKILL, none is left.

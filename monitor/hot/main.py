@@ -66,36 +66,35 @@ class Hot:
         self.service = service = Service()
         self.side = side = Side(config_fd, stats.fd, config.listen_fd)
         self.outbox = outbox = Outbox(lambda: side.sock, stats)
-        send, log = outbox.send, outbox.log
         source = open_memory_source(config)
         pass_config = config.pass_config(kill_at_once=True)
-        self.gauge = gauge = Gauge(source, config, pass_config.thresholds, stats, send)
+        self.gauge = gauge = Gauge(source, config, pass_config.thresholds, outbox)
         eviction_order, recorder = _eviction_order(config, outbox)
         registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
-        self.pending = pending = PendingRelease(gauge, registry, stats, send)
+        self.pending = pending = PendingRelease(gauge, registry, outbox)
         self._ends = loop.listener(self._process_ended)
         note, graceful = EvictionNote(source.eviction), config.holds and config.hard_grace_ns > 0
         self.evictor = evictor = Evictor(
-            gauge, registry, trigger, pending, stats, self._ends, send, note, asks_exits=graceful
+            gauge, registry, trigger, pending, outbox, self._ends, note, asks_exits=graceful
         )
         self.decider = decider = Decider(
-            config, pass_config, gauge, registry, trigger, evictor, pending, recorder, stats, outbox
+            config, pass_config, gauge, registry, trigger, evictor, pending, recorder, outbox
         )
-        self.records = records = _records(source, gauge, registry, decider, stats, send)
-        self.sweeps = sweeps = Sweeps(gauge, registry, stats, records.read_events, log)
+        self.records = records = _records(source, gauge, registry, decider, outbox)
+        self.sweeps = sweeps = Sweeps(gauge, registry, outbox, records.read_events)
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, sweeps, side)
         self.configuration = configuration = Configuration(
-            config, gauge, registry, trigger, decider, records, housekeeping, side, stats, send
+            config, gauge, registry, trigger, decider, records, housekeeping, side, outbox
         )
         others = _other_messages(decider, evictor, pending, configuration, outbox)
         about = guard, gauge, registry, trigger, decider, records, sweeps, housekeeping, configuration
-        self.pods = pods = PodSync(side, *about, stats, log, others)
+        self.pods = pods = PodSync(side, *about, outbox, others)
         self.restarts = restarts = SideRestarts(
-            side, outbox, loop, stats, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
+            side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
-        self.report = Report(config, gauge, registry, decider, records, guard, service, restarts, stats, outbox)
+        self.report = Report(config, gauge, registry, decider, records, guard, service, restarts, outbox)
         self.timers = self._timers()
 
     def _process_ended(self, pidfd: int) -> None:
@@ -239,9 +238,7 @@ def _other_messages(
     }
 
 
-def _records(
-    source: MemorySource, gauge: Gauge, registry: Registry, decider: Decider, stats: SharedStats, send: messages.Send
-) -> Records:
+def _records(source: MemorySource, gauge: Gauge, registry: Registry, decider: Decider, outbox: Outbox) -> Records:
     """The reader of this hook's events."""
     kills: Records | None = None
     if source.pins is not None:
@@ -249,7 +246,7 @@ def _records(
         from monitor.kernel.domains import DomainTable
 
         table = source.table if source.is_exact else DomainTable(source.pins)
-        kills = RingRecords(source.pins, table, registry, decider, stats, send)
+        kills = RingRecords(source.pins, table, registry, decider, outbox)
         if source.is_exact:
             return kills
         table.reset()  # of the daemon before: nothing brings it up to date
@@ -258,8 +255,8 @@ def _records(
     from monitor.sources.polled_table import PolledTable
 
     assert isinstance(source.table, PolledTable)
-    kills = kills or PolledKills(gauge, registry, decider, stats, send)
-    return PolledRecords(source.table, source.arming, kills, decider, stats, send)
+    kills = kills or PolledKills(gauge, registry, decider, outbox)
+    return PolledRecords(source.table, source.arming, kills, decider, outbox)
 
 
 def _is_left_alone(config: RunConfig) -> bool:

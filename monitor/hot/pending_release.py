@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Evicted, GiveBack, Left, Send
+from monitor.link.messages import Evicted, GiveBack, Left
+from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import JUMP_NS, Coming
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
@@ -94,11 +94,10 @@ class Growth:
 class PendingRelease:
     """Follows pending releases. `active` while there is one."""
 
-    def __init__(self, gauge: Gauge, registry: Registry, stats: SharedStats, send: Send) -> None:
+    def __init__(self, gauge: Gauge, registry: Registry, outbox: Outbox) -> None:
         self._gauge = gauge
         self._registry = registry
-        self._stats = stats
-        self._send = send
+        self._stats, self._send = outbox.stats, outbox.send
         self._leaving: list[Leaving] = []
         self._growth: dict[str, Growth] = {}
         self._returns: deque[int] = deque(maxlen=REMEMBERED)

@@ -19,7 +19,7 @@ from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel, messages
-from monitor.link.counters import SharedStats
+from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import Apply
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import Registry
@@ -48,8 +48,7 @@ class PodSync:
         sweeps: Sweeps,
         housekeeping: Housekeeping,
         configuration: Configuration,
-        stats: SharedStats,
-        log: Callable[..., None],
+        outbox: Outbox,
         others: Mapping[type, Callable[[Any], object]],
     ) -> None:
         self._side = side
@@ -62,8 +61,7 @@ class PodSync:
         self._sweeps = sweeps
         self._housekeeping = housekeeping
         self._configuration = configuration
-        self._stats = stats
-        self._log = log
+        self._stats, self._log = outbox.stats, outbox.log
         self._knows_pods = False  # a helper has sent all of them once; the sweep that counts them follows
         self._sent: set[str] = set()  # uids of the pods that this helper has sent
         self._unwatched: dict[str, messages.PodSeen] = {}  # uid -> the message of a pod that could not be watched yet

@@ -20,8 +20,8 @@ from monitor.hot.records import Records
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
 from monitor.kernel.wire import OomEvent
-from monitor.link.counters import SharedStats
-from monitor.link.messages import LogLine, Oom, Send
+from monitor.link.messages import LogLine, Oom
+from monitor.link.outbox import Outbox
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
 
@@ -41,10 +41,9 @@ class PolledKills(Records):
         gauge: Gauge,
         registry: Registry,
         decider: Decider,
-        stats: SharedStats,
-        send: Send,
+        outbox: Outbox,
     ) -> None:
-        super().__init__(decider, stats, send)
+        super().__init__(decider, outbox)
         self._gauge = gauge
         self._registry = registry
         self._log = OomLog(gauge.hierarchy, gauge.table.index)

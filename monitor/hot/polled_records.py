@@ -16,8 +16,7 @@ from monitor.hot.loop import SHORT_NS, Listener
 from monitor.hot.records import Records
 from monitor.kernel import bounds
 from monitor.kernel.wire import PAGE
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Send
+from monitor.link.outbox import Outbox
 from monitor.settings.config import STEP
 from monitor.sources.arming import Arming
 from monitor.sources.polled_table import Entry, PolledTable
@@ -53,10 +52,9 @@ class PolledRecords(Records):
         arming: Arming,
         kills: Records,
         decider: Decider,
-        stats: SharedStats,
-        send: Send,
+        outbox: Outbox,
     ) -> None:
-        super().__init__(decider, stats, send)
+        super().__init__(decider, outbox)
         self._table = table
         self._arming = arming
         self._kills = kills

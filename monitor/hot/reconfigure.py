@@ -19,8 +19,8 @@ from monitor.hot.records import Records
 from monitor.hot.supervise import Side
 from monitor.hot.trigger import Trigger
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Clear, PodSeen, Send
+from monitor.link.messages import Clear, PodSeen
+from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import Reconfigure, Reread
 from monitor.policy.eviction_pass import reconfigured
 from monitor.settings.config import RunConfig
@@ -52,8 +52,7 @@ class Configuration:
         records: Records,
         housekeeping: Housekeeping,
         side: Side,
-        stats: SharedStats,
-        send: Send,
+        outbox: Outbox,
     ) -> None:
         self.config = config
         self._gauge = gauge
@@ -63,8 +62,7 @@ class Configuration:
         self._records = records
         self._housekeeping = housekeeping
         self._side = side
-        self._stats = stats
-        self._send = send
+        self._stats, self._send = outbox.stats, outbox.send
         self._is_asked = False
         self._staged: _Staged | None = None
 

@@ -10,8 +10,8 @@ from monitor.hot.decide import Decider
 from monitor.hot.loop import Listener
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Cross, Flight, Send
+from monitor.link.messages import Cross, Flight
+from monitor.link.outbox import Outbox
 from monitor.sources.watch import Watch
 
 #: Steps of 1 MiB kept: the last 4 GiB that anybody took or gave back. One append (60 ns) is all that each costs.
@@ -27,13 +27,12 @@ class Records(ABC):
     thresholds; `watch` sets them. Methods without a body are for hooks that have something to do then.
     """
 
-    def __init__(self, decider: Decider, stats: SharedStats, send: Send) -> None:
+    def __init__(self, decider: Decider, outbox: Outbox) -> None:
         self.watches: Mapping[int, Watch] = {}
         self.eventful = False  # something happened that the last steps belong to
         self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
         self._decider = decider
-        self._stats = stats
-        self._send = send
+        self._stats, self._send = outbox.stats, outbox.send
         self._steps_kept: deque[Step] = deque(maxlen=_MOST)
         self._keep_step = self._steps_kept.append
 

@@ -10,7 +10,6 @@ from monitor.hot.side_restarts import SideRestarts
 from monitor.kernel.sched import Protection
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import messages
-from monitor.link.counters import SharedStats
 from monitor.link.outbox import Outbox
 from monitor.settings.config import RunConfig
 from monitor.sources.gauge import Gauge
@@ -34,7 +33,6 @@ class Report:
         guard: Guard,
         service: Service,
         restarts: SideRestarts,
-        stats: SharedStats,
         outbox: Outbox,
     ) -> None:
         self._config = config
@@ -45,7 +43,6 @@ class Report:
         self._guard = guard
         self._service = service
         self._restarts = restarts
-        self._stats = stats
         self._outbox = outbox
         self.is_ready = False  # all pods are counted, and decisions can be made: True from some moment on
         self._published_ns = 0
@@ -77,7 +74,7 @@ class Report:
         self.is_ready = True
         self._decider.changed = True
         self._published_ns = 0  # published at once: others wait for it
-        self._stats.set("ready_ns", now_ns)
+        self._outbox.stats.set("ready_ns", now_ns)
         self._service.ready(f"{len(self._registry)} pods, hooks {self._config.rung}")
         self._outbox.log(
             "info",
@@ -95,7 +92,7 @@ class Report:
         decider = self._decider
         decider.changed = False
         self._published_ns = now_ns
-        self._stats.set("published_ns", now_ns)
+        self._outbox.stats.set("published_ns", now_ns)
         outcome = decider.outcome
         first = self._registry.first()
         self._outbox.send(

@@ -20,8 +20,8 @@ from monitor.hot.records import Records
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
-from monitor.link.counters import SharedStats
-from monitor.link.messages import LogLine, Oom, Send
+from monitor.link.messages import LogLine, Oom
+from monitor.link.outbox import Outbox
 from monitor.sources.registry import Registry
 
 if TYPE_CHECKING:
@@ -87,10 +87,9 @@ class RingRecords(Records):
         table: Table,
         registry: Registry,
         decider: Decider,
-        stats: SharedStats,
-        send: Send,
+        outbox: Outbox,
     ) -> None:
-        super().__init__(decider, stats, send)
+        super().__init__(decider, outbox)
         self._pins = pins
         self._table = table
         self._registry = registry

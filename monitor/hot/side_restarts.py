@@ -9,7 +9,6 @@ from collections.abc import Callable
 from monitor.actions.victim import SPARED
 from monitor.hot.loop import Loop
 from monitor.hot.supervise import Side
-from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import HeartbeatWatch
 from monitor.link.outbox import Outbox
 
@@ -22,17 +21,15 @@ class SideRestarts:
         side: Side,
         outbox: Outbox,
         loop: Loop,
-        stats: SharedStats,
         *,
         started: Callable[[], None],
         lost: Callable[[], None],
         receive: Callable[[], None],
     ) -> None:
         self._side = side
-        self._heartbeat = HeartbeatWatch(stats, side.timer)
+        self._heartbeat = HeartbeatWatch(outbox.stats, side.timer)
         self._outbox = outbox
         self._loop = loop
-        self._stats = stats
         self._started = started
         self._lost = lost
         self._channel = loop.listener(lambda _: receive())
@@ -65,7 +62,7 @@ class SideRestarts:
         if not side.adopt(now_ns):
             side.start(now_ns)
         assert side.sock is not None
-        self._stats.add("side_starts")
+        self._outbox.stats.add("side_starts")
         try:
             SPARED.add(side.pid)
             self._channel.register(side.sock.fileno(), select.EPOLLIN)
@@ -88,7 +85,7 @@ class SideRestarts:
         why = self._heartbeat.look(now_ns, self._side.pid)
         if why and not self._side.is_killed:
             self._hung = why
-            self._stats.add("side_hangs")
+            self._outbox.stats.add("side_hangs")
             self._side.kill(now_ns)
 
     def _ended(self, pidfd: int) -> None:

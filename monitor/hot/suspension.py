@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Braked, Released, Send
+from monitor.link.messages import Braked, Released
+from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import GO, GREW, NOISE, Answer, Figures, answer, judge
@@ -46,8 +46,7 @@ class Suspension:
         registry: Registry,
         trigger: Trigger,
         figures: SuspensionFigures,
-        stats: SharedStats,
-        send: Send,
+        outbox: Outbox,
         *,
         active: bool,
     ) -> None:
@@ -55,8 +54,7 @@ class Suspension:
         self._registry = registry
         self._trigger = trigger
         self._figures = figures
-        self._stats = stats
-        self._send = send
+        self._stats, self._send = outbox.stats, outbox.send
         self._active = active
         self.state: dict[str, Any] | None = None
         self._changed = False

@@ -13,7 +13,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MAX_LEVEL, MAX_NESTED
-from monitor.link.counters import SharedStats
+from monitor.link.outbox import Outbox
 from monitor.sources.gauge import FIRST_TURN_NS, TURN_NS, Gauge
 from monitor.sources.registry import PodEntry, Registry
 
@@ -34,15 +34,13 @@ class Sweeps:
         self,
         gauge: Gauge,
         registry: Registry,
-        stats: SharedStats,
+        outbox: Outbox,
         between: Callable[[], object],
-        log: Callable[..., None],
     ) -> None:
         self._gauge = gauge
         self._registry = registry
-        self._stats = stats
+        self._stats, self._log = outbox.stats, outbox.log
         self._between = between
-        self._log = log
         self._waiting: list[Callable[[], None]] = []  # for the one that runs
         self._later: list[Callable[[], None]] = []  # for the one after it
         self._again = False

@@ -65,11 +65,11 @@ class UnstoredMessages:
 
 
 class Outbox:
-    """Sends through the channel of the helper that there is; ``sock`` gives it."""
+    """What the helper gets: messages, through the channel that there is (``sock`` gives it), and counters."""
 
     def __init__(self, sock: Callable[[], socket.socket | None], stats: SharedStats) -> None:
         self._sock = sock
-        self._stats = stats
+        self.stats = stats
         self._unstored = UnstoredMessages()
         self._lost = False  # a helper ended since `resend` was done
         self.stored = self._unstored.stored
@@ -86,7 +86,7 @@ class Outbox:
         elif isinstance(message, RaceMessage) and self._sock() is None:
             self._unstored.note(message)  # for the next helper
         else:
-            self._stats.dropped(message)
+            self.stats.dropped(message)
 
     def log(self, level: str, msg: str, /, **fields: Any) -> None:
         self.send(LogLine(level, msg, fields))
@@ -100,4 +100,4 @@ class Outbox:
         """Do what `side_lost` asked for, as soon as there is a channel."""
         if self._lost and self._sock() is not None:
             self._lost = False
-            self._stats.add("channel_dropped", self._unstored.resend(self.offer))
+            self.stats.add("channel_dropped", self._unstored.resend(self.offer))

@@ -16,8 +16,8 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.domains import Reading
-from monitor.link.counters import SharedStats
-from monitor.link.messages import LogLine, Send
+from monitor.link.messages import LogLine
+from monitor.link.outbox import Outbox
 from monitor.pods.cgroup_tree import kubepods_of, of_pod
 from monitor.policy.hold import MARGIN
 from monitor.policy.thresholds import Threshold
@@ -52,8 +52,7 @@ class Gauge:
         source: MemorySource,
         config: RunConfig,
         thresholds: tuple[Threshold, ...],
-        stats: SharedStats,
-        send: Send = lambda _: None,
+        outbox: Outbox,
     ) -> None:
         self.table = source.table
         self.table.reset()
@@ -61,8 +60,7 @@ class Gauge:
         self.hierarchy = cgroupfs.detect()
         self._source = source
         self._sweeper = source.sweeper
-        self._stats = stats
-        self._send = send
+        self._stats, self._send = outbox.stats, outbox.send
         self._config = config
         self.thresholds = thresholds
         self._node = cgroupfs.resolve(self.hierarchy, config.node_cgroup) if config.node_cgroup else None

@@ -5,15 +5,22 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from monitor.hot.polled_records import PolledRecords
+from monitor.link.messages import LogLine
 from monitor.policy.thresholds import Threshold
 from monitor.sources.gauge import Gauge
+
+
+def outbox(send: Any = lambda _: None, stats: Any = None) -> Any:
+    """``send`` gets what is logged too."""
+    stats = MagicMock() if stats is None else stats
+    return SimpleNamespace(send=send, log=lambda level, msg, **fields: send(LogLine(level, msg, fields)), stats=stats)
 
 
 def polled(**parts: Any) -> PolledRecords:
     """``parts``: arguments of the constructor, by name; nothing comes of the others."""
     given = {
-        **{name: MagicMock() for name in ("table", "arming", "decider", "stats", "kills")},
-        "send": lambda _: None,
+        **{name: MagicMock() for name in ("table", "arming", "decider", "kills")},
+        "outbox": outbox(),
         **parts,
     }
     return PolledRecords(**given)
@@ -37,4 +44,4 @@ def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: A
         }
         | dict(config)
     )
-    return Gauge(source, given, thresholds, MagicMock(), send or (lambda _: None))
+    return Gauge(source, given, thresholds, outbox(send or (lambda _: None)))

@@ -17,6 +17,7 @@ from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
 from monitor.link.messages import NAMES, LogLine, Reap
 from tests import live
+from tests.daemon.stand_ins import outbox
 from tests.hold.test_brake_growth import realtime
 
 pytestmark = pytest.mark.kernel
@@ -36,11 +37,11 @@ class Bench:
         nothing: Any = lambda *_: None  # noqa: E731
         gauge: Any = SimpleNamespace(reread=nothing, watches=[], table=SimpleNamespace(working_set=lambda _: self.held))
         registry: Any = SimpleNamespace(by_uid={"uid": self.entry}, move=nothing, set_evicted=nothing)
-        stats: Any = SimpleNamespace(add=nothing, observe_us=nothing, set=nothing)
+        given = outbox(self.sent.append)
         trigger: Any = SimpleNamespace(take=lambda _: self.victim)
         note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
-        self.pending = PendingRelease(gauge, registry, stats, self.sent.append)
-        self.evictor = Evictor(gauge, registry, trigger, self.pending, stats, self.epoll, self.sent.append, note)
+        self.pending = PendingRelease(gauge, registry, given)
+        self.evictor = Evictor(gauge, registry, trigger, self.pending, given, self.epoll, note)
 
     def begin(self) -> Eviction:
         eviction = self.evictor.begin(self.entry, 0)

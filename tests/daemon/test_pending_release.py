@@ -24,6 +24,7 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.domains import Reading
 from monitor.link.messages import NAMES, Evicted
 from monitor.policy.pending_release import Coming, waits
+from tests.daemon.stand_ins import outbox
 
 MIB, MS, SIGNAL = 1 << 20, 1_000_000, "memory.available"
 ROOT = Path("/node")
@@ -49,7 +50,7 @@ class World:
         )
         stats = SimpleNamespace(add=self.count, set=self.stats.__setitem__, observe_us=lambda *_: None)
         registry = SimpleNamespace(by_uid=self.by_uid)
-        self.pending = PendingRelease(gauge, registry, stats, self.sent.append)
+        self.pending = PendingRelease(gauge, registry, outbox(self.sent.append, stats))
 
     def count(self, name: str) -> None:
         self.stats[name] = self.stats.get(name, 0) + 1

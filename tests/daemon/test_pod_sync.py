@@ -26,7 +26,7 @@ class Stand:
         registry.drop.side_effect = lambda uid: self.log.append(f"-{uid}") or by_uid.pop(uid, None)
         self._by_uid = by_uid
         given: dict[str, Any] = {
-            **{name: MagicMock() for name in ("gauge", "trigger", "decider", "sweeps", "housekeeping", "stats", "log")},
+            **{name: MagicMock() for name in ("gauge", "trigger", "decider", "sweeps", "housekeeping", "outbox")},
             "side": SimpleNamespace(sock=self.sock),
             "guard": self._guard,
             "registry": registry,

@@ -12,7 +12,7 @@ from monitor.hot.polled_records import BACK_NS, EARLY_NS, GIVEN_BACK_NS, IDLE_NS
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
 from monitor.sources.polled_table import Entry
-from tests.daemon.stand_ins import polled
+from tests.daemon.stand_ins import outbox, polled
 
 MIB = 1 << 20
 RATE = 12 << 30
@@ -68,7 +68,7 @@ def test_a_crossing_happened_after_the_last_look(looked_ns: int, at: int) -> Non
         cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1, formula=0
     )
     table = SimpleNamespace(entry=lambda _: entry(MIB, 0), index=lambda _: None, reading=lambda _: Reading(0, 0, 0))
-    soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), send=sent.append)
+    soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), outbox=outbox(sent.append))
     soft._looked_ns = looked_ns
     soft._pods = lambda _: None
     soft._cross([(watch, 1)], NOW)

@@ -28,6 +28,7 @@ from monitor.side.alerts.send import AlertSender
 from monitor.side.export.log import Log
 from monitor.side.reload import Reloader
 from tests.daemon.config_files import started, write
+from tests.daemon.stand_ins import outbox
 from tests.log_lines import LogLines
 from tests.waiting import until
 
@@ -172,9 +173,10 @@ def test_the_next_side_gets_the_new_descriptor() -> None:
 
 def configuration(**given: Any) -> tuple[Configuration, Counters]:
     """``given``: arguments of the constructor, by name; nothing comes of the others."""
-    names = ("gauge", "registry", "trigger", "decider", "records", "housekeeping", "side", "send")
+    names = ("gauge", "registry", "trigger", "decider", "records", "housekeeping", "side")
     stats: Any = Counters()
-    return Configuration(RunConfig(), stats=stats, **{**dict.fromkeys(names), **given}), stats
+    box = outbox(given.pop("send", None), stats)
+    return Configuration(RunConfig(), outbox=box, **{**dict.fromkeys(names), **given}), stats
 
 
 def test_what_a_newer_side_sends_is_refused_and_ends_nobody() -> None:

@@ -98,12 +98,14 @@ class World:
         pending: Any = types.SimpleNamespace(
             active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming, dropped=lambda *_: False
         )
-        outbox: Any = types.SimpleNamespace(send=self.take, log=lambda _, msg, **__: self.logged.append(msg))
+        outbox: Any = types.SimpleNamespace(
+            send=self.take, log=lambda _, msg, **__: self.logged.append(msg), stats=STATS
+        )
         self.brakes: dict[str, StandInBrake] = {}
         self.logged: list[str] = []
         self.told: list[HotMessage] = []  # of holds and suspensions
         about = gauge, self.registry, self.trigger, self.evictor, pending
-        self.decider = Decider(config, rules, *about, self.recorder, STATS, outbox)
+        self.decider = Decider(config, rules, *about, self.recorder, outbox)
         self.decider.may_act = True
 
     def send(self, message: HotMessage) -> bool:
