@@ -14,7 +14,6 @@ from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
-from monitor.hot.pending_release import PendingRelease
 from monitor.hot.suspension import UNASKED, Suspension
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
@@ -24,7 +23,7 @@ from monitor.link.rare_messages import StallCause
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, gate
-from monitor.policy.eviction_pass import PassConfig, PassResult, hurries, run_pass
+from monitor.policy.eviction_pass import PassResult, hurries, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
@@ -66,21 +65,19 @@ class Decider:
     def __init__(
         self,
         config: RunConfig,
-        pass_config: PassConfig,
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
         evictor: Evictor,
-        pending: PendingRelease,
         recorder: PassRecorder | None,
         outbox: Outbox,
     ) -> None:
-        self.config = pass_config
+        self.config = config.pass_config(kill_at_once=True)
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
         self._evictor = evictor
-        self._pending = pending
+        self._pending = pending = evictor.pending
         self._recorder = recorder
         self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._enforce, sane = config.kills, config.compat == SANE
@@ -130,7 +127,7 @@ class Decider:
         if self._enforce:
             from monitor.hot.succession import succeed  # once, before the first decision
 
-            parts = self._gauge, self._registry, self._trigger, self._evictor, self._pending
+            parts = self._gauge, self._registry, self._trigger, self._evictor
             succeed(*parts, self._send, pulled_ns, pressed=self.pressed)
         self.holds.begin()  # before the first pass, which would kill a pod that is not known to be held
         self.may_act = True

@@ -44,7 +44,6 @@ class Evictor:
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
-        pending: PendingRelease,
         outbox: Outbox,
         epoll: Listener,
         note: EvictionNote,
@@ -57,7 +56,8 @@ class Evictor:
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
-        self._pending = pending
+        #: The memory of the pods that have ended.
+        self.pending = PendingRelease(gauge, registry, outbox)
         self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._epoll = epoll
         self.current: Eviction | None = None
@@ -223,7 +223,7 @@ class Evictor:
         pids = sorted(eviction.pids)
         evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids), exits=exits)
         left = eviction.last_usage if usage is None else usage
-        self._pending.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
+        self.pending.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
 
     def _fail(self, eviction: Eviction, why: str) -> None:
         """An eviction is given up."""

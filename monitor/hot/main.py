@@ -28,7 +28,6 @@ from monitor.hot.decide import Decider
 from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard, Loop, Timer, Timers
-from monitor.hot.pending_release import PendingRelease
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
 from monitor.hot.report import Report
@@ -67,28 +66,22 @@ class Hot:
         self.side = side = Side(config_fd, stats.fd, config.listen_fd)
         self.outbox = outbox = Outbox(lambda: side.sock, stats)
         source = open_memory_source(config)
-        pass_config = config.pass_config(kill_at_once=True)
-        self.gauge = gauge = Gauge(source, config, pass_config.thresholds, outbox)
+        self.gauge = gauge = Gauge(source, config, config.thresholds(), outbox)
         eviction_order, recorder = _eviction_order(config, outbox)
         registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
-        self.pending = pending = PendingRelease(gauge, registry, outbox)
         self._ends = loop.listener(self._process_ended)
         note, graceful = EvictionNote(source.eviction), config.holds and config.hard_grace_ns > 0
-        self.evictor = evictor = Evictor(
-            gauge, registry, trigger, pending, outbox, self._ends, note, asks_exits=graceful
-        )
-        self.decider = decider = Decider(
-            config, pass_config, gauge, registry, trigger, evictor, pending, recorder, outbox
-        )
+        self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, self._ends, note, asks_exits=graceful)
+        self.decider = decider = Decider(config, gauge, registry, trigger, evictor, recorder, outbox)
         self.records = records = _records(source, gauge, registry, decider, outbox)
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, records.read_events)
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, sweeps, side)
         self.configuration = configuration = Configuration(
             config, gauge, registry, trigger, decider, records, housekeeping, side, outbox
         )
-        others = _other_messages(decider, evictor, pending, configuration, outbox)
+        others = _other_messages(decider, evictor, configuration, outbox)
         about = guard, gauge, registry, trigger, decider, records, sweeps, housekeeping, configuration
         self.pods = pods = PodSync(side, *about, outbox, others)
         self.restarts = restarts = SideRestarts(
@@ -104,8 +97,8 @@ class Hot:
 
     def _timers(self) -> Timers:
         """The table. What one timer does with more than one object is here."""
-        decider, evictor, pending, records = self.decider, self.evictor, self.pending, self.records
-        housekeeping, guarded = self.housekeeping, self.guard
+        decider, evictor, records = self.decider, self.evictor, self.records
+        housekeeping, guarded, pending = self.housekeeping, self.guard, evictor.pending
 
         def rank_due_ns() -> int | None:
             return 0 if decider.pods.moved or decider.stirred else None
@@ -203,7 +196,7 @@ class Hot:
         """
         self.service.stopping()
         self.decider.holds.release_all()
-        self.pending.flush()
+        self.evictor.pending.flush()
         self.trigger.disarm()
         self.gauge.arming.detach()
         self.side.stop()
@@ -221,7 +214,7 @@ def _eviction_order(config: RunConfig, outbox: Outbox) -> tuple[EvictionOrder, P
 
 
 def _other_messages(
-    decider: Decider, evictor: Evictor, pending: PendingRelease, configuration: Configuration, outbox: Outbox
+    decider: Decider, evictor: Evictor, configuration: Configuration, outbox: Outbox
 ) -> dict[type, Callable[[Any], object]]:
     """What handles the messages of the helper that are not of pods."""
     return {
@@ -229,8 +222,8 @@ def _other_messages(
         messages.DiskFigures: decider.take_disk_figures,
         messages.Stored: lambda message: outbox.stored(message.total),
         messages.Reaped: lambda message: evictor.reaped(message.id),
-        messages.Reclaimed: lambda message: pending.reclaimed(message.id),
-        messages.Lives: lambda message: pending.answered(message.id, message.lives),
+        messages.Reclaimed: lambda message: evictor.pending.reclaimed(message.id),
+        messages.Lives: lambda message: evictor.pending.answered(message.id, message.lives),
         rare_messages.Reconfigure: configuration.take,
         rare_messages.KubeletEviction: decider.holds.take_eviction,
         rare_messages.Softened: decider.holds.take_softened,

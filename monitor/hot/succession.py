@@ -12,7 +12,7 @@ from itertools import islice
 
 from monitor.actions.evict import Eviction
 from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, KILLED, Evictor, Noted
-from monitor.hot.pending_release import MOST_BOUND_NS, PendingRelease
+from monitor.hot.pending_release import MOST_BOUND_NS
 from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
@@ -29,7 +29,6 @@ def succeed(
     registry: Registry,
     trigger: Trigger,
     evictor: Evictor,
-    pending: PendingRelease,
     send: Send,
     pulled_ns: int,
     *,
@@ -53,7 +52,7 @@ def succeed(
     if noted.state == GONE or _is_over(entry, noted):
         if cgroup_procs.empty(entry.cgroup, _MOST):
             if now < noted.killed_ns + MOST_BOUND_NS:
-                pending.dropped(entry, now)  # its memory may be a pending release
+                evictor.pending.dropped(entry, now)  # its memory may be a pending release
             registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
         evictor.note.gone(entry.cgroup_id)
         return

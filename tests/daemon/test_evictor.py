@@ -11,7 +11,6 @@ import pytest
 from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction
 from monitor.actions.victim import Victim
 from monitor.hot.evictor import EvictionNote, Evictor
-from monitor.hot.pending_release import PendingRelease
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
@@ -37,11 +36,9 @@ class Bench:
         nothing: Any = lambda *_: None  # noqa: E731
         gauge: Any = SimpleNamespace(reread=nothing, watches=[], table=SimpleNamespace(working_set=lambda _: self.held))
         registry: Any = SimpleNamespace(by_uid={"uid": self.entry}, move=nothing, set_evicted=nothing)
-        given = outbox(self.sent.append)
         trigger: Any = SimpleNamespace(take=lambda _: self.victim)
         note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
-        self.pending = PendingRelease(gauge, registry, given)
-        self.evictor = Evictor(gauge, registry, trigger, self.pending, given, self.epoll, note)
+        self.evictor = Evictor(gauge, registry, trigger, outbox(self.sent.append), self.epoll, note)
 
     def begin(self) -> Eviction:
         eviction = self.evictor.begin(self.entry, 0)
@@ -80,7 +77,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         assert bench.evictor.follow(1, 0), "they are gone"
         assert bench.messages() == [], "what they held is not back yet"
         held, bench.held = bench.held, 0
-        bench.pending.look(2)
+        bench.evictor.pending.look(2)
         assert bench.messages() == ["evicted"]
         assert (bench.sent[-1].gone_ns, bench.sent[-1].settled_ns, bench.sent[-1].freed) == (1, 2, held)
 

@@ -95,7 +95,7 @@ class World:
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, stand_down=lambda: None
         )
         self.coming: dict[str, Coming] = {}
-        pending: Any = types.SimpleNamespace(
+        self.evictor.pending = types.SimpleNamespace(
             active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming, dropped=lambda *_: False
         )
         outbox: Any = types.SimpleNamespace(
@@ -104,8 +104,8 @@ class World:
         self.brakes: dict[str, StandInBrake] = {}
         self.logged: list[str] = []
         self.told: list[HotMessage] = []  # of holds and suspensions
-        about = gauge, self.registry, self.trigger, self.evictor, pending
-        self.decider = Decider(config, rules, *about, self.recorder, outbox)
+        about = gauge, self.registry, self.trigger, self.evictor
+        self.decider = Decider(config, *about, self.recorder, outbox)
         self.decider.may_act = True
 
     def send(self, message: HotMessage) -> bool:
