@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor, SentKill
-from monitor.hot.pending_release import PendingRelease
 from monitor.hot.suspension import UNASKED, Asked, Suspension
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
@@ -22,10 +20,9 @@ from monitor.policy import pending_release
 from monitor.policy.decisions import NO_VICTIM, Decisions
 from monitor.policy.eviction_pass import takes_first_at_once
 from monitor.policy.pending_release import Coming
-from monitor.policy.signals import MEMORY_SIGNALS, Observation
+from monitor.policy.signals import Observation
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
-from monitor.sources.suspension_figures import SuspensionFigures
 from monitor.sources.watch import Watch
 
 
@@ -77,9 +74,6 @@ class Actor:
         registry: Registry,
         trigger: Trigger,
         evictor: Evictor,
-        pending: PendingRelease,
-        disks: DiskSignals,
-        figures: SuspensionFigures,
         suspension: Suspension,
         outbox: Outbox,
         *,
@@ -90,10 +84,7 @@ class Actor:
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
-        self._disks = disks
         self._evictor = evictor
-        self._pending = pending
-        self._figures = figures
         self._suspension = suspension
         self._stats, self.send = outbox.stats, outbox.send
 
@@ -128,22 +119,6 @@ class Actor:
         victim.kill()
         return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns()), asked
 
-    def for_threshold(self, entry: PodEntry, about: Mapping[str, Any], one: OnePass) -> Acted | None:
-        """Act on the victim of a pass (``about``: `decisions.for_threshold`). None where the kernel's trigger was
-        pulled for another.
-        """
-        signal = about["signal"]
-        if signal in MEMORY_SIGNALS:
-            figures = {"usage": one.readings[signal].usage, "coming": self._pending.left_in(signal)}
-            return self.act(entry, about, figures, one.crossed_ns, one.sent)
-        if self._trigger.is_pulled:
-            return None  # the kernel has signalled a pod already: its record comes next
-        if self._enforces:
-            self._disks.evicted(signal, time.monotonic_ns())
-        usage = about["capacity"] - about["available"]
-        # The crossing was of memory, and over by the time of the pass.
-        return self.act(entry, about, {"usage": usage, "cleanup": list(self._disks.cleanup(signal))})
-
     def act(
         self,
         entry: PodEntry,
@@ -163,7 +138,7 @@ class Actor:
             if fired is not None:
                 entry = fired
             eviction = self._evictor.begin(entry, about["given_s"], sent)
-            self._figures.began(entry)
+            self._suspension.began(entry)
             # The kernel's trigger signals at the crossing.
             signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
             if crossed_ns and eviction.killed_ns is not None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monitor.hot.act import Actor, OnePass
+from monitor.hot.act import Acted, Actor, OnePass
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor
 from monitor.hot.moved_pods import MovedPods
@@ -77,18 +77,16 @@ class Decider:
         self._registry = registry
         self._trigger = trigger
         self._evictor = evictor
-        self._pending = pending = evictor.pending
+        self._pending = evictor.pending
         self._recorder = recorder
         self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._enforce, sane = config.kills, config.compat == SANE
-        self._disks = disks = DiskSignals(config, era(config.policy), outbox.send)
+        self._disks = DiskSignals(config, era(config.policy), outbox.send)
         self.pods = MovedPods(gauge, registry, evictor, outbox.send)
         # Holds need figures, whatever the policy's release.
         self.figures = figures = SuspensionFigures(gauge, registry, active=sane or config.holds)
         self._suspension = suspension = Suspension(gauge, registry, trigger, figures, outbox, active=sane)
-        self._actor = Actor(
-            gauge, registry, trigger, evictor, pending, disks, figures, suspension, outbox, enforces=config.kills
-        )
+        self._actor = Actor(gauge, registry, trigger, evictor, suspension, outbox, enforces=config.kills)
         self.holds: HoldControl | NoHolds = NoHolds()
         if config.holds:
             from monitor.hold.control import HoldControl  # 1.3 MB, of no use in other modes
@@ -266,12 +264,26 @@ class Decider:
         )
         if outcome.victim is not None and one.answer == EVICT:
             entry = by_uid[outcome.victim.uid]
-            about = decisions.for_threshold(result, one.observations, one.asked.answer.reason)
-            one.acted = self._actor.for_threshold(entry, about, one)
+            one.acted = self._for_threshold(entry, result, one)
             self.holds.acted(entry.uid, one.acted and one.acted.decision)
         elif one.answer == BUSY and hurries(outcome) and self.holds.hurries:
             one.hurried = True
             self._evictor.hurry()
+
+    def _for_threshold(self, entry: PodEntry, result: PassResult, one: OnePass) -> Acted | None:
+        """Act on the victim of the pass. None where the kernel's trigger was pulled for another."""
+        about = decisions.for_threshold(result, one.observations, one.asked.answer.reason)
+        signal = about["signal"]
+        if signal in MEMORY_SIGNALS:
+            figures = {"usage": one.readings[signal].usage, "coming": self._pending.left_in(signal)}
+            return self._actor.act(entry, about, figures, one.crossed_ns, one.sent)
+        if self._trigger.is_pulled:
+            return None  # the kernel has signalled a pod already: its record comes next
+        if self._enforce:
+            self._disks.evicted(signal, time.monotonic_ns())
+        usage = about["capacity"] - about["available"]
+        # The crossing was of memory, and over by the time of the pass.
+        return self._actor.act(entry, about, {"usage": usage, "cleanup": list(self._disks.cleanup(signal))})
 
     def _suspends(self, victim: PodEntry, outcome: Outcome, one: OnePass) -> Answer:
         """Whether evictions are suspended, which is reported."""

@@ -54,6 +54,7 @@ class Suspension:
         self._registry = registry
         self._trigger = trigger
         self._figures = figures
+        self.began = figures.began
         self._stats, self._send = outbox.stats, outbox.send
         self._active = active
         self.state: dict[str, Any] | None = None
