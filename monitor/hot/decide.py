@@ -328,11 +328,17 @@ class Decider:
         if not self._evictor.holds(entry.uid) and self._pending.left_late(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
-    def dropped(self, entry: PodEntry) -> None:
-        """A pod is about to be forgotten. If it has no process left, its memory is a pending release."""
-        self.holds.dropped(entry.uid)
-        if not self._evictor.holds(entry.uid) and self._pending.dropped(entry, time.monotonic_ns()):
-            self._trigger.stand_down()
+    def forget(self, uid: str) -> None:
+        """A pod is gone. If it has no process left, its memory is a pending release."""
+        entry = self._registry.by_uid.get(uid)
+        if entry is not None:
+            self.holds.dropped(uid)
+            if not self._evictor.holds(uid) and self._pending.dropped(entry, time.monotonic_ns()):
+                self._trigger.stand_down()
+        self._registry.drop(uid)
+        self._trigger.forget(uid)
+        self._gauge.sweep_soon()
+        self.changed = True
 
     def follow_return(self) -> None:
         """Sample pending releases, with a pass while a memory threshold is met."""

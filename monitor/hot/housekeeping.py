@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
+from pathlib import Path
 
 from monitor.hot.decide import Decider
 from monitor.hot.evictor import Evictor
 from monitor.hot.records import Records
 from monitor.hot.supervise import Side
 from monitor.hot.sweeps import Sweeps
+from monitor.link.messages import PodSeen
 from monitor.sources.gauge import SWEEP_NS, Gauge
 from monitor.sources.registry import Registry
 
@@ -111,7 +113,29 @@ class Housekeeping:
         self._decider.run_pass()
         self._decider.prepare()
 
+    # pods
+
+    def count_pods(self, *, again: bool = False) -> None:
+        """Pods came or went: a new domain's sums are complete after a sweep. ``again``: pods that had been sent before,
+        and could not be watched.
+        """
+        self._sweeps.ask(self._decider.prepare if again else self._pods_counted)
+
+    def _pods_counted(self) -> None:
+        """A sweep has been over all pods that were sent."""
+        self._records.pods_came()
+        if not self._decider.may_act:
+            self._decider.begin(self._records.pulled_ns)
+            self._decider.evict_over_limit()
+        self._decider.prepare()
+        self._decider.changed = True
+
     # thresholds
+
+    def find_kubepods(self, pod: PodSeen) -> None:
+        """Watch kubepods from now on, if this pod shows where it is."""
+        if "kubepods" in pod.cgroup and self._gauge.find_kubepods((Path(pod.cgroup), pod.uid)):
+            self.watch_thresholds()
 
     def watch_thresholds(self) -> None:
         """Compare thresholds in the kernel, once the sums they are compared with are complete."""

@@ -82,8 +82,9 @@ class Hot:
             config, gauge, registry, trigger, decider, records, housekeeping, side, outbox
         )
         others = _other_messages(decider, evictor, configuration, outbox)
-        about = guard, gauge, registry, trigger, decider, records, sweeps, housekeeping, configuration
-        self.pods = pods = PodSync(side, *about, outbox, others)
+        self.pods = pods = PodSync(
+            guard, registry, decider, housekeeping, configuration, records.read_events, outbox, others
+        )
         self.restarts = restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )

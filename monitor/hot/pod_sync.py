@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
+import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -13,15 +13,10 @@ from monitor.hot.decide import Decider
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard
 from monitor.hot.reconfigure import Configuration
-from monitor.hot.records import Records
-from monitor.hot.supervise import Side
-from monitor.hot.sweeps import Sweeps
-from monitor.hot.trigger import Trigger
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel, messages
 from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import Apply
-from monitor.sources.gauge import Gauge
 from monitor.sources.registry import Registry
 
 #: A pod that could not be watched, for want of a descriptor for example, is tried again so often.
@@ -38,29 +33,21 @@ class PodSync:
 
     def __init__(
         self,
-        side: Side,
         guard: Guard,
-        gauge: Gauge,
         registry: Registry,
-        trigger: Trigger,
         decider: Decider,
-        records: Records,
-        sweeps: Sweeps,
         housekeeping: Housekeeping,
         configuration: Configuration,
+        read_events: Callable[[], object],
         outbox: Outbox,
         others: Mapping[type, Callable[[Any], object]],
     ) -> None:
-        self._side = side
         self._guard = guard
-        self._gauge = gauge
         self._registry = registry
-        self._trigger = trigger
         self._decider = decider
-        self._records = records
-        self._sweeps = sweeps
         self._housekeeping = housekeeping
         self._configuration = configuration
+        self._read_events = read_events
         self._stats, self._log = outbox.stats, outbox.log
         self._knows_pods = False  # a helper has sent all of them once; the sweep that counts them follows
         self._sent: set[str] = set()  # uids of the pods that this helper has sent
@@ -82,11 +69,8 @@ class PodSync:
         self._sent = set()
         self._configuration.forget()
 
-    def receive(self) -> None:
+    def receive(self, sock: socket.socket) -> None:
         """Take in what the helper sent."""
-        sock = self._side.sock
-        if sock is None:
-            return
         self._is_stale = False
         for message in channel.drain(sock, limit=_MOST):
             if message is None:
@@ -98,11 +82,11 @@ class PodSync:
                     self._look_between()
         self._stats.set("pods", len(self._registry))
         if self._is_stale and self._knows_pods:  # at the start one sweep for all: 110 would take half a second
-            self._sweeps.ask(self._counted)  # a new domain's sums are complete after a sweep
+            self._housekeeping.count_pods()
 
     def _look_between(self) -> None:
         """A pod is added or dropped (0.1 ms), and a helper that is started again sends all: crossings do not wait."""
-        self._guard(self._records.read_events)
+        self._guard(self._read_events)
 
     def _came(self, message: messages.PodSeen) -> None:
         self._sent.add(message.uid)
@@ -134,15 +118,6 @@ class PodSync:
     def _bad(self, message: messages.Bad) -> None:
         self._log("error", "a message of the helper could not be read", type=message.type, problem=message.problem)
 
-    def _counted(self) -> None:
-        """A sweep has been over all pods that were sent."""
-        self._records.pods_came()
-        if not self._decider.may_act:
-            self._decider.begin(self._records.pulled_ns)
-            self._decider.evict_over_limit()
-        self._decider.prepare()
-        self._decider.changed = True
-
     def _put(self, message: messages.PodSeen) -> None:
         """Take in a pod. One that cannot be watched is tried again."""
         uid, name = message.uid, message.name
@@ -164,8 +139,7 @@ class PodSync:
             self._unwatched[uid] = message
             if not again:
                 self._log("error", "a pod is not watched", pod=name, problem=problem)
-        if "kubepods" in message.cgroup and self._gauge.find_kubepods((Path(message.cgroup), uid)):
-            self._housekeeping.watch_thresholds()
+        self._housekeeping.find_kubepods(message)
 
     def retry_due_ns(self) -> int | None:
         return self._retry_ns if self._unwatched else None
@@ -178,14 +152,8 @@ class PodSync:
             self._guard(self._put, message)
             self._look_between()
         if len(self._unwatched) < before:
-            self._sweeps.ask(self._decider.prepare)
+            self._housekeeping.count_pods(again=True)
 
     def _drop(self, uid: str) -> None:
         self._unwatched.pop(uid, None)
-        entry = self._registry.by_uid.get(uid)
-        if entry is not None:
-            self._decider.dropped(entry)
-        self._registry.drop(uid)
-        self._trigger.forget(uid)
-        self._gauge.sweep_soon()
-        self._decider.changed = True
+        self._decider.forget(uid)

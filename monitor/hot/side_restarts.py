@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import time
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ class SideRestarts:
         *,
         started: Callable[[], None],
         lost: Callable[[], None],
-        receive: Callable[[], None],
+        receive: Callable[[socket.socket], object],
     ) -> None:
         self._side = side
         self._heartbeat = HeartbeatWatch(outbox.stats, side.timer)
@@ -32,7 +33,7 @@ class SideRestarts:
         self._loop = loop
         self._started = started
         self._lost = lost
-        self._channel = loop.listener(lambda _: receive())
+        self._channel = loop.listener(lambda _: side.sock and receive(side.sock))
         self._ends = loop.listener(self._ended)
         self._heartbeats = loop.listener(lambda _: self._heartbeat.missed())
         self._hung = ""  # why the helper was killed

@@ -83,8 +83,7 @@ class Node:
         """The pod ends by itself, and its manifest goes."""
         self._empty(name)
         del self._entries[name], self._pods[name]
-        self.world.decider.dropped(self.world.registry.by_uid[name])
-        self.world.registry.drop(name)
+        self.world.decider.forget(name)
         self._count()
 
     @property

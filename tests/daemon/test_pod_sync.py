@@ -23,17 +23,15 @@ class Stand:
         by_uid: dict[str, Any] = {}
         registry = MagicMock(by_uid=by_uid)
         registry.put.side_effect = self._put
-        registry.drop.side_effect = lambda uid: self.log.append(f"-{uid}") or by_uid.pop(uid, None)
         self._by_uid = by_uid
         given: dict[str, Any] = {
-            **{name: MagicMock() for name in ("gauge", "trigger", "decider", "sweeps", "housekeeping", "outbox")},
-            "side": SimpleNamespace(sock=self.sock),
+            "decider": MagicMock(forget=self._forget),
+            **{name: MagicMock() for name in ("housekeeping", "outbox")},
             "guard": self._guard,
             "registry": registry,
-            "records": SimpleNamespace(read_events=self._read),
+            "read_events": self._read,
             "configuration": MagicMock(keeps=lambda _: False),
         }
-        given["gauge"].find_kubepods.return_value = False
         self.pods = PodSync(**given, others={})
 
     def _put(self, message: PodSeen) -> None:
@@ -41,6 +39,10 @@ class Stand:
         if self.fails is not None:
             raise self.fails
         self._by_uid[message.uid] = SimpleNamespace(uid=message.uid)
+
+    def _forget(self, uid: str) -> None:
+        self.log.append(f"-{uid}")
+        self._by_uid.pop(uid, None)
 
     def _read(self) -> None:
         self.log.append("R")
@@ -59,7 +61,7 @@ class Stand:
 
     def receive(self) -> str:
         self.log.clear()
-        self.pods.receive()
+        self.pods.receive(self.sock)
         return " ".join(self.log)
 
 

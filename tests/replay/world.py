@@ -80,6 +80,7 @@ class World:
             is_precise=True,
             recount=lambda: None,
             reread=lambda: None,
+            sweep_soon=lambda: None,
             hierarchy=(hierarchy := types.SimpleNamespace(version=2, root=directory)),
         )
         self.hierarchy = hierarchy
@@ -91,9 +92,9 @@ class World:
         self.graces: dict[str, int] = {}  # uid -> when it gets SIGKILL
         self.evictor.grace_ends_ns = lambda uid: self.graces.get(uid, 0)
         self.ready = False  # a victim is prepared: it is signalled before the pass
-        self.trigger: Any = types.SimpleNamespace(
-            disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, stand_down=lambda: None
-        )
+        self.trigger: Any = types.SimpleNamespace(was_prepared=True, is_pulled=False, ready=self.prepared)
+        self.trigger.disarm = lambda: self.fired
+        self.trigger.stand_down = self.trigger.forget = lambda *_: None
         self.coming: dict[str, Coming] = {}
         self.evictor.pending = types.SimpleNamespace(
             active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming, dropped=lambda *_: False
