@@ -23,7 +23,7 @@ from monitor.link.rare_messages import StallCause
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, gate
-from monitor.policy.eviction_pass import PassResult, hurries, run_pass
+from monitor.policy.eviction_pass import PassConfig, PassResult, hurries, reconfigured, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
@@ -369,6 +369,11 @@ class Decider:
         self._disks.forget()
         self.holds.helper_lost()
         self.run_pass()
+
+    def reconfigure(self, after: PassConfig) -> None:
+        """Decide by another configuration from now on."""
+        self.state, self.config = reconfigured(self.config, self.state, after), after
+        self._trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
 
     def restart_recording(self) -> None:
         """A recording begins, or a part of it is missing."""

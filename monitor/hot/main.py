@@ -78,9 +78,7 @@ class Hot:
         self.records = records = _records(source, gauge, registry, decider, outbox)
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, records.read_events)
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, sweeps, side)
-        self.configuration = configuration = Configuration(
-            config, gauge, registry, trigger, decider, records, housekeeping, side, outbox
-        )
+        self.configuration = configuration = Configuration(gauge, decider, records, housekeeping, side, outbox)
         others = _other_messages(decider, evictor, configuration, outbox)
         self.pods = pods = PodSync(
             guard, registry, decider, housekeeping, configuration, records.read_events, outbox, others

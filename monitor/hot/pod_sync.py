@@ -90,7 +90,7 @@ class PodSync:
 
     def _came(self, message: messages.PodSeen) -> None:
         self._sent.add(message.uid)
-        if self._configuration.keeps(message):
+        if message.uid in self._registry.by_uid and self._configuration.keeps(message):
             return
         self._guard(self._put, message)
         self._is_stale = True
@@ -98,7 +98,8 @@ class PodSync:
     def _apply(self, _: Apply) -> None:
         """A configuration, and the pods that change with it: no pass comes in between."""
         for message in self._configuration.kept():
-            self._guard(self._put, message)
+            if message.uid in self._registry.by_uid:
+                self._guard(self._put, message)
         self._is_stale = True
         self._configuration.apply()
 

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monitor.hot.decide import Decider
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.records import Records
 from monitor.hot.supervise import Side
-from monitor.hot.trigger import Trigger
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.messages import Clear, PodSeen
 from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import Reconfigure, Reread
-from monitor.policy.eviction_pass import reconfigured
 from monitor.settings.config import RunConfig
 from monitor.sources.gauge import Gauge
-from monitor.sources.registry import Registry
 from monitor.sources.watch import change_thresholds
 
 
@@ -40,24 +37,18 @@ class _Staged:
 
 
 class Configuration:
-    """`config` is the one in force."""
+    """What the helper sent last, until it is in force."""
 
     def __init__(
         self,
-        config: RunConfig,
         gauge: Gauge,
-        registry: Registry,
-        trigger: Trigger,
         decider: Decider,
         records: Records,
         housekeeping: Housekeeping,
         side: Side,
         outbox: Outbox,
     ) -> None:
-        self.config = config
         self._gauge = gauge
-        self._registry = registry
-        self._trigger = trigger
         self._decider = decider
         self._records = records
         self._housekeeping = housekeeping
@@ -98,16 +89,15 @@ class Configuration:
             self.apply()
 
     def keeps(self, message: PodSeen) -> bool:
-        """Whether a message about a pod waits for the configuration that it belongs to. A new pod does not."""
-        if self._staged is None or message.uid not in self._registry.by_uid:
+        """Whether a message about a known pod waits for the configuration that it belongs to."""
+        if self._staged is None:
             return False
         self._staged.pods[message.uid] = message
         return True
 
-    def kept(self) -> Iterator[PodSeen]:
-        """What waited, of pods that are still there."""
-        staged = self._staged
-        yield from () if staged is None else (m for m in staged.pods.values() if m.uid in self._registry.by_uid)
+    def kept(self) -> Iterable[PodSeen]:
+        """What waited."""
+        return () if self._staged is None else self._staged.pods.values()
 
     def forget(self) -> None:
         """Its helper is gone, and with it what it was about to send: the next one uses the configuration in force."""
@@ -123,7 +113,6 @@ class Configuration:
         self._staged = None
         # Crossings that wait name thresholds by their place among those of before.
         self._records.read_events()
-        self.config = staged.config
         self._side.take_config(staged.fd)
         self._change_thresholds(staged.config)
         self._stats.set("config_number", staged.number)
@@ -131,9 +120,8 @@ class Configuration:
 
     def _change_thresholds(self, config: RunConfig) -> None:
         gauge, decider = self._gauge, self._decider
-        before, after = decider.config, config.pass_config(kill_at_once=True)
-        decider.state, decider.config = reconfigured(before, decider.state, after), after
-        self._trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
+        after = config.pass_config(kill_at_once=True)
+        decider.reconfigure(after)
         gauge.thresholds = after.thresholds
         change_thresholds(gauge.watches, after.thresholds)
         # At once: by the old ceilings the kernel would signal the pod that is prepared below. The programs compare only
