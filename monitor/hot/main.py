@@ -62,13 +62,13 @@ class Hot:
         stats = SharedStats.inherit(STATS_FD)
         self.guard = guard = Guard(stats)
         self.loop = loop = Loop(guard, stats)
-        self.service = service = Service()
+        self.service = Service()
         self.side = side = Side(config_fd, stats.fd, config.listen_fd)
         self.outbox = outbox = Outbox(lambda: side.sock, stats)
         source = open_memory_source(config)
         self.gauge = gauge = Gauge(source, config, config.thresholds(), outbox)
         eviction_order, recorder = _eviction_order(config, outbox)
-        registry = Registry(gauge.table, STEP, eviction_order)
+        self.registry = registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
         self._ends = loop.listener(self._process_ended)
@@ -86,13 +86,29 @@ class Hot:
         self.restarts = restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
-        self.report = Report(config, gauge, registry, decider, records, guard, service, restarts, outbox)
+        self.report = Report(gauge, registry, decider, records, guard, outbox, self._ready, restarts.complain)
         self.timers = self._timers()
 
     def _process_ended(self, pidfd: int) -> None:
         """A process of an evicted pod ended; the next check finds those that are left."""
         if self.evictor.ended(pidfd):
             self._ends.unregister(pidfd)  # it would be reported for ever
+
+    def _ready(self, now_ns: int) -> None:
+        """All pods are counted, and decisions can be made."""
+        pods, protection = len(self.registry), self.protection
+        self.outbox.stats.set("ready_ns", now_ns)
+        self.service.ready(f"{pods} pods, hooks {self.config.rung}")
+        self.outbox.log(
+            "info",
+            "ready",
+            ready_ns=now_ns,
+            pods=pods,
+            armed=self.gauge.arming.armed,
+            scheduler=protection.scheduler,
+            mlocked=protection.mlocked,
+            oom_score_adj=protection.oom_score_adj,
+        )
 
     def _timers(self) -> Timers:
         """The table. What one timer does with more than one object is here."""
@@ -165,9 +181,9 @@ class Hot:
         self.housekeeping.watch_thresholds()
         self.housekeeping.look(time.monotonic_ns())
         self.decider.run_pass()
-        self.report.protection = protect()
+        self.protection = protect()
         gc.disable()  # collected by hand in quiet moments
-        for note in self.report.protection.notes:
+        for note in self.protection.notes:
             log("warning", note)
         if self.config.kills and not has(CAP_KILL):
             log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
