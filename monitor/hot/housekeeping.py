@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.hot.decide import Decider
@@ -18,27 +19,18 @@ from monitor.sources.registry import Registry
 HOUSEKEEPING_NS = 1_000_000_000
 
 
+@dataclass(eq=False)
 class Housekeeping:
     """Arms by headroom, keeps limits, thresholds and counters right, collects garbage."""
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        registry: Registry,
-        evictor: Evictor,
-        decider: Decider,
-        records: Records,
-        sweeps: Sweeps,
-        side: Side,
-    ) -> None:
-        self._gauge = gauge
-        self._registry = registry
-        self._evictor = evictor
-        self._decider = decider
-        self._records = records
-        self._sweeps = sweeps
-        self._side = side
-        self.next_ns = 0
+    gauge: Gauge
+    registry: Registry
+    evictor: Evictor
+    decider: Decider
+    records: Records
+    sweeps: Sweeps
+    side: Side
+    next_ns: int = 0
 
     def due_ns(self) -> int:
         return self.next_ns
@@ -49,49 +41,49 @@ class Housekeeping:
 
     def run(self, now_ns: int) -> None:
         """Once a second; in `SWEEP_NS` if detached, no pod is stuck and no domain is a cgroup."""
-        gauge = self._gauge
-        waiting = gauge.arming.armed or self._evictor.stuck
+        gauge = self.gauge
+        waiting = gauge.arming.armed or self.evictor.stuck
         quiet = not waiting and all(w.machine for w in gauge.watches)
         self.next_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
-        self._records.look_after()
-        self._side.collect()
-        self._evictor.follow_stuck(now_ns)  # also where what was evicted since has made it quiet
+        self.records.look_after()
+        self.side.collect()
+        self.evictor.follow_stuck(now_ns)  # also where what was evicted since has made it quiet
         if gauge.limits_changed():
             self.watch_thresholds()
             self.look(now_ns)
-            self._decider.run_pass()
+            self.decider.run_pass()
         if not gauge.arming.armed:
             return
         if now_ns >= gauge.sweep_due_ns:
-            self._sweeps.ask(self._on_exact_counters)
+            self.sweeps.ask(self._on_exact_counters)
         else:
             gauge.reread()
-            self._registry.refresh()
+            self.registry.refresh()
             self._on_exact_counters()
 
     def _on_exact_counters(self) -> None:
         """Once a second while attached."""
-        if self._decider.pressed:
+        if self.decider.pressed:
             gc.collect(0)
         else:
             self.look(time.monotonic_ns())
-            self._decider.run_pass()  # whatever the kernel may have missed
+            self.decider.run_pass()  # whatever the kernel may have missed
             gc.collect(1)
-        self._decider.prepare()
+        self.decider.prepare()
 
     # looks
 
     def look_due_ns(self) -> int | None:
         """At once where a capacity has changed: the ceilings in the kernel are those of the old one."""
-        arming = self._gauge.arming
+        arming = self.gauge.arming
         if not arming.looks:
             return None
-        return 0 if self._gauge.recapped else arming.next_look_ns
+        return 0 if self.gauge.recapped else arming.next_look_ns
 
     def look(self, now_ns: int) -> None:
         """Attach or detach the fine-grained programs by headroom."""
-        gauge, decider = self._gauge, self._decider
-        changed = gauge.look(now_ns, self._sweeps.ask)
+        gauge, decider = self.gauge, self.decider
+        changed = gauge.look(now_ns, self.sweeps.ask)
         if gauge.recapped:
             gauge.arm_thresholds()
             decider.run_pass()
@@ -104,14 +96,14 @@ class Housekeeping:
         decider.changed = True
         self.next_ns = now_ns
         if gauge.arming.armed:
-            self._sweeps.ask(self._armed_counted)
+            self.sweeps.ask(self._armed_counted)
         else:
             decider.figures.note(now_ns)  # what it has sampled is of the past from now on
 
     def _armed_counted(self) -> None:
         """A sweep has been over everything since the programs were attached."""
-        self._decider.run_pass()
-        self._decider.prepare()
+        self.decider.run_pass()
+        self.decider.prepare()
 
     # pods
 
@@ -119,29 +111,29 @@ class Housekeeping:
         """Pods came or went: a new domain's sums are complete after a sweep. ``again``: pods that had been sent before,
         and could not be watched.
         """
-        self._sweeps.ask(self._decider.prepare if again else self._pods_counted)
+        self.sweeps.ask(self.decider.prepare if again else self._pods_counted)
 
     def _pods_counted(self) -> None:
         """A sweep has been over all pods that were sent."""
-        self._records.pods_came()
-        if not self._decider.may_act:
-            self._decider.begin(self._records.pulled_ns)
-            self._decider.evict_over_limit()
-        self._decider.prepare()
-        self._decider.changed = True
+        self.records.pods_came()
+        if not self.decider.may_act:
+            self.decider.begin(self.records.pulled_ns)
+            self.decider.evict_over_limit()
+        self.decider.prepare()
+        self.decider.changed = True
 
     # thresholds
 
     def find_kubepods(self, pod: PodSeen) -> None:
         """Watch kubepods from now on, if this pod shows where it is."""
-        if "kubepods" in pod.cgroup and self._gauge.find_kubepods((Path(pod.cgroup), pod.uid)):
+        if "kubepods" in pod.cgroup and self.gauge.find_kubepods((Path(pod.cgroup), pod.uid)):
             self.watch_thresholds()
 
     def watch_thresholds(self) -> None:
         """Compare thresholds in the kernel, once the sums they are compared with are complete."""
-        self._registry.protected = {w.cgroup_id for w in self._gauge.watches}
-        self._sweeps.ask(self._thresholds_counted)
+        self.registry.protected = {w.cgroup_id for w in self.gauge.watches}
+        self.sweeps.ask(self._thresholds_counted)
 
     def _thresholds_counted(self) -> None:
-        self._gauge.arm_thresholds()
-        self._records.watch({w.index: w for w in self._gauge.watches})
+        self.gauge.arm_thresholds()
+        self.records.watch({w.index: w for w in self.gauge.watches})

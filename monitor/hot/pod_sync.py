@@ -6,6 +6,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -26,36 +27,29 @@ _MOST = 128
 _OF_PODS = (messages.PodSeen, messages.PodGone)
 
 
+@dataclass(eq=False)
 class PodSync:
     """Pods come, go, and come again from a helper that was started anew. ``others``: what handles the messages that are
     not of pods, by type.
     """
 
-    def __init__(
-        self,
-        guard: Guard,
-        registry: Registry,
-        decider: Decider,
-        housekeeping: Housekeeping,
-        configuration: Configuration,
-        read_events: Callable[[], object],
-        outbox: Outbox,
-        others: Mapping[type, Callable[[Any], object]],
-    ) -> None:
-        self._guard = guard
-        self._registry = registry
-        self._decider = decider
-        self._housekeeping = housekeeping
-        self._configuration = configuration
-        self._read_events = read_events
-        self._stats, self._log = outbox.stats, outbox.log
+    guard: Guard
+    registry: Registry
+    decider: Decider
+    housekeeping: Housekeeping
+    configuration: Configuration
+    read_events: Callable[[], object]
+    outbox: Outbox
+    others: Mapping[type, Callable[[Any], object]]
+
+    def __post_init__(self) -> None:
         self._knows_pods = False  # a helper has sent all of them once; the sweep that counts them follows
         self._sent: set[str] = set()  # uids of the pods that this helper has sent
         self._unwatched: dict[str, messages.PodSeen] = {}  # uid -> the message of a pod that could not be watched yet
         self._retry_ns = 0
         self._is_stale = False  # the messages of this turn ask for a sweep
         self._handlers: Mapping[type, Callable[[Any], object]] = {
-            **others,
+            **self.others,
             messages.PodSeen: self._came,
             messages.PodGone: lambda message: self._drop(message.uid),
             messages.Synced: self._synced,
@@ -67,7 +61,7 @@ class PodSync:
     def begin(self) -> None:
         """Another helper is about to send all pods."""
         self._sent = set()
-        self._configuration.forget()
+        self.configuration.forget()
 
     def receive(self, sock: socket.socket) -> None:
         """Take in what the helper sent."""
@@ -80,36 +74,36 @@ class PodSync:
                 handler(message)
                 if isinstance(message, _OF_PODS):
                     self._look_between()
-        self._stats.set("pods", len(self._registry))
+        self.outbox.stats.set("pods", len(self.registry))
         if self._is_stale and self._knows_pods:  # at the start one sweep for all: 110 would take half a second
-            self._housekeeping.count_pods()
+            self.housekeeping.count_pods()
 
     def _look_between(self) -> None:
         """A pod is added or dropped (0.1 ms), and a helper that is started again sends all: crossings do not wait."""
-        self._guard(self._read_events)
+        self.guard(self.read_events)
 
     def _came(self, message: messages.PodSeen) -> None:
         self._sent.add(message.uid)
-        if message.uid in self._registry.by_uid and self._configuration.keeps(message):
+        if message.uid in self.registry.by_uid and self.configuration.keeps(message):
             return
-        self._guard(self._put, message)
+        self.guard(self._put, message)
         self._is_stale = True
 
     def _apply(self, _: Apply) -> None:
         """A configuration, and the pods that change with it: no pass comes in between."""
-        for message in self._configuration.kept():
-            if message.uid in self._registry.by_uid:
-                self._guard(self._put, message)
+        for message in self.configuration.kept():
+            if message.uid in self.registry.by_uid:
+                self.guard(self._put, message)
         self._is_stale = True
-        self._configuration.apply()
+        self.configuration.apply()
 
     def _synced(self, _: messages.Synced) -> None:
         """A helper that was started again does not know which pods ended while no helper ran."""
-        for uid in self._registry.by_uid.keys() - self._sent:
+        for uid in self.registry.by_uid.keys() - self._sent:
             self._drop(uid)
             self._look_between()
         if self._knows_pods:
-            self._decider.holds.report_all()
+            self.decider.holds.report_all()
         self._knows_pods = True
         self._is_stale = True
 
@@ -117,7 +111,9 @@ class PodSync:
         self._is_stale = True
 
     def _bad(self, message: messages.Bad) -> None:
-        self._log("error", "a message of the helper could not be read", type=message.type, problem=message.problem)
+        self.outbox.log(
+            "error", "a message of the helper could not be read", type=message.type, problem=message.problem
+        )
 
     def _put(self, message: messages.PodSeen) -> None:
         """Take in a pod. One that cannot be watched is tried again."""
@@ -125,10 +121,10 @@ class PodSync:
         again = self._unwatched.pop(uid, None) is not None
         problem = ""
         try:
-            self._registry.put(message)
+            self.registry.put(message)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENODEV):
-                self._log("warning", "a pod's cgroup is gone", pod=name, error=error.strerror)
+                self.outbox.log("warning", "a pod's cgroup is gone", pod=name, error=error.strerror)
             else:
                 TROUBLES.note("pod", error, uid)
                 problem = error.strerror or str(error)
@@ -139,8 +135,8 @@ class PodSync:
                 self._retry_ns = time.monotonic_ns() + RETRY_NS
             self._unwatched[uid] = message
             if not again:
-                self._log("error", "a pod is not watched", pod=name, problem=problem)
-        self._housekeeping.find_kubepods(message)
+                self.outbox.log("error", "a pod is not watched", pod=name, problem=problem)
+        self.housekeeping.find_kubepods(message)
 
     def retry_due_ns(self) -> int | None:
         return self._retry_ns if self._unwatched else None
@@ -150,11 +146,11 @@ class PodSync:
         self._retry_ns = now_ns + RETRY_NS
         before = len(self._unwatched)
         for message in list(self._unwatched.values()):
-            self._guard(self._put, message)
+            self.guard(self._put, message)
             self._look_between()
         if len(self._unwatched) < before:
-            self._housekeeping.count_pods(again=True)
+            self.housekeeping.count_pods(again=True)
 
     def _drop(self, uid: str) -> None:
         self._unwatched.pop(uid, None)
-        self._decider.forget(uid)
+        self.decider.forget(uid)

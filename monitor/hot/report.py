@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from monitor.hot.decide import Decider
 from monitor.hot.loop import Guard
@@ -18,65 +19,55 @@ from monitor.sources.watch import Watch
 PUBLISH_NS = 250_000_000
 
 
+@dataclass(eq=False)
 class Report:
     """Sends what failed, and at most four times a second how things are. ``ready`` is called once, ``complain`` before
     each report of the state.
     """
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        registry: Registry,
-        decider: Decider,
-        records: Records,
-        guard: Guard,
-        outbox: Outbox,
-        ready: Callable[[int], None],
-        complain: Callable[[], None],
-    ) -> None:
-        self._gauge = gauge
-        self._registry = registry
-        self._decider = decider
-        self._records = records
-        self._guard = guard
-        self._outbox = outbox
-        self._ready = ready
-        self._complain = complain
-        self.is_ready = False  # all pods are counted, and decisions can be made: True from some moment on
-        self._published_ns = 0
+    gauge: Gauge
+    registry: Registry
+    decider: Decider
+    records: Records
+    guard: Guard
+    outbox: Outbox
+    ready: Callable[[int], None]
+    complain: Callable[[], None]
+    is_ready: bool = False  # all pods are counted, and decisions can be made: True from some moment on
+    published_ns: int = 0
 
     def due_ns(self) -> int | None:
-        if TROUBLES.any or (self._decider.may_act and not self.is_ready):
+        if TROUBLES.any or (self.decider.may_act and not self.is_ready):
             return 0
-        if self._decider.changed or self._records.eventful:
-            return self._published_ns + PUBLISH_NS
+        if self.decider.changed or self.records.eventful:
+            return self.published_ns + PUBLISH_NS
         return None
 
     def run(self, now_ns: int) -> None:
         """What the helper should know, when it is time."""
-        if self._decider.may_act and not self.is_ready:
-            self.is_ready = self._decider.changed = True
-            self._published_ns = 0  # published at once: others wait for it
-            self._ready(now_ns)
-        by_uid, log = self._registry.by_uid, self._outbox.log
-        for trouble in self._guard.to_report(now_ns):
+        if self.decider.may_act and not self.is_ready:
+            self.is_ready = self.decider.changed = True
+            self.published_ns = 0  # published at once: others wait for it
+            self.ready(now_ns)
+        by_uid, log = self.registry.by_uid, self.outbox.log
+        for trouble in self.guard.to_report(now_ns):
             entry = by_uid.get(trouble.whose)
             pod = {"pod": entry.title if entry is not None else trouble.whose} if trouble.whose else {}
             log("error", "a system call failed: going on without it", **pod, **trouble.fields)
-        if (self._decider.changed or self._records.eventful) and now_ns >= self._published_ns + PUBLISH_NS:
-            self._records.send_flight()
-            self._complain()
+        if (self.decider.changed or self.records.eventful) and now_ns >= self.published_ns + PUBLISH_NS:
+            self.records.send_flight()
+            self.complain()
             self._publish(now_ns)
 
     def _publish(self, now_ns: int) -> None:
         """Send the helper the state."""
-        decider = self._decider
+        decider = self.decider
         decider.changed = False
-        self._published_ns = now_ns
-        self._outbox.stats.set("published_ns", now_ns)
+        self.published_ns = now_ns
+        self.outbox.stats.set("published_ns", now_ns)
         outcome = decider.outcome
-        first = self._registry.first()
-        self._outbox.send(
+        first = self.registry.first()
+        self.outbox.send(
             messages.State(
                 conditions=sorted(outcome.conditions) if outcome else [],
                 met=[
@@ -84,9 +75,9 @@ class Report:
                     for t in (outcome.observed if outcome else ())
                 ],
                 compared=[{"signal": t.signal, "kind": "hard" if t.hard else "soft"} for t in decider.compared.met],
-                armed=self._gauge.arming.armed,
+                armed=self.gauge.arming.armed,
                 victim=first.uid if first else None,
-                observation={w.name: described(self._gauge, w) for w in self._gauge.watches if not w.formula},
+                observation={w.name: described(self.gauge, w) for w in self.gauge.watches if not w.formula},
                 braked=decider.braked,
                 ready=self.is_ready,
             )
