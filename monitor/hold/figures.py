@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from monitor.hold.brakes import UNTIL_NEXT_LOOK, HoldBrakes
 from monitor.hold.report import Hold
@@ -59,46 +60,37 @@ class KubeletAnswers:
         self.other, self.answered = "", False
 
 
+@dataclass(eq=False)
 class HoldFigures:
     """Read at crossings and at every sample."""
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        registry: Registry,
-        rules: Rules,
-        figures: SuspensionFigures,
-        brakes: HoldBrakes,
-        log: Callable[..., None],
-    ) -> None:
-        self._gauge = gauge
-        self._registry = registry
-        self._log = log
-        self._rules = rules
-        self._figures = figures
-        self._brakes = brakes
+    gauge: Gauge
+    registry: Registry
+    rules: Rules
+    figures: SuspensionFigures
+    brakes: HoldBrakes
+    log: Callable[..., None]
+
+    def __post_init__(self) -> None:
         self._before: dict[str, Mapping[str, int]] = {}  # signal -> working sets, to measure growth from
         #: Signal -> when, bytes available and used by pods that run for a moment, bytes available and used by all pods
         #: held with a cap; since a brake changed.
         self._available: dict[str, deque[tuple[int, int, int]]] = {}
-        self._counted: tuple[set[str], set[str]] = (
-            set(),
-            set(),
-        )  # uids of capped pods of known usage; of those that run
+        self._counted = set[str](), set[str]()  # uids of capped pods of known usage; of those that run
         self.refused: set[str] = set()  # uids of pods that cannot be held, reported
 
     def domains(self) -> dict[str, Domain]:
         """How much is available in each domain with a hard threshold."""
         found = {}
-        for watch in self._gauge.watches:
-            if watch.hard_line and self._gauge.known(watch):
-                available = watch.capacity - self._gauge.reading(watch).used
+        for watch in self.gauge.watches:
+            if watch.hard_line and self.gauge.known(watch):
+                available = watch.capacity - self.gauge.reading(watch).used
                 above = [t.min_reclaim.amount(watch.capacity) for t in watch.thresholds if t.hard and t.min_reclaim]
                 found[watch.signal] = Domain(available, watch.hard_line, watch.hard_line + max(above, default=0))
         return found
 
     def is_short(self, domain: Domain) -> bool:
-        return domain.available < hold.hold_line(self._rules, domain)
+        return domain.available < hold.hold_line(self.rules, domain)
 
     def braked(self) -> None:
         """A brake was put in force or released: growth is measured from now on."""
@@ -124,7 +116,7 @@ class HoldFigures:
             self._available.clear()
         room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
         if running:  # after `domains` was read: what is taken in between would be growth
-            self._gauge.reread()
+            self.gauge.reread()
         sets = {uid: self._working_set(uid) for uid in running}
         ran = sum(sets.values())
         for signal, domain in domains.items():
@@ -147,7 +139,7 @@ class HoldFigures:
         their caps: also in the place of page cache, which counts toward a cap, but is available. By counters as they
         were read last.
         """
-        run = [one for one in holds if one is held or self._brakes.runs(one.pod.uid) or "freeze" not in one.brake]
+        run = [one for one in holds if one is held or self.brakes.runs(one.pod.uid) or "freeze" not in one.brake]
         rooms = [max(0, one.cap - self._working_set(one.pod.uid)) if one.cap else UNTIL_NEXT_LOOK for one in run]
         return sum(min(room, UNTIL_NEXT_LOOK) for room in rooms)
 
@@ -157,16 +149,16 @@ class HoldFigures:
 
     def _working_set(self, uid: str) -> int:
         """By the registry's entry: that of a hold may be older than a container that was started again."""
-        entry = self._registry.by_uid.get(uid)
-        return 0 if entry is None else self._gauge.table.working_set(entry.index)
+        entry = self.registry.by_uid.get(uid)
+        return 0 if entry is None else self.gauge.table.working_set(entry.index)
 
     def available(self, watch: Watch) -> int:
         """Bytes, for reports."""
-        return watch.capacity - self._gauge.reading(watch).used
+        return watch.capacity - self.gauge.reading(watch).used
 
     def who_grew(self, watch: Watch) -> list[str]:
         """Uids of pods that grow at a crossing, in eviction order."""
-        grown = self._figures.grown_pods(watch, self._gauge.reading(watch))
+        grown = self.figures.grown_pods(watch, self.gauge.reading(watch))
         self._before = {watch.signal: grown.usages}
         return who_grew(grown.pods, grown.everywhere, self._order(grown.pods), grown.lately)
 
@@ -176,11 +168,11 @@ class HoldFigures:
         found: list[str] = []
         if not short:
             return found
-        self._gauge.reread()
-        usages, _ = self._registry.usages()
+        self.gauge.reread()
+        usages, _ = self.registry.usages()
         for signal in short:
             before = self._before.setdefault(signal, usages)
-            by_uid = self._registry.by_uid  # a pod known since then may have had it all along
+            by_uid = self.registry.by_uid  # a pod known since then may have had it all along
             grew = {
                 uid: has - before.get(uid, by_uid[uid].began) for uid, has in usages.items() if uid not in state.uids
             }
@@ -207,18 +199,18 @@ class HoldFigures:
             victim=("", 0) if victim is None or held is None else (victim.uid, held),
             first=self.first(),
             usages=usages,
-            freezes=all("freeze" in brake.kind for uid in whose if (brake := self._brakes.get(uid)) is not None),
-            slow=[uid for uid in usages if (brake := self._brakes.get(uid)) is not None and "high" in brake.kind],
+            freezes=all("freeze" in brake.kind for uid in whose if (brake := self.brakes.get(uid)) is not None),
+            slow=[uid for uid in usages if (brake := self.brakes.get(uid)) is not None and "high" in brake.kind],
         )
 
     def first(self) -> str:
         """Uid of the first of the eviction order."""
-        first = self._registry.first()
+        first = self.registry.first()
         return "" if first is None else first.uid
 
     def usage(self, uid: str) -> int | None:
         """Bytes charged to a pod that has an open brake."""
-        brake = self._brakes.get(uid)
+        brake = self.brakes.get(uid)
         return None if brake is None else brake.usage()
 
     def forget(self, uid: str) -> None:
@@ -226,22 +218,22 @@ class HoldFigures:
 
     def up_to(self, uid: str) -> list[str]:
         """A pod, and those before it in eviction order."""
-        order = [c.uid for c in self._registry.order() if not c.critical]
+        order = [c.uid for c in self.registry.order() if not c.critical]
         return order[: order.index(uid) + 1] if uid in order else [uid]
 
     def _order(self, among: Container[str]) -> list[str]:
         """Those of them that may be held, in eviction order."""
-        return [c.uid for c in self._registry.order() if c.uid in among and not c.critical]
+        return [c.uid for c in self.registry.order() if c.uid in among and not c.critical]
 
     def _may_hold(self, uid: str) -> int | None:
         """Bytes charged to a pod that can be held; None where it cannot, which is reported once."""
-        entry = self._registry.by_uid.get(uid)
+        entry = self.registry.by_uid.get(uid)
         if entry is None or entry.critical:
             return None
-        brake = self._brakes.of(entry)
+        brake = self.brakes.of(entry)
         if brake.problem:
             if uid not in self.refused:
                 self.refused.add(uid)
-                self._log("warning", "a pod cannot be held", pod=entry.title, problem=brake.problem)
+                self.log("warning", "a pod cannot be held", pod=entry.title, problem=brake.problem)
             return None
         return brake.usage()

@@ -65,28 +65,20 @@ class OnePass:
 _NOTHING = None, UNASKED
 
 
+@dataclass(eq=False)
 class Actor:
     """Acts on one pod at a time; the `Decider` chooses it. ``enforces``: whether it signals pods."""
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        registry: Registry,
-        trigger: Trigger,
-        evictor: Evictor,
-        suspension: Suspension,
-        outbox: Outbox,
-        *,
-        enforces: bool,
-    ) -> None:
-        self._enforces = enforces
-        self.decisions = Decisions(enforces)
-        self._gauge = gauge
-        self._registry = registry
-        self._trigger = trigger
-        self._evictor = evictor
-        self._suspension = suspension
-        self._stats, self.send = outbox.stats, outbox.send
+    gauge: Gauge
+    registry: Registry
+    trigger: Trigger
+    evictor: Evictor
+    suspension: Suspension
+    outbox: Outbox
+    enforces: bool
+
+    def __post_init__(self) -> None:
+        self.decisions = Decisions(self.enforces)
 
     def kill_early(
         self, watch: Watch, moved: Mapping[int, int], coming: Mapping[str, Coming]
@@ -97,25 +89,25 @@ class Actor:
         once, and chooses the first of the order (`takes_first_at_once`; a test compares it with `run_pass`).
         A signal after the pass and its report cost 90 us of 270 with 110 pods.
         """
-        if self._evictor.current is not None:
+        if self.evictor.current is not None:
             return _NOTHING
-        entry = self._registry.first()
-        if entry is None or not self._gauge.known(watch):
+        entry = self.registry.first()
+        if entry is None or not self.gauge.known(watch):
             return _NOTHING
-        reading = self._gauge.reading(watch)
+        reading = self.gauge.reading(watch)
         available = watch.capacity - reading.used
         if not takes_first_at_once(available, watch.hard_line):
             return _NOTHING
         if pending_release.waits(coming.get(watch.signal, pending_release.NOTHING), available, watch.hard_line):
             return _NOTHING
-        asked = self._suspension.crossing(watch, reading, moved, coming)
-        if not asked.answer.go or (self._registry.grown and not self._suspension.is_of_first):
+        asked = self.suspension.crossing(watch, reading, moved, coming)
+        if not asked.answer.go or (self.registry.grown and not self.suspension.is_of_first):
             return _NOTHING  # the pod that grows may be one that was evicted and runs again: run the pass first
-        victim = self._trigger.ready(entry.uid)
+        victim = self.trigger.ready(entry.uid)
         if victim is None:
             return _NOTHING
         decided_ns = time.monotonic_ns()
-        self._evictor.note.begin(entry.cgroup_id, entry.usage or 0, decided_ns)
+        self.evictor.note.begin(entry.cgroup_id, entry.usage or 0, decided_ns)
         victim.kill()
         return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns()), asked
 
@@ -131,39 +123,39 @@ class Actor:
         pod = entry.uid, entry.title
         decided_ns = time.monotonic_ns() if sent is None else sent.decided_ns
         if crossed_ns:
-            self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
+            self.outbox.stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
         signalled_ns, fired = None, None
-        if self._enforces:
-            fired = self._trigger.disarm()
+        if self.enforces:
+            fired = self.trigger.disarm()
             if fired is not None:
                 entry = fired
-            eviction = self._evictor.begin(entry, about["given_s"], sent)
-            self._suspension.began(entry)
+            eviction = self.evictor.begin(entry, about["given_s"], sent)
+            self.suspension.figures.began(entry)
             # The kernel's trigger signals at the crossing.
             signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
             if crossed_ns and eviction.killed_ns is not None:
-                self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
+                self.outbox.stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
         taken = None if fired is None else (fired.uid, fired.title)
         made = self.decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=taken)
         if made is None:
             return Acted(decided_ns, None, None)
-        self._stats.add("decisions")
-        table = self._gauge.table
+        self.outbox.stats.add("decisions")
+        table = self.gauge.table
         message = Decision(
             **made,
             **figures,
             rank=1,
-            prepared=self._trigger.was_prepared,
+            prepared=self.trigger.was_prepared,
             signalled_ns=signalled_ns,
             working_set=table.working_set(entry.index),
             request=entry.request,
             containers={name: table.working_set(at) for name, (_, at) in entry.containers.items()},
-            order=self._registry.leaders(),
+            order=self.registry.leaders(),
             realtime=time.time(),
         )
-        if self._enforces:
+        if self.enforces:
             eviction.decision_id, eviction.name = message.id, message.name
-        self.send(message)
-        if self._enforces:
-            self._evictor.note.reported()
+        self.outbox.send(message)
+        if self.enforces:
+            self.evictor.note.reported()
         return Acted(decided_ns, taken, made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from monitor.actions.evict import Eviction
@@ -36,30 +37,23 @@ class SentKill(NamedTuple):
     signalled_ns: int
 
 
+@dataclass(eq=False)
 class Evictor:
-    """At most one pod is evicted at a time, as in the kubelet; the next one does not wait for a pod that is stuck."""
+    """At most one pod is evicted at a time, as in the kubelet; the next one does not wait for a pod that is stuck.
+    ``asks_exits``: whether it is reported how the processes of a pod with a grace have ended.
+    """
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        registry: Registry,
-        trigger: Trigger,
-        outbox: Outbox,
-        epoll: Listener,
-        note: EvictionNote,
-        *,
-        asks_exits: bool = False,
-    ) -> None:
-        """``asks_exits``: whether it is reported how the processes of a pod with a grace have ended."""
-        self.note = note
-        self._asks_exits = asks_exits
-        self._gauge = gauge
-        self._registry = registry
-        self._trigger = trigger
+    gauge: Gauge
+    registry: Registry
+    trigger: Trigger
+    outbox: Outbox
+    epoll: Listener
+    note: EvictionNote
+    asks_exits: bool = False
+
+    def __post_init__(self) -> None:
         #: The memory of the pods that have ended.
-        self.pending = PendingRelease(gauge, registry, outbox)
-        self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
-        self._epoll = epoll
+        self.pending = PendingRelease(self.gauge, self.registry, self.outbox)
         self.current: Eviction | None = None
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
@@ -70,7 +64,7 @@ class Evictor:
         """Send the first signals: SIGTERM with a grace, SIGKILL without. ``sent``: they went out already."""
         held = entry.usage or 0
         if sent is None:
-            victim, now = self._trigger.take(entry), time.monotonic_ns()
+            victim, now = self.trigger.take(entry), time.monotonic_ns()
             self.note.begin(entry.cgroup_id, held, now, now + grace_s * 1_000_000_000 if grace_s > 0 else 0)
             return self.resume(Eviction(victim, grace_s, held), entry)
         return self.resume(Eviction(sent.victim, 0, held, (sent.decided_ns, sent.signalled_ns)), entry)
@@ -88,7 +82,7 @@ class Evictor:
     def _listen(self, fd: int) -> None:
         """Hear of the end of a process. Where that cannot be, the next look sees it."""
         try:
-            self._epoll.register(fd, select.EPOLLIN)
+            self.epoll.register(fd, select.EPOLLIN)
             self._leaving.add(fd)
         except OSError as error:  # ENOSPC: max_user_watches
             self._leaving.discard(fd)
@@ -122,25 +116,25 @@ class Evictor:
             return False
         began_ns = time.thread_time_ns()
         gone = self._step(eviction, now_ns)
-        entry = self._registry.by_uid.get(eviction.victim.uid)
+        entry = self.registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)
         eviction.saw(usage)
-        if gone and self._asks_exits and eviction.awaits_exits(now_ns):
+        if gone and self.asks_exits and eviction.awaits_exits(now_ns):
             return False
         refused, helper = eviction.victim.refused, self._helper if self._helper == side else 0
         stuck = "" if gone or refused else eviction.stuck(usage, now_ns, helper)
         if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
             if pids:
-                self._send(Reap(eviction.decision_id, pids))
+                self.outbox.send(Reap(eviction.decision_id, pids))
                 self._helper = side
             eviction.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
             return False
         self.current = None
         self._leaving.clear()
         if entry is not None:
-            self._registry.move(entry, usage)
-            self._registry.set_evicted(entry, True)
+            self.registry.move(entry, usage)
+            self.registry.set_evicted(entry, True)
         if gone:
             self.note.gone(self._cgroup_id)
             self._finish(eviction, now_ns, usage)
@@ -168,7 +162,7 @@ class Evictor:
             self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
             return
         self.stuck.append(eviction)
-        self._log(
+        self.outbox.log(
             "warning",
             f"an evicted pod {stuck}: going on without it",
             pod=eviction.name,
@@ -195,14 +189,14 @@ class Evictor:
 
     def _send_killed(self, eviction: Eviction) -> None:
         assert eviction.killed_ns is not None
-        self._send(Killed(eviction.victim.uid, eviction.name, eviction.killed_ns))
+        self.outbox.send(Killed(eviction.victim.uid, eviction.name, eviction.killed_ns))
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""
         for eviction in list(self.stuck):
             if eviction.step(now_ns):
                 self.stuck.remove(eviction)
-                self._finish(eviction, now_ns, self._usage(self._registry.by_uid.get(eviction.victim.uid)))
+                self._finish(eviction, now_ns, self._usage(self.registry.by_uid.get(eviction.victim.uid)))
             elif now_ns > eviction.started_ns + eviction.grace_ns + EVICTION_TIMEOUT_NS:
                 self.stuck.remove(eviction)
                 self._fail(eviction, "an evicted pod does not end")
@@ -211,15 +205,15 @@ class Evictor:
         """Bytes a pod holds now; None of one that is not known any more."""
         if entry is None:
             return None
-        self._gauge.reread()
-        return self._gauge.table.working_set(entry.index)
+        self.gauge.reread()
+        return self.gauge.table.working_set(entry.index)
 
     def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
         """No process is left of a pod. That is reported when its memory is freed."""
         exits = eviction.exits()[:_SHOWN]
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
-        self._stats.add("evictions")
-        self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
+        self.outbox.stats.add("evictions")
+        self.outbox.stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
         pids = sorted(eviction.pids)
         evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids), exits=exits)
         left = eviction.last_usage if usage is None else usage
@@ -229,8 +223,8 @@ class Evictor:
         """An eviction is given up."""
         pids = sorted(eviction.pids)[:_SHOWN]
         eviction.victim.close()
-        self._stats.add("eviction_failures")
-        self._log("error", why, pod=eviction.name, pids=pids)
+        self.outbox.stats.add("eviction_failures")
+        self.outbox.log("error", why, pod=eviction.name, pids=pids)
 
 
 #: States, in order: its processes got SIGTERM, they got SIGKILL, none is left.

@@ -7,6 +7,7 @@ reports when evictions are suspended and when they are resumed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from monitor.hot.trigger import Trigger
@@ -37,26 +38,18 @@ class Asked(NamedTuple):
 UNASKED = Asked(GO, {})
 
 
+@dataclass(eq=False)
 class Suspension:
     """``state`` is the report to the helper of suspended evictions; None while they are not suspended."""
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        registry: Registry,
-        trigger: Trigger,
-        figures: SuspensionFigures,
-        outbox: Outbox,
-        *,
-        active: bool,
-    ) -> None:
-        self._gauge = gauge
-        self._registry = registry
-        self._trigger = trigger
-        self._figures = figures
-        self.began = figures.began
-        self._stats, self._send = outbox.stats, outbox.send
-        self._active = active
+    gauge: Gauge
+    registry: Registry
+    trigger: Trigger
+    figures: SuspensionFigures
+    outbox: Outbox
+    active: bool
+
+    def __post_init__(self) -> None:
         self.state: dict[str, Any] | None = None
         self._changed = False
         self._reported_reason = ""  # the last one; "" once it is reported that evictions are resumed
@@ -72,9 +65,9 @@ class Suspension:
         which helps as much as what candidates have.
         """
         self._measured = None
-        if not self._active:
+        if not self.active:
             return UNASKED
-        measured = self._figures.measure(watch, reading, moved)
+        measured = self.figures.measure(watch, reading, moved)
         if measured.growth is not None and measured.growth.is_of_first:
             self._measured = measured
             return UNASKED
@@ -92,7 +85,7 @@ class Suspension:
         measured, self._measured = self._measured, None
         if measured is None:
             return asked
-        figures = self._figures.of_sums(watch, reading, measured)
+        figures = self.figures.of_sums(watch, reading, measured)
         return asked._replace(known={watch.signal: _with(coming, watch, figures)})
 
     def ask(
@@ -109,12 +102,12 @@ class Suspension:
         ``coming`` as above; ``settled``: no release is pending, so it is known what the last eviction gained.
         """
         met = [threshold for threshold in outcome.met if threshold.signal in MEMORY_SIGNALS]
-        if not self._active or outcome.starved is None or outcome.starved.signal not in MEMORY_SIGNALS:
+        if not self.active or outcome.starved is None or outcome.starved.signal not in MEMORY_SIGNALS:
             return UNASKED
         if settled:
-            self._figures.settle()
+            self.figures.settle()
         return self._judged(
-            met, seen, [(w, readings[w.signal]) for w in self._gauge.watches if w.signal in readings], coming
+            met, seen, [(w, readings[w.signal]) for w in self.gauge.watches if w.signal in readings], coming
         )
 
     def _judged(
@@ -126,7 +119,7 @@ class Suspension:
         measured: Measured | None = None,
     ) -> Asked:
         """By a few sums, and by every pod where these leave a doubt."""
-        figures = self._figures
+        figures = self.figures
         known = {w.signal: _with(coming, w, figures.of_sums(w, reading, measured)) for w, reading in domains}
         found = judge(met, seen, known)
         if not _is_plain(found, known.values()):
@@ -136,15 +129,15 @@ class Suspension:
 
     def forbids_arming(self) -> bool:
         """Whether the victim would not be evicted at a crossing of this moment: then the kernel must not signal it."""
-        if not self._active:
+        if not self.active:
             return False
         if self.state is not None:
             return True
-        for watch in self._gauge.watches:
-            if watch.hard_line and self._gauge.known(watch):
-                reading = self._gauge.reading(watch)
+        for watch in self.gauge.watches:
+            if watch.hard_line and self.gauge.known(watch):
+                reading = self.gauge.reading(watch)
                 short = max(0, watch.hard_line - watch.capacity + reading.used)
-                if answer(short, watch.hard_line, self._figures.of_sums(watch, reading)) != GO:
+                if answer(short, watch.hard_line, self.figures.of_sums(watch, reading)) != GO:
                     return True
         return False
 
@@ -159,17 +152,17 @@ class Suspension:
         elif asked.known and asked.answer.go:
             self._release("evictions help now", now_ns)
         if not asked.answer.go:
-            self._trigger.stand_down()
+            self.trigger.stand_down()
 
     def look_after(self, outcome: Outcome, now_ns: int) -> None:
         """A pass is over: evictions are resumed where no threshold needs them. Take a sample, if it is due."""
         starved = outcome.starved
         if starved is None or starved.signal not in MEMORY_SIGNALS:
-            self._figures.forget_evictions()
+            self.figures.forget_evictions()
             self._release("the shortage is over", now_ns)
         elif outcome.victim is None:
             self._release("no pod is left that may be evicted", now_ns)
-        self._figures.note(now_ns)
+        self.figures.note(now_ns)
 
     def take_changed(self) -> bool:
         """Whether `state` has changed since the last call."""
@@ -184,7 +177,7 @@ class Suspension:
         reason = asked.answer.reason
         before = self.state
         if before is None:
-            self._stats.add(f"braked_{reason}")
+            self.outbox.stats.add(f"braked_{reason}")
         known = asked.known.get(threshold.signal) or next(iter(asked.known.values()))
         growth = known.growth
         self.state = {
@@ -202,7 +195,7 @@ class Suspension:
             self._changed = True
         if self._reported_reason != reason and now_ns - self._reported_ns >= QUIET_NS:
             self._reported_reason, self._reported_ns = reason, now_ns
-            self._send(Braked(ts_ns=now_ns, order=self._registry.leaders(), **self.state))
+            self.outbox.send(Braked(ts_ns=now_ns, order=self.registry.leaders(), **self.state))
 
     def _release(self, why: str, now_ns: int) -> None:
         state, self.state = self.state, None
@@ -213,12 +206,12 @@ class Suspension:
             self._reported_reason = ""
             about = {key: state[key] for key in ("signal", "domain", "kind")}
             held_ns = now_ns - state["since_ns"]
-            self._send(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
+            self.outbox.send(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
 
     def _outside(self, threshold: Threshold) -> int:
         """Bytes used outside of all pods that may be evicted."""
-        watch = next(w for w in self._gauge.watches if w.signal == threshold.signal)
-        return max(0, self._gauge.reading(watch).working_set - self._registry.held[0])
+        watch = next(w for w in self.gauge.watches if w.signal == threshold.signal)
+        return max(0, self.gauge.reading(watch).working_set - self.registry.held[0])
 
 
 def _is_plain(found: Answer, known: Collection[Figures]) -> bool:

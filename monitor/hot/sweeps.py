@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -27,20 +28,16 @@ def _is_there(entry: PodEntry) -> bool:
         return False
 
 
+@dataclass(eq=False)
 class Sweeps:
     """One sweep at a time; ``between`` is called during it, so that crossings do not wait."""
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        registry: Registry,
-        outbox: Outbox,
-        between: Callable[[], object],
-    ) -> None:
-        self._gauge = gauge
-        self._registry = registry
-        self._stats, self._log = outbox.stats, outbox.log
-        self._between = between
+    gauge: Gauge
+    registry: Registry
+    outbox: Outbox
+    between: Callable[[], object]
+
+    def __post_init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []  # for the one that runs
         self._later: list[Callable[[], None]] = []  # for the one after it
         self._again = False
@@ -50,11 +47,11 @@ class Sweeps:
 
     @property
     def runs(self) -> bool:
-        return self._gauge.sweeping
+        return self.gauge.sweeping
 
     def due_ns(self) -> int | None:
         """When to go on; None while none runs."""
-        return self._next_ns if self._gauge.sweeping else None
+        return self._next_ns if self.gauge.sweeping else None
 
     def ask(self, then: Callable[[], None] | None = None) -> bool:
         """Make every counter exact, rank by them, and do ``then``; whether that is done, or follows in later turns.
@@ -71,16 +68,16 @@ class Sweeps:
         return self.go_on(FIRST_TURN_NS)
 
     def _begin(self) -> None:
-        self._pods = list(self._registry)
-        self._gauge.begin_sweep()
+        self._pods = list(self.registry)
+        self.gauge.begin_sweep()
 
     def go_on(self, budget_ns: int = TURN_NS) -> bool:
         """Give it so much time; whether it is complete, and what waited for it was done."""
-        if not self._gauge.go_on_sweeping(budget_ns, self._between):
+        if not self.gauge.go_on_sweeping(budget_ns, self.between):
             # While all sums are known, it takes a fifth of the time.
-            self._next_ns = time.monotonic_ns() + (0 if self._gauge.unknown else 4 * budget_ns)
+            self._next_ns = time.monotonic_ns() + (0 if self.gauge.unknown else 4 * budget_ns)
             return False
-        self._registry.refresh()
+        self.registry.refresh()
         self._report_uncounted()
         done, self._waiting, self._later = self._waiting, self._later, []
         if self._again:
@@ -95,20 +92,20 @@ class Sweeps:
 
         Raises MonitorError where it is what the thresholds are about: another rung reads files, at any depth.
         """
-        watch = self._gauge.uncounted()
+        watch = self.gauge.uncounted()
         if watch is not None:
             raise MonitorError(
                 f"{watch.path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels of cgroups and at "
                 f"{MAX_NESTED} watched ones inside each other",
                 _REMEDY,
             )
-        lost = [e for e in self._pods if self._registry.by_uid.get(e.uid) is e and not e.counted]
-        self._stats.set("pods_uncounted", len(lost))
+        lost = [e for e in self._pods if self.registry.by_uid.get(e.uid) is e and not e.counted]
+        self.outbox.stats.set("pods_uncounted", len(lost))
         for entry in lost:
             if entry.uid not in self._reported and _is_there(entry):
                 self._reported.add(entry.uid)
                 fields: dict[str, Any] = {"cgroup": str(entry.cgroup), "levels": MAX_LEVEL, "remedy": _REMEDY}
-                self._log(
+                self.outbox.log(
                     "error", "a pod is not watched: the BPF programs do not look that deep", pod=entry.title, **fields
                 )
-        self._reported &= self._registry.by_uid.keys()
+        self._reported &= self.registry.by_uid.keys()
