@@ -59,6 +59,7 @@ class Hot:
 
     def __init__(self, config: RunConfig, config_fd: int) -> None:
         self.config = config
+        self.is_ready = False  # all pods are counted, and decisions can be made: True from some moment on
         stats = SharedStats.inherit(STATS_FD)
         self.guard = guard = Guard(stats)
         self.loop = loop = Loop(guard, stats)
@@ -86,7 +87,7 @@ class Hot:
         self.restarts = restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
-        self.report = Report(gauge, registry, decider, records, guard, outbox, self._ready, restarts.complain)
+        self.report = Report(gauge, registry, decider, records, guard, outbox, restarts.complain)
         self.timers = self._timers()
 
     def _process_ended(self, pidfd: int) -> None:
@@ -95,7 +96,8 @@ class Hot:
             self._ends.unregister(pidfd)  # it would be reported for ever
 
     def _ready(self, now_ns: int) -> None:
-        """All pods are counted, and decisions can be made."""
+        self.is_ready = self.decider.changed = True
+        self.report.published_ns = 0  # published at once: others wait for it
         pods, protection = len(self.registry), self.protection
         self.outbox.stats.set("ready_ns", now_ns)
         self.service.ready(f"{pods} pods, hooks {self.config.rung}")
@@ -155,6 +157,7 @@ class Hot:
                 Timer("look", housekeeping.look_due_ns, housekeeping.look),
                 Timer("retry", self.pods.retry_due_ns, self.pods.retry),
                 Timer("housekeeping", housekeeping.due_ns, housekeeping.run),
+                Timer("ready", lambda: 0 if decider.may_act and not self.is_ready else None, self._ready),
                 Timer("report", self.report.due_ns, self.report.run),
                 Timer("side", self.restarts.due_ns, self.restarts.go_on),
                 Timer("busy-poll", busy_poll.due_ns, busy_poll.spin),
@@ -292,7 +295,7 @@ def main() -> int:
         os.write(2, f"outrace: error: {error}\n".encode())
         if hot is None or isinstance(error, NodeGone) or not _is_left_alone(config):
             # What had been working may work again; a service manager does not try again after 2 and 3.
-            return error.exit_code if hot is None or not hot.report.is_ready else EXIT_FAILURE
+            return error.exit_code if hot is None or not hot.is_ready else EXIT_FAILURE
         failed = error
     finally:
         if hot is not None:

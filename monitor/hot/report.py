@@ -21,9 +21,7 @@ PUBLISH_NS = 250_000_000
 
 @dataclass(eq=False)
 class Report:
-    """Sends what failed, and at most four times a second how things are. ``ready`` is called once, ``complain`` before
-    each report of the state.
-    """
+    """Sends what failed, and at most four times a second how things are, ``complain`` first."""
 
     gauge: Gauge
     registry: Registry
@@ -31,13 +29,11 @@ class Report:
     records: Records
     guard: Guard
     outbox: Outbox
-    ready: Callable[[int], None]
     complain: Callable[[], None]
-    is_ready: bool = False  # all pods are counted, and decisions can be made: True from some moment on
     published_ns: int = 0
 
     def due_ns(self) -> int | None:
-        if TROUBLES.any or (self.decider.may_act and not self.is_ready):
+        if TROUBLES.any:
             return 0
         if self.decider.changed or self.records.eventful:
             return self.published_ns + PUBLISH_NS
@@ -45,10 +41,6 @@ class Report:
 
     def run(self, now_ns: int) -> None:
         """What the helper should know, when it is time."""
-        if self.decider.may_act and not self.is_ready:
-            self.is_ready = self.decider.changed = True
-            self.published_ns = 0  # published at once: others wait for it
-            self.ready(now_ns)
         by_uid, log = self.registry.by_uid, self.outbox.log
         for trouble in self.guard.to_report(now_ns):
             entry = by_uid.get(trouble.whose)
@@ -79,7 +71,7 @@ class Report:
                 victim=first.uid if first else None,
                 observation={w.name: described(self.gauge, w) for w in self.gauge.watches if not w.formula},
                 braked=decider.braked,
-                ready=self.is_ready,
+                ready=decider.may_act,
             )
         )
 
