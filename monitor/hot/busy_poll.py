@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from monitor.hot.decide import Decider
 from monitor.sources.gauge import Gauge
@@ -23,50 +24,44 @@ SHARE = 20
 SAVED_NS = 50_000_000
 
 
+@dataclass(eq=False)
 class BusyPoll:
     """Reads the ring in a loop now and then, on a budget. ``look`` is called when the arming is due."""
 
-    def __init__(
-        self,
-        gauge: Gauge,
-        decider: Decider,
-        consume: Callable[[], object],
-        look: Callable[[int], object],
-        now: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._now = now
-        self._gauge = gauge
-        self._decider = decider
-        self._consume = consume
-        self._look = look
-        self._steps = 0
-        self._credit_ns = self._ended_ns = 0
+    gauge: Gauge
+    decider: Decider
+    consume: Callable[[], object]
+    look: Callable[[int], object]
+    now: Callable[[], int] = time.monotonic_ns
+
+    def __post_init__(self) -> None:
+        self._steps = self._credit_ns = self._ended_ns = 0
 
     def due_ns(self) -> int | None:
         """At once if a pod has moved since the last time."""
-        return None if self._decider.steps == self._steps else 0
+        return None if self.decider.steps == self._steps else 0
 
     def spin(self, _: int) -> None:
         """Read the ring while a threshold is near, until the pods rest or the budget is spent.
 
         Ends at once when something was decided: from then on there is more to do than reading the ring.
         """
-        now = start = self._now()
+        now = start = self.now()
         self._credit_ns = min(SAVED_NS, self._credit_ns + (now - self._ended_ns) // SHARE)
         end = now + REST_NS
-        while now < min(end, start + self._credit_ns) and self._decider.is_calm and self._is_near():
-            self._steps = self._decider.steps
-            self._consume()
-            arming = self._gauge.arming
+        while now < min(end, start + self._credit_ns) and self.decider.is_calm and self._is_near():
+            self._steps = self.decider.steps
+            self.consume()
+            arming = self.gauge.arming
             if arming.looks and now >= arming.next_look_ns:  # what no record reports does not wait
-                self._look(now)
-            now = self._now()
-            if self._decider.steps != self._steps:
+                self.look(now)
+            now = self.now()
+            if self.decider.steps != self._steps:
                 end = now + REST_NS
-        self._steps = self._decider.steps
+        self._steps = self.decider.steps
         self._ended_ns = now
         self._credit_ns -= now - start
 
     def _is_near(self) -> bool:
-        room = self._gauge.table.room
-        return any(room(w.index) < NEAR_BYTES for w in self._gauge.watches if w.thresholds and not w.compared)
+        room = self.gauge.table.room
+        return any(room(w.index) < NEAR_BYTES for w in self.gauge.watches if w.thresholds and not w.compared)
