@@ -17,7 +17,7 @@ POLICY_TESTS = ("tests/policy", "tests/cli/test_conformance.py")
 #: Files below monitor/, by what they are about.
 SUBJECTS: Mapping[str, tuple[str, ...]] = {
     "hold": ("policy/hold*.py", "hold/*.py"),
-    "changes": ("actions/changes.py", "actions/*journal*.py", "actions/*ledger*.py", "hold/*ledger*.py"),
+    "changes": ("actions/changes.py", "actions/*journal*.py", "actions/*ledger*.py"),
     "evict": ("actions/evict.py", "hot/evictor.py"),
     "verdict": ("race/verdict.py", "race/flags.py", "race/margins.py"),
     "claims": ("pods/claims.py",),

@@ -75,7 +75,7 @@ class Actor:
     evictor: Evictor
     suspension: Suspension
     outbox: Outbox
-    enforces: bool
+    enforces: bool = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.decisions = Decisions(self.enforces)

@@ -13,6 +13,7 @@ from monitor.hot.act import Acted, Actor, OnePass
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor
 from monitor.hot.moved_pods import MovedPods
+from monitor.hot.no_holds import NoHolds
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.suspension import UNASKED, Suspension
 from monitor.hot.trigger import Trigger
@@ -40,21 +41,6 @@ from monitor.sources.watch import Compared, Watch
 if TYPE_CHECKING:
     from monitor.hold.control import HoldControl
     from monitor.hot.pass_record import PassRecorder
-
-
-class NoHolds:
-    """In the place of `HoldControl` in modes that hold no pods."""
-
-    is_in_the_way, hurries = False, True
-
-    def _nothing(self, *_: object, **__: object) -> bool:
-        return False
-
-    begin = moved = prepare = crossed = look_uncrossed = keeps = acted = went = dropped = _nothing
-    report_all = helper_lost = release_all = take_eviction = take_softened = _nothing
-
-    def timers(self, *_: object) -> tuple[()]:
-        return ()
 
 
 class Decider:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from monitor.actions.evict import Eviction
@@ -49,7 +49,7 @@ class Evictor:
     outbox: Outbox
     epoll: Listener
     note: EvictionNote
-    asks_exits: bool = False
+    asks_exits: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         #: The memory of the pods that have ended.

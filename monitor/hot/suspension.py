@@ -7,7 +7,7 @@ reports when evictions are suspended and when they are resumed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from monitor.hot.trigger import Trigger
@@ -47,7 +47,7 @@ class Suspension:
     trigger: Trigger
     figures: SuspensionFigures
     outbox: Outbox
-    active: bool
+    active: bool = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.state: dict[str, Any] | None = None

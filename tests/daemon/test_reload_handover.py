@@ -183,6 +183,7 @@ def configuration(**given: Any) -> tuple[Configuration, Counters]:
 def test_what_a_newer_side_sends_is_refused_and_ends_nobody() -> None:
     made, stats = configuration()
     made.take(Reconfigure(3, '{"of_a_later_version": 1}'))
+    assert made.staged is None
     made.apply()
     assert stats == {"config_refused": 3}
 

@@ -247,11 +247,12 @@ def test_what_becomes_of_the_eviction_of_the_daemon_before(
 
     note = SimpleNamespace(read=lambda: noted, reported=does("reported"), gone=does("gone"), drop=does("drop"))
     entry = SimpleNamespace(cgroup=tmp_path, cgroup_id=7, index=0, title="ns/pod")
-    evictor: Any = MagicMock(note=note, resume=lambda found, _: done.append(f"resume with {found.held}"))
+    pending = SimpleNamespace(dropped=does("coming back"))
+    resume: Any = lambda found, _: done.append(f"resume with {found.held}")  # noqa: E731
+    evictor: Any = SimpleNamespace(note=note, resume=resume, pending=pending)
     registry, gauge = MagicMock(), MagicMock()
     registry.__iter__.return_value = [entry]
     registry.set_evicted = does("evicted")
-    evictor.pending.dropped = does("coming back")
     gauge.table.working_set.return_value = 30
     succession.succeed(gauge, registry, MagicMock(), evictor, MagicMock(), 0, pressed=pressed)
     assert done == expected
