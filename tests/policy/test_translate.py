@@ -21,40 +21,26 @@ def fields(*arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (
-            ("--eviction-hard=memory.available<1Gi,nodefs.available<10%",),
-            {"evictionHard": {"memory.available": "1Gi", "nodefs.available": "10%"}},
-        ),
+        (("--eviction-hard=memory.available<1Gi,nodefs.available<10%",),
+         {"evictionHard": {"memory.available": "1Gi", "nodefs.available": "10%"}}),
         (("--eviction-hard", "memory.available<1Gi"), {"evictionHard": {"memory.available": "1Gi"}}),
         (("--eviction_hard=",), {"evictionHard": {}}),
-        (
-            ("--eviction-hard=memory.available<1Gi", "--eviction-hard=pid.available<1%"),
-            {"evictionHard": {"memory.available": "1Gi", "pid.available": "1%"}},
-        ),
+        (("--eviction-hard=memory.available<1Gi", "--eviction-hard=pid.available<1%"),
+         {"evictionHard": {"memory.available": "1Gi", "pid.available": "1%"}}),
         (("--eviction-max-pod-grace-period=-1",), {"evictionMaxPodGracePeriod": -1}),
         (("--kernel-memcg-notification",), {"kernelMemcgNotification": True}),
-        (
-            ("--kernel-memcg-notification", "--local-storage-capacity-isolation", "false"),
-            {"kernelMemcgNotification": True, "localStorageCapacityIsolation": False},
-        ),
+        (("--kernel-memcg-notification", "--local-storage-capacity-isolation", "false"),
+         {"kernelMemcgNotification": True, "localStorageCapacityIsolation": False}),
         (("--experimental-kernel-memcg-notification=F",), {"kernelMemcgNotification": False}),
         (("--system-reserved=cpu=100m,memory=1Gi",), {"systemReserved": {"cpu": "100m", "memory": "1Gi"}}),
         (("--kube-reserved-cgroup", "/kube.slice"), {"kubeReservedCgroup": "/kube.slice"}),
         (("--enforce-node-allocatable=pods,kube-reserved",), {"enforceNodeAllocatable": ["pods", "kube-reserved"]}),
-        (
-            ("--enforce-node-allocatable=pods", "--enforce-node-allocatable", "kube-reserved"),
-            {"enforceNodeAllocatable": ["pods", "kube-reserved"]},
-        ),
+        (("--enforce-node-allocatable=pods", "--enforce-node-allocatable", "kube-reserved"),
+         {"enforceNodeAllocatable": ["pods", "kube-reserved"]}),
         (("--minimum-image-ttl-duration=2m",), {"imageMinimumGCAge": "2m"}),
         (
             ("--reserved-memory", "0:memory=1Gi;1:memory=2Gi", "--reserved-memory=2:memory=1Gi"),
-            {
-                "reservedMemory": [
-                    {"numaNode": 0, "limits": {"memory": "1Gi"}},
-                    {"numaNode": 1, "limits": {"memory": "2Gi"}},
-                    {"numaNode": 2, "limits": {"memory": "1Gi"}},
-                ]
-            },
+            {"reservedMemory": [{"numaNode": i, "limits": {"memory": f"{gib}Gi"}} for i, gib in enumerate((1, 2, 1))]},
         ),
         # The flags eviction replaced: what they stand for, and the other defaults kept.
         (
@@ -67,28 +53,20 @@ def fields(*arguments: str) -> dict[str, Any]:
                 "imageGCLowThresholdPercent": 75,
             },
         ),
-        (
-            ("--image-gc-low-threshold=75",),  # from the default of 85
-            {"evictionMinimumReclaim": {"imagefs.available": "10%"}, "imageGCLowThresholdPercent": 75},
-        ),
+        (("--image-gc-low-threshold=75",),  # from the default of 85
+         {"evictionMinimumReclaim": {"imagefs.available": "10%"}, "imageGCLowThresholdPercent": 75}),
         (("--image-gc-high-threshold=100",), {"imageGCHighThresholdPercent": 100}),
-        (
-            ("--image-gc-high-threshold=85", "--eviction-hard=imagefs.available<1Gi"),
-            {"evictionHard": {"imagefs.available": "1Gi"}, "imageGCHighThresholdPercent": 85},
-        ),
-        (
-            ("--low-diskspace-threshold-mb=256",),
-            {"evictionHard": {"nodefs.available": "256Mi"}, "mergeDefaultEvictionSettings": True},
-        ),
+        (("--image-gc-high-threshold=85", "--eviction-hard=imagefs.available<1Gi"),
+         {"evictionHard": {"imagefs.available": "1Gi"}, "imageGCHighThresholdPercent": 85}),
+        (("--low-diskspace-threshold-mb=256",),
+         {"evictionHard": {"nodefs.available": "256Mi"}, "mergeDefaultEvictionSettings": True}),
         (("--low-diskspace-threshold-mb=0",), {}),
         (("--outofdisk-transition-frequency=2m",), {"evictionPressureTransitionPeriod": "2m"}),
-        (
-            ("--outofdisk-transition-frequency=2m", "--eviction-pressure-transition-period=3m"),
-            {"evictionPressureTransitionPeriod": "3m"},
-        ),
+        (("--outofdisk-transition-frequency=2m", "--eviction-pressure-transition-period=3m"),
+         {"evictionPressureTransitionPeriod": "3m"}),
         (("--maximum-dead-containers=5",), {}),
     ],
-)
+)  # fmt: skip
 def test_fields(arguments: tuple[str, ...], expected: dict[str, Any]) -> None:
     assert fields(*arguments) == expected
 
