@@ -60,7 +60,8 @@ def read(
 
     ``flags`` maps option names (``eviction-hard``) to the values given on the command line; absent or None means not
     given. ``variables``: option name -> the variable of the environment that gave its value, instead of a flag.
-    ``ask_kubelet``: without a kubelet's file, the configuration of the kubelet that runs here is the lowest layer.
+    ``ask_kubelet``: without a kubelet's file, the configuration of the kubelet that runs here is the lowest layer; its
+    release counts in any case.
     Raises ConfigError: one line with the option or file and key, what is wrong, and the remedy.
     """
     arguments = {
@@ -76,29 +77,34 @@ def read(
         raise ConfigError(f"{config_file}: kubelet-config: {named!r} is not the name of a file")
     kubelet_config_file = kubelet_config_file or named
     options = _own_settings(flags, variables, own, config_file or "")
-    if ask_kubelet and not kubelet_config_file and "node-cgroup" not in options:
-        resolved = _over_kubelet(options)
+    file = files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None
+    if ask_kubelet and "node-cgroup" not in options:
+        resolved = _over_kubelet(options, file)
     else:
-        file = files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None
         resolved = resolve(options, file)
     return resolved._replace(config=dataclasses.replace(resolved.config, given=given(resolved.config, arguments)))
 
 
-def _over_kubelet(options: Mapping[str, Given]) -> Resolved:
-    """The options of outrace over the kubelet of this node; with what differs."""
+def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved:
+    """The options of outrace over the kubelet of this node, or over the ``file`` that was given for it; with what
+    differs.
+    """
     from monitor.pods.installations import find_kubelet
 
-    if not (kubelet := find_kubelet()).is_there:
-        return resolve(options)
+    kubelet, resolved = find_kubelet(), resolve(options, file)
+    if not (kubelet.is_there or resolved.config.kubeconfig):
+        return resolved
     from monitor.pods.access import Access
     from monitor.settings.kubelet_own import differences, kubelet_release, kubelet_sources
 
     unread: list[str] = []
-    access = Access.found(resolve(options).config, kubelet)
-    found = kubelet_sources(access, unread.append)
+    access = Access.found(resolved.config, kubelet)
+    found = kubelet_sources(access, unread.append) if file is None else (file,)
     if "policy" not in options and not _by_gate(found) and (version := kubelet_release(access)) is not None:
         options = {**options, "policy": version}
     resolved = resolve(options, found[0] if found else None, found[1:])
+    if file is not None:
+        return resolved
     own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     config = dataclasses.replace(
         resolved.config,

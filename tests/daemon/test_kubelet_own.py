@@ -248,7 +248,12 @@ def test_its_version_makes_the_release(
         kubelet = NodeKubelet("kubeadm", flags, Path("/k.yaml"), {}, credentials)
         config = resolved(monkeypatch, kubelet).config
         origin = f"the kubelet's version {version} at http://127.0.0.1:{api.port}" if expected else "default"
-        assert (config.policy, config.origins["policy"]) == (expected or "kubelet-1.37", origin)
+        file = write(tmp_path, "given.yaml", KUBELET)
+        by_file = read({}, None, file, ask_kubelet=True).config
+        monkeypatch.setattr("monitor.pods.installations.find_kubelet", NodeKubelet)
+        elsewhere = read({"kubeconfig": str(credentials), "node-name": "n"}, None, file, ask_kubelet=True).config
+        for one in (config, by_file, elsewhere):
+            assert (one.policy, one.origins["policy"]) == (expected or "kubelet-1.37", origin)
         # A gate and --policy say it better, and what others can write is not believed.
         gated = dataclasses.replace(kubelet, config={"featureGates": {GATE: True}})
         assert resolved(monkeypatch, gated).config.policy == "kubelet-1.37"
