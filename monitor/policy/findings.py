@@ -22,21 +22,17 @@ from monitor.policy.configuration import (
     Source,
 )
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
-from monitor.policy.quantity import Quantity, shown
+from monitor.policy.quantity import BINARY_SI, Quantity, shown
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.sizing import reserve
 from monitor.policy.thresholds import Threshold
 
 MAX_GRACE = "evictionMaxPodGracePeriod"
-#: Resource -> more than an ordinary node has of it, and what follows. ext4 has an inode for each 16 KiB; Linux
-#: has 4,194,304 process ids at most (PID_MAX_LIMIT).
-_MOST = {
-    "inodes": (
-        1 << 25,
-        "not bytes: always met on ordinary disks (below 512 GiB); write a number as 500k, or a percentage",
-    ),
-    "pids": (1 << 22, "more than Linux has: always met, and pods are evicted for ever; write a number as 1k"),
-}
+#: More inodes than ordinary disks have, and so many that are taken for bytes if they are written as 1Mi. ext4 has an
+#: inode for each 16 KiB.
+_MOST_INODES, _AS_BYTES, _OF_AN_INODE = 1 << 25, 1 << 20, 1 << 14
+#: Of process ids (PID_MAX_LIMIT).
+_MOST_PIDS = 1 << 22
 #: A threshold of fewer bytes has lost its unit: the kernel keeps more for itself (min_free_kbytes).
 _LEAST_BYTES = 1 << 20
 
@@ -64,6 +60,7 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
         *([] if any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds) else [nothing]),
         *_without_effect(settings, [e for e in thresholds if not e.copy]),
         *_by_definition(thresholds, node),
+        *_never_reclaimed(settings, thresholds, node),
         *_units([e for e in thresholds if not e.copy], node),
         *_lost_units(settings),
         *_below_huge_pages(thresholds, node, rules),
@@ -121,6 +118,24 @@ def _by_definition(thresholds: Sequence[Effective], node: Node) -> Iterator[str]
             )
 
 
+def _never_reclaimed(settings: Settings, thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+    """Min reclaims with which more has to be available than there is."""
+    for e in thresholds:
+        t, known = e.threshold, node.capacity.get(e.threshold.signal)
+        if t.min_reclaim is None:
+            continue
+        relative = t.value.quantity is None and t.min_reclaim.quantity is None
+        capacity = 1 << 62 if relative else known
+        if capacity is None or not t.quantity(capacity) < capacity <= t.quantity(capacity, with_reclaim=True):
+            continue
+        origin = e.origin if e.copy else settings.maps[MIN_RECLAIM][t.signal].origin
+        of = "" if known is None else f", with a capacity of {shown(t.signal, known)}"
+        yield (
+            f"{origin}: {t.signal}: min reclaim {e.min_reclaim} above {e.text} is never reached{of}: pods are evicted "
+            "for ever; lower it"
+        )
+
+
 def _units(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
     """Inodes or process ids as if they were bytes, and bytes without a unit."""
     for e in thresholds:
@@ -128,19 +143,34 @@ def _units(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
         if quantity is None:
             continue
         resource, amount = sig.RESOURCE[signal], quantity.value
-        if resource in _MOST and signal not in node.capacity and amount > _MOST[resource][0]:
-            yield f"{e.origin}: {signal}: {e.text} is {amount:,} {resource}, {_MOST[resource][1]}"
+        if signal not in node.capacity and (why := _too_many(quantity, resource, "always met")):
+            yield f"{e.origin}: {signal}: {e.text} is {amount:,} {resource}, {why}"
         elif resource in sig.IN_BYTES and 0 < amount < _LEAST_BYTES:
             yield f"{e.origin}: {signal}: {e.text} is {amount:,} bytes: met too late; write a unit, as in 100Mi"
 
 
+def _too_many(quantity: Quantity, resource: str, what: str) -> str:
+    """What follows from so many inodes or process ids; "" where a node may have them."""
+    amount = quantity.value
+    if resource == "inodes" and amount > (_AS_BYTES - 1 if quantity.format == BINARY_SI else _MOST_INODES):
+        disks = f"ordinary disks (below {amount * _OF_AN_INODE >> 30:,} GiB)"
+        return f"not bytes: {what} on {disks}; write a number as 500k, or a percentage"
+    if resource == "pids" and amount > _MOST_PIDS:
+        return f"more than Linux has: {what}, and pods are evicted for ever; write a number as 1k"
+    return ""
+
+
 def _lost_units(settings: Settings) -> Iterator[str]:
-    """Bytes without a unit, of what is reclaimed and reserved."""
+    """The same of what is reclaimed and reserved."""
     for key in (MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED):
         for name, (text, origin) in settings.maps[key].items():
-            in_bytes = sig.RESOURCE.get(name, name) in sig.IN_BYTES
-            amount = Quantity.parse(text).value if in_bytes and not text.endswith("%") else 0
-            if 0 < amount < _LEAST_BYTES:
+            if text.endswith("%"):
+                continue
+            quantity, resource = Quantity.parse(text), sig.RESOURCE.get(name, name)
+            amount = quantity.value if resource in sig.IN_BYTES else 0
+            if resource == "inodes" and (why := _too_many(quantity, resource, "never reached")):
+                yield f"{origin}: {name}: {text} is {quantity.value:,} {resource}, {why}"
+            elif 0 < amount < _LEAST_BYTES:
                 yield f"{origin}: {name}: {text} is {amount:,} bytes: too few to matter; write a unit, as in 100Mi"
 
 

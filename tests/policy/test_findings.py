@@ -96,7 +96,8 @@ def test_one_finding_each(content: dict[str, Any], begins: str, expected: str) -
         ("imagefs.inodesFree", "1G", "1G is 1,000,000,000 inodes, not bytes"),
         ("containerfs.inodesFree", "100Mi", ""),  # a copy takes its place
         ("nodefs.inodesFree", "500k", ""),
-        ("nodefs.inodesFree", "32Mi", ""),
+        ("nodefs.inodesFree", "32M", ""),
+        ("nodefs.inodesFree", "10Mi", "10Mi is 10,485,760 inodes, not bytes: always met on ordinary disks (below 160"),
         ("pid.available", "100Mi", "100Mi is 104,857,600 pids, more than Linux has: always met"),
         ("pid.available", "4194304", ""),
         ("memory.available", "100", "100 is 100 bytes: met too late; write a unit, as in 100Mi"),
@@ -120,6 +121,12 @@ def test_what_has_another_unit_than_it_seems(signal: str, text: str, said: str) 
         ("kubeReserved", "ephemeral-storage", "10", "10 is 10 bytes: too few to matter"),
         ("evictionMinimumReclaim", "nodefs.available", "5", "5 is 5 bytes: too few to matter"),
         ("evictionMinimumReclaim", "nodefs.available", "5%", ""),
+        ("evictionMinimumReclaim", "nodefs.available", "95%", "min reclaim 95% above 10% is never reached, with a"),
+        ("evictionMinimumReclaim", "nodefs.available", "90Gi", "min reclaim 90Gi above 10% is never reached, with a"),
+        ("evictionMinimumReclaim", "nodefs.available", "89Gi", ""),
+        ("evictionMinimumReclaim", "imagefs.available", "86%", "min reclaim 86% above 15% is never reached: pods"),
+        ("evictionMinimumReclaim", "imagefs.available", "900Gi", ""),  # of a disk that is not known
+        ("evictionMinimumReclaim", "nodefs.inodesFree", "500Mi", "500Mi is 524,288,000 inodes, not bytes: never reac"),
         ("evictionMinimumReclaim", "memory.available", "0", ""),
         ("systemReserved", "cpu", "500m", ""),
         ("systemReserved", "pid", "1000", ""),
