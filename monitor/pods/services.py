@@ -37,6 +37,8 @@ _UNIT_FILES = IN_MODIFY | IN_DELETE_SELF | IN_ONLYDIR
 #: Services, scopes and slices of one user's manager: users make as many as they like, and may neither fill the tables
 #: of watched cgroups nor make every look at them longer.
 _MOST_OF_USER = 200
+#: Where containerd has what runs: NAMESPACE/CONTAINER.
+CONTAINERS = "/run/containerd/io.containerd.runtime.v2.task"
 #: The least time between two scans: a user that makes cgroups in a loop costs a tenth of one CPU.
 _PAUSE_S = 0.1
 #: How long a unit may take to be started.
@@ -164,7 +166,15 @@ class ServiceSource(PodSource):
                 )
 
     def _apart(self, scan: Scan, path: Path, place: Place) -> list[tuple[Path, Place]]:
-        """The containers in the cgroup of their runtime's own unit: they are pods, and what started them is not."""
+        """The containers in the cgroup of their runtime's own unit, or in a plain directory without a process: they are
+        pods, and what is around them is not.
+        """
+        if place.user is None and place.kind == units.PLAIN and _is_roots(path):
+            below = [] if cgroup_procs.pids_in(os.fspath(path)) else children(path)
+            containerd = len(place.parts) == 1 and os.path.isdir(f"{CONTAINERS}/{place.name}")
+            if parted := units.parted(place, [one.name for one in below], containerd):
+                scan.watch[path] = CHILDREN
+            return list(zip(below, parted, strict=False))
         if place.user is not None or not (machine.lost_with(place.name) and _may_split(path, place)):
             return []
         scan.watch[path] = CHILDREN

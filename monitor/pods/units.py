@@ -45,7 +45,9 @@ _LAYOUTS = tuple(
         ("lxc", CONTAINER, r"lxc(?:\.payload)?/(.+)"),  # Proxmox (the container is in lxc/101/ns), LXC up to 3
         ("lxc", MONITOR, r"lxc\.monitor/(.+)"),
         ("containerd", CONTAINER, r"(?:default|k8s\.io|buildkit)/(.+)"),  # namespaces of ctr, nerdctl, crictl, BuildKit
+        ("buildkit", CONTAINER, r"docker/buildkit/(.+)"),  # dockerd's own
         (DOCKER, CONTAINER, rf"ecs/[\w-]+/({_ID})"),
+        (DOCKER, CONTAINER, rf"ecs/[\w-]+/[\w-]+/({_ID})"),
         (DOCKER, CONTAINER, rf"actions_job/({_ID})"),  # runners of GitHub
         ("mesos", MONITOR, r"mesos/(slave)"),  # the agent itself
         ("mesos", CONTAINER, r"mesos/(.+)"),
@@ -53,10 +55,22 @@ _LAYOUTS = tuple(
         ("htcondor", CONTAINER, r"htcondor/(.+)"),
         ("htcondor", CONTAINER, r"system\.slice/htcondor/(.+)"),  # cgroup v2
         ("pbs", CONTAINER, r"pbs_jobs\.service/(?:jobid|jobs)/(.+)"),
+        ("torque", CONTAINER, r"torque/(.+)"),
+        ("lsf", CONTAINER, r"lsf/.+/(job\..+)"),
+        ("gridengine", CONTAINER, r"(?:UGE|AGE|SGE)/(.+)"),
         ("nomad", CONTAINER, r"nomad/(?:share|reserve)/(.+)"),
-        ("slurm", CONTAINER, r"slurm(?:_.+)?/uid_\d+/job_(\d+)/step_(.+)"),
-        ("slurm", CONTAINER, r"system\.slice/(?:.+_)?slurmstepd\.scope/job_(\d+)/step_(.+)/user"),
-        ("slurm", MONITOR, r"system\.slice/(?:.+_)?slurmstepd\.scope/job_(\d+)/step_(.+)/slurm"),
+        ("nomad", CONTAINER, r"nomad/([0-9a-f]{8}-.+)"),  # cgroup v1
+        ("garden", CONTAINER, r"garden/(.+)"),  # Cloud Foundry, Concourse
+        ("firecracker", CONTAINER, r"firecracker/(.+)"),  # its jailer
+        ("kata", CONTAINER, r"kata_overhead/(.+)"),
+        ("machine", CONTAINER, r"machine/(.+)"),  # libvirt without systemd
+        ("machine", CONTAINER, r"libvirt/(?:qemu|lxc)/(.+)"),
+        ("openvz", CONTAINER, r"(?:ve|openvz)/(\d+)"),
+        ("singularity", CONTAINER, r"(?:singularity|apptainer)/(.+)"),
+        ("slurm", CONTAINER, r"slurm(?:_.+)?/uid_\d+/job_(\w+)/step_(.+)"),
+        ("slurm", MONITOR, r"slurm(?:_.+)?/(system)"),
+        ("slurm", CONTAINER, r"system\.slice/(?:.+_)?slurmstepd\.scope/job_(\w+)/step_(.+)/user"),
+        ("slurm", MONITOR, r"system\.slice/(?:.+_)?slurmstepd\.scope/job_(\w+)/step_(.+)/slurm"),
         ("slurm", MONITOR, r"system\.slice/(?:.+_)?slurmstepd\.scope/(system)"),
     )
 )
@@ -111,7 +125,9 @@ def classify(parts: Sequence[str]) -> Place | str:
         if name.endswith(".slice") and not pod and not (user is not None and depth >= MAX_DEPTH - 1):
             slices.append(name)
             continue
-        return _place(tuple(parts), name, slices, user, runtime) if last else SKIP
+        if last or not name.endswith((".service", ".scope")):
+            return _place(tuple(parts), unit_name(parts[-1]), slices, user, runtime)
+        return SKIP  # what a manager has in its unit beside its containers
     return DESCEND
 
 
@@ -141,6 +157,22 @@ def unsplit(parts: tuple[str, ...]) -> Place | None:
     runtime = _LABELLED.get(prefix, "") if is_id else ""  # docker lists no step of a build, which has a short one
     name = ident[:12] if is_id else ident
     return Place(CONTAINER, runtime or prefix, name, parts, ident if runtime else "", runtime)
+
+
+def parted(parent: Place, names: Sequence[str], containerd: bool) -> list[Place]:
+    """The directories ``names`` in a plain one, where containers are among them: docker's with --cgroup-parent=/NAME
+    and the driver cgroupfs, or those of a namespace of ``containerd``.
+    """
+    found = []
+    for name in names if containerd or any(re.fullmatch(_ID, name) for name in names) else ():
+        parts = (*parent.parts, name)
+        if containerd:
+            found.append(Place(CONTAINER, "containerd", name, parts))
+        elif re.fullmatch(_ID, name):
+            found.append(Place(CONTAINER, DOCKER, name[:12], parts, name, DOCKER))
+        else:
+            found.append(Place(PLAIN, parent.name, name, parts))
+    return found
 
 
 def _place(parts: tuple[str, ...], name: str, slices: Sequence[str], user: int | None, runtime: str) -> Place | str:
