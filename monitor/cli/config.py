@@ -112,12 +112,13 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, o
     except PolicyError as error:
         raise ConfigError(str(error)) from None
     head = {key: made.configuration[key] for key in ("apiVersion", "kind")}
-    made = made._replace(configuration={**head, **fields, **made.configuration})
+    origins = {key: given.origin for key, given in fields.items() if key not in made.configuration}
+    made = made._replace(configuration=head | {key: given.value for key, given in fields.items()} | made.configuration)
     if made.configuration == head:
         problem = f"the configuration would be empty: {'; '.join(made.notes) or 'no field is given'}"
         raise ConfigError(problem, "a kubelet with these flags alone has its defaults, as `outrace config show` has")
     try:
-        _check_translated(made.configuration)
+        _check_translated(made.configuration, origins)
     except ConfigError as error:
         flag = re.match(r"--([\w-]+):", error.message)
         if flag and flag[1] in made.origins:
@@ -129,9 +130,9 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, o
         click.echo(f"note: {note}", err=True)
 
 
-def _check_translated(configuration: Mapping[str, Any]) -> None:
-    """Refuse what `outrace run --kubelet-config` would, in the names of the flags."""
-    options = {s.name: Given(configuration[s.kubelet_key], f"--{s.name}") for s in SETTINGS
+def _check_translated(configuration: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Refuse what `outrace run --kubelet-config` would, in the names of the flags, or by the ``origins`` of keys."""
+    options = {s.name: Given(configuration[s.kubelet_key], origins.get(s.kubelet_key, f"--{s.name}")) for s in SETTINGS
             if s.kubelet_key in configuration}  # fmt: skip
     resolve_settings(options)
     resolve_settings({}, Source("translated flags", configuration))

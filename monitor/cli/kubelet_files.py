@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError
 from monitor.kernel.procfs import Process
+from monitor.policy.configuration import Given
 from monitor.policy.errors import PolicyError
 from monitor.policy.translate import KIND, is_carried_over
-from monitor.settings.files import read_text, value
+from monitor.settings.files import read_text, refuse_misspelt, value
+from monitor.settings.options import KUBELET_KEYS
 
 _REMEDY = (
     "give the kubelet's command line after --, or --pid PID; `systemctl show -p ExecStart kubelet` has it; give each "
@@ -23,10 +26,16 @@ _NAME_IT = "name the pid of the kubelet (pgrep -u root kubelet)"
 _MOST = 1 << 20
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING = ("k3s", "rke2")
+#: What MicroK8s' kubelite is given.
+_ARGS_FILE = "--kubelet-args-file="
 
 
-#: The value of a flag with a < that no quote keeps from a shell.
-_REDIRECTED = re.compile(r"""^(?:[^'"]|'[^']*'|"[^"]*")*\s--?[\w-]+[= ][^\s'"\\]*<""")
+#: The value of a flag with a < that no quote keeps from a shell. (systemd reads ExecStart= and files of variables.)
+_REDIRECTED = re.compile(r"""^(?!\w+=)(?:[^'"]|'[^']*'|"[^"]*")*\s--?[\w-]+[= ][^\s'"\\]*<""")
+#: A command whose output a shell would write there.
+_COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
+#: What precedes a comment.
+_BEFORE_COMMENT = re.compile(r"""((?:[^'"\s]|'[^']*'|"[^"]*"|\s(?!#))*)\s#""")
 
 
 class Word(NamedTuple):
@@ -36,18 +45,18 @@ class Word(NamedTuple):
     origin: str
 
 
-def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Any]]:
+def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Given]]:
     """The flags in these files, and the fields of those that are a KubeletConfiguration. Raises ConfigError, and
     PolicyError for what is in them.
     """
-    words, fields = list[Word](), dict[str, Any]()
+    words, fields = list[Word](), dict[str, Given]()
     for path in paths:
         text = read_text(path, "name a file with the kubelet's flags")
         found = _configuration(path, text)
         if found is None:
             words += _unwrapped(_flags(path, text))
         else:
-            fields |= found
+            fields |= {key: Given(one, f"{path}: {key}") for key, one in found.items()}
     return words, fields
 
 
@@ -80,12 +89,14 @@ def of_arguments(pid: int, texts: Sequence[str]) -> list[Word]:
 
 def _kubelets(where: str, words: Sequence[Word]) -> list[Word]:
     names = [word.text.rpartition("/")[2] for word in words]
+    if found := next((word.text for word in words if word.text.startswith(_ARGS_FILE)), ""):
+        raise ConfigError(f"{where}: {names[0]!r} has the flags in a file", f"give --file {found[len(_ARGS_FILE) :]}")
     if "kubelet" in names[:2]:
         return list(words[names.index("kubelet") + 1 :])
     if names[0].split(" ")[0] not in _EMBEDDING:
         raise ConfigError(f"{where}: {names[0]!r} is no kubelet", _NAME_IT if where != "--" else _REMEDY)
-    if found := list(_unwrapped(words[1:], others=False)):
-        return found
+    if flags := list(_unwrapped(words[1:], others=False)):
+        return flags
     raise ConfigError(f"{where}: {names[0]!r} has no --kubelet-arg, and its config.yaml was not read", _REMEDY)
 
 
@@ -113,11 +124,14 @@ def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
         found = {"kind": KIND, **inner}
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise ConfigError(f"{path}: is no {KIND}", _REMEDY)
-    return {key: value for key, value in found.items() if key not in ("apiVersion", "kind")}
+    refuse_misspelt(path, found, KUBELET_KEYS)
+    return {key: one for key, one in found.items() if key not in ("apiVersion", "kind") and one is not None}
 
 
 def _flags(path: str, text: str) -> Iterator[Word]:
-    """One flag a line, as MicroK8s and snaps have them; what is unrelated may hold variables."""
+    """One flag a line, as MicroK8s and snaps have them, with the quotes, comments and continued lines of a shell; what
+    is unrelated may hold variables.
+    """
     lines = [line.strip() for line in text.splitlines()]
     if not any(line and line[0] != "#" for line in lines):
         raise PolicyError(f"{path}: holds no flag; {_REMEDY}")
@@ -125,33 +139,38 @@ def _flags(path: str, text: str) -> Iterator[Word]:
         if not line or line[0] == "#":
             continue
         origin = f"{path}:{number}"
-        flag, value = _split(line)
-        if not flag.startswith("-"):
+        if not line.startswith("-"):
             problem = "not a flag of the kubelet on a line of its own"
-            if _REDIRECTED.search(line):
+            if any(map(_REDIRECTED.search, _commands(lines[number - 1 :], script=text.startswith("#!")))):
                 raise PolicyError(
                     f"{origin}: {problem}, and a shell redirects at its <: write 'SIGNAL<VALUE' in quotes"
                 )
             raise PolicyError(f"{origin}: {problem}; {_REMEDY}")
-        if value is None and " -" in line:
-            raise PolicyError(
-                f"{origin}: {re.split('[= ]', line)[0]}: more than one flag; write each on a line of its own"
-            )
-        if "$" in (value or "") and is_carried_over(flag):
-            raise PolicyError(f"{origin}: {flag}: its value has a variable; write what it stands for")
-        yield Word(flag if value is None else f"{flag}={value}", origin)
+        yield Word(_flag(origin, line), origin)
 
 
-def _split(line: str) -> tuple[str, str | None]:
-    """A flag and its value without the quotes around it; None if it stands alone."""
-    flag, equals, value = line.partition("=")
-    if " " in flag or not equals:
-        flag, blank, value = line.partition(" ")
-        if not blank:
-            return flag, None
-    value = value.strip()
-    if len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]:
-        return flag, value[1:-1]
-    if " -" in value:
-        return line, None  # several flags
-    return flag, value
+def _commands(lines: Sequence[str], script: bool) -> list[str]:
+    """The first command with the lines that continue it; all of a ``script``."""
+    joined = re.sub(r"\\\n", " ", "\n".join(lines)).split("\n")
+    return joined if script else joined[:1]
+
+
+def _flag(origin: str, line: str) -> str:
+    """A flag and its value. Raises PolicyError."""
+    while (shorter := _COMMAND.sub("$", line)) != line:
+        line = shorter
+    before = _BEFORE_COMMENT.match(line)
+    try:
+        words = shlex.split((before[1] if before else line).removesuffix("\\"))
+    except ValueError:
+        raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
+    name, equals, text = words[0].partition("=")
+    more = words[1:] if equals else words[2:]
+    if any(re.match(r"-\D", word) for word in words[1:]):
+        raise PolicyError(f"{origin}: {name}: more than one flag; write each on a line of its own")
+    if more and is_carried_over(name):
+        raise PolicyError(f"{origin}: {name}: {more[0]!r} follows its value; leave it out, or put the value in quotes")
+    text = text if equals else " ".join(words[1:2])
+    if "$" in text and is_carried_over(name):
+        raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")
+    return f"{name}={text}" if len(words) > 1 or equals else name

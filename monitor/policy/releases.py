@@ -92,6 +92,10 @@ CURRENT = Era(
 )
 #: Also for 1.37 with the feature gate HugepageAwareEviction off, whose kubelet evicts for a sidecar's storage itself.
 KUBELET_1_36 = replace(CURRENT, name="kubelet-1.36", huge_pages_apart=False, sidecar_storage=False)
+#: Gates that decide between the two: memory.available is without huge pages. The first is of 1.37, where it is on by
+#: default. (A kubelet without it does not start.)
+HUGE_PAGES_GATE = "HugepageAwareEviction"
+GATES = (HUGE_PAGES_GATE, "AllBeta")
 #: The names of all eras, newest first.
 ERAS = ("kubelet-1.37", "kubelet-1.36", "kubelet-1.17", "kubelet-1.8")
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from monitor.policy.configuration import HARD, MERGE_DEFAULTS, MIN_RECLAIM, SOFT, SOFT_GRACE
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
+from monitor.policy.releases import GATES
 from monitor.policy.signals import IMAGEFS, NODEFS
 from monitor.policy.thresholds import parse_flag_map
 
@@ -69,6 +70,12 @@ def _boolean(text: str) -> bool:
     return BOOLEANS[text]
 
 
+def _gates(text: str) -> dict[str, bool]:
+    """Those that outrace knows; others come and go."""
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {name.strip(): _boolean(value.strip()) for name, _, value in pairs if name.strip() in GATES}
+
+
 def _numa(text: str) -> list[dict[str, Any]]:
     """``0:memory=1Gi,hugepages-2Mi=8Mi;1:memory=2Gi``"""
     found = []
@@ -80,6 +87,7 @@ def _numa(text: str) -> list[dict[str, Any]]:
     return found
 
 
+_GATES_FLAG = "feature-gates"
 #: Flag -> field of a KubeletConfiguration, and how its value is read. The last two have a successor of another kind,
 #: which `_succeed` writes.
 FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -104,6 +112,7 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "image-gc-high-threshold": ("imageGCHighThresholdPercent", _percent),
     "image-gc-low-threshold": ("imageGCLowThresholdPercent", _percent),
     "minimum-image-ttl-duration": ("imageMinimumGCAge", _duration),
+    _GATES_FLAG: ("featureGates", _gates),
     "low-diskspace-threshold-mb": ("low-diskspace-threshold-mb", _integer),
     "outofdisk-transition-frequency": ("outofdisk-transition-frequency", _duration),
 }
@@ -144,6 +153,7 @@ _REMEDIES: dict[Callable[[str], Any], str] = {
     _percent: "write a whole number from 0 to 100",
     _duration: "write a duration such as 90s or 1m30s",
     _boolean: "write =true or =false",
+    _gates: "write GATE=true,...",
     _numa: "write NUMA-NODE:memory=AMOUNT;..., as in 0:memory=1Gi",
 }
 
@@ -163,7 +173,7 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     for flag, text, place in _flags(arguments, where):
         if place and flag not in others:
             origins[flag] = f"{origins[flag]}, {place}" if flag in origins and place not in origins[flag] else place
-        if flag not in _OURS:
+        if flag not in _OURS or (flag == _GATES_FLAG and not any(gate in text for gate in GATES)):
             others.append(flag)
             continue
         if flag in WITHOUT:
@@ -190,8 +200,8 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
 
 
 def is_carried_over(flag: str) -> bool:
-    """Whether the value of this flag (with its dashes) matters here."""
-    return flag.lstrip("-").replace("_", "-") in FIELDS
+    """Whether the value of this flag (with its dashes) matters here, whatever it is."""
+    return (name := flag.lstrip("-").replace("_", "-")) in FIELDS and name != _GATES_FLAG
 
 
 def _at(place: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,19 @@ def read_kubelet(path: str, known: Sequence[str]) -> Source:
             f"{path}: is not a KubeletConfiguration (apiVersion {api!r}, kind {kind!r})",
             "name the file the kubelet is started with: --config",
         )
+    refuse_misspelt(path, data, known)
+    return Source(path, data)
+
+
+def refuse_misspelt(path: str, keys: Iterable[Any], known: Sequence[str]) -> None:
+    """Raises ConfigError for a key that looks like one of the ``known`` and is not."""
     by_case = {name.lower(): name for name in known}
-    for key in data:
+    for key in keys:
         if key in known or key in _NEIGHBOURS:
             continue
         folded = str(key).lower()
         if folded.startswith("eviction") or difflib.get_close_matches(folded, by_case, 1, _ALIKE):
             raise ConfigError(f"{path}: unknown key {key!r}", _did_you_mean(key, known))
-    return Source(path, data)
 
 
 def read_text(path: str, remedy: str = "", *, alone: bool = False) -> str:

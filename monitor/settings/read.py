@@ -20,7 +20,7 @@ from monitor.policy import configuration
 from monitor.policy.configuration import DEFAULT, HARD, Given, Settings, Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.releases import CURRENT, KUBELET_1_36, Era, era
+from monitor.policy.releases import CURRENT, GATES, HUGE_PAGES_GATE, KUBELET_1_36, Era, era
 from monitor.policy.signals import GONE, MEMORY, OWN_SIGNALS
 from monitor.settings import files, values
 from monitor.settings.config import ENFORCE, HOLD, RunConfig
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in configuration.TEXT_MAPS}
 _PATHS = frozenset(setting.name for setting in SETTINGS if setting.parse is values.absolute_path)
-#: Of 1.37, where it is on by default: memory.available is without huge pages. (A kubelet without it does not start.)
-HUGE_PAGES_GATE = "HugepageAwareEviction"
 #: Field, option, the value that needs an API server, the one that does not.
 _OF_A_CLUSTER = (("evict_by", "--evict-by", "api", "kill"), ("node_taints", "--node-taints", "own", "none"))
 
@@ -157,7 +155,7 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
 
 def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
     """The option `policy`, where a kubelet's feature gate of huge pages decides it: the last source that sets it."""
-    for gate in (HUGE_PAGES_GATE, "AllBeta"):
+    for gate in GATES:
         for source in reversed(sources):
             gates = source.content.get(FEATURE_GATES)
             on = gates.get(gate) if isinstance(gates, dict) else None

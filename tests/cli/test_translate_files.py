@@ -19,10 +19,11 @@ from tests import others
 from tests.commands import called
 
 MICROK8S = """--kubeconfig=${SNAP_DATA}/credentials/kubelet.config
---eviction-hard="memory.available<100Mi,nodefs.available<1Gi"
+--node-ip=$(hostname -I | awk '{print $1}')
+--eviction-hard="memory.available<100Mi","nodefs.available<1Gi" # don't
 # by hand
 
---system-reserved memory=1Gi
+--system-reserved memory=1Gi \\
 --serialize-image-pulls=false
 """
 CONFIGURATION = """apiVersion: kubelet.config.k8s.io/v1beta1
@@ -33,6 +34,7 @@ maxPods: 30
 HARD = {"memory.available": "100Mi", "nodefs.available": "1Gi"}
 HAS = "give the kubelet's command line after --"
 REMEDY = f"{HAS}, or --pid PID; `systemctl show -p ExecStart kubelet` has it"
+ALONE = "not a flag of the kubelet on a line of its own"
 SHELL = "a shell redirects at its <: write 'SIGNAL<VALUE' in quotes"
 
 
@@ -79,6 +81,14 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_p
         (b'kubelet --v="2" --eviction-hard=pid.available<9\n', f"on a line of its own, and {SHELL}"),
         (b"exec kubelet --v=2 --eviction-hard=memory.available<1Gi\n", f"on a line of its own, and {SHELL}"),
         (b"/usr/bin/kubelet --eviction-soft memory.available<1Gi\n", f"on a line of its own, and {SHELL}"),
+        (b"kubelet \\\n --eviction-hard=pid.available<9 \\\n --v=2\n", f"1: {ALONE}, and {SHELL}"),
+        (b"#!/bin/sh\nset -e\nkubelet --eviction-hard=pid.available<9\n", f"2: {ALONE}, and {SHELL}"),
+        (b"ExecStart=/usr/bin/kubelet --eviction-hard=pid.available<9\n", f"on a line of its own; {HAS}"),
+        (b"--eviction-hard=pid.available<9 &\n", "1: --eviction-hard: '&' follows its value; leave it out, or put the"),
+        (b"--eviction-hard='pid.available<9\n", "1: --eviction-hard: a quote or \\ is not closed"),
+        (b"--fail-swap-on --eviction-hard=pid.available<9\n", "1: --fail-swap-on: more than one flag"),
+        (b"kind: KubeletConfiguration\nevictionhard: {}\n", "unknown key 'evictionhard'; did you mean 'evictionHard'?"),
+        (b"kind: KubeletConfiguration\nevictionHard: {pid.available: 1e3Mi}\n", " evictionHard: pid.available: 1e3"),
         (b"kubelet --eviction-hard='pid.available<9'\n", f"1: not a flag of the kubelet on a line of its own; {HAS}"),
         (b"--v=2 --eviction-hard=memory.available<1Gi\n", "1: --v: more than one flag; write each on a line"),
         (b"write-kubeconfig-mode: '0644'\nkubelet-arg:\n- eviction-hard=memory.available<1Gi\n", "kubelet-arg of k3s"),
@@ -145,6 +155,7 @@ def test_kubelet_arg_in_a_file(tmp_path: Path) -> None:
         (("--config=/etc/k",), "would be empty: --config has no field: its file was not read; give it with --file; a"),
         (("--maximum-dead-containers=3",), "would be empty: --maximum-dead-containers has no successor"),
         (("nginx", "-g"), f"--: 'nginx' is no kubelet; {REMEDY}"),
+        (("/snap/kubelite", "--kubelet-args-file=/a/kubelet"), "'kubelite' has the flags in a file; give --file /a/ku"),
     ],
 )
 def test_an_empty_result_is_an_error(typed: tuple[str, ...], said: str) -> None:

@@ -65,6 +65,8 @@ def fields(*arguments: str) -> dict[str, Any]:
         (("--outofdisk-transition-frequency=2m", "--eviction-pressure-transition-period=3m"),
          {"evictionPressureTransitionPeriod": "3m"}),
         (("--maximum-dead-containers=5",), {}),
+        (("--feature-gates=A=true, HugepageAwareEviction=false",), {"featureGates": {"HugepageAwareEviction": False}}),
+        (("--feature-gates=DevicePlugins=true,$MORE",), {}),
     ],
 )  # fmt: skip
 def test_fields(arguments: tuple[str, ...], expected: dict[str, Any]) -> None:
@@ -197,5 +199,5 @@ def test_any_value_is_translated_or_refused(flags: list[tuple[str, str]]) -> Non
         return
     assert HEAD.items() <= made.configuration.items()
     apart = [part for flag, text in flags for part in (f"--{flag}", text)]
-    if not any(flag in BOOLEAN_FLAGS for flag, _ in flags):
+    if not any(flag in BOOLEAN_FLAGS or text.startswith("-") for flag, text in flags):
         assert translate(apart) == made
