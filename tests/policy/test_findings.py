@@ -55,31 +55,21 @@ def test_what_is_reserved_is_of_the_whole_memory() -> None:
 @pytest.mark.parametrize(
     ("content", "begins", "expected"),
     [
-        (
-            {"evictionHard": {"memory.available": "1Gi", "nodefs.available": "0%"}}, "file: evictionHard: naming any",
-            "nodefs.inodesFree<5%, imagefs.available<15%, imagefs.inodesFree<5%; name those",
-        ),
-        (
-            {"evictionSoftGracePeriod": {"nodefs.available": "1m"}},
-            "file: evictionSoftGracePeriod: nodefs.available: ", "no effect without a soft threshold",
-        ),
-        (
-            {"evictionMinimumReclaim": {"pid.available": "10"}}, "file: evictionMinimumReclaim: pid.available: ",
-            "no effect without a threshold",
-        ),
+        ({"evictionHard": {"memory.available": "1Gi", "nodefs.available": "0%"}}, "file: evictionHard: naming any",
+         "nodefs.inodesFree<5%, imagefs.available<15%, imagefs.inodesFree<5%; name those"),
+        ({"evictionSoftGracePeriod": {"nodefs.available": "1m"}},
+         "file: evictionSoftGracePeriod: nodefs.available: ", "no effect without a soft threshold"),
+        ({"evictionMinimumReclaim": {"pid.available": "10"}}, "file: evictionMinimumReclaim: pid.available: ",
+         "no effect without a threshold"),
         ({"kernelMemcgNotification": True}, "file: kernelMemcgNotification: ", "cgroup v2"),
         ({"evictionMaxPodGracePeriod": -1}, "file: evictionMaxPodGracePeriod: -1 leaves the grace", "118172"),
         ({"evictionHard": {**ALL, "pid.available": "0.0%"}}, "file: evictionHard: pid.available: 0.0%", "never met"),
         ({"evictionHard": {**ALL, "pid.available": "NaN%"}}, "file: evictionHard: pid.available: NaN%", "never met"),
         ({"evictionHard": {**ALL, "pid.available": "100.0%"}}, "file: evictionHard: pid.available", "always met"),
-        (
-            {"evictionHard": {**ALL, "containerfs.available": "5%"}},
-            "file: evictionHard: containerfs.available: 5% is replaced", "set nodefs.available instead",
-        ),
-        (
-            {"evictionHard": {**ALL, "memory.available": "0%"}}, "file: evictionHard: no memory threshold",
-            "before memory runs out",
-        ),
+        ({"evictionHard": {**ALL, "containerfs.available": "5%"}},
+         "file: evictionHard: containerfs.available: 5% is replaced", "set nodefs.available instead"),
+        ({"evictionHard": {**ALL, "memory.available": "0%"}}, "file: evictionHard: no memory threshold",
+         "before memory runs out"),
     ],
 )  # fmt: skip
 def test_one_finding_each(content: dict[str, Any], begins: str, expected: str) -> None:

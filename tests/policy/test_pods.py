@@ -49,28 +49,20 @@ def test_every_name_of_a_cgroup_has_a_uid_of_its_own() -> None:
         ({"metadata": {"name": 5}}, "metadata.name: must be text (put it in quotes), not a number"),
         ({"metadata": {"name": "p", "annotations": {"a": 1}}}, "metadata.annotations.a: must be text"),
         ({"metadata": {"name": "p"}, "spec": {"priority": "high"}}, "spec.priority: must be a whole number, not text"),
-        (
-            {"metadata": {"name": "p"}, "spec": {"priority": True}},
-            "spec.priority: must be a whole number, not a boolean",
-        ),
+        ({"metadata": {"name": "p"}, "spec": {"priority": True}},
+         "spec.priority: must be a whole number, not a boolean"),
         ({"metadata": {"name": "p"}, "spec": {"containers": {}}}, "spec.containers: must be a list, not a map"),
-        (
-            {"metadata": {"name": "p"}, "spec": {"initContainers": ["x"]}},
-            "spec.initContainers[0]: must be a map, not text",
-        ),
-        (
-            {"metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"requests": {"memory": "1Xi"}}}]}},
-            "spec.containers[0].resources.requests.memory: quantities must match",
-        ),
-        (
-            {"metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"limits": {"memory": [1]}}}]}},
-            "spec.containers[0].resources.limits.memory: must be a quantity such as 100Mi, not a list",
-        ),
+        ({"metadata": {"name": "p"}, "spec": {"initContainers": ["x"]}},
+         "spec.initContainers[0]: must be a map, not text"),
+        ({"metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"requests": {"memory": "1Xi"}}}]}},
+         "spec.containers[0].resources.requests.memory: quantities must match"),
+        ({"metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"limits": {"memory": [1]}}}]}},
+         "spec.containers[0].resources.limits.memory: must be a quantity such as 100Mi, not a list"),
         ({"metadata": {"name": "p"}, "spec": {"overhead": {"memory": ""}}}, "spec.overhead.memory: quantities must"),
         ({"metadata": {"name": "p"}, "spec": {"overhead": {"memory": 10**5000}}}, "spec.overhead.memory: "),
         ({"metadata": {"name": "p"}, "spec": {"tolerations": [{"key": 1}]}}, "spec.tolerations[0].key: must be text"),
     ],
-)
+)  # fmt: skip
 def test_refusals_name_the_key(obj: Any, key: str) -> None:
     with pytest.raises(PolicyError) as caught:
         pod_from_object(obj)
