@@ -79,8 +79,9 @@ def daemon(pid: int) -> str:
     """The name of the machine's own daemon that a process is; "" if it is none."""
     with Process(pid) as process:
         exe = process.exe()
-        name = (process.comm() or "") if exe is None else _name(exe)
-        programs = machine.SHORT_PROGRAMS if exe is None else machine.PROGRAMS
+        by_comm = exe is None or machine.INTERPRETER.fullmatch(_name(exe)) is not None
+        name = (process.comm() or "") if by_comm else _name(exe or "")
+        programs = machine.SHORT_PROGRAMS if by_comm else machine.PROGRAMS
         if name not in programs or process.users() != {0} or not process.shares_pids():
             return ""
         if exe is None:

@@ -7,6 +7,7 @@ One table, with what is lost in each row. A name counts only where root gave it,
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -49,13 +50,16 @@ _GROUPS = (
         "sssd sssd-autofs sssd-ifp sssd-kcm sssd-nss sssd-pac sssd-pam sssd-ssh sssd-sudo nslcd nscd winbind",
         "sssd sssd_be sssd_nss sssd_pam nslcd winbindd",
     ),
-    _Group("the record of what happened", "rsyslog syslog-ng auditd", "auditd"),
+    _Group("the record of what happened", "rsyslog syslog-ng sysklogd auditd", "auditd"),
     _Group(
         "what keeps the machine from a reboot by a watchdog, or from being fenced by its cluster",
         "watchdog wd_keepalive watchdog-mux sbd sbd_remote corosync corosync-qdevice pacemaker pacemaker_remote"
-        " pve-cluster pve-ha-lrm pve-ha-crm dlm sanlock wdmd rebootmgr locksmithd zincati update-engine",
+        " pve-cluster pve-ha-lrm pve-ha-crm dlm sanlock wdmd rebootmgr locksmithd zincati update-engine"
+        " watchdogd bmc-watchdog cman booth@* corosync-qnetd keepalived fence_virtd ovirt-ha-agent ovirt-ha-broker"
+        " vdsmd oracle-ohasd gpfs vxfen",
         "watchdog wd_keepalive watchdog-mux sbd corosync pacemakerd pacemaker-fenced pacemaker_remoted pmxcfs"
-        " dlm_controld sanlock wdmd",
+        " dlm_controld sanlock wdmd watchdogd bmc-watchdog keepalived pve-ha-lrm pve-ha-crm ovirt-ha-agent ohasd.bin"
+        " ocssd.bin cssdagent cssdmonitor mmfsd",
     ),
     _Group(
         "disks over the network and those of several parts",
@@ -67,8 +71,10 @@ _GROUPS = (
         "packagekit apt-daily apt-daily-upgrade unattended-upgrades dnf-automatic dnf-automatic-* dnf-makecache"
         " dnf5daemon-server dnf-system-upgrade yum-cron zypp-refresh transactional-update rpm-ostreed"
         " rpm-ostreed-automatic bootc-fetch-apply-updates nixos-upgrade rauc mender-client mender-updated snapd"
-        " flatpak-system-helper fwupd pamac-daemon",
-        "packagekitd dpkg apt apt-get aptitude rpm dnf5 dnf5daemon-server zypper pacman apk rpm-ostree snapd fwupd",
+        " flatpak-system-helper fwupd pamac-daemon dnf5-automatic dnf5-offline-transaction packagekit-offline-update"
+        " yum-updatesd ostree-finalize-staged eos-updater swupd-update fwupd-refresh snapd.* apt-news esm-cache",
+        "packagekitd dpkg apt apt-get aptitude rpm dnf5 dnf5daemon-server zypper pacman apk rpm-ostree snapd fwupd"
+        " dnf dnf-3 yum microdnf tdnf unattended-upgrade emerge xbps-install opkg eopkg swupd bootc",
     ),
     _Group(
         "the network",
@@ -124,8 +130,12 @@ SESSION_PROGRAMS = frozenset(
     (
         *("gnome-session-binary", "gnome-session-service", "gnome-session-init-worker", "gnome-session-ctl"),
         *("dbus-daemon", "dbus-broker-launch", "dbus-broker", "gnome-shell", "kwin_wayland", "kwin_x11"),
+        *("kwin_wayland_wrapper", "plasma_session", "ksmserver", "xfce4-session", "lxqt-session", "mate-session"),
+        *("cinnamon-session-binary", "cosmic-session", "cosmic-comp", "sway", "Hyprland", "niri", "labwc", "weston"),
     )
 )
+#: What runs a script, whose name its process has.
+INTERPRETER = re.compile(r"(?:platform-)?python[\d.]*|perl[\d.]*")
 #: PROGRAMS as the kernel has them where the file may not be read.
 SHORT_PROGRAMS = frozenset(name[:_COMM] for name in PROGRAMS)
 

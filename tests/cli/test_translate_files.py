@@ -68,6 +68,11 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_p
     for fields in ({"kubeletconfig": from_yaml}, {"kind": "KubeletConfiguration", **from_yaml}):  # /configz, and a file
         (tmp_path / "kubelet.json").write_text(json.dumps(fields, indent="\t"))
         assert translated("--file", str(tmp_path / "kubelet.json")) == (from_yaml, "")
+    (tmp_path / "kubelet.yaml").write_text("kind: KubeletConfiguration\n")
+    assert "the configuration would be empty: no field is given; " in refusal(*files[:2])
+    (tmp_path / "args").write_text('--kubelet-arg="eviction-hard=memory.available<100Mi"\n--disable=traefik\n')
+    made, notes = translated(*files[2:])
+    assert (made, notes.split()[-1]) == ({"evictionHard": {"memory.available": "100Mi"}}, "--disable")
 
 
 @pytest.mark.parametrize(
@@ -141,12 +146,6 @@ def test_a_command_line_as_it_is_typed(typed: tuple[str, ...]) -> None:
     assert translated("--", *typed) == ({"evictionHard": {"memory.available": "1Gi"}}, "")
 
 
-def test_kubelet_arg_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "args").write_text('--kubelet-arg="eviction-hard=memory.available<100Mi"\n--disable=traefik\n')
-    made, notes = translated("--file", str(tmp_path / "args"))
-    assert (made, notes.split()[-1]) == ({"evictionHard": {"memory.available": "100Mi"}}, "--disable")
-
-
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -160,12 +159,6 @@ def test_kubelet_arg_in_a_file(tmp_path: Path) -> None:
 )
 def test_an_empty_result_is_an_error(typed: tuple[str, ...], said: str) -> None:
     assert said in refusal("--", *typed)
-
-
-def test_an_empty_file_of_a_configuration_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "kubelet.yaml").write_text("kind: KubeletConfiguration\n")
-    empty = "the configuration would be empty: no field is given; "
-    assert empty in refusal("--file", str(tmp_path / "kubelet.yaml"))
 
 
 def test_a_process_that_is_none() -> None:

@@ -99,6 +99,21 @@ def test_who_only_calls_himself_sshd_is_not_spared(node: Path, folder: Path, pro
         assert (_names(change), change.problems) == (["good"], [])
 
 
+@pytest.mark.parametrize(
+    ("program", "comm", "found"),
+    [
+        ("python3.9", "dnf", "dnf"), ("platform-python3.6", "yum", "yum"), ("perl", "pve-ha-lrm", "pve-ha-lrm"),
+        ("python3", "unattended-upgr", "unattended-upgr"), ("python3", "app", ""), ("python3-sh", "dnf", ""),
+    ],
+)  # fmt: skip
+def test_a_script_has_the_name_that_its_process_has(
+    program: str, comm: str, found: str, programs: Path, tmp_path: Path
+) -> None:
+    shutil.copy("/bin/dash", programs / program)
+    with running(programs / program, tmp_path, comm=comm) as pid:
+        assert claims.daemon(pid) == found
+
+
 @contextmanager
 def unshared(flags: tuple[str, ...], inside: str, program: Path, cgroup: Path) -> Iterator[int]:
     """A process of this program in a cgroup and in namespaces of its own, after a command in them."""

@@ -21,10 +21,10 @@ MACHINES = """
     snap.amazon-ssm-agent.amazon-ssm-agent hyperv-daemons.hv-kvp-daemon qemu-ga cloud-init-local docker
     snap.microk8s.daemon-kubelite snap.lxd.daemon virtqemud systemd-journald dbus outrace
     watchdog watchdog-mux sbd corosync pacemaker auditd multipathd mdmon@md0 packagekit apt-daily-upgrade
-    unattended-upgrades dnf-automatic-install snapd fwupd rpm-ostreed"""
+    unattended-upgrades dnf-automatic-install snapd fwupd rpm-ostreed bmc-watchdog keepalived snapd.seeded booth@a"""
 SIMILAR = """sshd-exporter dropbear-exporter dropbears my-dropbear systemd-nspawn@box virtual podmanager
     dhclient-exporter outraced connmand-exporter nginx @ openvpn-exporter lxd-ui lxcfsd snap.lxd snap.lxd.daemon.evil
-    google-guest-agents cloud-configurator pppdump rescue-me winbinder wickeder
+    google-guest-agents cloud-configurator pppdump rescue-me winbinder wickeder snapdx gpfs-exporter
     watchdogs watchdog-exporter auditdash packagekit-ui apt-cacher snapd-desktop dnf-automaton corosync-exporter"""
 
 

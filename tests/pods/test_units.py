@@ -68,21 +68,16 @@ def test_pods(path: str, kind: str, name: str) -> None:
     ("path", "kind", "name"),
     [
         ("lxc/101", CONTAINER, "lxc/101"),  # Proxmox: its processes are in lxc/101/ns
-        ("lxc.payload/web", CONTAINER, "lxc/web"),
-        ("lxc.monitor/101", MONITOR, "lxc/monitor-101"),
-        ("default/redis", CONTAINER, "containerd/redis"),
-        (f"k8s.io/{ID}", CONTAINER, f"containerd/{ID}"),
+        ("lxc.payload/web", CONTAINER, "lxc/web"), ("lxc.monitor/101", MONITOR, "lxc/monitor-101"),
+        ("default/redis", CONTAINER, "containerd/redis"), (f"k8s.io/{ID}", CONTAINER, f"containerd/{ID}"),
         ("nomad/share/8f1b.web", CONTAINER, "nomad/8f1b.web"),
         ("nomad/8f1b2c3d-1-2-3-4", CONTAINER, "nomad/8f1b2c3d-1-2-3-4"),
-        ("docker/buildkit/abc", CONTAINER, "buildkit/abc"),
-        ("torque/7.srv", CONTAINER, "torque/7.srv"),
-        ("lsf/c1/job.7.1.99", CONTAINER, "lsf/job.7.1.99"),
-        ("UGE/7.1", CONTAINER, "gridengine/7.1"),
+        ("docker/buildkit/abc", CONTAINER, "buildkit/abc"), ("torque/7.srv", CONTAINER, "torque/7.srv"),
+        ("lsf/c1/job.7.1.99", CONTAINER, "lsf/job.7.1.99"), ("UGE/7.1", CONTAINER, "gridengine/7.1"),
         ("firecracker/vm1", CONTAINER, "firecracker/vm1"),
         ("machine/qemu-1-vm.libvirt-qemu", CONTAINER, "machine/qemu-1-vm.libvirt-qemu"),
         ("slurm/uid_0/job_7/step_interactive", CONTAINER, "slurm/7.interactive"),
-        ("slurm_node1/system", MONITOR, "slurm/monitor-system"),
-        ("mesos/168b386b", CONTAINER, "mesos/168b386b"),
+        ("slurm_node1/system", MONITOR, "slurm/monitor-system"), ("mesos/168b386b", CONTAINER, "mesos/168b386b"),
         ("hadoop-yarn/container_1558_0013_01_02", CONTAINER, "yarn/container_1558_0013_01_02"),
         ("mesos/slave", MONITOR, "mesos/monitor-slave"),
         ("htcondor/condor_execute_slot1", CONTAINER, "htcondor/condor_execute_slot1"),
@@ -96,7 +91,7 @@ def test_pods(path: str, kind: str, name: str) -> None:
         ("system.slice/slurmstepd.scope/job_7/step_0/slurm", MONITOR, "slurm/monitor-7.0"),
         ("system.slice/slurmstepd.scope/system", MONITOR, "slurm/monitor-system"),
     ],
-)
+)  # fmt: skip
 def test_a_directory_for_each_container(path: str, kind: str, name: str) -> None:
     parts = path.split("/")
     found = classify(parts)

@@ -161,16 +161,11 @@ def test_merging_defaults_is_advised_where_it_works() -> None:
 @pytest.mark.parametrize(
     ("hard", "soft", "reported"),
     [
-        ("1Gi", "512Mi", True),
-        ("1Gi", "1Gi", True),
-        ("1Gi", "2Gi", False),
-        ("10%", "5%", True),
-        ("10%", "10%", True),
-        ("10%", "15%", False),
-        ("1Gi", "9%", True),  # of 10Gi
-        ("1Gi", "11%", False),
+        ("1Gi", "512Mi", True), ("1Gi", "1Gi", True), ("1Gi", "2Gi", False),
+        ("10%", "5%", True), ("10%", "10%", True), ("10%", "15%", False),
+        ("1Gi", "9%", True), ("1Gi", "11%", False),  # of 10Gi
     ],
-)
+)  # fmt: skip
 def test_soft_below_hard(hard: str, soft: str, reported: bool) -> None:
     lines = found(
         evictionHard={**ALL, "memory.available": hard},
