@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError
 from monitor.kernel.procfs import Process
+from monitor.pods.installations import shell_words
 from monitor.policy.configuration import Given
 from monitor.policy.errors import PolicyError
 from monitor.policy.translate import KIND, is_carried_over
@@ -34,8 +34,6 @@ _ARGS_FILE = "--kubelet-args-file="
 _REDIRECTED = re.compile(r"""^(?!\w+=)(?:[^'"]|'[^']*'|"[^"]*")*\s--?[\w-]+[= ][^\s'"\\]*<""")
 #: A command whose output a shell would write there.
 _COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
-#: What precedes a comment.
-_BEFORE_COMMENT = re.compile(r"""((?:[^'"\s]|'[^']*'|"[^"]*"|\s(?!#))*)\s#""")
 
 
 class Word(NamedTuple):
@@ -159,9 +157,8 @@ def _flag(origin: str, line: str) -> str:
     """A flag and its value. Raises PolicyError."""
     while (shorter := _COMMAND.sub("$", line)) != line:
         line = shorter
-    before = _BEFORE_COMMENT.match(line)
     try:
-        words = shlex.split((before[1] if before else line).removesuffix("\\"))
+        words = shell_words(line)
     except ValueError:
         raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
     name, equals, text = words[0].partition("=")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ _RANCHER_FLAGS = {
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SCALAR = (str, int, float)
 _ASSIGNED = re.compile(r"^\w+=")
+#: What precedes a comment.
+_BEFORE_COMMENT = re.compile(r"""((?:[^'"\s]|'[^']*'|"[^"]*"|\s(?!#))*)\s#""")
 
 
 @dataclass(frozen=True)
@@ -208,9 +211,23 @@ def _arguments(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in map(str.strip, text.splitlines()):
         if line and not line.startswith("#"):
-            plain = _ASSIGNED.sub("", re.sub("[\"']", "", line))
-            found |= flags_of([_VARIABLE.sub(lambda m: known.get(m[1] or m[2], ""), word) for word in plain.split()])
+            found |= flags_of([_VARIABLE.sub(lambda m: known.get(m[1] or m[2], ""), word) for word in _words(line)])
     return found
+
+
+def _words(line: str) -> list[str]:
+    """Of a flag, or of a variable's value, which systemd splits once more where it is used."""
+    try:
+        words = shell_words(line)
+        return shlex.split(_ASSIGNED.sub("", " ".join(words))) if _ASSIGNED.match(line) else words
+    except ValueError:  # it is closed in another line
+        return _ASSIGNED.sub("", re.sub("[\"']", "", line)).split()
+
+
+def shell_words(line: str) -> list[str]:
+    """As a shell splits a line. Raises ValueError where a quote is not closed."""
+    before = _BEFORE_COMMENT.match(line)
+    return shlex.split((before[1] if before else line).removesuffix("\\"))
 
 
 def _of_rancher(name: str) -> dict[str, str] | None:

@@ -27,7 +27,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give 
 KUBEADM = {
     "var/lib/kubelet/config.yaml": "port: 4321\nreadOnlyPort: 4322\n",
     "var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--hostname-override=Node-7 --v=2"\n',
-    "etc/default/kubelet": "# a comment\nKUBELET_EXTRA_ARGS='--config-dir={root}/etc/kubelet.d'\n",
+    "etc/default/kubelet": "# a comment\nKUBELET_EXTRA_ARGS='--v=3 --config-dir=\"{root}/etc/kubelet.d\"'\n",
     "etc/kubelet.d/10.conf": "evictionHard: {memory.available: 300Mi}\n",
     "var/lib/kubelet/pki/kubelet.crt": "",
 }
@@ -41,8 +41,8 @@ K3S = {
 MICROK8S = {
     "var/snap/microk8s/9044/args/kubelet": (
         "# a comment\n--kubeconfig=${SNAP_DATA}/credentials/kubelet.config\n--cert-dir=$SNAP_DATA/certs\n\n"
-        '--root-dir=${SNAP_COMMON}/var/lib/kubelet\n--eviction-hard="memory.available<100Mi,nodefs.available<1Gi"\n'
-        "--hostname-override Node-9\n--unknown=${NOT_SET}x\n"
+        '--root-dir=${SNAP_COMMON}/var/lib/kubelet\n--eviction-hard="memory.available<100Mi, nodefs.available<1Gi"\n'
+        "--hostname-override Node-9 # isn't it\n--unknown=${NOT_SET}x\n"
     )
 }
 #: Of each row: the files that it has, and the kubeconfig's.
@@ -139,7 +139,8 @@ def test_microk8s_and_its_variables(node: Path) -> None:
     assert (found.trust.pki, found.flags["unknown"]) == (current / "certs", "x")
     assert found.flags["root-dir"] == str(node / "var/snap/microk8s/common/var/lib/kubelet")
     [*_, source] = kubelet_sources(Access(kubelet=found))
-    assert source.content["evictionHard"]["memory.available"] == "100Mi"
+    hard = source.content["evictionHard"]
+    assert (hard["memory.available"], hard["nodefs.available"]) == ("100Mi", "1Gi")
     assert source.name == "the kubelet's flags (MicroK8s)"
 
 
