@@ -108,7 +108,8 @@ _GROUPS = (
         " k0scontroller k0sworker snap.microk8s.* snap.docker.* buildkit podman podman-auto-update podman-restart"
         " nomad ecs slurmd mesos-slave mesos-agent condor pbs hadoop-yarn-nodemanager podman-clean-transient"
         " podman-kube@* conmon conmon-* lxd incus incusd lxcfs incus-lxcfs"
-        " snap.lxd.daemon",
+        " snap.lxd.daemon lxc-net lxc-monitord pbs_mom torque-mom trqauthd lsfd sgeexecd sgeexecd.* gridengine-exec vz"
+        " vcmmd balena balena-engine multipassd snap.multipass.*",
         "kubelet kubelite hyperkube containerd crio dockerd cri-dockerd k3s k3s-server k3s-agent rke2 k0s lxd incusd"
         " lxcfs",
     ),
