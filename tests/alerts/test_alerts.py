@@ -255,22 +255,16 @@ def test_urls(option: str, url: str, used: str) -> None:
     ("option", "url", "expected"),
     [
         ("--alertmanager", "localhost:9093", "does not begin with http:// or https://; write http://HOST:PORT"),
-        ("--alertmanager", "", "does not begin with"),
-        ("--alertmanager", "ftp://a", "does not begin with"),
-        ("--alertmanager", "http://", "names no host"),
-        ("--alertmanager", "http://:9093", "names no host"),
-        ("--alertmanager", "http://a:99999", "is not a URL"),
-        ("--alertmanager", "http://a:x", "is not a URL"),
-        ("--alertmanager", "http://a:0", "port 0"),
-        ("--alertmanager", "http://[::1", "is not a URL"),
+        ("--alertmanager", "", "does not begin with"), ("--alertmanager", "ftp://a", "does not begin with"),
+        ("--alertmanager", "http://", "names no host"), ("--alertmanager", "http://:9093", "names no host"),
+        ("--alertmanager", "http://a:99999", "is not a URL"), ("--alertmanager", "http://a:x", "is not a URL"),
+        ("--alertmanager", "http://a:0", "port 0"), ("--alertmanager", "http://[::1", "is not a URL"),
         ("--alertmanager", "http://a/api/v2/alerts", "give the base URL"),
-        ("--alertmanager", "http://a?x=1", "give the base URL"),
-        ("--webhook", "http://a/#x", "fragment"),
-        ("--webhook", "http://a/b c", "blank"),
-        ("--webhook", "http://a/\r\nX: y", "blank"),
+        ("--alertmanager", "http://a?x=1", "give the base URL"), ("--webhook", "http://a/#x", "fragment"),
+        ("--webhook", "http://a/b c", "blank"), ("--webhook", "http://a/\r\nX: y", "blank"),
         ("--webhook", "http://bücher.example/", "not printable ASCII"),
     ],
-)
+)  # fmt: skip
 def test_bad_urls(option: str, url: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_url(url, option)

@@ -120,17 +120,10 @@ def test_flags_of_kubelets_are_passed_over(flags: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("010", 8),
-        ("0x10", 16),
-        ("-0b11", -3),
-        ("+5", 5),
-        ("9_0", 90),
-        ("0", 0),
-        ("08", None),
-        (" 5", None),
+        ("010", 8), ("0x10", 16), ("-0b11", -3), ("+5", 5), ("9_0", 90), ("0", 0), ("08", None), (" 5", None),
         ("\u0663", None),
     ],
-)
+)  # fmt: skip
 def test_numbers_are_read_as_go_reads_them(text: str, number: int | None) -> None:
     """strconv.ParseInt with base 0: a kubelet takes `010` for eight, and refuses blanks and digits of other scripts."""
     flag = f"--eviction-max-pod-grace-period={text}"
