@@ -158,6 +158,12 @@ class PodSource(ABC):
         self._patience_s = min(max(1.0, 2 * wait), RESCAN_S)
         return time.monotonic() + wait
 
+    def doubt(self, uid: str) -> bool:
+        """Have the processes of a pod looked at in the next poll, from any thread; False where pods are not known by
+        their processes.
+        """
+        return False
+
     def close(self) -> None:
         if self._watcher:
             self._watcher.close()

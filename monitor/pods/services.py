@@ -79,6 +79,11 @@ class ServiceSource(PodSource):
         self._looks: dict[int, _Look] = {}  # by cgroup id
         self._splitting: set[Path] = set()  # units that a container may come to be in
         self._scanned_s = 0.0
+        self._doubted = ""
+
+    def doubt(self, uid: str) -> bool:
+        self._doubted = uid
+        return True
 
     def poll(self) -> Change:
         pause = self._scanned_s + _PAUSE_S - time.monotonic()
@@ -86,6 +91,10 @@ class ServiceSource(PodSource):
             time.sleep(pause)
         if (rules := self.rules) is not self._rules:
             self._rules, self._next_scan = rules, 0.0
+        if (found := self._known.get(self._doubted)) is not None:
+            self._doubted, self._next_scan, key = "", 0.0, found.cgroup_ids[0]
+            if (look := self._looks.get(key)) is not None:
+                self._looks[key] = replace(look, looked_s=-RESCAN_S)
         return super().poll()
 
     def _concerns(self, event: Event) -> bool:

@@ -44,6 +44,11 @@ class PodWatch:
         os.eventfd_write(self._look_fd, 1)
         return self.looks
 
+    def doubt(self, uid: str) -> None:
+        """Have the processes of a pod looked at again, where they say whether it may be evicted."""
+        if self.source.doubt(uid):
+            self.look_soon()
+
     def wait_known(self, timeout_s: float) -> bool:
         """Wait for the first complete look; whether there was one."""
         return self._known.wait(timeout_s)

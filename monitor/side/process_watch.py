@@ -325,6 +325,9 @@ class OverBudget:
         return True
 
 
+#: Near a threshold the processes of the first pod are looked at this often; of one that became first, a second after
+#: the one before: a package manager may have begun in it.
+DOUBT_S, NEXT_DOUBT_S = 5.0, 1.0
 #: Messages that say which pod the policy would evict next.
 _OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Braked
 
@@ -346,6 +349,7 @@ class ProcessWatch:
             self.scores = OomScores(*about)
         self.over = OverBudget(view, self.scores.look_around)
         self._feed: ProcessFeed | None = None
+        self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 
     def open(self) -> None:
         """Have every new process reported."""
@@ -367,10 +371,19 @@ class ProcessWatch:
         self._feed.consume()
 
     def handle(self, message: messages.Message | messages.Bad | None) -> None:
+        if isinstance(message, messages.State):
+            self._doubt(message)
         if isinstance(message, messages.Oom):
             self.over.records_came()
         elif self.marks is not None and isinstance(message, _OF_MARKS):
             self.scores.raised = self.marks.take(message)
+
+    def _doubt(self, message: messages.State) -> None:
+        before, at = self._doubted
+        for uid in _first(message):
+            if time.monotonic() >= at + (DOUBT_S if uid == before else NEXT_DOUBT_S):
+                self._doubted = uid, time.monotonic()
+                self._view.watch.doubt(uid)
 
     def settle(self) -> None:
         """Look at the processes that are due. Raises MonitorError."""

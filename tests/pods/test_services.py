@@ -271,9 +271,16 @@ def test_a_package_manager_at_work_in_another_unit_stays(tree: Tree, programs: P
     shutil.copy("/bin/dash", programs / "dpkg")
     path = cgroupfs.make(tree[1] / "system.slice/ansible.service")
     with running(programs / "dpkg", path) as pid:
-        assert looked(tree)["system/ansible.service"].taken_critical == f"it holds the machine's dpkg (process {pid})"
-    with running(Path("/bin/dash"), path):
-        assert looked(tree)["system/ansible.service"].taken_critical == ""
+        why = f"it holds the machine's dpkg (process {pid})"
+        assert looked(tree)["system/ansible.service"].taken_critical == why
+    with running(Path("/bin/dash"), path), source(tree) as found:
+        found.poll()
+        assert pods(found)["system/ansible.service"].taken_critical == ""
+        with running(programs / "dpkg", path):  # it begins later
+            assert again(found)["system/ansible.service"].taken_critical == ""
+            assert found.doubt(next(iter(found.pods)))
+            found.poll()
+            assert pods(found)["system/ansible.service"].taken_critical.startswith("it holds the machine's dpkg")
 
 
 @pytest.mark.parametrize("lack", ["all but the name", "program", "place", "sticky", "owner", "first"])

@@ -1,10 +1,15 @@
-"""The log says that node conditions changed, and nothing where none did."""
+"""What the state of the hot process brings about: a line of log where node conditions changed; a look at the victim."""
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.settings.config import RunConfig
+from monitor.side import process_watch
 from monitor.side.message_handler import MessageHandler
+from monitor.side.process_watch import ProcessWatch
 from monitor.side.worker import Worker
 from tests.daemon.harness import STATE
 from tests.log_lines import LogLines
@@ -25,3 +30,14 @@ def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
         (*changed, {"conditions": [], "before": ["MemoryPressure"]}),
     ]
     files.close(5.0)
+
+
+def test_near_a_threshold_the_next_victim_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doubted: list[str] = []
+    watch = SimpleNamespace(doubt=doubted.append)
+    processes = ProcessWatch(view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20, watch=watch))
+    for now, armed, victim in ((9, False, "a"), (10, True, "a"), (10.9, True, "b"), (11, True, "b"), (15, True, "b"),
+                               (16, True, "b"), (30, True, None)):  # fmt: skip
+        monkeypatch.setattr(process_watch.time, "monotonic", lambda now=now: now)
+        processes.handle(STATE._replace(armed=armed, victim=victim, ready=True))
+    assert doubted == ["a", "b", "b"]
