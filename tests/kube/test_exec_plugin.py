@@ -100,16 +100,11 @@ def with_plugin(tmp_path: Path, **values: object) -> Path:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("apiVersion", "client.authentication.k8s.io/v1alpha1"),
-        ("apiVersion", None),
-        ("command", ""),
-        ("interactiveMode", "Always"),
-        ("args", "one"),
-        ("args", [1]),
-        ("env", [{"name": "x"}]),
+        ("apiVersion", "client.authentication.k8s.io/v1alpha1"), ("apiVersion", None), ("command", ""),
+        ("interactiveMode", "Always"), ("args", "one"), ("args", [1]), ("env", [{"name": "x"}]),
         ("provideClusterInfo", "yes"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_plugin_of_a_kubeconfig(tmp_path: Path, key: str, value: object) -> None:
     path = with_plugin(tmp_path, **{key: value})
     with pytest.raises(ConfigError) as caught:

@@ -51,13 +51,9 @@ def test_priorities(facts: dict[str, Any], priority: int) -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"score": -1000}, "OOMScoreAdjust=-1000"),
-        ({"score": None}, "not known yet"),
-        ({"labels": None}, "not known"),
-        ({"labels": {NEVER: "true"}}, f"label {NEVER}"),
-        ({"labels": {NEVER: "perhaps"}}, "is not true or false"),
-        ({"labels": {PRIORITY: "high"}}, "no whole number"),
-        ({"labels": {REQUEST: "lots"}}, "no quantity"),
+        ({"score": -1000}, "OOMScoreAdjust=-1000"), ({"score": None}, "not known yet"), ({"labels": None}, "not known"),
+        ({"labels": {NEVER: "true"}}, f"label {NEVER}"), ({"labels": {NEVER: "perhaps"}}, "is not true or false"),
+        ({"labels": {PRIORITY: "high"}}, "no whole number"), ({"labels": {REQUEST: "lots"}}, "no quantity"),
         ({"labels": {GRACE: "soon"}}, "no duration of whole seconds"),
         ({"labels": {GRACE: "1e9h"}}, "no duration of whole seconds"),
         ({"labels": {GRACE: "0s" * 40 + "1s"}}, "no duration of whole seconds"),
@@ -65,7 +61,7 @@ def test_priorities(facts: dict[str, Any], priority: int) -> None:
         ({"protected": "the machine runs on it"}, "the machine runs on it"),
         ({"vital": "it holds process 1"}, "it holds process 1"),
     ],
-)
+)  # fmt: skip
 def test_who_is_never_evicted_and_why(facts: dict[str, Any], why: str) -> None:
     pod = made(**facts)
     assert is_critical(pod)
