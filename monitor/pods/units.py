@@ -207,6 +207,11 @@ def _namespace(slices: Sequence[str], user: int | None) -> str:
     return slices[0].removesuffix(".slice") or "root"
 
 
+def is_monitor(part: str) -> bool:
+    """Whether a cgroup is of what watches a container, by its name."""
+    return _MONITOR.fullmatch(unit_name(part)) is not None
+
+
 def podman_container(name: str, pattern: re.Pattern[str]) -> str:
     """The id of a container of podman by its directory in a unit of its own, or of ``pattern``; "" if it is none."""
     found = pattern.fullmatch(name)
