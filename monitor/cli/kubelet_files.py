@@ -32,6 +32,8 @@ _ARGS_FILE = "--kubelet-args-file="
 
 #: The value of a flag with a < that no quote keeps from a shell. (systemd reads ExecStart= and files of variables.)
 _REDIRECTED = re.compile(r"""^(?!\w+=)(?:[^'"]|'[^']*'|"[^"]*")*\s--?[\w-]+[= ][^\s'"\\]*<""")
+#: A line of a map in YAML or JSON.
+_IS_CONFIGURATION = re.compile(r"""^(?:["']?kind["']?[ \t]*:|[ \t]*\{)""", re.MULTILINE)
 #: A command whose output a shell would write there.
 _COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
 
@@ -112,7 +114,7 @@ def _unwrapped(words: Iterable[Word], others: bool = True) -> Iterator[Word]:
 
 def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
     """The fields of a KubeletConfiguration, also as a kubelet answers /configz; None for what is none."""
-    if not text.lstrip().startswith("{") and not any(line.startswith("kind:") for line in text.splitlines()):
+    if not _IS_CONFIGURATION.search(text):
         return None
     try:
         found = value(text)

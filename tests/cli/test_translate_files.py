@@ -101,6 +101,8 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_p
         (b"--eviction-hard=memory.available<1Gi --v=2\n", "1: --eviction-hard: "),
         (b"--evicton-hard=memory.available<1Gi\n", "1: --evicton-hard: is not known here; did you mean --"),
         (b"kind: Pod\n", f"is no KubeletConfiguration; {REMEDY}"),
+        (b"# mine\n'kind': Pod\n", f"is no KubeletConfiguration; {REMEDY}"),
+        (b'---\n{"kind": "Pod"}\n', f"is no KubeletConfiguration; {REMEDY}"),
         (b"kind: KubeletConfiguration\nkind: Pod\n", "key 'kind' is given twice"),
         (b"kind: ClusterConfiguration\n---\nkind: KubeletConfiguration\n", "holds 2 YAML documents"),
         (b'{"kubeletconfig": 1}', f"is no KubeletConfiguration; {REMEDY}"),
