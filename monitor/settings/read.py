@@ -97,12 +97,13 @@ def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved
 
     unread: list[str] = []
     access = Access.found(resolved.config, kubelet)
-    found = kubelet_sources(access, unread.append) if file is None else (file,)
-    if "policy" not in options and not _by_gate(found) and (version := kubelet_release(access)) is not None:
-        options = {**options, "policy": version}
-    resolved = resolve(options, found[0] if found else None, found[1:])
+    found = kubelet_sources(access, unread.append)
+    gates = _by_gate(found) if file is None else _by_gate((file,)) or _by_gate(found)
+    if "policy" not in options and (release := gates.get("policy") or kubelet_release(access)) is not None:
+        options = {**options, "policy": release}
     if file is not None:
-        return resolved
+        return resolve(options, file)
+    resolved = resolve(options, found[0] if found else None, found[1:])
     own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     config = dataclasses.replace(
         resolved.config,

@@ -207,7 +207,9 @@ def test_its_gate_makes_the_release(
     assert config.policy == expected
     named = isinstance(gates, dict) and gates != {"AllBeta": True}
     where = f"the kubelet's /configz at https://127.0.0.1:{server.port}: featureGates.{next(iter(gates))}"
-    assert config.origins["policy"] == (where if named else "default")
+    by_file = read({}, None, write(tmp_path, "k.yaml", KUBELET), ask_kubelet=True).config
+    assert (by_file.policy, by_file.origins["policy"]) == (expected, where if named else "default")
+    assert config.origins["policy"] == by_file.origins["policy"]
     assert (
         resolved(monkeypatch, running(server, serving, tmp_path), policy="kubelet-1.17").config.policy == "kubelet-1.17"
     )
