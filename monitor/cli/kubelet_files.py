@@ -24,6 +24,8 @@ _REMEDY = (
 _NAME_IT = "name the pid of the kubelet (pgrep -u root kubelet)"
 #: Bytes of a command line: more than any kubelet has (a k3s server with 200 flags: 20 KiB).
 _MOST = 1 << 20
+#: Characters of a line: shlex takes 10 s for one of 900 kB.
+_LONGEST = 1 << 16
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING = ("k3s", "rke2")
 #: What MicroK8s' kubelite is given.
@@ -35,7 +37,7 @@ _REDIRECTED = re.compile(r"""^(?!\w+=)(?:[^'"]|'[^']*'|"[^"]*")*\s--?[\w-]+[= ][
 #: A line of a map in YAML or JSON.
 _IS_CONFIGURATION = re.compile(r"""^(?:["']?kind["']?[ \t]*:|[ \t]*\{)""", re.MULTILINE)
 #: A command whose output a shell would write there.
-_COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_COMMAND, _MOST_NESTED = re.compile(r"\$\([^()]*\)|`[^`]*`"), 4
 
 
 class Word(NamedTuple):
@@ -157,8 +159,10 @@ def _commands(lines: Sequence[str], script: bool) -> list[str]:
 
 def _flag(origin: str, line: str) -> str:
     """A flag and its value. Raises PolicyError."""
-    while (shorter := _COMMAND.sub("$", line)) != line:
-        line = shorter
+    if len(line) > _LONGEST:
+        raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
+    for _ in range(_MOST_NESTED):
+        line = _COMMAND.sub("$", line)
     try:
         words = shell_words(line)
     except ValueError:

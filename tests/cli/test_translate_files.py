@@ -91,7 +91,7 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_p
         (b"ExecStart=/usr/bin/kubelet --eviction-hard=pid.available<9\n", f"on a line of its own; {HAS}"),
         (b"--eviction-hard=pid.available<9 &\n", "1: --eviction-hard: '&' follows its value; leave it out, or put the"),
         (b"--eviction-hard='pid.available<9\n", "1: --eviction-hard: a quote or \\ is not closed"),
-        (b"--fail-swap-on --eviction-hard=pid.available<9\n", "1: --fail-swap-on: more than one flag"),
+        (b"--v=" + b"2" * 70_000, "1: 70004 char"), (b"--x --eviction-hard=pid.available<9\n", "1: --x: more than one"),
         (b"kind: KubeletConfiguration\nevictionhard: {}\n", "unknown key 'evictionhard'; did you mean 'evictionHard'?"),
         (b"kind: KubeletConfiguration\nevictionHard: {pid.available: 1e3Mi}\n", " evictionHard: pid.available: 1e3"),
         (b"kubelet --eviction-hard='pid.available<9'\n", f"1: not a flag of the kubelet on a line of its own; {HAS}"),
