@@ -81,9 +81,9 @@ _GROUPS = (
         "networking network ifup@* NetworkManager ModemManager connman iwd wpa_supplicant wpa_supplicant@*"
         " wpa_supplicant-*@* hostapd hostapd@* wicked wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4 wickedd-dhcp6"
         " pppd pppd@* ppp@* pppoe pppoe@* openvswitch-switch ovs-vswitchd ovsdb-server"
-        " dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@*",
+        " dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@* frr bird bird6 quagga",
         "NetworkManager connmand iwd wpa_supplicant hostapd wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4"
-        " wickedd-dhcp6 pppd ovs-vswitchd ovsdb-server dhclient dhcpcd",
+        " wickedd-dhcp6 pppd ovs-vswitchd ovsdb-server dhclient dhcpcd watchfrr zebra bgpd ospfd bird bird6",
     ),
     _Group(
         "the private network by which the machine may be reached",
@@ -116,7 +116,9 @@ _GROUPS = (
     _Group(
         "virtual machines and their manager",
         "libvirtd virtqemud virtnetworkd virtlogd virtlockd virtstoraged virtnodedevd virtinterfaced virtsecretd"
-        " virtnwfilterd virtproxyd virtxend virtlxcd virtvboxd virtchd",
+        " virtnwfilterd virtproxyd virtxend virtlxcd virtvboxd virtchd pvedaemon pveproxy pve-firewall qmeventd"
+        " pve-lxc-syscalld xenstored xenconsoled xenopsd-xc xapi",
+        "xenstored oxenstored",
     ),
     _Group("outrace itself", "outrace outrace-* outrace@*"),
 )

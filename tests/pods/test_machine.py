@@ -19,7 +19,7 @@ MACHINES = """
     ssh ssh@3-10.0.0.1:22-10.0.0.2:5000 dropbear dropbear@0 getty@tty1 serial-getty@ttyS0 gdm emergency sssd-pam
     NetworkManager wpa_supplicant-wired@eth0 ppp@dsl openvpn-server@s wg-quick@wg0 tailscaled amazon-ssm-agent
     snap.amazon-ssm-agent.amazon-ssm-agent hyperv-daemons.hv-kvp-daemon qemu-ga cloud-init-local docker
-    snap.microk8s.daemon-kubelite snap.lxd.daemon lsfd pbs_mom virtqemud systemd-journald dbus outrace
+    snap.microk8s.daemon-kubelite snap.lxd.daemon lsfd pbs_mom pveproxy frr virtqemud systemd-journald dbus outrace
     watchdog watchdog-mux sbd corosync pacemaker auditd multipathd mdmon@md0 packagekit apt-daily-upgrade
     unattended-upgrades dnf-automatic-install snapd fwupd rpm-ostreed bmc-watchdog keepalived snapd.seeded booth@a"""
 SIMILAR = """sshd-exporter dropbear-exporter dropbears my-dropbear systemd-nspawn@box virtual podmanager
